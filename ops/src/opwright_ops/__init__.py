@@ -1,0 +1,6 @@
+"""Operators worth installing for themselves; each folder holds one, with its reference and kernels."""
+
+from opwright_ops.bias_gelu import bias_gelu
+from opwright_ops.d_sigmoid import d_sigmoid
+
+__all__ = ["bias_gelu", "d_sigmoid"]

@@ -1,0 +1,1 @@
+from opwright_ops.bias_gelu.op import bias_gelu as bias_gelu

@@ -1,0 +1,61 @@
+"""Bias and GELU in one pass."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opwright import operator
+
+Approximate = Literal["none", "tanh", "quick"]
+
+
+def _slope(approximate: str) -> tuple[float, float]:
+    """Returns (a, c) with gelu(x) = x * sigmoid(a * x * (1 + c * x^2)) for the sigmoid forms."""
+    return (math.sqrt(8 / math.pi), 0.044715) if approximate == "tanh" else (1.702, 0.0)
+
+
+@operator("opwright_ops::bias_gelu")
+def bias_gelu(
+    input: Float[Tensor, "*batch n"],
+    bias: Float[Tensor, "n"],
+    *,
+    approximate: Approximate = "tanh",
+) -> Float[Tensor, "*batch n"]:
+    """GELU(input + bias) in one pass over the input.
+
+    Args:
+        approximate: "none" is x * Phi(x); "tanh" the usual approximation; "quick" x * sigmoid(1.702 x).
+
+    Numerics:
+        "tanh" is x * sigmoid(2u), "none" is x * erfc(-x / sqrt(2)) / 2: neither cancels in the negative
+        tail, where 1 + tanh(u) and 1 + erf do. gelu(-inf) is 0, gelu(inf) is inf. 16-bit types are
+        computed in float32, and the sum input + bias is not rounded to 16 bits.
+    """
+    x = input + bias
+    if approximate == "none":
+        y = 0.5 * x * torch.erfc(-x / math.sqrt(2))
+    else:
+        a, c = _slope(approximate)
+        y = x * torch.sigmoid(a * x * (1 + c * x * x))
+    # At -inf the product above is -inf * 0.
+    return torch.where(x == -math.inf, torch.zeros_like(x), y)
+
+
+@bias_gelu.backward
+def bias_gelu_backward(grad_output, input, bias, *, approximate="tanh"):
+    x = input + bias
+    if approximate == "none":
+        # Phi(x) + x * phi(x)
+        slope = 0.5 * torch.erfc(-x / math.sqrt(2)) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    else:
+        # s + x s (1 - s) v', with s = sigmoid(v), v = a x (1 + c x^2); 1 - s is sigmoid(-v).
+        a, c = _slope(approximate)
+        v = a * x * (1 + c * x * x)
+        s = torch.sigmoid(v)
+        slope = s + x * s * torch.sigmoid(-v) * a * (1 + 3 * c * x * x)
+    slope = torch.where(torch.isinf(x), (x > 0).to(x.dtype), slope)
+    grad_input = grad_output * slope
+    return grad_input, grad_input.reshape(-1, grad_input.shape[-1]).sum(0)

@@ -1,0 +1,41 @@
+"""Opwright: write a PyTorch operator once.
+
+A reference in PyTorch with shape annotations is the declaration; kernels in C++, CUDA or Triton lie next
+to it. Names are imported when they are first used, so that `import opwright` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "operator": "opwright.dispatch.operator",
+    "Operator": "opwright.dispatch.operator",
+    "Mutates": "opwright.spec.annotations",
+    "verify": "opwright.verify",
+    "VerifyRecord": "opwright.verify",
+    "bench": "opwright.bench",
+    "BenchRecord": "opwright.bench",
+    "errors": "opwright",
+}
+
+__all__ = ["BenchRecord", "Mutates", "Operator", "VerifyRecord", "__version__", "bench", "errors", "operator", "verify"]
+
+if TYPE_CHECKING:
+    from opwright import errors
+    from opwright.bench import BenchRecord, bench
+    from opwright.dispatch.operator import Operator, operator
+    from opwright.spec.annotations import Mutates
+    from opwright.verify import VerifyRecord, verify
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'opwright' has no attribute {name!r}")
+    if home == "opwright":
+        return importlib.import_module(f"opwright.{name}")
+    return getattr(importlib.import_module(home), name)

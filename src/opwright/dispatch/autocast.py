@@ -1,0 +1,73 @@
+"""autocast: the operator's policy for mixed precisions.
+
+"promote"  floating-point tensors are brought to the widest dtype among them (the default)
+"lower"    to the dtype of the autocast region
+"float32"  to float32
+None       left as they are
+Tensors annotated with a single dtype (`Float32`) are always brought to that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opwright.spec.contract import Contract
+
+if TYPE_CHECKING:
+    from opwright.dispatch.operator import Operator
+
+DEVICES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
+def autocast_kernel(operator: Operator, device: str) -> Callable[..., Any]:
+    """Returns the kernel for the dispatcher's autocast key of one device."""
+    contract, policy = operator.declaration.contract, operator.declaration.autocast
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        values = operator.normalize(*args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            return operator.call_public(_cast(contract, values, _target(contract, values, policy, device)))
+
+    return kernel
+
+
+def _target(contract: Contract, values: Sequence[Any], policy: str, device: str) -> torch.dtype | None:
+    if policy == "lower":
+        return torch.get_autocast_dtype(device)
+    if policy == "float32":
+        return torch.float32
+    dtypes = [
+        tensor.dtype
+        for parameter, value in zip(contract.parameters, values, strict=True)
+        if parameter.is_differentiable and not parameter.type.family.is_single
+        for tensor in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    ]
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
+
+
+def _cast(contract: Contract, values: Sequence[Any], target: torch.dtype | None) -> list[Any]:
+    cast: list[Any] = []
+    for parameter, value in zip(contract.parameters, values, strict=True):
+        if not parameter.is_differentiable or parameter.mutated:
+            cast.append(value)
+            continue
+        family = parameter.type.family
+        dtype = family.dtypes[0] if family.is_single else target
+        convert = functools.partial(_convert, dtype=dtype)
+        cast.append([convert(v) for v in value] if isinstance(value, (list, tuple)) else convert(value))
+    return cast
+
+
+def _convert(value: Any, dtype: torch.dtype | None) -> Any:
+    # float64 is left alone, as PyTorch's own autocast does, unless it is what all are brought to.
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or dtype is None:
+        return value
+    return value if value.dtype in (dtype, torch.float64) else value.to(dtype)

@@ -1,0 +1,199 @@
+"""Gradients: recorded only for calls that need one.
+
+`torch.library.register_autograd` costs several microseconds on every call, gradient or not. Here the
+Python function of an operator looks first, and only a call that needs a gradient reaches autograd.
+The dispatcher's own entry (`torch.ops`) has the same kernel at its Autograd key, so that functorch,
+torch.compile and torch.export see an ordinary differentiable operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+
+from opwright.dispatch.fake import pack, unpack
+from opwright.dispatch.reference import caller, outputs_of, tensors_in
+from opwright.errors import NotDifferentiableError
+
+if TYPE_CHECKING:
+    from opwright.dispatch.operator import Operator
+
+_AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+
+
+class _Node(torch.autograd.Function):
+    """What all recorded calls share; `forward(ctx, compute, operator, *values)`.
+
+    Lists of tensors are passed flat behind the values, because autograd only follows tensors that are
+    arguments themselves.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable, operator: Operator, values: tuple, *flat: torch.Tensor) -> Any:
+        result = compute(values)
+        contract = operator.declaration.contract
+        outputs = unpack(result, contract)
+        ctx.operator = operator
+        # What the backward does not read is not kept alive; the shape of the arguments is enough.
+        ctx.arguments = [_shape_of(value) for value in values]
+        kept = [v for v, is_kept in zip(values, operator.saved_inputs, strict=True) if is_kept]
+        ctx.save_for_backward(*tensors_in(kept), *(outputs[i] for i in operator.saved_outputs))
+        integral = [o for o in outputs if not o.is_floating_point()]
+        if integral:
+            ctx.mark_non_differentiable(*integral)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple:
+        operator: Operator = ctx.operator
+        saved = list(ctx.saved_tensors)
+        values: list[Any] = []
+        for argument, is_kept in zip(ctx.arguments, operator.saved_inputs, strict=True):
+            if not isinstance(argument, _Tensors):
+                values.append(argument)
+            elif not is_kept:
+                values.append(None)
+            elif argument.count is None:
+                values.append(saved.pop(0))
+            else:
+                values.append([saved.pop(0) for _ in range(argument.count)])
+        if operator.backward_operator is not None:
+            found = operator.call_backward(gradients, values, saved)
+        else:
+            found = _reference_gradient(operator, values, gradients)
+        flat: list[Any] = []
+        for parameter, argument in zip(operator.declaration.contract.parameters, ctx.arguments, strict=True):
+            if isinstance(argument, _Tensors):
+                gradient = found.get(parameter.name)
+                if argument.count is None:
+                    flat.append(gradient)
+                else:
+                    flat += gradient if gradient is not None else [None] * argument.count
+        needed = ctx.needs_input_grad[3:]
+        return None, None, None, *(g if n else None for g, n in zip(flat, needed, strict=True))
+
+
+# Function.apply minus its functorch detour: inside a functorch transform the dispatcher has already
+# brought the call down to one level, where a plain node is the right thing.
+_apply = super(torch.autograd.Function, _Node).apply
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Stands for a tensor argument, or for a list of `count` tensors, in what a node keeps."""
+
+    count: int | None
+
+
+def _shape_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _Tensors(None)
+    return _Tensors(len(value)) if isinstance(value, (list, tuple)) else value
+
+
+def record(operator: Operator, values: tuple[Any, ...]) -> Any:
+    """Calls the operator's kernel and records the call; no functorch transform may be active."""
+    return _apply(operator.call_kernel, operator, values, *tensors_in(values))
+
+
+def autograd_kernel(operator: Operator) -> Callable[..., Any]:
+    """Returns the kernel for the dispatcher's Autograd keys."""
+    contract = operator.declaration.contract
+    call_reference = caller(contract, operator.declaration.reference)
+    forward_ad = torch.autograd.forward_ad
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        values = operator.normalize(*args, **kwargs)
+        if forward_ad._current_level >= 0 and any(
+            t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors_in(values)
+        ):
+            # Forward-mode: the reference is differentiated as the composition of operators it is.
+            return pack(outputs_of(contract, call_reference(values)))
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values)):
+            refuse_mutation(operator, values)
+            transformed = torch._C._are_functorch_transforms_active()
+
+            def compute(values: tuple[Any, ...]) -> Any:
+                # A node's forward runs without gradients; an outer functorch level still wants them.
+                with _BelowAutograd(), torch.set_grad_enabled(transformed):
+                    return operator.redispatch(keyset & _AFTER_AUTOGRAD, values)
+
+            with enable_single_level_autograd_function():
+                return _apply(compute, operator, values, *tensors_in(values))
+        with _BelowAutograd():
+            try:
+                return operator.redispatch(keyset & _AFTER_AUTOGRAD, values)
+            except RuntimeError as error:
+                raise operator.explain(error, values) from None
+
+    return kernel
+
+
+def refuse_mutation(operator: Operator, values: Sequence[Any]) -> None:
+    """Raises the error for a gradient through an operator that mutates its arguments."""
+    mutated = operator.declaration.contract.mutated
+    if mutated:
+        name = operator.declaration.name
+        raise NotDifferentiableError(
+            name,
+            f"it writes into `{mutated[0].name}`, so it has no gradient",
+            hint=f"`with torch.no_grad(): {name}(...)`, or pass `{mutated[0].name}.detach()`",
+        )
+
+
+def _reference_gradient(
+    operator: Operator, values: Sequence[Any], gradients: Sequence[torch.Tensor]
+) -> dict[str, Any]:
+    """Differentiates the reference at the saved inputs."""
+    contract = operator.declaration.contract
+    call = caller(contract, operator.declaration.reference)
+    wanted = [
+        (i, parameter)
+        for i, parameter in enumerate(contract.parameters)
+        if parameter.is_differentiable and values[i] is not None
+    ]
+    inputs = list(tensors_in([values[i] for i, _ in wanted]))
+
+    def floating(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pending = list(tensors)
+        replaced = list(values)
+        for i, _ in wanted:
+            value = values[i]
+            replaced[i] = [pending.pop(0) for _ in value] if isinstance(value, list) else pending.pop(0)
+        outputs = outputs_of(contract, call(replaced))
+        return tuple(o for o in outputs if o is not None and o.is_floating_point())
+
+    given = tuple(
+        g for g, output in zip(gradients, contract.outputs, strict=True) if output.type.family.is_floating
+    )
+    found = list(_vjp(floating, inputs, given))
+    result: dict[str, Any] = {}
+    for i, parameter in wanted:
+        value = values[i]
+        result[parameter.name] = [found.pop(0) for _ in value] if isinstance(value, list) else found.pop(0)
+    return result
+
+
+def _vjp(
+    function: Callable[..., tuple[torch.Tensor, ...]],
+    inputs: Sequence[torch.Tensor],
+    gradients: tuple[torch.Tensor, ...],
+) -> Sequence[torch.Tensor | None]:
+    if torch._C._are_functorch_transforms_active():
+        _, pull = torch.func.vjp(function, *inputs)
+        return pull(gradients)
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        fresh = [t.view_as(t) if keep and t.requires_grad else t.detach().requires_grad_() for t in inputs]
+        outputs = function(*fresh)
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+        if not pairs:
+            return [None] * len(inputs)
+        return torch.autograd.grad(
+            [o for o, _ in pairs], fresh, [g for _, g in pairs], create_graph=keep, allow_unused=True
+        )

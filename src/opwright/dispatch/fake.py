@@ -1,0 +1,46 @@
+"""The fake kernel: shapes and dtypes of the outputs, from the contract alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opwright.spec.contract import Contract
+
+
+def fake_kernel(contract: Contract, normalize: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    """Returns a function that checks the arguments and makes outputs without data."""
+    names = [parameter.name for parameter in contract.parameters]
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        bindings = contract.bind(dict(zip(names, normalize(*args, **kwargs), strict=True)))
+        for axis in contract.data_dependent:
+            bindings.sizes[axis] = torch.library.get_ctx().new_dynamic_size()
+        return pack(
+            [
+                torch.empty(
+                    contract.output_shape(output, bindings),
+                    dtype=contract.output_dtype(output, bindings),
+                    device=bindings.device,
+                )
+                for output in contract.outputs
+            ]
+        )
+
+    return fake
+
+
+def pack(outputs: Sequence[Any]) -> Any:
+    """Returns what an operator with these outputs returns: nothing, the one, or a tuple."""
+    if not outputs:
+        return None
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def unpack(result: Any, contract: Contract) -> tuple[Any, ...]:
+    """Returns the outputs of a call as a tuple."""
+    if not contract.outputs:
+        return ()
+    return (result,) if len(contract.outputs) == 1 else tuple(result)

@@ -1,0 +1,65 @@
+"""Runs a reference so that its result keeps the promises of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opwright.dispatch.fake import pack
+from opwright.spec.contract import Contract
+
+
+def caller(contract: Contract, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function that calls the reference with the arguments in schema order."""
+    positional = [p.name for p in contract.parameters if not p.keyword_only]
+    named = [p.name for p in contract.parameters if p.keyword_only]
+    count = len(positional)
+    if not named:
+        return lambda values: reference(*values)
+    return lambda values: reference(*values[:count], **dict(zip(named, values[count:], strict=True)))
+
+
+def outputs_of(contract: Contract, result: Any) -> list[Any]:
+    """Returns the outputs of a reference as a list; an absent gradient is None."""
+    if not contract.outputs:
+        return []
+    return [result] if len(contract.outputs) == 1 and not isinstance(result, tuple) else list(result)
+
+
+def conforming(contract: Contract, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function that runs the reference as a kernel.
+
+    The outputs are contiguous and share no memory with the inputs or with each other, as the outputs
+    of a kernel do; the gradient of an optional input that is absent is an empty tensor.
+    """
+    call = caller(contract, reference)
+
+    def run(values: Sequence[Any]) -> Any:
+        taken = {_storage(tensor) for tensor in tensors_in(values)}
+        like = next(tensors_in(values))
+        made = []
+        for output in outputs_of(contract, call(values)):
+            if output is None:
+                output = like.new_empty(0)
+            elif not output.is_contiguous() or _storage(output) in taken:
+                output = output.clone(memory_format=torch.contiguous_format)
+            taken.add(_storage(output))
+            made.append(output)
+        return pack(made)
+
+    return run
+
+
+def tensors_in(values: Sequence[Any]):
+    """Yields the tensors among the arguments of a call, those in lists included."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (item for item in value if isinstance(item, torch.Tensor))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,51 @@
+"""The operators that this process has declared."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from opwright.errors import NameTakenError
+from opwright.spec.declaration import Declaration
+
+if TYPE_CHECKING:
+    from opwright.dispatch.operator import Operator
+
+lock = threading.RLock()
+operators: dict[str, Operator] = {}
+
+
+def check_free(declaration: Declaration) -> Operator | None:
+    """Returns the operator that this declaration replaces, if there is one.
+
+    Raises:
+        NameTakenError: the name belongs to an operator that was declared elsewhere.
+    """
+    import torch
+
+    name = declaration.qualified_name
+    old = operators.get(name)
+    if old is not None:
+        before = old.declaration
+        if declaration.file == before.file or declaration.module == before.module:
+            return old
+        raise NameTakenError(
+            declaration.name,
+            "an operator of this name is declared elsewhere",
+            rows=[("there", f"{before.file}:{before.line}"), ("here", f"{declaration.file}:{declaration.line}")],
+            hint=f'`@operator("{declaration.namespace}_2::{declaration.name}")`',
+        )
+    if torch._C._dispatch_has_kernel(name) or _has_schema(name):
+        raise NameTakenError(
+            declaration.name,
+            "PyTorch already has an operator of this name",
+            rows=[("name", name)],
+            hint=f'`@operator("my_ops::{declaration.name}")`',
+        )
+    return None
+
+
+def _has_schema(name: str) -> bool:
+    import torch
+
+    return bool(torch._C._jit_get_schemas_for_operator(name))

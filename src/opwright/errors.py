@@ -1,0 +1,346 @@
+"""Every error that a user of Opwright can meet.
+
+    OpwrightError
+    ├── DeclarationError (TypeError)          a declaration cannot be honoured        OPW0xx
+    │   ├── AnnotationError                   OPW001
+    │   ├── AxisError                         OPW002
+    │   ├── RandomnessError                   OPW003
+    │   ├── DataDependentShapeError           OPW004
+    │   ├── ReferenceError                    OPW005
+    │   ├── UndeclaredMutationError           OPW006
+    │   ├── NameTakenError                    OPW007
+    │   ├── KernelFileError                   OPW008
+    │   └── BackwardError                     OPW009
+    ├── ContractError                         a call breaks the contract              OPW1xx
+    │   ├── NotATensorError (TypeError)       OPW101
+    │   ├── RankError (ValueError)            OPW102
+    │   ├── DtypeError (TypeError)            OPW103
+    │   ├── ShapeError (ValueError)           OPW104
+    │   ├── DeviceError (ValueError)          OPW105
+    │   ├── OptionError (ValueError)          OPW106
+    │   ├── OutError (ValueError)             OPW107
+    │   └── NotDifferentiableError (RuntimeError)  OPW108
+    ├── BuildError (RuntimeError)             a kernel cannot be built or loaded      OPW2xx
+    │   ├── NoCompilerError                   OPW201
+    │   ├── CompileError                      OPW202
+    │   ├── KernelError                       OPW203
+    │   ├── StoreError                        OPW204
+    │   ├── StoreOwnerError                   OPW205
+    │   └── LoadError                         OPW206
+    └── CheckError                            verify, bench and the commands          OPW3xx
+        ├── NotVerifiedError                  OPW301
+        ├── TargetError                       OPW302
+        ├── SettingError (ValueError)         OPW303
+        └── RecordError                       OPW304
+
+The docstring of a class is what `opwright explain CODE` prints. This module imports nothing but the
+standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class OpwrightError(Exception):
+    """An error of Opwright."""
+
+    code = "OPW000"
+
+    def __init__(
+        self,
+        subject: str,
+        rule: str,
+        *,
+        rows: Sequence[tuple[str, ...]] = (),
+        body: str = "",
+        hint: str = "",
+    ) -> None:
+        self.subject, self.rule, self.rows, self.body, self.hint = subject, rule, rows, body, hint
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        head = f"`{self.subject}`: {self.rule}" if self.subject else self.rule
+        parts = [f"{head}   [{self.code}]"]
+        if self.rows:
+            parts.append("\n".join("  " + line for line in align(self.rows)))
+        if self.body:
+            parts.append("\n".join("  " + line if line else "" for line in self.body.splitlines()))
+        if self.hint:
+            parts.append(f"hint: {self.hint}")
+        return "\n\n".join(parts)
+
+    def __reduce__(self):
+        return (_rebuild, (type(self), self.subject, self.rule, self.rows, self.body, self.hint))
+
+
+def _rebuild(cls, subject, rule, rows, body, hint):
+    return cls(subject, rule, rows=rows, body=body, hint=hint)
+
+
+def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Pads the columns of `rows` to equal width; the last column of a row is left as it is."""
+    count = max(map(len, rows))
+    widths = [max((len(row[i]) for row in rows if len(row) > i + 1), default=0) for i in range(count)]
+    return [
+        "  ".join([cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])] + [row[-1]]).rstrip()
+        for row in rows
+    ]
+
+
+# --- declarations -----------------------------------------------------------------------------------
+
+
+class DeclarationError(OpwrightError, TypeError):
+    """A declaration cannot be honoured. Raised at the declaration, before anything is registered."""
+
+
+class AnnotationError(DeclarationError):
+    """A parameter or the result has no annotation, or one that no schema can express.
+
+    The annotations of the reference are the operator's contract. Tensors are written in jaxtyping's
+    syntax, `Float[Tensor, "*batch n"]`, alone, as `... | None`, as `list[...]` or as
+    `Mutates[...]`; numbers as `int`, `float`, `bool`; choices as `Literal["a", "b"]`. The result is a
+    tensor annotation, a tuple of them, or None for an operator that only mutates.
+    """
+
+    code = "OPW001"
+
+
+class AxisError(DeclarationError):
+    """An axis of the contract cannot be read, or the size of an output axis does not follow.
+
+    Axes are separated by spaces: a name (`n`), a number (`3`), one variadic axis (`*batch`), or an
+    expression of named axes and int arguments (`4*h`, `t-k+1`). Every axis of an output must follow
+    from the inputs. Sizes that only the data know must be declared: see OPW004.
+    """
+
+    code = "OPW002"
+
+
+class RandomnessError(DeclarationError):
+    """The reference draws random numbers, and the declaration does not say so.
+
+    A random operator cannot be compared element by element, cached or recomputed like others, so
+    PyTorch has to know. Declare it with `random=True`, or take the randomness as an input tensor.
+    """
+
+    code = "OPW003"
+
+
+class DataDependentShapeError(DeclarationError):
+    """The size of an output depends on the values of the inputs, and the declaration does not say so.
+
+    torch.compile and torch.export have to treat such a size as unknown. Declare the axis with
+    `data_dependent=["k"]`. Kernels get their outputs allocated, so such an operator runs its
+    reference on every backend.
+    """
+
+    code = "OPW004"
+
+
+class ReferenceError(DeclarationError):
+    """The reference does not return what its contract promises.
+
+    At the declaration the reference is run once on tensors without data (device "meta") of small
+    sizes that satisfy the contract, and the result's count, shapes and dtypes are compared.
+    """
+
+    code = "OPW005"
+
+
+class UndeclaredMutationError(DeclarationError):
+    """The reference writes into an argument that is not declared as mutated.
+
+    PyTorch reorders and removes calls of operators that it believes to be functional. Annotate the
+    argument as `Mutates[Float[Tensor, "n"]]`, or write into a copy.
+    """
+
+    code = "OPW006"
+
+
+class NameTakenError(DeclarationError):
+    """Another operator already has this name.
+
+    Declaring an operator again from the same file or module replaces it (a notebook cell, a reload);
+    declaring the same name from elsewhere is refused, because one of the two would be silently lost.
+    """
+
+    code = "OPW007"
+
+
+class KernelFileError(DeclarationError):
+    """A kernel was named in the declaration, and the file does not exist."""
+
+    code = "OPW008"
+
+
+class BackwardError(DeclarationError):
+    """The backward's parameters do not fit its operator.
+
+    A backward takes the gradient of each output (`grad_output`; `grad_output0`, `grad_output1`, ...
+    when there are several), then whichever inputs, outputs and options it needs, by their names, and
+    returns one gradient for each floating-point tensor input, in order.
+    """
+
+    code = "OPW009"
+
+
+# --- calls --------------------------------------------------------------------------------------------
+
+
+class ContractError(OpwrightError):
+    """An argument of a call breaks the operator's contract. Nothing was computed."""
+
+
+class NotATensorError(ContractError, TypeError):
+    """An argument has the wrong kind: a number where a tensor is expected, or the reverse."""
+
+    code = "OPW101"
+
+
+class RankError(ContractError, ValueError):
+    """A tensor has too few or too many dimensions."""
+
+    code = "OPW102"
+
+
+class DtypeError(ContractError, TypeError):
+    """A tensor has a dtype outside its family, or tensors of one family differ in dtype.
+
+    All tensors annotated with the same family (`Float`, `Int`, ...) share one dtype in a call. Under
+    autocast, operators with the policy "promote" (the default) or "lower" convert by themselves.
+    """
+
+    code = "OPW103"
+
+
+class ShapeError(ContractError, ValueError):
+    """Two axes with one name have different sizes, or an axis has not the size that the contract says."""
+
+    code = "OPW104"
+
+
+class DeviceError(ContractError, ValueError):
+    """The tensors of one call are on different devices."""
+
+    code = "OPW105"
+
+
+class OptionError(ContractError, ValueError):
+    """An option has a value outside its `Literal[...]`."""
+
+    code = "OPW106"
+
+
+class OutError(ContractError, ValueError):
+    """`out=` has not the shape, dtype or device of the result, or takes part in autograd."""
+
+    code = "OPW107"
+
+
+class NotDifferentiableError(ContractError, RuntimeError):
+    """A gradient was asked of an operator that has none, as one that mutates its arguments."""
+
+    code = "OPW108"
+
+
+# --- builds ---------------------------------------------------------------------------------------------
+
+
+class BuildError(OpwrightError, RuntimeError):
+    """A kernel cannot be built or loaded."""
+
+
+class NoCompilerError(BuildError):
+    """No C++ compiler was found, and kernels are required.
+
+    Without OPWRIGHT_REQUIRE_KERNELS=1 the reference runs instead, with one warning. On Debian and
+    Ubuntu: `apt-get install g++`. Another compiler: `OPWRIGHT_CXX=/path/to/c++`.
+    """
+
+    code = "OPW201"
+
+
+class CompileError(BuildError):
+    """A kernel does not compile. The first error is shown at the author's own line; the log has all."""
+
+    code = "OPW202"
+
+
+class KernelError(BuildError):
+    """A kernel gave up while running, through `opwright::check` or an exception of its own."""
+
+    code = "OPW203"
+
+
+class StoreError(BuildError):
+    """The store of builds cannot be written: a read-only or full disk, or missing permission.
+
+    Name another directory with OPWRIGHT_CACHE_DIR, or free space with `opwright cache prune`.
+    """
+
+    code = "OPW204"
+
+
+class StoreOwnerError(BuildError):
+    """The store belongs to another user, or others may write to it.
+
+    Libraries in the store are loaded into the process, so a store that others can write to is a way
+    to run their code. Use a directory of your own (OPWRIGHT_CACHE_DIR) or `chmod 700` it.
+    """
+
+    code = "OPW205"
+
+
+class LoadError(BuildError):
+    """A built library cannot be loaded."""
+
+    code = "OPW206"
+
+
+# --- verify, bench, commands --------------------------------------------------------------------------
+
+
+class CheckError(OpwrightError):
+    """verify, bench or a command cannot do what was asked."""
+
+
+class NotVerifiedError(CheckError):
+    """A benchmark was asked of an operator that does not pass verify. A wrong kernel has no speed."""
+
+    code = "OPW301"
+
+
+class TargetError(CheckError):
+    """The TARGET of a command names no operator.
+
+    A TARGET is an importable module (`opwright_ops`, `opwright_ops.bias_gelu`), a file (`./op.py`), or
+    either with `::name` for one operator of it.
+    """
+
+    code = "OPW302"
+
+
+class SettingError(CheckError, ValueError):
+    """An environment variable or a flag has a value that it cannot have."""
+
+    code = "OPW303"
+
+
+class RecordError(CheckError):
+    """A record is damaged, or was written by a newer version of Opwright."""
+
+    code = "OPW304"
+
+
+def all_errors() -> dict[str, type[OpwrightError]]:
+    """Returns every error that has a code, by its code."""
+    found: dict[str, type[OpwrightError]] = {}
+    pending: list[type[OpwrightError]] = [OpwrightError]
+    while pending:
+        cls = pending.pop()
+        if "code" in vars(cls) and cls is not OpwrightError:
+            found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return dict(sorted(found.items()))

@@ -1,0 +1,67 @@
+// How a kernel is exported (OPWRIGHT_KERNEL) and how it reports that it cannot go on (check).
+#pragma once
+
+#include <exception>
+
+#include "opwright/types.h"
+
+namespace opwright {
+
+// Thrown by check; its text reaches the caller as a Python exception that names the operator.
+struct Error : std::exception {
+  const char* text;
+  explicit Error(const char* message) : text(message) {}
+  const char* what() const noexcept override { return text; }
+};
+
+// Raises an error with this text (a string literal) unless the claim holds.
+inline void check(bool claim, const char* message) {
+  if (!claim) throw Error(message);
+}
+
+namespace detail {
+
+template <typename A, typename B> inline constexpr bool kSame = false;
+template <typename A> inline constexpr bool kSame<A, A> = true;
+
+// Runs `call` and turns an exception into its text, which lives until the thread's next error.
+template <typename Call>
+const char* guarded(const Call& call) noexcept {
+  static thread_local char text[512];
+  try {
+    call();
+    return nullptr;
+  } catch (const std::exception& error) {
+    const char* from = error.what();
+    unsigned length = 0;
+    for (; length + 1 < sizeof text && from[length]; ++length) text[length] = from[length];
+    text[length] = '\0';
+    return text;
+  } catch (...) {
+    return "the kernel threw something that is no std::exception";
+  }
+}
+
+// Calls call.template operator()<T>() for the one T of Types whose scalar type is `dtype`.
+template <typename... Types, typename Call>
+const char* dispatch(int dtype, const Call& call) noexcept {
+  bool found = false;
+  const char* failure = guarded([&] {
+    ((dtype == kScalarType<Types> ? (found = true, call.template operator()<Types>()) : void()), ...);
+  });
+  if (failure) return failure;
+  return found ? nullptr : "unsupported dtype";
+}
+
+// The scalar types a kernel was instantiated for, as a mask of PyTorch's numbers.
+template <typename... Types>
+inline constexpr unsigned long long kTypeMask = ((1ull << kScalarType<Types>) | ... | 0ull);
+
+}  // namespace detail
+}  // namespace opwright
+
+// Exports the function template NAME, instantiated for the scalar types that follow:
+//   OPWRIGHT_KERNEL(bias_gelu, float, double, opwright::half, opwright::bfloat16)
+// The macro OPWRIGHT_ENTRY_<NAME> comes from the operator's contract, in a generated header that is
+// included before the source; it checks the signature and unpacks the arguments.
+#define OPWRIGHT_KERNEL(NAME, ...) OPWRIGHT_ENTRY_##NAME(__VA_ARGS__)

@@ -1,0 +1,30 @@
+// Lets the compiler vectorise loops over std::exp and its relatives.
+//
+// glibc ships vector forms of these functions (libmvec) but declares them only under -ffast-math,
+// which also changes what NaN, infinity and denormals do. The vector forms themselves treat those as
+// the scalar ones do, within 4 ulp of the exact result, so they are declared here without it.
+#pragma once
+
+#include <cmath>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__FAST_MATH__) && !defined(__CUDACC__)
+#define OPWRIGHT_VECTOR_FORM(NAME)                                           \
+  __attribute__((__simd__("notinbranch"))) double NAME(double) noexcept;     \
+  __attribute__((__simd__("notinbranch"))) float NAME##f(float) noexcept;
+extern "C" {
+OPWRIGHT_VECTOR_FORM(exp)
+OPWRIGHT_VECTOR_FORM(log)
+OPWRIGHT_VECTOR_FORM(sin)
+OPWRIGHT_VECTOR_FORM(cos)
+#if __GLIBC_PREREQ(2, 35)
+OPWRIGHT_VECTOR_FORM(exp2)
+OPWRIGHT_VECTOR_FORM(expm1)
+OPWRIGHT_VECTOR_FORM(log1p)
+OPWRIGHT_VECTOR_FORM(tanh)
+OPWRIGHT_VECTOR_FORM(erf)
+OPWRIGHT_VECTOR_FORM(erfc)
+#endif
+}
+#undef OPWRIGHT_VECTOR_FORM
+#endif

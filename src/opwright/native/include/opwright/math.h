@@ -1,0 +1,320 @@
+// exp, sigmoid, the normal distribution and the GELU family with their derivatives, for float,
+// double, Vec<float> and Vec<double>; under nvcc the scalar forms are device code too.
+//
+// Every function is branch-free, keeps NaN and -0, is right at +-inf and loses no denormal result.
+// f<T>(x) is accurate enough for a result stored as T and no more: gelu_tanh<bfloat16>(v). Without T
+// the type of the lanes is meant: within 4 ulp in every tail, given hardware FMA; without, the
+// error of e^t grows to |t| ulp. Bounds measured and derivations: the NOTES.md of bias_gelu and d_sigmoid.
+#pragma once
+
+#include "opwright/math_tables.h"
+
+namespace opwright {
+namespace detail {
+
+template <typename T, typename V> struct StorageOf { using type = T; };
+template <typename V> struct StorageOf<void, V> { using type = Lane<V>; };
+// The type that results are rounded to.
+template <typename T, typename V> using Storage = typename StorageOf<T, V>::type;
+// Whether arguments of exponentials need more bits than one lane has: an error of one ulp in t
+// is one of |t| ulp in e^t, and |t| reaches 103 (745 in double).
+template <typename T> inline constexpr bool kIsExact = sizeof(T) >= 4;
+
+// The numbers that depend on the lane type. Limits lie just beyond the point from which the result
+// is 0 (low) or does not change (high); arguments are clamped to them.
+template <typename S> struct Constants;
+template <>
+struct Constants<float> {
+  static constexpr float kExpLow = -105, kExpHigh = 90;
+  static constexpr float kExp2Low = -151, kExp2High = 129;
+  static constexpr float kSigmoidLow = -105, kSigmoidHigh = 30;
+  static constexpr float kTanhLow = -11.1f, kTanhHigh = 8;
+  static constexpr float kQuickLow = -66, kQuickHigh = 16;
+  static constexpr float kNormalHigh = 14.7f, kErfcHigh = 10.4f;
+  static constexpr float kDown = 0x1p-48f;
+  static constexpr float kLog2e = 1.4426950216293335f, kLog2eRest = 1.9259629911266175e-8f;
+  static constexpr float kQuick = 2.4554669857025146f, kQuickRest = -2.6109498929110908e-8f;
+  static constexpr float kTanh1 = 2.3022079467773438f, kTanh1Rest = 2.5136698113913389e-7f;
+  static constexpr float kTanh3 = 0.10294324159622192f, kTanh3Rest = -2.0161984364105029e-9f;
+};
+template <>
+struct Constants<double> {
+  static constexpr double kExpLow = -746, kExpHigh = 711;
+  static constexpr double kExp2Low = -1076, kExp2High = 1025;
+  static constexpr double kSigmoidLow = -746, kSigmoidHigh = 50;
+  static constexpr double kTanhLow = -21.65, kTanhHigh = 10;
+  static constexpr double kQuickLow = -448, kQuickHigh = 30;
+  static constexpr double kNormalHigh = 38.9, kErfcHigh = 27.5;
+  static constexpr double kDown = 0x1p-128;
+  static constexpr double kLog2e = 1.442695040888963387, kLog2eRest = 2.0355273740931032e-17;
+  static constexpr double kQuick = 2.4554669595930156412, kQuickRest = 7.8165418472370753e-17;
+  static constexpr double kTanh1 = 2.3022081981443278664, kTanh1Rest = -2.9772962085427412e-15;
+  static constexpr double kTanh3 = 0.1029432395800234934, kTanh3Rest = -5.9781774007187444e-18;
+};
+
+inline constexpr double kTwiceSqrtTwoOverPi = 1.5957691216057307117;  // 2 sqrt(2/pi)
+inline constexpr double kInverseSqrtTwoPi = 0.39894228040143267794;   // 1/sqrt(2 pi)
+inline constexpr double kTwoOverSqrtPi = 1.1283791670955125739;       // 2/sqrt(pi)
+inline constexpr double kSqrtTwo = 1.4142135623730950488;
+
+// An exponent t = whole + fraction, |fraction| <= 1/2.
+template <typename V>
+struct Exponent {
+  V whole, fraction;
+};
+
+// a * b, split. The product is not rounded before the integer is taken off.
+template <typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_product(V a, V b) {
+  const V rounder = splat<V>(FloatFormat<Lane<V>>::kRounder);
+  const V whole = fma(a, b, rounder) - rounder;
+  return {whole, fma(a, b, -whole)};
+}
+
+// x * (constant + rest), split; `rest` is the part of the constant that a lane cannot hold.
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_multiple(V x, Lane<V> constant,
+                                                                Lane<V> rest) {
+  Exponent<V> t = split_product(x, splat<V>(constant));
+  if constexpr (kIsExact<T>) t.fraction = fma(x, splat<V>(rest), t.fraction);
+  return t;
+}
+
+// -x^2 * (constant + rest), split. fma gives what the rounding of x^2 lost.
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_square(V x, Lane<V> constant,
+                                                              Lane<V> rest) {
+  const V square = x * x;
+  Exponent<V> t = split_multiple<T>(square, -constant, -rest);
+  if constexpr (kIsExact<T>) {
+    t.fraction = fma(fma(x, x, -square), splat<V>(-constant), t.fraction);
+  }
+  return t;
+}
+
+// -2u log2(e) with u = sqrt(2/pi) (x + 0.044715 x^3), split; that is -x w, w = a + b x^2. The head
+// of `a` has so few bits that subtracting w from it is exact, which gives what w lost.
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_tanh(V x) {
+  using C = Constants<Lane<V>>;
+  const V a = splat<V>(C::kTanh1), b = splat<V>(C::kTanh3);
+  const V square = x * x;
+  const V w = fma(square, b, a);
+  Exponent<V> t = split_product(-x, w);
+  if constexpr (kIsExact<T>) {
+    const V constants = fma(square, splat<V>(C::kTanh3Rest), splat<V>(C::kTanh1Rest));
+    const V lost = fma(square, b, a - w) + fma(fma(x, x, -square), b, constants);
+    t.fraction = fma(-x, lost, t.fraction);
+  }
+  return t;
+}
+
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2_of(Exponent<V> t) {
+  return scale(Fit<T>::exp2(t.fraction, 1), t.whole);
+}
+
+// 1/(1 + e) for e = 2^t, with room for t far beyond the range of a lane: everything is scaled by
+// kDown, so that e does not overflow where 1/e is denormal. sigmoid = inverse * kDown, and
+// 1 - sigmoid = exp * inverse; neither cancels.
+template <typename V>
+struct Logistic {
+  V exp, inverse;
+};
+
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Logistic<V> logistic(Exponent<V> t) {
+  constexpr Lane<V> kDown = Constants<Lane<V>>::kDown;
+  const V exp = scale(Fit<T>::exp2(t.fraction, kDown), t.whole);
+  const V sum = exp + splat<V>(kDown);
+  if constexpr (sizeof(T) == 2 && kSame<T, bfloat16>) return {exp, rough_reciprocal(sum)};
+  else return {exp, reciprocal(sum)};
+}
+
+// x * sigmoid for a clamped x; `excess` (clamped - x, not 0 only for x above the clamp, where
+// sigmoid is 1) gives back what the clamp took. Subtracting +0 keeps the sign of -0.
+template <typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V weigh(V clamped, Logistic<V> l, V excess) {
+  return fma(clamped * l.inverse, splat<V>(Constants<Lane<V>>::kDown), -excess);
+}
+
+// The derivative of x * sigmoid(v(x)): s (1 + x v' (1 - s)).
+template <typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V weigh_slope(V x_slope, Logistic<V> l) {
+  const V factor = fma(x_slope, l.exp * l.inverse, splat<V>(1));
+  return l.inverse * factor * Constants<Lane<V>>::kDown;
+}
+
+// Phi(-z) for z >= 0 as exp * ratio: e^(-z^2/2) and what is left, which is smooth.
+template <typename V>
+struct NormalTail {
+  V exp, ratio;
+};
+
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE NormalTail<V> normal_tail(V z) {
+  using C = Constants<Lane<V>>;
+  const V exp = exp2_of<T>(split_square<T>(z, C::kLog2e / 2, C::kLog2eRest / 2));
+  const Quotient<V> g = Fit<T>::tail(z, z * z);
+  return {exp, g.p * reciprocal(g.q)};
+}
+
+}  // namespace detail
+
+// e^x.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  x = min(max(x, splat<V>(C::kExpLow)), splat<V>(C::kExpHigh));
+  return detail::exp2_of<S>(detail::split_multiple<S>(x, C::kLog2e, C::kLog2eRest));
+}
+
+// 2^x.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2(V x) {
+  using C = detail::Constants<Lane<V>>;
+  x = min(max(x, splat<V>(C::kExp2Low)), splat<V>(C::kExp2High));
+  return detail::exp2_of<detail::Storage<T, V>>(detail::split_product(x, splat<V>(1)));
+}
+
+// 1/(1 + e^-x).
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V sigmoid(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  x = min(max(x, splat<V>(C::kSigmoidLow)), splat<V>(C::kSigmoidHigh));
+  const auto l = detail::logistic<S>(detail::split_multiple<S>(x, -C::kLog2e, -C::kLog2eRest));
+  return l.inverse * C::kDown;
+}
+
+// sigmoid'(x) = e/(1 + e)^2 with e = e^-|x|: no 1 - s, which has lost all bits beyond |x| = 17.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_sigmoid(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  const V z = min(abs(x), splat<V>(-C::kExpLow));
+  const V e = detail::exp2_of<S>(detail::split_multiple<S>(z, -C::kLog2e, -C::kLog2eRest));
+  const V sum = e + splat<V>(1);
+  return e * reciprocal(sum * sum);
+}
+
+// sigmoid''(x) = -sign(x) e (1 - e)/(1 + e)^3. 1 - e = 1 - 2^n - 2^n (2^f - 1) keeps its relative
+// accuracy near x = 0, where n = 0 and 2^f - 1 = f * polynomial.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d2_sigmoid(V x) {
+  using C = detail::Constants<Lane<V>>;
+  const V z = min(abs(x), splat<V>(-C::kExpLow));
+  const auto t = detail::split_multiple<Lane<V>>(z, -C::kLog2e, -C::kLog2eRest);
+  const V minus_one = t.fraction * detail::Fit<Lane<V>>::exp2_slope(t.fraction);
+  const V one = splat<V>(1);
+  const V power = scale(one, t.whole);
+  const V e = scale(minus_one + one, t.whole);
+  const V one_minus_e = fma(-power, minus_one, one - power);
+  const V sum = e + one;
+  const V magnitude = e * (one_minus_e * reciprocal(sum * sum * sum));
+  return select(x > V{}, -magnitude, magnitude);
+}
+
+// The normal distribution: the integral of e^(-t^2/2)/sqrt(2 pi) from -inf to x.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V normal_cdf(V x) {
+  using S = detail::Storage<T, V>;
+  const V z = min(abs(x), splat<V>(detail::Constants<Lane<V>>::kNormalHigh));
+  const auto tail = detail::normal_tail<S>(z);
+  return select(x < V{}, tail.exp * tail.ratio, fma(-tail.exp, tail.ratio, splat<V>(1)));
+}
+
+// Its derivative e^(-x^2/2)/sqrt(2 pi).
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V normal_pdf(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  const V z = min(abs(x), splat<V>(C::kNormalHigh));
+  return detail::exp2_of<S>(detail::split_square<S>(z, C::kLog2e / 2, C::kLog2eRest / 2)) *
+         Lane<V>(detail::kInverseSqrtTwoPi);
+}
+
+// erfc(x) = 2 Phi(-sqrt(2) x); the exponential takes x itself, so the product is not rounded there.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V erfc(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  const V z = min(abs(x), splat<V>(C::kErfcHigh));
+  const V exp = detail::exp2_of<S>(detail::split_square<S>(z, C::kLog2e, C::kLog2eRest));
+  const V scaled = z * Lane<V>(detail::kSqrtTwo);
+  const auto g = detail::Fit<S>::tail(scaled, scaled * scaled);
+  const V ratio = g.p * reciprocal(g.q) * Lane<V>(2);
+  return select(x < V{}, fma(-exp, ratio, splat<V>(2)), exp * ratio);
+}
+
+// erfc'(x) = -2/sqrt(pi) e^(-x^2).
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_erfc(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  const V z = min(abs(x), splat<V>(C::kErfcHigh));
+  return detail::exp2_of<S>(detail::split_square<S>(z, C::kLog2e, C::kLog2eRest)) *
+         Lane<V>(-detail::kTwoOverSqrtPi);
+}
+
+// x Phi(x) = max(x, 0) - |x| Phi(-|x|) on both sides of 0: the second term is at most half the first.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_none(V x) {
+  using S = detail::Storage<T, V>;
+  const V z = min(abs(x), splat<V>(detail::Constants<Lane<V>>::kNormalHigh));
+  const auto tail = detail::normal_tail<S>(z);
+  return fma(-tail.exp, z * tail.ratio, max(x, splat<V>(-0.0f)));
+}
+
+// Phi(x) + x phi(x) = E h below 0 and 1 - E h above, with h = P/Q - |x|/sqrt(2 pi).
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_gelu_none(V x) {
+  using S = detail::Storage<T, V>;
+  const V z = min(abs(x), splat<V>(detail::Constants<Lane<V>>::kNormalHigh));
+  const auto tail = detail::normal_tail<S>(z);
+  const V h = fma(z, splat<V>(-detail::kInverseSqrtTwoPi), tail.ratio);
+  return select(x < V{}, tail.exp * h, fma(-tail.exp, h, splat<V>(1)));
+}
+
+// x (1 + tanh u)/2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_tanh(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  const V low = max(x, splat<V>(C::kTanhLow)), clamped = min(low, splat<V>(C::kTanhHigh));
+  return detail::weigh(clamped, detail::logistic<S>(detail::split_tanh<S>(clamped)),
+                       clamped - low);
+}
+
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_gelu_tanh(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  x = min(max(x, splat<V>(C::kTanhLow)), splat<V>(C::kTanhHigh));
+  constexpr Lane<V> k1 = Lane<V>(detail::kTwiceSqrtTwoOverPi);
+  constexpr Lane<V> k3 = Lane<V>(3 * 0.044715 * detail::kTwiceSqrtTwoOverPi);
+  const V slope = x * fma(x * x, splat<V>(k3), splat<V>(k1));  // x d(2u)/dx
+  return detail::weigh_slope(slope, detail::logistic<S>(detail::split_tanh<S>(x)));
+}
+
+// x sigmoid(1.702 x).
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_quick(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  const V low = max(x, splat<V>(C::kQuickLow)), clamped = min(low, splat<V>(C::kQuickHigh));
+  const auto t = detail::split_multiple<S>(clamped, -C::kQuick, -C::kQuickRest);
+  return detail::weigh(clamped, detail::logistic<S>(t), clamped - low);
+}
+
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_gelu_quick(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  x = min(max(x, splat<V>(C::kQuickLow)), splat<V>(C::kQuickHigh));
+  const auto t = detail::split_multiple<S>(x, -C::kQuick, -C::kQuickRest);
+  return detail::weigh_slope(x * Lane<V>(1.702), detail::logistic<S>(t));
+}
+
+}  // namespace opwright

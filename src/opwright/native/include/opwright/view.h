@@ -1,0 +1,70 @@
+// The arguments of a kernel: pointers with sizes and strides (in elements), nothing owned.
+#pragma once
+
+#include <cstdint>
+
+namespace opwright {
+
+// A tensor of rank R. An input is View<const T, R>, an output View<T, R>. A variadic axis of the
+// contract (`*batch`) is one dimension here. The generated glue fills the struct field by field, so
+// its layout is fixed: data, sizes, strides.
+template <typename T, int R>
+struct View {
+  T* data_;
+  int64_t sizes_[R];
+  int64_t strides_[R];
+
+  template <typename... Index>
+  T& operator()(Index... index) const {
+    static_assert(sizeof...(Index) == R, "a View takes one index per dimension");
+    const int64_t at[] = {static_cast<int64_t>(index)...};
+    int64_t offset = 0;
+    for (int d = 0; d < R; ++d) offset += at[d] * strides_[d];
+    return data_[offset];
+  }
+
+  T* data() const { return data_; }
+  int64_t size(int dim) const { return sizes_[dim]; }
+  int64_t stride(int dim) const { return strides_[dim]; }
+  // False for an optional argument that was not given.
+  bool defined() const { return data_ != nullptr; }
+
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int d = 0; d < R; ++d) count *= sizes_[d];
+    return count;
+  }
+
+  // Row-major without gaps.
+  bool is_contiguous() const {
+    int64_t expected = 1;
+    for (int d = R - 1; d >= 0; --d) {
+      if (sizes_[d] != 1 && strides_[d] != expected) return false;
+      expected *= sizes_[d];
+    }
+    return true;
+  }
+};
+
+template <typename T>
+struct View<T, 0> {
+  T* data_;
+  T& operator()() const { return *data_; }
+  T* data() const { return data_; }
+  bool defined() const { return data_ != nullptr; }
+  int64_t numel() const { return 1; }
+  bool is_contiguous() const { return true; }
+};
+
+// A list of tensors: List<View<const T, R>>.
+template <typename V>
+struct List {
+  const V* data_;
+  int64_t size_;
+  int64_t size() const { return size_; }
+  const V& operator[](int64_t i) const { return data_[i]; }
+  const V* begin() const { return data_; }
+  const V* end() const { return data_ + size_; }
+};
+
+}  // namespace opwright

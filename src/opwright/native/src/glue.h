@@ -1,0 +1,151 @@
+// The glue between PyTorch's dispatcher and a kernel, driven by tables that are generated from the
+// contract. Plain C without a single header, so it compiles in a few hundredths of a second; the
+// functions of LibTorch's stable ABI that it uses are declared by hand and resolved when the
+// library is loaded into a process that holds torch.
+//
+// A call goes through the same steps for every operator:
+//   read      the dispatcher's stack -> handles, numbers, choices
+//   check     dtypes, device, ranks, sizes; binds the named axes
+//   allocate  the outputs (or takes those of the out variant)
+//   view      pointers, sizes and strides, variadic axes collapsed into one
+//   launch    the kernel
+//   finish    copies back, frees, returns or raises
+#pragma once
+
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef void *Handle;
+
+// ---- LibTorch's stable ABI --------------------------------------------------------------------------
+
+typedef void (*BoxedKernel)(u64 *stack, u64 num_arguments, u64 num_outputs);
+
+extern i32 aoti_torch_get_dim(Handle, i64 *);
+extern i32 aoti_torch_get_sizes(Handle, i64 **);
+extern i32 aoti_torch_get_strides(Handle, i64 **);
+extern i32 aoti_torch_get_dtype(Handle, i32 *);
+extern i32 aoti_torch_get_device_type(Handle, i32 *);
+extern i32 aoti_torch_get_device_index(Handle, i32 *);
+extern i32 aoti_torch_empty_strided(i64 ndim, const i64 *sizes, const i64 *strides, i32 dtype,
+                                    i32 device_type, i32 device_index, Handle *);
+extern i32 aoti_torch_copy_(Handle self, Handle source, i32 non_blocking);
+extern i32 aoti_torch_zero_(Handle);
+extern i32 aoti_torch_delete_tensor_object(Handle);
+extern i32 torch_get_const_data_ptr(Handle, const void **);
+extern i32 torch_get_mutable_data_ptr(Handle, void **);
+extern i32 torch_list_size(Handle list, u64 *);
+extern i32 torch_list_get_item(Handle list, u64 index, u64 *);
+extern i32 torch_delete_list(Handle list);
+extern i32 torch_string_length(Handle string, u64 *);
+extern i32 torch_string_c_str(Handle string, const char **);
+extern i32 torch_delete_string(Handle string);
+extern i32 torch_parallel_for(i64 begin, i64 end, i64 grain, void (*)(i64, i64, void *), void *);
+extern i32 torch_get_num_threads(u32 *);
+extern i32 torch_call_dispatcher(const char *name, const char *overload, u64 *stack, u64 version);
+extern i32 torch_library_impl(Handle library, const char *name, BoxedKernel, u64 version);
+extern i32 aoti_torch_library_init_impl(const char *ns, const char *key, const char *file, u32 line,
+                                        Handle *);
+extern i32 aoti_torch_delete_library_object(Handle);
+extern void aoti_torch_check(_Bool claim, const char *function, const char *file, u32 line,
+                             const char *message);
+
+#define TARGET_VERSION ((2ULL << 56) | (11ULL << 48))  // the least torch: 2.11
+
+// ---- libc and the C++ run time ------------------------------------------------------------------------
+
+extern int snprintf(char *, u64, const char *, ...);
+extern void *malloc(u64);
+extern void free(void *);
+extern int strncmp(const char *, const char *, u64);
+extern u64 strlen(const char *);
+// `operator delete`: libtorch hands an optional over in a cell that it made with `new`.
+extern void operator_delete(void *) __asm__("_ZdlPv");
+
+// ---- tables -------------------------------------------------------------------------------------------
+
+enum { kMaxRank = 16, kMaxChoices = 32, kMessage = 512 };
+
+// One axis of a tensor. `variable` indexes the sizes that a call binds; `value` computes from them.
+enum AxisKind { kNamed, kFixed, kComputed, kVariadic, kAnonymous };
+typedef struct {
+  enum AxisKind kind;
+  const char *text;            // as written, for messages
+  i64 size;                    // kFixed
+  i32 variable;                // kNamed; kVariadic: index of the bound shape, -1 when it has no name
+  i64 (*value)(const i64 *);   // kComputed
+  i32 solves;                  // kComputed: the variable that only this axis can bind, else -1
+  i64 (*solve)(const i64 *, i64);  // kComputed with solves: its value, -1 when there is none
+  u64 needs;                   // kComputed: mask of the variables it reads, without `solves`
+} Axis;
+
+typedef struct {
+  i32 rank;  // dimensions of the kernel's View
+  const Axis *axes;
+  u64 dtypes;        // mask of PyTorch's scalar type numbers
+  i32 family;        // tensors of one family share a dtype; -1 for a single dtype
+  i32 kernel_dtype;  // the dtype that the kernel sees; -1: the one of the call
+} TensorType;
+
+enum ArgumentKind { kTensor, kTensorList, kInt, kFloat, kBool, kChoice };
+typedef struct {
+  const char *name;
+  enum ArgumentKind kind;
+  TensorType type;
+  i32 optional, mutated;
+  i32 variable;  // kInt: the size variable of its name, else -1
+  const char *choices[kMaxChoices + 1];
+} Argument;
+
+typedef struct {
+  const char *name;
+  TensorType type;
+  i32 gradient_of;  // the optional argument whose absence leaves this output empty, else -1
+} Output;
+
+typedef const char *(*Launcher)(i32 dtype, void **arguments);
+
+typedef struct {
+  const char *name;
+  const char *reference;  // the operator that runs the reference, for dtypes without a kernel
+  i32 num_arguments, num_outputs, num_variables, num_shapes, num_families;
+  const Argument *arguments;
+  const Output *outputs;
+  i32 scalar_family;  // the family of the kernel's template parameter, -1 when it has none
+} Operator;
+
+typedef struct {
+  Launcher launch;
+  const u64 *dtypes;  // mask of the dtypes it was instantiated for
+} Kernel;
+
+// ---- one call -------------------------------------------------------------------------------------------
+
+typedef struct {
+  Handle handle;
+  i64 ndim;
+  i64 *sizes, *strides;
+  i32 dtype;
+  Handle copy;                  // what the kernel sees in place of `handle`, if anything
+  u64 view[1 + 2 * kMaxRank];   // a View<T, R>: data, sizes, strides
+} Tensor;
+
+typedef struct {
+  i64 number;        // kInt, kBool, kChoice
+  double real;       // kFloat
+  Tensor *tensors;   // kTensor, kTensorList
+  i64 count;
+  void *views;       // kTensorList: array of View
+  struct { const void *data; i64 size; } list;  // a List<View<T, R>>
+} Value;
+
+typedef struct {
+  i32 length;
+  const i64 *sizes;
+} Shape;
+
+static inline i64 floor_div(i64 a, i64 b) { return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : 0; }
+static inline i64 floor_mod(i64 a, i64 b) { return b ? a - floor_div(a, b) * b : 0; }
+static inline i64 min_of(i64 a, i64 b) { return a < b ? a : b; }
+static inline i64 max_of(i64 a, i64 b) { return a > b ? a : b; }

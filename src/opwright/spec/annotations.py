@@ -1,0 +1,190 @@
+"""Annotations of a reference, read into parameters and outputs."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from opwright.errors import AnnotationError
+from opwright.spec.axes import parse_axes
+from opwright.spec.contract import MISSING, Output, Parameter, TensorType
+from opwright.spec.dtypes import family, family_names
+
+_MUTATED = "opwright: this argument is written into"
+
+
+class Mutates:
+    """Marks a tensor argument that the operator writes into: `Mutates[Float[Tensor, "n"]]`."""
+
+    def __class_getitem__(cls, annotation: Any) -> Any:
+        return Annotated[annotation, _MUTATED]
+
+
+def read_parameters(
+    function: Callable[..., Any], subject: str, local_names: Mapping[str, Any]
+) -> tuple[tuple[Parameter, ...], Any]:
+    """Returns the parameters of a reference and its return annotation (MISSING when there is none).
+
+    Raises:
+        AnnotationError: a parameter has no annotation, or one that no schema can express.
+        AxisError: the axes of a tensor cannot be read.
+    """
+    signature = _signature(function, subject, local_names)
+    parameters = tuple(_read_parameter(p, subject) for p in signature.parameters.values())
+    returns = signature.return_annotation
+    return parameters, MISSING if returns is inspect.Signature.empty else returns
+
+
+def _signature(
+    function: Callable[..., Any], subject: str, local_names: Mapping[str, Any]
+) -> inspect.Signature:
+    try:
+        return inspect.signature(function, eval_str=True, locals=dict(local_names))
+    except NameError as error:
+        raise AnnotationError(
+            subject,
+            f"the annotation names `{error.name}`, which is not defined",
+            hint=f"`from jaxtyping import {error.name}`"
+            if error.name in family_names()
+            else "`from torch import Tensor`"
+            if error.name == "Tensor"
+            else "import or define it above the operator",
+        ) from None
+
+
+def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:
+    name, annotation = parameter.name, parameter.annotation
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        raise AnnotationError(
+            subject,
+            f"`{parameter}`: an operator has a fixed number of arguments",
+            hint=f'`{name}: list[Float[Tensor, "n"]]` takes any number of tensors',
+        )
+    if annotation is inspect.Parameter.empty:
+        raise AnnotationError(
+            subject,
+            f"`{name}` has no annotation",
+            hint=f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]',
+        )
+    default = MISSING if parameter.default is inspect.Parameter.empty else parameter.default
+    common = {"default": default, "keyword_only": parameter.kind is parameter.KEYWORD_ONLY}
+    read = _read_annotation(annotation, name, subject)
+    _check_default(read, default, name, subject)
+    return Parameter(name=name, **read, **common)
+
+
+def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]:
+    mutated = False
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        mutated = _MUTATED in marks
+        annotation = inner
+    if annotation in (int, float, bool):
+        return {"kind": annotation.__name__}
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        if all(isinstance(choice, str) for choice in arguments):
+            return {"kind": "choice", "choices": tuple(arguments)}
+        hint = f"`{name}: int` for numbers, `{name}: bool` for a switch"
+        raise AnnotationError(subject, f"`{name}`: a Literal of strings is expected", hint=hint)
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        inner = next(a for a in arguments if a is not type(None))
+        read = _read_annotation(inner, name, subject)
+        if read["kind"] != "tensor":
+            raise AnnotationError(
+                subject,
+                f"`{name}`: only a tensor can be optional",
+                rows=[("got", _text(annotation))],
+                hint=f"give `{name}` a default that means 'none', such as -1",
+            )
+        return {**read, "optional": True, "mutated": mutated or read.get("mutated", False)}
+    if origin is list:
+        return {"kind": "tensors", "type": read_tensor_type(arguments[0], name, subject), "mutated": mutated}
+    return {"kind": "tensor", "type": read_tensor_type(annotation, name, subject), "mutated": mutated}
+
+
+def read_tensor_type(annotation: Any, name: str, subject: str) -> TensorType:
+    """Reads a jaxtyping annotation of a torch.Tensor.
+
+    Raises:
+        AnnotationError: it is something else, or a dtype that operators cannot have.
+    """
+    dtype = getattr(annotation, "dtype", None)
+    text = getattr(annotation, "dim_str", None)
+    if dtype is None or not isinstance(text, str):
+        plain = getattr(annotation, "__name__", "") == "Tensor"
+        raise AnnotationError(
+            subject,
+            f"`{name}`: " + ("a bare Tensor has no contract" if plain else "this type cannot be passed"),
+            rows=[("got", _text(annotation))],
+            hint=f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]',
+        )
+    found = family(dtype.__name__)
+    if found is None:
+        raise AnnotationError(
+            subject,
+            f"`{name}`: dtype `{dtype.__name__}` is not supported",
+            rows=[("expected", " ".join(family_names()))],
+            hint="complex numbers: take `torch.view_as_real(x)`, with a last axis of 2",
+        )
+    return TensorType(found, parse_axes(text, subject, name))
+
+
+def read_outputs(annotation: Any, subject: str) -> tuple[Output, ...]:
+    """Reads the return annotation: a tensor, a tuple or NamedTuple of tensors, or None.
+
+    Raises:
+        AnnotationError: it is missing or something else.
+    """
+    if annotation is MISSING:
+        raise AnnotationError(
+            subject,
+            "the result has no annotation",
+            hint='`-> Float[Tensor, "..."]`, a tuple of them, or `-> None` if it only mutates',
+        )
+    if annotation is None or annotation is type(None):
+        return ()
+    if isinstance(annotation, type) and hasattr(annotation, "_fields"):
+        hints = typing.get_type_hints(annotation)
+        return tuple(
+            Output(name, read_tensor_type(hints[name], name, subject)) for name in annotation._fields
+        )
+    if get_origin(annotation) is tuple:
+        return tuple(
+            Output(f"output{i}", read_tensor_type(item, f"output{i}", subject))
+            for i, item in enumerate(get_args(annotation))
+        )
+    return (Output("output", read_tensor_type(annotation, "output", subject)),)
+
+
+def _check_default(read: Mapping[str, Any], default: Any, name: str, subject: str) -> None:
+    if default is MISSING:
+        return
+    kind = read["kind"]
+    good = {
+        "tensor": lambda: default is None and read.get("optional", False),
+        "tensors": lambda: False,
+        "int": lambda: isinstance(default, int) and not isinstance(default, bool),
+        "float": lambda: isinstance(default, (int, float)) and not isinstance(default, bool),
+        "bool": lambda: isinstance(default, bool),
+        "choice": lambda: default in read["choices"],
+    }[kind]()
+    if not good:
+        hints = {
+            "tensor": f"`{name}: {read['type']} | None = None`" if read.get("type") else "",
+            "tensors": "remove the default",
+            "choice": f"one of {' '.join(map(repr, read.get('choices', ())))}",
+        }
+        raise AnnotationError(
+            subject,
+            f"`{name}`: the default does not fit the annotation",
+            rows=[("default", repr(default))],
+            hint=hints.get(kind, f"a default of type {kind}"),
+        )
+
+
+def _text(annotation: Any) -> str:
+    return getattr(annotation, "__name__", None) or str(annotation)

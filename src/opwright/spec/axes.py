@@ -1,0 +1,205 @@
+"""Axes of a tensor contract: the text of a jaxtyping annotation, parsed, bound and evaluated."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opwright.errors import AxisError
+
+
+@dataclass(frozen=True)
+class Named:
+    """`n`: any size; every axis of that name has the same."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """`3`: exactly that size."""
+
+    size: int
+
+    def __str__(self) -> str:
+        return str(self.size)
+
+
+@dataclass(frozen=True)
+class Variadic:
+    """`*batch` or `...`: any number of axes."""
+
+    name: str | None
+
+    def __str__(self) -> str:
+        return f"*{self.name}" if self.name else "..."
+
+
+@dataclass(frozen=True)
+class Anonymous:
+    """`_`: any size, bound to nothing."""
+
+    def __str__(self) -> str:
+        return "_"
+
+
+@dataclass(frozen=True)
+class Computed:
+    """`4*h`: the value of an expression of named axes and int arguments."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the expression, in order of appearance."""
+        found = [node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)]
+        return tuple(dict.fromkeys(name for name in found if name not in _CALLS))
+
+    @property
+    def _tree(self) -> ast.expr:
+        return ast.parse(self.text, mode="eval").body
+
+    def evaluate(self, sizes: Mapping[str, Any]) -> Any:
+        """Returns the value; `sizes` must hold every name (KeyError otherwise)."""
+        return _evaluate(self._tree, sizes)
+
+    def solve(self, size: Any, unknown: str, sizes: Mapping[str, Any]) -> Any | None:
+        """Returns the value of `unknown` that makes the expression equal `size`.
+
+        Returns None when there is none, or when the expression is not linear in `unknown`.
+        """
+        at = [self.evaluate({**sizes, unknown: value}) for value in (0, 1, 2)]
+        slope = at[1] - at[0]
+        if at[2] - at[1] != slope or slope == 0:
+            return None
+        value = (size - at[0]) // slope
+        return value if value >= 0 and value * slope + at[0] == size else None
+
+    def to_c(self, variable: Callable[[str], str]) -> str:
+        """Returns the expression in C, with `variable(name)` for each name; all sizes are int64."""
+        return _to_c(self._tree, variable)
+
+
+Axis = Named | Fixed | Variadic | Anonymous | Computed
+
+_OPERATORS: dict[type[ast.operator], tuple[Callable[[Any, Any], Any], str]] = {
+    ast.Add: (operator.add, "+"),
+    ast.Sub: (operator.sub, "-"),
+    ast.Mult: (operator.mul, "*"),
+    ast.FloorDiv: (operator.floordiv, "/"),
+    ast.Mod: (operator.mod, "%"),
+}
+_CALLS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
+
+
+def _evaluate(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return sizes[name]
+        case ast.UnaryOp(operand=operand):
+            return -_evaluate(operand, sizes)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)][0](_evaluate(left, sizes), _evaluate(right, sizes))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return _CALLS[name](*(_evaluate(arg, sizes) for arg in args))
+    raise AssertionError(node)
+
+
+def _to_c(node: ast.expr, variable: Callable[[str], str]) -> str:
+    match node:
+        case ast.Constant(value=value):
+            return f"{value}LL"
+        case ast.Name(id=name):
+            return variable(name)
+        case ast.UnaryOp(operand=operand):
+            return f"(-{_to_c(operand, variable)})"
+        case ast.BinOp(left=left, op=ast.FloorDiv() | ast.Mod() as op, right=right):
+            # Python's floor, not C's truncation.
+            name = "floor_div" if isinstance(op, ast.FloorDiv) else "floor_mod"
+            return f"{name}({_to_c(left, variable)}, {_to_c(right, variable)})"
+        case ast.BinOp(left=left, op=op, right=right):
+            return f"({_to_c(left, variable)} {_OPERATORS[type(op)][1]} {_to_c(right, variable)})"
+        case ast.Call(func=ast.Name(id=name), args=args):
+            text = _to_c(args[0], variable)
+            for arg in args[1:]:
+                text = f"{name}_of({text}, {_to_c(arg, variable)})"
+            return text
+    raise AssertionError(node)
+
+
+def _is_supported(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=bool()):
+            return False
+        case ast.Constant(value=int()) | ast.Name():
+            return True
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _is_supported(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            return type(op) in _OPERATORS and _is_supported(left) and _is_supported(right)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return name in _CALLS and len(args) > 1 and all(map(_is_supported, args))
+    return False
+
+
+def parse_axes(text: str, subject: str, parameter: str) -> tuple[Axis, ...]:
+    """Reads the axes of an annotation such as `"*batch n 4*h"`.
+
+    Raises:
+        AxisError: an axis is not written in the supported part of jaxtyping's syntax.
+    """
+    axes = tuple(_parse_axis(token, text, subject, parameter) for token in text.split())
+    if sum(isinstance(axis, Variadic) for axis in axes) > 1:
+        raise AxisError(
+            subject,
+            f"`{parameter}` has more than one variadic axis",
+            rows=[("got", f'"{text}"')],
+            hint="one `*name` takes all the axes that vary in number; name the others one by one",
+        )
+    return axes
+
+
+def _parse_axis(token: str, text: str, subject: str, parameter: str) -> Axis:
+    def refuse(rule: str, hint: str) -> AxisError:
+        rows = [("axis", f"`{token}`"), ("of", f'"{text}"')]
+        return AxisError(subject, f"`{parameter}`: {rule}", rows=rows, hint=hint)
+
+    if token == "...":
+        return Variadic(None)
+    if token == "_":
+        return Anonymous()
+    if token.startswith("#"):
+        raise refuse(
+            "broadcasting axes are not supported",
+            "write the axis without `#`, and expand the tensor before the call",
+        )
+    if token.startswith("*") and token[1:].isidentifier():
+        return Variadic(token[1:])
+    if "=" in token and "==" not in token:
+        token = token.split("=", 1)[1]  # jaxtyping's `name=4` documents a fixed size
+    if token.isdigit():
+        return Fixed(int(token))
+    if token.isidentifier():
+        return Named(token)
+    try:
+        tree = ast.parse(token, mode="eval").body
+    except SyntaxError:
+        raise refuse(
+            "this axis cannot be read", "a name, a number, `*name`, or an expression such as `4*h`"
+        ) from None
+    if not _is_supported(tree):
+        raise refuse(
+            "this expression is not supported", "use names, whole numbers, + - * // %, min and max"
+        )
+    return Computed(token)

@@ -1,0 +1,422 @@
+"""The contract of an operator: what its arguments and outputs are, and the check of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opwright.errors import (
+    ContractError,
+    DeviceError,
+    DtypeError,
+    NotATensorError,
+    OptionError,
+    RankError,
+    ShapeError,
+)
+from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
+from opwright.spec.dtypes import Family, describe, short_name
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """`Float[Tensor, "*batch n"]`: a dtype family and axes."""
+
+    family: Family
+    axes: tuple[Axis, ...]
+
+    def __str__(self) -> str:
+        return f'{self.family}[Tensor, "{" ".join(map(str, self.axes))}"]'
+
+    @property
+    def rank(self) -> int:
+        """The rank of the kernel's View: a variadic axis counts as one dimension."""
+        return len(self.axes)
+
+    @property
+    def variadic_at(self) -> int | None:
+        """The position of the variadic axis, if there is one."""
+        return next((i for i, axis in enumerate(self.axes) if isinstance(axis, Variadic)), None)
+
+    def spans(self, ndim: int) -> Iterator[tuple[Axis, slice]]:
+        """Yields each axis with the dimensions of a tensor of rank `ndim` that it covers."""
+        extra = ndim - (self.rank - 1) if self.variadic_at is not None else 1
+        start = 0
+        for axis in self.axes:
+            length = extra if isinstance(axis, Variadic) else 1
+            yield axis, slice(start, start + length)
+            start += length
+
+    def accepts_rank(self, ndim: int) -> bool:
+        """Whether a tensor of rank `ndim` can have these axes."""
+        return ndim >= self.rank - 1 if self.variadic_at is not None else ndim == self.rank
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of an operator.
+
+    `kind` is "tensor", "tensors" (a list), "int", "float", "bool" or "choice" (a Literal of strings).
+    """
+
+    name: str
+    kind: str
+    type: TensorType | None = None
+    optional: bool = False
+    mutated: bool = False
+    choices: tuple[str, ...] = ()
+    default: Any = MISSING
+    keyword_only: bool = False
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is a tensor or a list of tensors."""
+        return self.type is not None
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether a gradient can flow to it."""
+        return self.type is not None and self.type.family.is_floating
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of an operator. `gradient_of` names the optional input whose absence empties it."""
+
+    name: str
+    type: TensorType
+    gradient_of: str | None = None
+
+
+@dataclass
+class Bindings:
+    """What the arguments of one call bound: sizes of axes, dtypes of families, the device."""
+
+    sizes: dict[str, Any] = field(default_factory=dict)
+    shapes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    device: torch.device | None = None
+    source: dict[str, str] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The arguments and outputs of one operator.
+
+    Attributes:
+        subject: the operator's short name, used in messages.
+        data_dependent: axes of outputs whose size only the reference knows.
+    """
+
+    subject: str
+    parameters: tuple[Parameter, ...]
+    outputs: tuple[Output, ...]
+    data_dependent: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Parameter, ...]:
+        """The parameters that are tensors or lists of tensors."""
+        return tuple(p for p in self.parameters if p.is_tensor)
+
+    @property
+    def mutated(self) -> tuple[Parameter, ...]:
+        """The parameters that the operator writes into."""
+        return tuple(p for p in self.parameters if p.mutated)
+
+    @property
+    def scalar_family(self) -> Family | None:
+        """The family that the kernel's template parameter ranges over.
+
+        It is the first one with more than one dtype, floating-point families first; None when every
+        tensor has a fixed dtype.
+        """
+        types = [p.type for p in self.parameters if p.type] + [o.type for o in self.outputs]
+        families = [t.family for t in types if not t.family.is_single]
+        return next((f for f in families if f.is_floating), families[0] if families else None)
+
+    def bind(self, arguments: Mapping[str, Any]) -> Bindings:
+        """Checks the arguments of a call and returns what they bind.
+
+        Raises:
+            ContractError: the subclass for the rule that was broken.
+        """
+        return _Binder(self, arguments).bind()
+
+    def output_shape(self, output: Output, bindings: Bindings) -> tuple[Any, ...]:
+        """Returns the shape of an output. Data-dependent axes are not known here (KeyError)."""
+        if output.gradient_of in bindings.absent:
+            return (0,)
+        shape: list[Any] = []
+        for axis in output.type.axes:
+            match axis:
+                case Fixed(size):
+                    shape.append(size)
+                case Named(name):
+                    shape.append(bindings.sizes[name])
+                case Variadic(name):
+                    shape.extend(bindings.shapes[name or ""])
+                case Computed():
+                    shape.append(axis.evaluate(bindings.sizes))
+        return tuple(shape)
+
+    def output_dtype(self, output: Output, bindings: Bindings) -> torch.dtype:
+        """Returns the dtype of an output."""
+        family = output.type.family
+        return family.dtypes[0] if family.is_single else bindings.dtypes[family.name]
+
+
+class _Binder:
+    """One check of one call."""
+
+    def __init__(self, contract: Contract, arguments: Mapping[str, Any]) -> None:
+        self.contract, self.arguments = contract, arguments
+        self.found = Bindings()
+
+    def bind(self) -> Bindings:
+        for parameter in self.contract.parameters:
+            self._check_kind(parameter, self.arguments[parameter.name])
+        tensors = list(self._tensors())
+        for label, parameter, tensor in tensors:
+            self._bind_dtype(label, parameter, tensor)
+            self._bind_device(label, tensor)
+            self._bind_sizes(label, parameter, tensor)
+        for label, parameter, tensor in tensors:
+            self._check_computed(label, parameter, tensor)
+        return self.found
+
+    def _tensors(self) -> Iterator[tuple[str, Parameter, torch.Tensor]]:
+        for parameter in self.contract.tensors:
+            value = self.arguments[parameter.name]
+            if parameter.kind == "tensors":
+                for i, tensor in enumerate(value):
+                    yield f"{parameter.name}[{i}]", parameter, tensor
+            elif value is not None:
+                yield parameter.name, parameter, value
+            else:
+                self.found.absent.add(parameter.name)
+
+    def _check_kind(self, parameter: Parameter, value: Any) -> None:
+        def refuse(expected: str) -> NotATensorError:
+            rows = [("got", describe(value)), ("expected", expected)]
+            hint = f"`{parameter.name}=torch.as_tensor(...)`" if parameter.is_tensor else ""
+            rule = f"`{parameter.name}` has the wrong kind"
+            return NotATensorError(self.contract.subject, rule, rows=rows, hint=hint)
+
+        match parameter.kind:
+            case "tensor":
+                if not isinstance(value, torch.Tensor) and not (value is None and parameter.optional):
+                    raise refuse(str(parameter.type) + (" or None" if parameter.optional else ""))
+            case "tensors":
+                if not isinstance(value, (list, tuple)) or not all(
+                    isinstance(item, torch.Tensor) for item in value
+                ):
+                    raise refuse(f"list of {parameter.type}")
+            case "int":
+                if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+                    raise refuse("int")
+                self.found.sizes[parameter.name] = value
+                self.found.source[parameter.name] = parameter.name
+            case "float":
+                number = (int, float, torch.SymInt, torch.SymFloat)
+                if isinstance(value, bool) or not isinstance(value, number):
+                    raise refuse("float")
+            case "bool":
+                if not isinstance(value, (bool, torch.SymBool)):
+                    raise refuse("bool")
+            case "choice":
+                if value not in parameter.choices:
+                    raise OptionError(
+                        self.contract.subject,
+                        f"`{parameter.name}` has no choice {value!r}",
+                        rows=[
+                            ("got", repr(value)),
+                            ("expected", " | ".join(map(repr, parameter.choices))),
+                        ],
+                        hint=f"`{parameter.name}={_nearest(value, parameter.choices)!r}`",
+                    )
+
+    def _bind_dtype(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
+        family = parameter.type.family
+        if tensor.dtype not in family.dtypes:
+            allowed = " ".join(map(short_name, family.dtypes))
+            raise DtypeError(
+                self.contract.subject,
+                f"`{label}` must have a dtype of `{family}`",
+                rows=self._rows({label: f"expected one of {allowed}"}),
+                hint=f"`{label}.to({family.dtypes[0]})`",
+            )
+        bound = self.found.dtypes.get(family.name)
+        if bound is None:
+            self.found.dtypes[family.name] = tensor.dtype
+            self.found.source[family.name] = label
+        elif bound != tensor.dtype:
+            source = self.found.source[family.name]
+            raise DtypeError(
+                self.contract.subject,
+                f"`{label}` must have the dtype of `{source}`",
+                rows=self._rows({source: "", label: f"expected {short_name(bound)}"}),
+                hint=f"`{label}.to({source}.dtype)`",
+            )
+
+    def _bind_device(self, label: str, tensor: torch.Tensor) -> None:
+        if self.found.device is None:
+            self.found.device = tensor.device
+            self.found.source["device"] = label
+        elif tensor.device != self.found.device:
+            source = self.found.source["device"]
+            raise DeviceError(
+                self.contract.subject,
+                f"`{label}` must be on the device of `{source}`",
+                rows=self._rows({source: "", label: f"expected {self.found.device}"}),
+                hint=f"`{label}.to({source}.device)`",
+            )
+
+    def _bind_sizes(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
+        type_ = parameter.type
+        if not type_.accepts_rank(tensor.ndim):
+            least = "at least " if type_.variadic_at is not None else ""
+            count = type_.rank - (type_.variadic_at is not None)
+            raise RankError(
+                self.contract.subject,
+                f"`{label}` must have {least}{count} {'axis' if count == 1 else 'axes'}",
+                rows=self._rows({label: f'expected "{" ".join(map(str, type_.axes))}"'}),
+                hint=_rank_hint(label, tensor.ndim, count),
+            )
+        for axis, span in type_.spans(tensor.ndim):
+            got = tuple(tensor.shape[span])
+            if isinstance(axis, Fixed):
+                self._require(got[0], axis.size, label, tensor, span, f"{axis.size}")
+            elif isinstance(axis, Named):
+                bound = self.found.sizes.setdefault(axis.name, got[0])
+                source = self.found.source.setdefault(axis.name, label)
+                self._require(
+                    got[0], bound, label, tensor, span, f"{axis.name} = {bound}", source, axis.name
+                )
+            elif isinstance(axis, Variadic) and axis.name:
+                bound_shape = self.found.shapes.setdefault(axis.name, got)
+                source = self.found.source.setdefault(f"*{axis.name}", label)
+                if len(got) != len(bound_shape) or not all(map(_equal, got, bound_shape)):
+                    text = f"*{axis.name} = {list(bound_shape)}"
+                    raise ShapeError(
+                        self.contract.subject,
+                        f"`{label}` must have the axes {text} of `{source}`",
+                        rows=self._rows({source: text, label: f"got *{axis.name} = {list(got)}"}),
+                        hint=f"`{label}.expand(...)` when one tensor serves all entries",
+                    )
+
+    def _check_computed(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
+        for axis, span in parameter.type.spans(tensor.ndim):
+            if not isinstance(axis, Computed):
+                continue
+            size = tensor.shape[span.start]
+            unknown = [name for name in axis.names if name not in self.found.sizes]
+            if unknown:
+                value = axis.solve(size, unknown[0], self.found.sizes) if len(unknown) == 1 else None
+                if value is None:
+                    raise ShapeError(
+                        self.contract.subject,
+                        f"`{label}` must have a size of the form {axis} as its axis {span.start}",
+                        rows=self._rows({label: f"got {size}"}),
+                    )
+                self.found.sizes[unknown[0]] = value
+                self.found.source[unknown[0]] = label
+            expected = axis.evaluate(self.found.sizes)
+            text = f"{axis} = {expected}"
+            self._require(size, expected, label, tensor, span, text, name=str(axis))
+
+    def _require(
+        self,
+        got: Any,
+        expected: Any,
+        label: str,
+        tensor: torch.Tensor,
+        span: slice,
+        text: str,
+        source: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        if _equal(got, expected):
+            return
+        sizes = list(tensor.shape)
+        sizes[span.start] = expected
+        notes = {label: f"expected [{', '.join(map(str, sizes))}]"}
+        origin = ""
+        if source and source != label:
+            notes = {source: text, **notes}
+            origin = f", from `{source}`"
+        elif name:
+            names = [n for n in _names(name) if n in self.found.source]
+            for n in names:
+                note = f"{n} = {self.found.sizes[n]}"
+                if self.found.source[n] != label:
+                    notes = {self.found.source[n]: note, **notes}
+        raise ShapeError(
+            self.contract.subject,
+            f"`{label}` must have {text} as its axis {span.start}{origin}",
+            rows=self._rows(notes),
+            hint=_shape_hint(label, self.arguments, source, expected),
+        )
+
+    def _rows(self, notes: Mapping[str, str]) -> list[tuple[str, ...]]:
+        labels = {label: tensor for label, _, tensor in self._tensors()}
+        rows = []
+        for label, note in notes.items():
+            value = labels.get(label, self.arguments.get(label))
+            rows.append((label, describe(value), note))
+        return rows
+
+
+def _names(expression: str) -> Sequence[str]:
+    return (expression,) if expression.isidentifier() else Computed(expression).names
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    # Symbolic sizes: a definite mismatch is an error now, an unknown one is assumed away and
+    # becomes a run-time assertion of the traced graph.
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    if not guard_or_true(a == b):
+        return False
+    torch._check(a == b)
+    return True
+
+
+def _nearest(value: Any, choices: Sequence[str]) -> str:
+    import difflib
+
+    return (difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0) or choices)[0]
+
+
+def _rank_hint(label: str, got: int, expected: int) -> str:
+    if got < expected:
+        return f"`{label}.unsqueeze(0)` adds an axis of size 1"
+    return f"`{label}.squeeze()` removes axes of size 1" if got > expected else ""
+
+
+def _shape_hint(label: str, arguments: Mapping[str, Any], source: str | None, size: Any) -> str:
+    for name, value in arguments.items():
+        if name in (label, source) or not isinstance(value, torch.Tensor):
+            continue
+        if value.ndim == 1 and value.shape[0] == size:
+            return f"`{name}` has that size; are `{label}` and `{name}` in the right order?"
+    where = f" and `{source}.shape`" if source and source != label else ""
+    return f"print `{label}.shape`{where} before the call"
+
+
+__all__ = [
+    "MISSING",
+    "Bindings",
+    "Contract",
+    "ContractError",
+    "Output",
+    "Parameter",
+    "TensorType",
+]

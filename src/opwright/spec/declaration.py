@@ -1,0 +1,322 @@
+"""A declaration: the reference with everything that follows from its text."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError, KernelFileError
+from opwright.spec.annotations import read_outputs, read_parameters
+from opwright.spec.axes import Anonymous, Computed, Named, Variadic
+from opwright.spec.contract import MISSING, Contract, Output, Parameter, TensorType
+
+KERNEL_FILES = {"cpu": "cpu.cpp", "cuda": "cuda.cu", "triton": "triton.py"}
+AUTOCAST_POLICIES = ("promote", "lower", "float32")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a kernel: a file, or a string in the declaration (`path` is then None).
+
+    `origin` and `line` say where the text stands, for messages.
+    """
+
+    backend: str
+    path: Path | None
+    inline: str | None
+    origin: str
+    line: int = 1
+
+    def read(self) -> str:
+        """Returns the text as it is now."""
+        return self.inline if self.path is None else self.path.read_text()
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One declared operator.
+
+    Attributes:
+        qualified_name: `ns::name`.
+        reference: the function that was decorated.
+        contract: its arguments and outputs.
+        sources: kernels by backend.
+        random: whether the reference draws random numbers.
+        autocast: what happens under autocast: "promote" (floats to the widest of them), "lower" (to
+            autocast's dtype), "float32", or None (nothing).
+        module, file, line: where it was declared.
+        forward: for a backward, the name of the operator that it belongs to.
+    """
+
+    qualified_name: str
+    reference: Callable[..., Any]
+    contract: Contract
+    sources: Mapping[str, Source]
+    random: bool
+    autocast: str | None
+    module: str
+    file: str
+    line: int
+    forward: str | None = None
+
+    @property
+    def namespace(self) -> str:
+        """The part before `::`."""
+        return self.qualified_name.split("::")[0]
+
+    @property
+    def name(self) -> str:
+        """The part after `::`."""
+        return self.qualified_name.split("::")[1]
+
+    @property
+    def description(self) -> str:
+        """The reference's docstring."""
+        return inspect.getdoc(self.reference) or ""
+
+
+def declare(
+    qualified_name: str,
+    reference: Callable[..., Any],
+    *,
+    kernels: Mapping[str, str | Path | None],
+    random: bool = False,
+    data_dependent: Sequence[str] = (),
+    autocast: str | None = "promote",
+    local_names: Mapping[str, Any] | None = None,
+) -> Declaration:
+    """Reads a reference into a declaration.
+
+    Raises:
+        DeclarationError: the subclass for what cannot be honoured.
+    """
+    namespace, separator, subject = qualified_name.partition("::")
+    if not separator or not namespace.isidentifier() or not subject.isidentifier():
+        raise DeclarationError(
+            "", f"`{qualified_name}` is no operator name", hint=f'`@operator("my_ops::{reference.__name__}")`'
+        )
+    if autocast is not None and autocast not in AUTOCAST_POLICIES:
+        raise DeclarationError(
+            subject,
+            f"there is no autocast policy {autocast!r}",
+            rows=[("expected", " | ".join(map(repr, AUTOCAST_POLICIES)) + " | None")],
+        )
+    parameters, returns = read_parameters(reference, subject, local_names or {})
+    outputs = read_outputs(returns, subject)
+    contract = Contract(subject, parameters, outputs, tuple(data_dependent))
+    _check_contract(contract)
+    code = reference.__code__
+    file = code.co_filename
+    return Declaration(
+        qualified_name=qualified_name,
+        reference=reference,
+        contract=contract,
+        sources=_find_sources(subject, file, kernels),
+        random=random,
+        autocast=autocast,
+        module=reference.__module__,
+        file=file,
+        line=code.co_firstlineno,
+    )
+
+
+def declare_backward(
+    forward: Declaration, reference: Callable[..., Any], local_names: Mapping[str, Any]
+) -> Declaration:
+    """Reads the reference of a backward; annotations that it leaves out follow from the forward.
+
+    Raises:
+        BackwardError: its parameters do not fit the forward.
+    """
+    subject = f"{forward.name}_backward"
+    known = _backward_parameters(forward.contract)
+    names = list(inspect.signature(reference).parameters)
+    unknown = [name for name in names if name not in known]
+    gradients = [name for name in names if name.startswith("grad_") and name in known]
+    if unknown or len(gradients) != len(forward.contract.outputs):
+        inputs = ", ".join(p.name for p in forward.contract.parameters)
+        expected = ", ".join(_gradient_names(forward.contract))
+        raise BackwardError(
+            subject,
+            f"`{unknown[0]}` is no input, output or gradient of `{forward.name}`"
+            if unknown
+            else "a backward takes the gradient of every output",
+            rows=[("got", ", ".join(names)), ("known", ", ".join(known))],
+            hint=f"`def {reference.__name__}({expected}, {inputs}):`",
+        )
+    parameters = tuple(known[name] for name in names)
+    annotated = inspect.signature(reference).return_annotation is not inspect.Signature.empty
+    if annotated:
+        _, returns = read_parameters_of_backward(reference, subject, local_names)
+        outputs = read_outputs(returns, subject)
+    else:
+        outputs = ()
+    derived = tuple(
+        Output(f"grad_{p.name}", p.type, p.name if p.optional else None)
+        for p in forward.contract.parameters
+        if p.is_differentiable and p.kind == "tensor" and not p.mutated
+    )
+    if annotated and len(outputs) != len(derived):
+        raise BackwardError(
+            subject,
+            "a backward returns one gradient for each floating-point tensor input",
+            rows=[("got", str(len(outputs))), ("expected", ", ".join(o.name for o in derived))],
+        )
+    contract = Contract(subject, parameters, derived, ())
+    _check_contract(contract)
+    return replace(
+        forward,
+        qualified_name=f"{forward.namespace}::{subject}",
+        reference=reference,
+        contract=contract,
+        file=reference.__code__.co_filename,
+        line=reference.__code__.co_firstlineno,
+        forward=forward.qualified_name,
+    )
+
+
+def read_parameters_of_backward(
+    reference: Callable[..., Any], subject: str, local_names: Mapping[str, Any]
+) -> tuple[None, Any]:
+    """Returns the evaluated return annotation of a backward."""
+    signature = inspect.signature(reference, eval_str=True, locals=dict(local_names))
+    return None, signature.return_annotation
+
+
+def _gradient_names(contract: Contract) -> list[str]:
+    return [f"grad_{output.name}" for output in contract.outputs]
+
+
+def _backward_parameters(contract: Contract) -> dict[str, Parameter]:
+    known: dict[str, Parameter] = {}
+    for output in contract.outputs:
+        known[f"grad_{output.name}"] = Parameter(f"grad_{output.name}", "tensor", output.type)
+    for parameter in contract.parameters:
+        # Every argument is passed, by autograd; options stay keyword-only with their defaults.
+        default = MISSING if parameter.is_tensor else parameter.default
+        keyword_only = parameter.keyword_only and not parameter.is_tensor
+        known[parameter.name] = replace(parameter, default=default, keyword_only=keyword_only)
+    for output in contract.outputs:
+        known.setdefault(output.name, Parameter(output.name, "tensor", output.type))
+    return known
+
+
+def _check_contract(contract: Contract) -> None:
+    subject = contract.subject
+    named, variadics, families = _bound_names(contract)
+    for output in contract.outputs:
+        for axis in output.type.axes:
+            if isinstance(axis, (Variadic, Anonymous)) and not getattr(axis, "name", None):
+                raise AxisError(
+                    subject,
+                    f"`{output.name}`: `{axis}` does not say which size it has",
+                    hint="name the axis, in the inputs and in the result",
+                )
+            wanted = axis.names if isinstance(axis, Computed) else ()
+            if isinstance(axis, Named):
+                wanted = (axis.name,)
+            missing = [n for n in wanted if n not in named and n not in contract.data_dependent]
+            if isinstance(axis, Variadic) and axis.name not in variadics:
+                missing = [f"*{axis.name}"]
+            if missing:
+                raise AxisError(
+                    subject,
+                    f"`{output.name}`: the size of `{missing[0]}` does not follow from the inputs",
+                    rows=[("bound", " ".join([*named, *(f"*{v}" for v in variadics)]) or "nothing")],
+                    hint=f"take it as an argument `{missing[0]}: int`, or, if only the data know it, "
+                    f'`@operator(..., data_dependent=["{missing[0]}"])`',
+                )
+        family = output.type.family
+        if not family.is_single and family.name not in families:
+            raise AnnotationError(
+                subject,
+                f"`{output.name}`: no input has the dtype family `{family}` to take the dtype from",
+                hint=f"a single dtype, as in `{family.dtypes[0]}`: "
+                f"`{str(family.dtypes[0]).removeprefix('torch.').capitalize()}[Tensor, ...]`",
+            )
+    if not contract.outputs and not contract.mutated:
+        raise AnnotationError(
+            subject,
+            "an operator returns something or mutates something",
+            hint='annotate the result, or the argument as `Mutates[Float[Tensor, "n"]]`',
+        )
+    if not contract.tensors:
+        raise AnnotationError(
+            subject,
+            "an operator takes at least one tensor",
+            hint="a function of numbers alone needs no dispatcher: leave it a Python function",
+        )
+
+
+def _bound_names(contract: Contract) -> tuple[dict[str, None], dict[str, None], set[str]]:
+    named: dict[str, None] = {p.name: None for p in contract.parameters if p.kind == "int"}
+    variadics: dict[str, None] = {}
+    families: set[str] = set()
+    for parameter in contract.tensors:
+        families.add(parameter.type.family.name)
+        for axis in parameter.type.axes:
+            if isinstance(axis, Named):
+                named[axis.name] = None
+            elif isinstance(axis, Variadic) and axis.name:
+                variadics[axis.name] = None
+    for parameter in contract.tensors:
+        for axis in parameter.type.axes:
+            if isinstance(axis, Computed):
+                unknown = [name for name in axis.names if name not in named]
+                if len(unknown) > 1:
+                    raise AxisError(
+                        contract.subject,
+                        f"`{parameter.name}`: `{axis}` has more than one unknown size",
+                        rows=[("unknown", " ".join(unknown))],
+                        hint="give each of them an axis of its own in some input",
+                    )
+                if unknown and axis.solve(axis.evaluate(_probe(axis, 6)), unknown[0], _probe(axis, 6)) != 6:
+                    raise AxisError(
+                        contract.subject,
+                        f"`{parameter.name}`: `{axis}` cannot be solved for `{unknown[0]}`",
+                        hint=f"give `{unknown[0]}` an axis of its own in some input",
+                    )
+                named.update(dict.fromkeys(unknown))
+    return named, variadics, families
+
+
+def _probe(axis: Computed, value: int) -> dict[str, int]:
+    return dict.fromkeys(axis.names, value)
+
+
+def _find_sources(
+    subject: str, file: str, kernels: Mapping[str, str | Path | None]
+) -> dict[str, Source]:
+    folder = Path(file).parent
+    found: dict[str, Source] = {}
+    for backend, given in kernels.items():
+        if isinstance(given, str) and "\n" in given:
+            line = _line_of(given, file)
+            found[backend] = Source(backend, None, given, file if line else f"<{backend} of {subject}>", line or 1)
+            continue
+        path = folder / (given or KERNEL_FILES[backend])
+        if path.is_file():
+            found[backend] = Source(backend, path.resolve(), None, str(path))
+        elif given is not None:
+            raise KernelFileError(
+                subject,
+                f"the {backend} kernel does not exist",
+                rows=[("expected", str(path))],
+                hint="the path is relative to the declaring file; a source itself has a newline",
+            )
+    return found
+
+
+def _line_of(text: str, file: str) -> int | None:
+    """Returns the line of `file` on which an inline source starts, if it stands there literally."""
+    try:
+        at = Path(file).read_text().find(text)
+        return Path(file).read_text()[:at].count("\n") + 1 if at >= 0 else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+__all__ = ["AUTOCAST_POLICIES", "KERNEL_FILES", "Declaration", "Source", "TensorType", "declare", "declare_backward"]

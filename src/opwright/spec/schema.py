@@ -1,0 +1,89 @@
+"""The dispatcher's schema of a contract."""
+
+from __future__ import annotations
+
+from opwright.spec.contract import MISSING, Contract, Parameter
+
+
+def kernel_twin(name: str) -> str:
+    """Returns the name of the operator that reaches the kernels without passing autograd."""
+    return f"_{name}_kernel"
+
+
+def reference_twin(name: str) -> str:
+    """Returns the name of the operator that always runs the reference."""
+    return f"_{name}_reference"
+
+
+def schema_of(contract: Contract, name: str) -> str:
+    """Returns `name(Tensor input, Tensor bias, *, str approximate="tanh") -> Tensor`."""
+    return f"{name}({', '.join(_arguments(contract))}) -> {_returns(contract)}"
+
+
+def out_schema_of(contract: Contract, name: str) -> str:
+    """Returns the schema of the variant that writes into given tensors: `name.out(..., Tensor(a!) out)`."""
+    arguments = _arguments(contract)
+    if "*" not in arguments:
+        arguments.append("*")
+    letters = [_letter(len(contract.mutated) + i) for i in range(len(contract.outputs))]
+    names = out_names(contract)
+    arguments += [f"Tensor({a}!) {n}" for a, n in zip(letters, names, strict=True)]
+    returns = [f"Tensor({a}!)" for a in letters]
+    result = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
+    return f"{name}.out({', '.join(arguments)}) -> {result}"
+
+
+def out_names(contract: Contract) -> list[str]:
+    """Returns the argument names of the out variant: `out`, or `out0`, `out1`, ..."""
+    count = len(contract.outputs)
+    return ["out"] if count == 1 else [f"out{i}" for i in range(count)]
+
+
+def _arguments(contract: Contract) -> list[str]:
+    arguments: list[str] = []
+    mutated = 0
+    for parameter in contract.parameters:
+        if parameter.keyword_only and "*" not in arguments:
+            arguments.append("*")
+        letter = ""
+        if parameter.mutated:
+            letter = f"({_letter(mutated)}!)"
+            mutated += 1
+        arguments.append(f"{_type(parameter, letter)} {parameter.name}{_default(parameter)}")
+    return arguments
+
+
+def _letter(index: int) -> str:
+    return "abcdefghijklmnopqrstuvwxyz"[index]
+
+
+def _type(parameter: Parameter, letter: str) -> str:
+    match parameter.kind:
+        case "tensor":
+            return f"Tensor{letter}" + ("?" if parameter.optional else "")
+        case "tensors":
+            return f"Tensor{letter}[]"
+        case "int":
+            return "SymInt"
+        case "choice":
+            return "str"
+    return parameter.kind
+
+
+def _default(parameter: Parameter) -> str:
+    value = parameter.default
+    if value is MISSING:
+        return ""
+    match parameter.kind:
+        case "choice":
+            return f'="{value}"'
+        case "float":
+            return f"={float(value)!r}"
+    return f"={value}"
+
+
+def _returns(contract: Contract) -> str:
+    count = len(contract.outputs)
+    if count == 1:
+        return "Tensor"
+    return f"({', '.join(['Tensor'] * count)})" if count else "()"

@@ -97,3 +97,8 @@ def unload(declaration: Declaration) -> None:
             library = _loaded.pop(key, None)
             if library is not None:
                 library.unregister()
+
+
+def is_loaded(operator: Operator, backend: str) -> bool:
+    """Returns whether the operator's kernels for a backend are the registered ones."""
+    return unit_key(operator.declaration, backend) in _loaded

@@ -12,9 +12,12 @@ from opwright import operator
 Approximate = Literal["none", "tanh", "quick"]
 
 
-def _slope(approximate: str) -> tuple[float, float]:
-    """Returns (a, c) with gelu(x) = x * sigmoid(a * x * (1 + c * x^2)) for the sigmoid forms."""
-    return (math.sqrt(8 / math.pi), 0.044715) if approximate == "tanh" else (1.702, 0.0)
+def _exponent(x: Tensor, approximate: str) -> tuple[Tensor, Tensor | float]:
+    """Returns v with gelu(x) = x * sigmoid(v), and dv/dx, for the two forms that have one."""
+    if approximate == "quick":
+        return 1.702 * x, 1.702
+    a, c = math.sqrt(8 / math.pi), 0.044715
+    return a * x * (1 + c * x * x), a * (1 + 3 * c * x * x)
 
 
 @operator("opwright_ops::bias_gelu")
@@ -38,8 +41,8 @@ def bias_gelu(
     if approximate == "none":
         y = 0.5 * x * torch.erfc(-x / math.sqrt(2))
     else:
-        a, c = _slope(approximate)
-        y = x * torch.sigmoid(a * x * (1 + c * x * x))
+        v, _ = _exponent(x, approximate)
+        y = x * torch.sigmoid(v)
     # At -inf the product above is -inf * 0.
     return torch.where(x == -math.inf, torch.zeros_like(x), y)
 
@@ -51,11 +54,11 @@ def bias_gelu_backward(grad_output, input, bias, *, approximate="tanh"):
         # Phi(x) + x * phi(x)
         slope = 0.5 * torch.erfc(-x / math.sqrt(2)) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     else:
-        # s + x s (1 - s) v', with s = sigmoid(v), v = a x (1 + c x^2); 1 - s is sigmoid(-v).
-        a, c = _slope(approximate)
-        v = a * x * (1 + c * x * x)
+        # s + x s (1 - s) v', with s = sigmoid(v) and 1 - s = sigmoid(-v).
+        v, dv = _exponent(x, approximate)
         s = torch.sigmoid(v)
-        slope = s + x * s * torch.sigmoid(-v) * a * (1 + 3 * c * x * x)
+        slope = s + x * s * torch.sigmoid(-v) * dv
     slope = torch.where(torch.isinf(x), (x > 0).to(x.dtype), slope)
     grad_input = grad_output * slope
-    return grad_input, grad_input.reshape(-1, grad_input.shape[-1]).sum(0)
+    rows = grad_input.reshape(math.prod(input.shape[:-1]), input.shape[-1])
+    return grad_input, rows.sum(0)

@@ -31,11 +31,12 @@ struct Constants<float> {
   static constexpr float kTanhLow = -11.1f, kTanhHigh = 8;
   static constexpr float kQuickLow = -66, kQuickHigh = 16;
   static constexpr float kNormalHigh = 14.7f, kErfcHigh = 10.4f;
-  static constexpr float kDown = 0x1p-48f;
+  static constexpr float kUp = 0x1p48f, kDown = 0x1p-48f;
   static constexpr float kLog2e = 1.4426950216293335f, kLog2eRest = 1.9259629911266175e-8f;
   static constexpr float kQuick = 2.4554669857025146f, kQuickRest = -2.6109498929110908e-8f;
   static constexpr float kTanh1 = 2.3022079467773438f, kTanh1Rest = 2.5136698113913389e-7f;
-  static constexpr float kTanh3 = 0.10294324159622192f, kTanh3Rest = -2.0161984364105029e-9f;
+  static constexpr float kTanh3 = 0.102935791015625f, kTanh3Rest = 7.4485643984874176e-6f;
+  static constexpr float kSquareRounder = 0x1.8p18f;
 };
 template <>
 struct Constants<double> {
@@ -45,11 +46,12 @@ struct Constants<double> {
   static constexpr double kTanhLow = -21.65, kTanhHigh = 10;
   static constexpr double kQuickLow = -448, kQuickHigh = 30;
   static constexpr double kNormalHigh = 38.9, kErfcHigh = 27.5;
-  static constexpr double kDown = 0x1p-128;
+  static constexpr double kUp = 0x1p128, kDown = 0x1p-128;
   static constexpr double kLog2e = 1.442695040888963387, kLog2eRest = 2.0355273740931032e-17;
   static constexpr double kQuick = 2.4554669595930156412, kQuickRest = 7.8165418472370753e-17;
   static constexpr double kTanh1 = 2.3022081981443278664, kTanh1Rest = -2.9772962085427412e-15;
-  static constexpr double kTanh3 = 0.1029432395800234934, kTanh3Rest = -5.9781774007187444e-18;
+  static constexpr double kTanh3 = 0.10294323973357677, kTanh3Rest = -1.5355328717954586e-10;
+  static constexpr double kSquareRounder = 0x1.8p35;
 };
 
 inline constexpr double kTwiceSqrtTwoOverPi = 1.5957691216057307117;  // 2 sqrt(2/pi)
@@ -92,21 +94,32 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_square(V x, Lane<V> const
   return t;
 }
 
-// -2u log2(e) with u = sqrt(2/pi) (x + 0.044715 x^3), split; that is -x w, w = a + b x^2. The head
-// of `a` has so few bits that subtracting w from it is exact, which gives what w lost.
-template <typename T, typename V>
+// -2u log2(e) with u = sqrt(2/pi) (x + 0.044715 x^3), split; that is -x w, w = a + b x^2. Exact: x^2
+// is rounded to so few bits that w has no rounding error (12 bits times 12 in float), and what the
+// roundings of x^2, a and b left over is small enough to be added as one correction.
+template <bool kExact, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_tanh(V x) {
   using C = Constants<Lane<V>>;
-  const V a = splat<V>(C::kTanh1), b = splat<V>(C::kTanh3);
-  const V square = x * x;
-  const V w = fma(square, b, a);
-  Exponent<V> t = split_product(-x, w);
-  if constexpr (kIsExact<T>) {
-    const V constants = fma(square, splat<V>(C::kTanh3Rest), splat<V>(C::kTanh1Rest));
-    const V lost = fma(square, b, a - w) + fma(fma(x, x, -square), b, constants);
-    t.fraction = fma(-x, lost, t.fraction);
+  if constexpr (kExact) {
+    const V rounder = splat<V>(C::kSquareRounder);
+    const V square = fma(x, x, rounder) - rounder;
+    const V w = fma(square, splat<V>(-C::kTanh3), splat<V>(-C::kTanh1));
+    const V constants = fma(square, splat<V>(-C::kTanh3Rest), splat<V>(-C::kTanh1Rest));
+    const V rest = fma(fma(x, x, -square), splat<V>(-(C::kTanh3 + C::kTanh3Rest)), constants);
+    Exponent<V> t = split_product(x, w);
+    t.fraction = fma(x, rest, t.fraction);
+    return t;
+  } else {
+    constexpr Lane<V> a = C::kTanh1 + C::kTanh1Rest, b = C::kTanh3 + C::kTanh3Rest;
+    return split_product(x, fma(x * x, splat<V>(-b), splat<V>(-a)));
   }
-  return t;
+}
+
+// 1/value: 2^-14 is 1/32 of half an ulp of bfloat16.
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V reciprocal_for(V value) {
+  if constexpr (kSame<T, bfloat16>) return rough_reciprocal(value);
+  else return reciprocal(value);
 }
 
 template <typename T, typename V>
@@ -127,15 +140,16 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Logistic<V> logistic(Exponent<V> t) {
   constexpr Lane<V> kDown = Constants<Lane<V>>::kDown;
   const V exp = scale(Fit<T>::exp2(t.fraction, kDown), t.whole);
   const V sum = exp + splat<V>(kDown);
-  if constexpr (sizeof(T) == 2 && kSame<T, bfloat16>) return {exp, rough_reciprocal(sum)};
-  else return {exp, reciprocal(sum)};
+  return {exp, reciprocal_for<T>(sum)};
 }
 
-// x * sigmoid for a clamped x; `excess` (clamped - x, not 0 only for x above the clamp, where
-// sigmoid is 1) gives back what the clamp took. Subtracting +0 keeps the sign of -0.
-template <typename V>
-OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V weigh(V clamped, Logistic<V> l, V excess) {
-  return fma(clamped * l.inverse, splat<V>(Constants<Lane<V>>::kDown), -excess);
+// x sigmoid(v) = max(x, 0) - z e/(1 + e) for an odd v, with z = |x| and e = e^-v(z) = 2^t. Scaled by
+// kUp, e is normal wherever the product is not 0; the product is rounded once, with the sum.
+template <typename T, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V weigh(V x, V z, Exponent<V> t) {
+  constexpr Lane<V> kUp = Constants<Lane<V>>::kUp;
+  const V e = scale(Fit<T>::exp2(t.fraction, kUp), t.whole);
+  return fma(-(z * e), reciprocal_for<T>(e + splat<V>(kUp)), max(x, splat<V>(-0.0f)));
 }
 
 // The derivative of x * sigmoid(v(x)): s (1 + x v' (1 - s)).
@@ -156,7 +170,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE NormalTail<V> normal_tail(V z) {
   using C = Constants<Lane<V>>;
   const V exp = exp2_of<T>(split_square<T>(z, C::kLog2e / 2, C::kLog2eRest / 2));
   const Quotient<V> g = Fit<T>::tail(z, z * z);
-  return {exp, g.p * reciprocal(g.q)};
+  return {exp, g.p * reciprocal_for<T>(g.q)};
 }
 
 }  // namespace detail
@@ -262,7 +276,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_erfc(V x) {
 template <typename T = void, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_none(V x) {
   using S = detail::Storage<T, V>;
-  const V z = min(abs(x), splat<V>(detail::Constants<Lane<V>>::kNormalHigh));
+  const V z = min_abs(x, splat<V>(detail::Constants<Lane<V>>::kNormalHigh));
   const auto tail = detail::normal_tail<S>(z);
   return fma(-tail.exp, z * tail.ratio, max(x, splat<V>(-0.0f)));
 }
@@ -282,9 +296,8 @@ template <typename T = void, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_tanh(V x) {
   using S = detail::Storage<T, V>;
   using C = detail::Constants<Lane<V>>;
-  const V low = max(x, splat<V>(C::kTanhLow)), clamped = min(low, splat<V>(C::kTanhHigh));
-  return detail::weigh(clamped, detail::logistic<S>(detail::split_tanh<S>(clamped)),
-                       clamped - low);
+  const V z = min_abs(x, splat<V>(-C::kTanhLow));
+  return detail::weigh<S>(x, z, detail::split_tanh<detail::kIsExact<S>>(z));
 }
 
 template <typename T = void, typename V>
@@ -295,7 +308,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_gelu_tanh(V x) {
   constexpr Lane<V> k1 = Lane<V>(detail::kTwiceSqrtTwoOverPi);
   constexpr Lane<V> k3 = Lane<V>(3 * 0.044715 * detail::kTwiceSqrtTwoOverPi);
   const V slope = x * fma(x * x, splat<V>(k3), splat<V>(k1));  // x d(2u)/dx
-  return detail::weigh_slope(slope, detail::logistic<S>(detail::split_tanh<S>(x)));
+  return detail::weigh_slope(slope, detail::logistic<S>(detail::split_tanh<false>(x)));
 }
 
 // x sigmoid(1.702 x).
@@ -303,9 +316,8 @@ template <typename T = void, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_quick(V x) {
   using S = detail::Storage<T, V>;
   using C = detail::Constants<Lane<V>>;
-  const V low = max(x, splat<V>(C::kQuickLow)), clamped = min(low, splat<V>(C::kQuickHigh));
-  const auto t = detail::split_multiple<S>(clamped, -C::kQuick, -C::kQuickRest);
-  return detail::weigh(clamped, detail::logistic<S>(t), clamped - low);
+  const V z = min_abs(x, splat<V>(-C::kQuickLow));
+  return detail::weigh<S>(x, z, detail::split_multiple<S>(z, -C::kQuick, -C::kQuickRest));
 }
 
 template <typename T = void, typename V>

@@ -140,6 +140,12 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE S max(S value, S limit) {
   return limit > value ? limit : value;
 }
 
+// min(|value|, limit); a NaN becomes NaN or the limit.
+template <typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V min_abs(V value, V limit) {
+  return min(abs(value), limit);
+}
+
 // 1/value to 1 ulp, for a normal value whose reciprocal is normal too.
 template <typename S>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE S reciprocal(S value) {

@@ -63,6 +63,16 @@ OPWRIGHT_INLINE detail::DoubleVec max(detail::DoubleVec value, detail::DoubleVec
   return __builtin_ia32_maxpd512_mask(limit, value, value, -1, 4);
 }
 
+#if defined(__AVX512DQ__)
+// vrange, selecting the smaller magnitude (2) with a cleared sign (2 << 2).
+OPWRIGHT_INLINE detail::FloatVec min_abs(detail::FloatVec value, detail::FloatVec limit) {
+  return __builtin_ia32_rangeps512_mask(value, limit, 10, value, -1, 4);
+}
+OPWRIGHT_INLINE detail::DoubleVec min_abs(detail::DoubleVec value, detail::DoubleVec limit) {
+  return __builtin_ia32_rangepd512_mask(value, limit, 10, value, -1, 4);
+}
+#endif
+
 // scalef multiplies by 2^floor(power) for any power, and rounds once.
 OPWRIGHT_INLINE detail::FloatVec scale(detail::FloatVec value, detail::FloatVec power) {
   return __builtin_ia32_scalefps512_mask(value, power, value, -1, 4);

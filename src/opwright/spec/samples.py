@@ -1,0 +1,280 @@
+"""Test inputs that follow from a contract: shapes, layouts, values, options."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opwright.spec.axes import Computed, Named, Variadic
+from opwright.spec.contract import MISSING, Contract, Parameter, TensorType
+from opwright.spec.dtypes import describe
+
+LAYOUTS = ("transposed", "sliced", "offset", "expanded")
+_PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
+# Sizes of the larger cases: past every vector width with a remainder, and enough elements that
+# parallel kernels use all their threads.
+_LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
+_LARGE_BATCH = (3, 13)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input of an operator.
+
+    Attributes:
+        label: what is special about it: "base", "empty n", "sliced", "special values", ...
+        values: the arguments in schema order.
+    """
+
+    label: str
+    values: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        tensors = [describe(t).removesuffix(" cpu") for v in self.values for t in _flat(v)]
+        options = [f"{name}={value!r}" for name, value in self.options.items()]
+        return f"{' '.join([*tensors, *options])} ({self.label})"
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def case_from_sample(contract: Contract, sample: Any, label: str) -> Case:
+    """Returns the case of one declared sample: a tuple of arguments, or `(args, kwargs)`."""
+    args, kwargs = split_sample(sample)
+    names = [p.name for p in contract.parameters]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    values = tuple(given.get(p.name, None if p.default is MISSING else p.default) for p in contract.parameters)
+    options = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if not p.is_tensor}
+    return Case(label, values, options)
+
+
+def split_sample(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the positional and named arguments of a sample."""
+    if isinstance(sample, (tuple, list)) and len(sample) == 2 and isinstance(sample[1], dict):
+        first = sample[0]
+        return (tuple(first) if isinstance(first, (tuple, list)) else (first,)), dict(sample[1])
+    return (tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)), {}
+
+
+class Sweep:
+    """Makes the cases of a contract. The same seed makes the same cases."""
+
+    def __init__(self, contract: Contract, seed: int = 0) -> None:
+        self.contract = contract
+        self.seed = seed
+        self.names = _axis_names(contract)
+        self.variadics = [
+            axis.name for p in contract.tensors for axis in p.type.axes if isinstance(axis, Variadic) and axis.name
+        ]
+
+    # --- shapes ----------------------------------------------------------------------------------------
+
+    def base_sizes(self, table: Sequence[int] = _PRIMES) -> dict[str, int]:
+        """Returns a size for every named axis, all different."""
+        fixed = self._int_sizes()
+        free = [name for name in self.names if name not in fixed]
+        return fixed | dict(zip(free, itertools.cycle(table), strict=False))
+
+    def _int_sizes(self) -> dict[str, int]:
+        return {
+            p.name: 2 if p.default is MISSING else p.default for p in self.contract.parameters if p.kind == "int"
+        }
+
+    def cases(self, dtype: torch.dtype | None) -> Iterator[Case]:
+        """Yields the cases for one dtype of the operator's floating-point family, the small ones first."""
+        base = self.base_sizes()
+        batch = (2, 3)
+        first, *others = self.option_sets()
+        ones = {name: size if name in self._int_sizes() else 1 for name, size in base.items()}
+        yield self.make("one element", dtype, ones, (1,), first)
+        if self.variadics:
+            yield self.make("no batch axes", dtype, base, (), first)
+            yield self.make("four batch axes", dtype, base, (2, 1, 3, 2), first)
+        yield self.make("base", dtype, base, batch, first)
+        for options in others:
+            yield self.make("base", dtype, base, batch, options)
+        for label, sizes, shape in self._empty(base, batch):
+            yield self.make(label, dtype, sizes, shape, first)
+        for parameter in self.contract.tensors:
+            if parameter.optional:
+                yield self.make(f"without {parameter.name}", dtype, base, batch, first, absent={parameter.name})
+        for layout in LAYOUTS:
+            yield self.make(layout, dtype, base, batch, first, layout=layout)
+        large = self.base_sizes(_LARGE)
+        for options in (first, *others):
+            for scale in (1e-3, 1.0, 10.0, 1e3):
+                yield self.make(f"values around {scale:g}", dtype, large, (5,), options, scale=scale)
+            yield self.make("special values", dtype, large, (5,), options, special=True)
+            yield self.make("large", dtype, large, _LARGE_BATCH, options)
+        for layout in LAYOUTS:
+            yield self.make(f"large, {layout}", dtype, large, _LARGE_BATCH, first, layout=layout)
+
+    def _empty(
+        self, base: Mapping[str, int], batch: tuple[int, ...]
+    ) -> Iterator[tuple[str, dict[str, int], tuple[int, ...]]]:
+        if self.variadics:
+            yield "empty batch", dict(base), (0,)
+        ints = self._int_sizes()
+        for name in self.names:
+            if name not in ints:
+                yield f"empty {name}", {**base, name: 0}, batch
+
+    def option_sets(self) -> list[dict[str, Any]]:
+        """Returns every combination of choices and switches, the defaults first (at most 16)."""
+        axes: list[list[tuple[str, Any]]] = []
+        for p in self.contract.parameters:
+            if p.kind == "choice":
+                values = sorted(p.choices, key=lambda choice, p=p: choice != p.default)
+            elif p.kind == "bool":
+                values = [False, True] if p.default in (MISSING, False) else [True, False]
+            elif p.kind == "int":
+                values = [2 if p.default is MISSING else p.default]
+            elif p.kind == "float":
+                values = [0.5 if p.default is MISSING else p.default]
+            else:
+                continue
+            axes.append([(p.name, value) for value in values])
+        return [dict(combination) for combination in itertools.islice(itertools.product(*axes), 16)]
+
+    # --- one case ----------------------------------------------------------------------------------------
+
+    def make(
+        self,
+        label: str,
+        dtype: torch.dtype | None,
+        sizes: Mapping[str, int],
+        batch: tuple[int, ...],
+        options: Mapping[str, Any],
+        *,
+        layout: str = "contiguous",
+        scale: float = 1.0,
+        special: bool = False,
+        absent: frozenset[str] | set[str] = frozenset(),
+    ) -> Case:
+        """Returns a case with these sizes and options."""
+        generator = torch.Generator().manual_seed(self.seed)
+        values: list[Any] = []
+        is_first = True
+        for parameter in self.contract.parameters:
+            if not parameter.is_tensor:
+                values.append(options[parameter.name])
+            elif parameter.name in absent:
+                values.append(None)
+            else:
+                count = 3 if parameter.kind == "tensors" else 1
+                made = [
+                    self._tensor(parameter, dtype, sizes, batch, layout, scale, special and is_first, generator)
+                    for _ in range(count)
+                ]
+                values.append(made if parameter.kind == "tensors" else made[0])
+                is_first = False
+        return Case(label, tuple(values), dict(options))
+
+    def _tensor(
+        self,
+        parameter: Parameter,
+        dtype: torch.dtype | None,
+        sizes: Mapping[str, int],
+        batch: tuple[int, ...],
+        layout: str,
+        scale: float,
+        special: bool,
+        generator: torch.Generator,
+    ) -> torch.Tensor:
+        shape = shape_of(parameter.type, sizes, batch)
+        own = tensor_dtype(self.contract, parameter.type, dtype)
+        smallest = min([size for size in shape if size > 0], default=2)
+
+        def fill(wanted: tuple[int, ...]) -> torch.Tensor:
+            if own == torch.bool:
+                return torch.rand(wanted, generator=generator) > 0.5
+            if not own.is_floating_point:
+                return torch.randint(0, max(smallest, 2), wanted, generator=generator).to(own)
+            noise = torch.randn(wanted, generator=generator, dtype=torch.float64) * scale
+            if special:
+                noise = _with_special_values(noise, own)
+            return noise.to(own)
+
+        if parameter.mutated and layout == "expanded":
+            layout = "contiguous"  # writing through stride 0 has no defined result
+        return lay_out(fill, shape, layout)
+
+
+def tensor_dtype(contract: Contract, type_: TensorType, dtype: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype of a tensor of this type when the operator's own family has `dtype`."""
+    family = type_.family
+    return dtype if dtype is not None and family == contract.scalar_family else family.dtypes[0]
+
+
+def shape_of(type_: TensorType, sizes: Mapping[str, int], batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of a tensor of this type; `batch` are the axes of every variadic axis."""
+    shape: list[int] = []
+    for axis in type_.axes:
+        match axis:
+            case Variadic():
+                shape.extend(batch)
+            case Named(name):
+                shape.append(sizes[name])
+            case Computed():
+                shape.append(max(axis.evaluate(sizes), 0))
+            case _:
+                shape.append(getattr(axis, "size", 3))
+    return tuple(shape)
+
+
+def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str) -> torch.Tensor:
+    """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS."""
+    if layout == "offset":
+        count = math.prod(shape)
+        return fill((count + 3,))[3:].view(shape)
+    if not shape:
+        return fill(shape)
+    if layout == "transposed":
+        if len(shape) == 1:
+            return fill((shape[0], 2))[:, 0]
+        return fill((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
+    if layout == "sliced":
+        padded = fill((*shape[:-1], 2 * shape[-1] + 1))
+        return padded[..., 1::2]
+    if layout == "expanded":
+        return fill((1, *shape[1:])).expand(shape)
+    return fill(shape)
+
+
+def _with_special_values(noise: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    info = torch.finfo(dtype)
+    ladder = [s * m for m in (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 13, 15, 20, 25, 40, 80, 87, 89, 104, 700, 750) for s in (1, -1)]
+    special = [
+        0.0, -0.0, math.inf, -math.inf, math.nan, info.tiny, -info.tiny, info.tiny / 2, -info.tiny / 2,
+        info.smallest_normal * info.eps, info.max, -info.max, info.eps, -info.eps, 1.0, -1.0, *ladder,
+    ]  # fmt: skip
+    flat = noise.reshape(-1).clone()
+    count = min(len(special), flat.numel())
+    flat[:count] = torch.tensor(special[:count], dtype=torch.float64)
+    return flat.view(noise.shape)
+
+
+def _axis_names(contract: Contract) -> list[str]:
+    names: dict[str, None] = {}
+    for parameter in contract.tensors:
+        for axis in parameter.type.axes:
+            if isinstance(axis, Named):
+                names[axis.name] = None
+            elif isinstance(axis, Computed):
+                names.update(dict.fromkeys(axis.names))
+    return list(names)
+
+
+def declared_cases(contract: Contract, samples: Iterable[Any] | Callable[[], Iterable[Any]]) -> list[Case]:
+    """Returns the cases of declared samples: an iterable, or a function that gives one."""
+    given = samples() if callable(samples) else samples
+    return [case_from_sample(contract, sample, f"sample {i}") for i, sample in enumerate(given)]

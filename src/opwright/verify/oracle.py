@@ -1,0 +1,261 @@
+"""The oracle: the reference in float64, and how far a computation in a dtype may be from it.
+
+No tolerance is set by hand. A kernel is compared, element by element, with what PyTorch gets for the
+same computation in the same dtype, and with how far the reference moves when each of its intermediate
+results is off by one rounding. So an ill-conditioned element allows what it must, and no other does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# A kernel may err this many times what PyTorch itself errs on that element ...
+_MULTIPLE = 4.0
+# ... plus this many units in the last place: one rounding of the result, and the few ulp of a
+# library's exp and its like, which PyTorch's own vectorised functions are allowed as well.
+_ULP = 4.0
+_STOCHASTIC_RUNS = 4
+
+
+@dataclass
+class Expected:
+    """What the oracle says about one output.
+
+    Attributes:
+        exact: the value in float64.
+        allowance: largest absolute error that passes, per element.
+        ulp: the unit in the last place of the output's dtype at `exact`.
+    """
+
+    exact: torch.Tensor
+    allowance: torch.Tensor
+    ulp: torch.Tensor
+    dtype: torch.dtype
+
+
+def to_oracle(value: Any) -> Any:
+    """Returns an argument as the oracle takes it: floating-point tensors in float64."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(torch.float64) if value.is_floating_point() else value.detach().clone()
+    return [to_oracle(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def expect(
+    reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any], seed: int = 0
+) -> list[Expected | torch.Tensor | None]:
+    """Returns what each output must be; outputs that are not floating-point come as they must be exactly.
+
+    Args:
+        reference: the computation; takes the arguments, returns the outputs.
+        values: the arguments, in the dtype under test.
+    """
+    exact = reference([to_oracle(v) for v in values])
+    eager = reference([_copy(v) for v in values])
+    spreads = _spread(reference, values, exact, eager, seed)
+    found: list[Expected | torch.Tensor | None] = []
+    for value, plain, spread in zip(exact, eager, spreads, strict=True):
+        if value is None or plain is None:
+            found.append(None)
+        elif not plain.is_floating_point():
+            found.append(plain)
+        else:
+            found.append(_expected(value.double(), plain, spread))
+    return found
+
+
+def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
+    ulp = ulp_of(exact, plain.dtype)
+    error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
+    allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
+    if plain.dtype == torch.float64:
+        # Below the normal numbers the oracle itself is no longer right: torch.exp flushes to zero.
+        allowance = allowance + torch.finfo(torch.float64).smallest_normal
+    return Expected(exact, allowance, ulp, plain.dtype)
+
+
+def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the distance between neighbouring numbers of `dtype` at these float64 values."""
+    info = torch.finfo(dtype)
+    smallest = info.smallest_normal * info.eps
+    magnitude = values.abs().nan_to_num(0.0, info.max, info.max).clamp(max=info.max)
+    _, exponent = torch.frexp(magnitude)
+    unit = torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
+    return torch.where(magnitude < info.smallest_normal, torch.full_like(unit, smallest), unit)
+
+
+class _Jitter(TorchDispatchMode):
+    """Moves every floating-point result by up to one rounding, at random: Monte Carlo arithmetic."""
+
+    def __init__(self, unit: float, seed: int) -> None:
+        super().__init__()
+        self.unit, self.generator = unit, torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        if packet in _REDUCTIONS:
+            args = self._move_terms(packet, args)
+        result = func(*args, **(kwargs or {}))
+        # Views and in-place writes keep their tensor; constants and moved data are exact.
+        if any(a.alias_info is not None for a in func._schema.returns) or packet in _EXACT:
+            return result
+        if isinstance(result, (tuple, list)):
+            return type(result)(self._move(r, self.unit) for r in result)
+        return self._move(result, self.unit)
+
+    def _move_terms(self, packet: Any, args: Any) -> Any:
+        """Moves the terms of a sum as far as adding them one by one, rounding each time, would.
+
+        PyTorch accumulates 16-bit types in float32, so that is the rounding, at most.
+        """
+        tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dtype == torch.float64]
+        if not tensors:
+            return args
+        terms = tensors[-1].shape[-2] if packet in _PRODUCTS and tensors[-1].ndim > 1 else tensors[0].numel()
+        unit = min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(terms)
+        return [self._move(a, unit) if a is tensors[0] else a for a in args]
+
+    def _move(self, value: Any, unit: float) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+            return value
+        noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        return torch.where(torch.isfinite(value), value + value * (noise * unit), value)
+
+
+def _packets(names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.ops.aten, name) for name in names.split())
+
+
+_PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
+_REDUCTIONS = _PRODUCTS | _packets("sum mean var var_mean std cumsum linalg_vector_norm convolution")
+_EXACT = _packets(
+    "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
+    "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"
+)
+
+
+def _spread(
+    reference: Callable[[Sequence[Any]], Sequence[Any]],
+    values: Sequence[Any],
+    exact: Sequence[Any],
+    eager: Sequence[Any],
+    seed: int,
+) -> list[torch.Tensor]:
+    # Half a unit in the last place; a whole one in float64, where half of one would be rounded away.
+    least = torch.finfo(torch.float64).eps
+    units = [max(torch.finfo(e.dtype).eps / 2, least) for e in eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
+    spreads = [torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(()) for e in exact]
+    if not units:
+        return spreads
+    for run in range(_STOCHASTIC_RUNS):
+        with _Jitter(max(units), seed + run):
+            moved = reference([to_oracle(v) for v in values])
+        for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
+                spreads[i] = torch.maximum(spreads[i], distance)
+    return spreads
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+@dataclass
+class Difference:
+    """How an output differs from what is expected.
+
+    Attributes:
+        worst_ulp: largest error in ulp over the finite elements.
+        worst_ratio: largest error over allowance; above 1 is wrong. inf: a NaN or infinity too many or
+            too few.
+        wrong: mask of the wrong elements.
+    """
+
+    worst_ulp: float
+    worst_ratio: float
+    wrong: torch.Tensor
+    message: str = ""
+
+
+def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
+    """Returns how far an output is from what it must be."""
+    if isinstance(expected, torch.Tensor):
+        wrong = got != expected
+        ratio = math.inf if bool(wrong.any()) else 0.0
+        return Difference(0.0, ratio, wrong, _describe_exact(got, expected, wrong))
+    exact, value = expected.exact, got.double()
+    rounded = exact.to(expected.dtype).double()  # overflows where the dtype does
+    error = (value - exact).abs()
+    finite = torch.isfinite(value) & torch.isfinite(exact) & torch.isfinite(rounded)
+    # Where the dtype overflows, the largest number or infinity is right; NaN and infinity must match.
+    limit = torch.finfo(expected.dtype).max
+    overflow = ~torch.isfinite(rounded) & torch.isfinite(exact)
+    near_limit = torch.isfinite(exact) & (exact.abs() + expected.allowance > limit)
+    same = torch.where(
+        torch.isnan(exact),
+        torch.isnan(value),
+        torch.where(overflow | near_limit, (value.abs() >= limit * 0.99) & (value.sign() == exact.sign()), value == rounded),
+    )
+    ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))
+    ratio = torch.where(near_limit & same, torch.zeros_like(ratio), ratio)
+    ulps = torch.where(finite, error / expected.ulp, torch.zeros_like(error))
+    wrong = ratio > 1
+    if not got.numel():
+        return Difference(0.0, 0.0, wrong)
+    message = _describe_worst(got, expected, ratio, error) if bool(wrong.any()) else ""
+    return Difference(float(ulps.max()), float(ratio.max()), wrong, message)
+
+
+def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, error: torch.Tensor) -> str:
+    at = int(ratio.argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    value, exact = got.reshape(-1)[at].item(), expected.exact.reshape(-1)[at].item()
+    count, total = int((ratio > 1).sum()), ratio.numel()
+    ulp, allowed = expected.ulp.reshape(-1)[at].item(), expected.allowance.reshape(-1)[at].item()
+    text = f"{count} of {total} elements are wrong; worst at {index}: got {value:.9g}, expected {exact:.9g}"
+    if math.isfinite(value) and math.isfinite(exact):
+        text += f", off by {error.reshape(-1)[at].item() / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed"
+    return text
+
+
+def _describe_exact(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:
+    if not bool(wrong.any()):
+        return ""
+    at = int(wrong.reshape(-1).int().argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    pair = got.reshape(-1)[at].item(), expected.reshape(-1)[at].item()
+    return f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
+
+
+def pattern_of(wrong: torch.Tensor) -> str:
+    """Returns what the wrong elements have in common, as far as their positions tell."""
+    if wrong.ndim == 0 or not bool(wrong.any()):
+        return ""
+    if bool(wrong.all()):
+        return "every element"
+    for dim in range(wrong.ndim):
+        size = wrong.shape[dim]
+        others = [d for d in range(wrong.ndim) if d != dim]
+        hit = wrong.any(dim=tuple(others)) if others else wrong
+        indices = hit.nonzero().flatten().tolist()
+        if len(indices) == size:
+            continue
+        if indices == list(range(indices[0], size)):
+            return f"only the last {len(indices)} of {size} along axis {dim}"
+        if indices == list(range(len(indices))):
+            return f"only the first {len(indices)} of {size} along axis {dim}"
+        if len(indices) <= 3:
+            return f"only {indices} along axis {dim}"
+    return f"{100 * wrong.double().mean().item():.2g} % of the elements, scattered"

@@ -1,0 +1,118 @@
+"""What is verified: an operator, or any callable with a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opwright.dispatch.operator import Operator, operator_of
+from opwright.dispatch.reference import caller, outputs_of
+from opwright.errors import CheckError
+from opwright.spec.contract import Contract
+from opwright.spec.samples import Case, Sweep, declared_cases, split_sample
+
+
+@dataclass
+class Subject:
+    """One thing under test.
+
+    Attributes:
+        name: how it is called in messages.
+        call: takes the arguments in order, returns the outputs.
+        reference: the same computation in PyTorch.
+        operator: the operator behind it; None for a callable.
+    """
+
+    name: str
+    call: Callable[[Sequence[Any]], list[Any]]
+    reference: Callable[[Sequence[Any]], list[Any]]
+    operator: Operator | None
+    _samples: Iterable[Any] | Callable[[], Iterable[Any]] | None
+
+    @property
+    def contract(self) -> Contract | None:
+        return self.operator.contract if self.operator else None
+
+    def cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
+        """Yields every input with the dtype it is about, small ones first within a dtype."""
+        if self.operator is None:
+            for case in _plain_cases(self._samples):
+                yield _dtype_of(case), case
+            return
+        contract = self.operator.contract
+        given = self._samples if self._samples is not None else self.operator._samples
+        if given is not None:
+            for case in declared_cases(contract, given):
+                yield _dtype_of(case), case
+            return
+        family = contract.scalar_family
+        for dtype in family.dtypes if family else (None,):
+            for case in Sweep(contract).cases(dtype):
+                yield dtype, case
+
+    def small_cases(self, dtype: torch.dtype) -> list[Case]:
+        """Returns the small inputs of one dtype, for the checks that are slow."""
+        found = [case for d, case in self.cases() if d in (dtype, None)]
+        return [case for case in found if case.label in ("base", "no batch axes") or case.label.startswith("sample")][:6]
+
+
+def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) -> Subject:
+    """Returns the subject for an operator or a callable.
+
+    Raises:
+        CheckError: a callable comes without a reference or samples.
+    """
+    operator = operator_of(target)
+    if operator is not None:
+        contract = operator.contract
+        own = caller(contract, reference or operator.declaration.reference)
+
+        def call(values: Sequence[Any]) -> list[Any]:
+            positional = sum(not p.keyword_only for p in contract.parameters)
+            named = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if p.keyword_only}
+            return outputs_of(contract, operator.function(*values[:positional], **named))
+
+        return Subject(
+            operator.declaration.qualified_name,
+            call,
+            lambda values: outputs_of(contract, own(values)),
+            operator,
+            samples,
+        )
+    name = getattr(target, "__name__", type(target).__name__)
+    if not callable(target) or reference is None or samples is None:
+        raise CheckError(
+            name,
+            "a callable is verified against a reference, on samples",
+            hint="`opwright.verify(f, reference=g, samples=[(x, y), ...])`",
+        )
+
+    def as_list(result: Any) -> list[Any]:
+        return list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
+
+    def apply(function: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
+        args, kwargs = split_sample(tuple(values))
+        return as_list(function(*args, **kwargs))
+
+    return Subject(name, lambda values: apply(target, values), lambda values: apply(reference, values), None, samples)
+
+
+def _plain_cases(samples: Any) -> list[Case]:
+    given = samples() if callable(samples) else samples
+    cases = []
+    for i, sample in enumerate(given):
+        args, kwargs = split_sample(sample)
+        # Named arguments travel as a last value, as in the sample itself.
+        cases.append(Case(f"sample {i}", (args, kwargs) if kwargs else args, kwargs))
+    return cases
+
+
+def _dtype_of(case: Case) -> torch.dtype | None:
+    for value in case.values:
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                return tensor.dtype
+    return None

@@ -1,0 +1,22 @@
+"""Is it fast? `opwright.bench(operator)` answers with a record."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from opwright.bench.run import bench
+from opwright.records import BenchRecord
+
+__all__ = ["BenchRecord", "bench"]
+
+
+class _CallableModule(types.ModuleType):
+    """The package and the function of the same name at once; see `opwright.verify`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> BenchRecord:
+        return bench(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -48,7 +48,7 @@ def operator(
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
-        `sweep` and `cost` say more about it, `operator` is the `Operator` behind it.
+        `sweep`, `cost` and `baseline` say more about it, `operator` is the `Operator` behind it.
 
     Raises:
         DeclarationError: the declaration cannot be honoured; the subclass says why.
@@ -111,6 +111,7 @@ class Operator:
         self._samples: Callable[[], Any] | None = None
         self._sweep: dict[str, list[Any]] = {}
         self._cost: Callable[..., Any] | None = None
+        self._baseline: Callable[..., Any] | None = None
         self._positional = sum(not p.keyword_only for p in self.contract.parameters)
         self._named = [p.name for p in self.contract.parameters if p.keyword_only]
         self._set_saved(None)
@@ -125,6 +126,7 @@ class Operator:
         self.function.samples = self.samples
         self.function.sweep = self.sweep
         self.function.cost = self.cost
+        self.function.baseline = self.baseline
 
     def __repr__(self) -> str:
         return f"<operator {schema_of(self.contract, self.declaration.qualified_name)}>"
@@ -161,6 +163,14 @@ class Operator:
     def cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Declares the cost of a call: a function of the arguments that returns `(bytes, flop)`."""
         self._cost = function
+        return function
+
+    def baseline(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Declares what people write without this operator, to be measured against; by default the reference.
+
+        A reference is written for accuracy; comparing speed with it would flatter the kernel.
+        """
+        self._baseline = function
         return function
 
     def cost_of(self, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:

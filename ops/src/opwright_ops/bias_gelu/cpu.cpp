@@ -91,7 +91,11 @@ class Bias {
       const int64_t count = grid_.columns_in(0, block);
       const int64_t n = count < grid_.n ? count : grid_.n;
       const T* from = view_.data() + block * grid_.width * view_.stride(0);
-      for (int64_t i = 0; i < n; ++i) buffer_[i] = from[i * view_.stride(0)];
+      int64_t i = 0;
+      if (view_.stride(0) == 1) {
+        for (; i + kLanes<T> <= n; i += kLanes<T>) opwright::store(buffer_ + i, opwright::load(from + i));
+      }
+      for (; i < n; ++i) buffer_[i] = from[i * view_.stride(0)];
       for (int64_t i = n; i < count; ++i) buffer_[i] = buffer_[i - n];
     }
     return buffer_;

@@ -22,3 +22,9 @@ def d_sigmoid(z: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 def d_sigmoid_backward(grad_output, z):
     # d/dz s(1 - s) = s(1 - s)(1 - 2s), and 1 - 2s = -tanh(z / 2).
     return -grad_output * torch.sigmoid(z) * torch.sigmoid(-z) * torch.tanh(z / 2)
+
+
+@d_sigmoid.baseline
+def d_sigmoid_in_pytorch(z):
+    s = torch.sigmoid(z)
+    return (1 - s) * s

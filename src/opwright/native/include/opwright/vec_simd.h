@@ -120,10 +120,41 @@ OPWRIGHT_INLINE Vec<double> load(const double* from) {
 OPWRIGHT_INLINE void store(float* to, Vec<float> v) { __builtin_memcpy(to, &v, sizeof v); }
 OPWRIGHT_INLINE void store(double* to, Vec<double> v) { __builtin_memcpy(to, &v, sizeof v); }
 
+namespace detail {
+
+// Between the 16-bit integers of a half vector and the high halves of 32-bit lanes. GCC expands the
+// portable form to three times the instructions.
+#if defined(__AVX512BW__) && !defined(__clang__)
+typedef int16_t Int16x16 __attribute__((vector_size(32)));
+typedef int32_t Int32x16 __attribute__((vector_size(64)));
+typedef uint16_t UInt16x32 __attribute__((vector_size(64)));
+
+OPWRIGHT_INLINE UInt32Vec high_halves(UInt16HalfVec bits) {
+  const auto wide = __builtin_ia32_pmovzxwd512_mask(bit_cast<Int16x16>(bits), Int32x16{}, -1);
+  return bit_cast<UInt32Vec>(wide) << 16;
+}
+OPWRIGHT_INLINE UInt16HalfVec take_high_halves(UInt32Vec bits) {
+  const UInt16x32 odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  const UInt16x32 words = __builtin_shuffle(bit_cast<UInt16x32>(bits), odd);
+  UInt16HalfVec low;
+  __builtin_memcpy(&low, &words, sizeof low);
+  return low;
+}
+#else
+OPWRIGHT_INLINE UInt32Vec high_halves(UInt16HalfVec bits) {
+  return __builtin_convertvector(bits, UInt32Vec) << 16;
+}
+OPWRIGHT_INLINE UInt16HalfVec take_high_halves(UInt32Vec bits) {
+  return __builtin_convertvector(bits >> 16, UInt16HalfVec);
+}
+#endif
+
+}  // namespace detail
+
 OPWRIGHT_INLINE Vec<float> load(const bfloat16* from) {
   detail::UInt16HalfVec bits;
   __builtin_memcpy(&bits, from, sizeof bits);
-  return bit_cast<Vec<float>>(__builtin_convertvector(bits, detail::UInt32Vec) << 16);
+  return bit_cast<Vec<float>>(detail::high_halves(bits));
 }
 
 // In integers: the AVX512_BF16 instruction flushes denormals to zero.
@@ -131,8 +162,7 @@ OPWRIGHT_INLINE void store(bfloat16* to, Vec<float> v) {
   const detail::UInt32Vec bits = bit_cast<detail::UInt32Vec>(v);
   const detail::UInt32Vec rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   const detail::UInt32Vec quiet = bits | 0x400000u;
-  const detail::UInt32Vec kept = (v == v) ? rounded : quiet;
-  const auto narrow = __builtin_convertvector(kept >> 16, detail::UInt16HalfVec);
+  const detail::UInt16HalfVec narrow = detail::take_high_halves((v == v) ? rounded : quiet);
   __builtin_memcpy(to, &narrow, sizeof narrow);
 }
 

@@ -1,0 +1,129 @@
+"""Sorts records into cards: one for each operator on each machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from opwright.errors import RecordError
+from opwright.records import BenchRecord, Machine, Measurement, Record, VerifyRecord
+
+_DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of one operator on one machine.
+
+    Attributes:
+        older: how many records were left out, because a newer one of the same kind exists.
+    """
+
+    verify: VerifyRecord | None
+    bench: BenchRecord | None
+    older: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the operator."""
+        return self._any.name
+
+    @property
+    def machine(self) -> Machine:
+        """The machine; the benchmark's, which knows the bandwidth, before verify's."""
+        return self._any.machine
+
+    @property
+    def _any(self) -> Record:
+        record = self.bench or self.verify
+        assert record is not None
+        return record
+
+    @property
+    def fails(self) -> bool:
+        """Whether verify ran and found something wrong."""
+        return self.verify is not None and (
+            bool(self.verify.failures) or any(check.outcome == "failed" for check in self.verify.checks)
+        )
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether verify has passed, in this record or before the benchmark."""
+        if self.verify is not None:
+            return self.verify.passed and not self.fails
+        return self.bench is not None and self.bench.verified
+
+    @property
+    def cases(self) -> int:
+        """How many inputs the checks that passed have tried."""
+        checks = self.verify.checks if self.verify else []
+        return sum(check.cases for check in checks if check.outcome == "passed")
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """The measurements that have timings, by direction, dtype and size."""
+        found = [m for m in self.bench.measurements if m.timings] if self.bench else []
+        dtypes = list(dict.fromkeys(m.dtype for m in found))
+        return sorted(found, key=lambda m: (direction_rank(m.direction), dtypes.index(m.dtype), size_of(m)))
+
+    @property
+    def baselines(self) -> list[str]:
+        """The candidates other than Opwright: eager, compile, then peers in the order of the record."""
+        names = dict.fromkeys(t.candidate for m in self.measurements for t in m.timings[1:])
+        return sorted(names, key=lambda name: {"eager": 0, "compile": 1}.get(name, 2))
+
+    def speedups_over(self, candidate: str) -> list[float]:
+        """Returns how many times faster Opwright is, for each input on which the candidate was timed."""
+        ratios = (m.speedup_over(candidate) for m in self.measurements)
+        return [ratio for ratio in ratios if ratio is not None]
+
+    def median_speedup_over(self, candidate: str) -> float | None:
+        """Returns the median over the inputs, or None when the candidate was not timed."""
+        ratios = self.speedups_over(candidate)
+        return median(ratios) if ratios else None
+
+    def roof_shares(self) -> tuple[list[float], list[float]]:
+        """Returns the shares of the roof on inputs outside the cache, and on those inside."""
+        known = [(m.in_cache, m.roof_share) for m in self.measurements if m.roof_share is not None]
+        return [s for inside, s in known if not inside], [s for inside, s in known if inside]
+
+
+def collect_cards(records: Sequence[Record]) -> list[Card]:
+    """Sorts records into cards, those that fail first, else in the order of the records.
+
+    Of several records of one kind the newest counts.
+
+    Raises:
+        RecordError: there are no records.
+    """
+    if not records:
+        raise RecordError("report", "there are no records to show", hint="run `opwright verify` first")
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.name, record.machine.cpu, record.machine.device), []).append(record)
+    cards = []
+    for group in groups.values():
+        newest = sorted(group, key=lambda record: record.created, reverse=True)
+        verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
+        bench = next((r for r in newest if isinstance(r, BenchRecord)), None)
+        cards.append(Card(verify, bench, len(group) - (verify is not None) - (bench is not None)))
+    return sorted(cards, key=lambda card: not card.fails)
+
+
+def direction_rank(direction: str) -> int:
+    """Returns where a direction stands in tables and pictures."""
+    return _DIRECTIONS.index(direction) if direction in _DIRECTIONS else len(_DIRECTIONS)
+
+
+def size_of(measurement: Measurement) -> float:
+    """Returns the elements of an input, or the bytes it moves where the record does not count elements."""
+    elements = elements_of(measurement)
+    return measurement.bytes_moved if elements is None else elements
+
+
+def elements_of(measurement: Measurement) -> float | None:
+    """Returns the elements of an input, or None where the record does not count them."""
+    elements = measurement.axes.get("elements")
+    is_number = isinstance(elements, (int, float)) and not isinstance(elements, bool)
+    return elements if is_number and elements > 0 else None

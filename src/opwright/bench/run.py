@@ -187,13 +187,7 @@ def _bind(
     """Returns the call to be timed, without arguments."""
     apply = _applier(function, operator)
     if direction == "forward":
-        values = case.values
-
-        def forward() -> object:
-            with torch.no_grad():
-                return apply(values)
-
-        return forward
+        return lambda: apply(case.values)
     values = [_with_gradient(v) for v in case.values]
     inputs = [t for t in _tensors(values) if t.requires_grad]
     outputs = [o for o in _as_list(apply(values)) if o.is_floating_point() and o.requires_grad]
@@ -244,8 +238,9 @@ def _measure(
     copy_rate: float,
     seconds: float,
 ) -> Measurement:
-    cost = _cost(direction, case, operator, candidates)
-    timings = time_interleaved(candidates, seconds)
+    with torch.set_grad_enabled(direction == "backward"):
+        cost = _cost(direction, case, operator, candidates)
+        timings = time_interleaved(candidates, seconds)
     floats = [t.dtype for t in _tensors(case.values) if t.is_floating_point()]
     rate = cost.bytes_moved / timings[0].median_us / 1e3  # GB/s
     return Measurement(
@@ -299,4 +294,5 @@ def _host_times(
     bound = {name: _bind(function, case, operator, "forward") for name, function in candidates.items()}
     a, b = torch.ones(1), torch.ones(1)
     bound["torch.add"] = lambda: torch.add(a, b)
-    return {t.candidate: t.min_us for t in time_interleaved(bound, 0.1)}
+    with torch.no_grad():
+        return {t.candidate: t.min_us for t in time_interleaved(bound, 0.1)}

@@ -62,8 +62,8 @@ class Card:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """The measurements that have timings, by direction, dtype and size."""
-        found = [m for m in self.bench.measurements if m.timings] if self.bench else []
+        """The measurements that can be shown, by direction, dtype and size."""
+        found = [m for m in self.bench.measurements if m.timings and all(t.median_us > 0 for t in m.timings)] if self.bench else []
         dtypes = list(dict.fromkeys(m.dtype for m in found))
         return sorted(found, key=lambda m: (direction_rank(m.direction), dtypes.index(m.dtype), size_of(m)))
 

@@ -25,7 +25,7 @@ def draw_sizes(card: Card, name: str) -> Picture | None:
     Args:
         name: what the identifiers in the drawing start with.
     """
-    measured = [m for m in card.measurements if _size(m, True) > 0]
+    measured = [m for m in card.measurements if m.bytes_moved > 0]
     if not measured:
         return None
     by_elements = all(elements_of(m) is not None for m in measured)

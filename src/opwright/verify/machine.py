@@ -21,7 +21,7 @@ def machine_card() -> Machine:
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         compiler=compiler.identity if compiler else "",
         load=os.getloadavg()[0],
     )

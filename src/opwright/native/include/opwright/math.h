@@ -291,13 +291,14 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_gelu_none(V x) {
   return select(x < V{}, tail.exp * h, fma(-tail.exp, h, splat<V>(1)));
 }
 
-// x (1 + tanh u)/2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
-template <typename T = void, typename V>
+// x (1 + tanh u)/2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). Without kExactTail, 2u is held in
+// one lane, like any argument of an exponential: its rounding costs up to |2u| ulp of the result.
+template <typename T = void, bool kExactTail = true, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_tanh(V x) {
   using S = detail::Storage<T, V>;
   using C = detail::Constants<Lane<V>>;
   const V z = min_abs(x, splat<V>(-C::kTanhLow));
-  return detail::weigh<S>(x, z, detail::split_tanh<detail::kIsExact<S>>(z));
+  return detail::weigh<S>(x, z, detail::split_tanh<kExactTail && detail::kIsExact<S>>(z));
 }
 
 template <typename T = void, typename V>

@@ -1,0 +1,39 @@
+# `make demo` and `make test` need Python, make and a C++ compiler; everything else is installed into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test test-full lint bench clean
+
+demo: .venv/installed
+	$(BIN)/opwright build opwright_ops.bias_gelu
+	$(BIN)/opwright verify opwright_ops.bias_gelu::bias_gelu --out reports
+	$(BIN)/opwright bench opwright_ops.bias_gelu::bias_gelu --out reports
+	$(BIN)/opwright report reports --out reports/bias_gelu.html
+
+test: .venv/tests
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+test-full: .venv/tests
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: .venv/tests
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+bench: .venv/tests
+	$(BIN)/python benchmarks/toolkit.py
+	$(BIN)/python benchmarks/bias_gelu.py
+
+clean:
+	rm -rf .venv reports
+
+.venv/installed: pyproject.toml ops/pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) --editable . --editable ops
+	touch $@
+
+.venv/tests: .venv/installed
+	$(PIP) --editable ".[test]"
+	touch $@

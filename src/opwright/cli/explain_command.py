@@ -1,0 +1,31 @@
+"""opwright explain"""
+
+from __future__ import annotations
+
+import inspect
+
+from cyclopts import App
+
+from opwright.errors import TargetError, all_errors
+
+explain_app = App(name="explain")
+
+
+@explain_app.default
+def explain(code: str | None = None) -> int:
+    """Explain an error code, or list them all.
+
+    Parameters
+    ----------
+    code: Such as OPW104.
+    """
+    errors = all_errors()
+    if code is None:
+        for name, cls in errors.items():
+            print(f"{name}  {inspect.getdoc(cls).splitlines()[0]}")
+        return 0
+    found = errors.get(code.upper())
+    if found is None:
+        raise TargetError(code, "there is no such error code", hint="`opwright explain` lists them all")
+    print(f"{code.upper()}  {found.__name__}\n\n{inspect.getdoc(found)}")
+    return 0

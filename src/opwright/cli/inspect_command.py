@@ -1,0 +1,64 @@
+"""opwright inspect"""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from opwright.cli.console import print_json, print_rows
+
+inspect_app = App(name="inspect")
+
+
+@inspect_app.default
+def inspect_operators(target: str, *, glue: bool = False, header: bool = False, json: bool = False) -> int:
+    """Show the contract, schema and generated code of the operators of TARGET.
+
+    Parameters
+    ----------
+    target: A module, a file, or either with ::name.
+    glue: Print the generated C glue.
+    header: Print the generated C++ contract header.
+    json: Print the contract as JSON.
+    """
+    from opwright.build.glue import glue_text, header_text, kernel_signature
+    from opwright.cli.target import find_operators
+    from opwright.dispatch import kernels
+    from opwright.spec.schema import out_schema_of, schema_of
+
+    found = find_operators(target, with_backward=True)
+    if glue or header:
+        for operator in found:
+            unit = kernels.unit_of(kernels.unit_key(operator.declaration, "cpu") or ()) or [operator.declaration]
+            if unit[0] is operator.declaration or len(found) == 1:
+                print(glue_text(unit, "cpu") if glue else header_text(unit, "cpu"))
+        return 0
+    facts = []
+    for operator in found:
+        declaration, contract = operator.declaration, operator.contract
+        facts.append(
+            {
+                "name": declaration.qualified_name,
+                "declared": f"{declaration.file}:{declaration.line}",
+                "schema": schema_of(contract, declaration.name),
+                **({"out schema": out_schema_of(contract, declaration.name)} if contract.outputs else {}),
+                "kernel": kernel_signature(declaration),
+                "kernels": {b: s.origin for b, s in declaration.sources.items()},
+                "backward": operator.backward_operator.declaration.qualified_name
+                if operator.backward_operator
+                else "derived from the reference",
+                "autocast": declaration.autocast or "none",
+                "arguments": {p.name: str(p.type or "|".join(p.choices) or p.kind) for p in contract.parameters},
+                "outputs": {o.name: str(o.type) for o in contract.outputs},
+            }
+        )
+    if json:
+        print_json(facts)
+        return 0
+    for i, fact in enumerate(facts):
+        if i:
+            print()
+        rows = [(key, value) for key, value in fact.items() if isinstance(value, str)]
+        for key in ("kernels", "arguments", "outputs"):
+            rows += [(key if not j else "", f"{k}: {v}") for j, (k, v) in enumerate(fact[key].items())]
+        print_rows(rows)
+    return 0

@@ -1,0 +1,45 @@
+"""opwright list"""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from opwright.cli.console import print_json, print_rows
+
+list_app = App(name="list")
+
+
+@list_app.default
+def list_operators(target: str, *, json: bool = False) -> int:
+    """List the operators of TARGET.
+
+    Parameters
+    ----------
+    target: A module, a file, or either with ::name.
+    json: Print JSON.
+    """
+    from opwright.cli.target import find_operators
+    from opwright.spec.schema import schema_of
+
+    found = find_operators(target)
+    facts = [
+        {
+            "name": o.declaration.qualified_name,
+            "schema": schema_of(o.contract, o.declaration.name),
+            "kernels": sorted(o.declaration.sources),
+            "backward": o.backward_operator is not None,
+            "file": o.declaration.file,
+        }
+        for o in found
+    ]
+    if json:
+        print_json(facts)
+        return 0
+    print_rows(
+        [("operator", "kernels", "backward", "schema")]
+        + [
+            (f["name"], " ".join(f["kernels"]) or "reference", "own" if f["backward"] else "derived", f["schema"])
+            for f in facts
+        ]
+    )
+    return 0

@@ -1,0 +1,105 @@
+"""TARGET: an importable module, a file, or either with `::name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opwright.errors import TargetError
+
+if TYPE_CHECKING:
+    from opwright.dispatch.operator import Operator
+
+
+def find_operators(target: str, *, with_backward: bool = False) -> list[Operator]:
+    """Imports a TARGET and returns the operators that it declares.
+
+    Raises:
+        TargetError: it cannot be imported, or declares none.
+    """
+    from opwright.dispatch import registry
+
+    place, _, name = target.partition("::")
+    before = set(registry.operators)
+    module = _import_file(place) if _is_file(place) else _import_module(place)
+    files = {getattr(sys.modules[m], "__file__", None) for m in _modules_of(module)}
+    found = [
+        operator
+        for qualified, operator in registry.operators.items()
+        if operator.declaration.file in files or operator.declaration.module == module or qualified not in before
+    ]
+    if not with_backward:
+        found = [operator for operator in found if operator.declaration.forward is None]
+    if name:
+        named = [o for o in found if name in (o.declaration.name, o.declaration.qualified_name)]
+        if not named:
+            raise TargetError(
+                target,
+                f"there is no operator `{name}`",
+                rows=[("there", ", ".join(o.declaration.name for o in found) or "none")],
+                hint=f"`opwright list {place}`",
+            )
+        return named
+    if not found:
+        raise TargetError(target, "it declares no operator", hint='`@operator("my_ops::name")` declares one')
+    return sorted(found, key=lambda operator: operator.declaration.qualified_name)
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or "/" in place
+
+
+def _import_file(place: str) -> str:
+    path = Path(place).resolve()
+    path = path / "op.py" if path.is_dir() else path
+    if not path.is_file():
+        raise TargetError(place, "there is no such file", rows=[("expected", str(path))])
+    package = _package_of(path)
+    if package is not None:
+        # A file of a package is imported under its own name, so that it is not declared twice.
+        root, name = package
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+        return _import_module(name)
+    name = f"opwright_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return name
+
+
+def _package_of(path: Path) -> tuple[Path, str] | None:
+    parts = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return (folder, ".".join(parts)) if len(parts) > 1 else None
+
+
+def _import_module(name: str) -> str:
+    sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise TargetError(
+                name,
+                "there is no such module",
+                hint=f"a file is written with its folder or ending: `./{name}.py`",
+            ) from None
+        raise
+    for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):
+        if not info.name.rsplit(".", 1)[-1].startswith(("test_", "triton")):
+            importlib.import_module(info.name)
+    return name
+
+
+def _modules_of(name: str) -> list[str]:
+    return [m for m in sys.modules if m == name or m.startswith(name + ".")]

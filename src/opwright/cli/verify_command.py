@@ -1,0 +1,94 @@
+"""opwright verify"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from opwright.cli.console import print_json, print_rows, progress, say
+
+if TYPE_CHECKING:
+    from opwright.records import VerifyRecord
+
+verify_app = App(name="verify")
+
+
+@verify_app.default
+def verify_operators(
+    target: str,
+    *,
+    check: Annotated[list[str] | None, Parameter(negative="")] = None,
+    only: str = "",
+    out: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Check whether the operators of TARGET are right. Exit code 1 when one is not.
+
+    Parameters
+    ----------
+    target: A module, a file, or either with ::name.
+    check: Run only this check; may be repeated.
+    only: Run only cases whose description contains this text.
+    out: A folder to write the records into.
+    json: Print the records as JSON.
+    """
+    from opwright.cli.target import find_operators
+
+    records = [
+        verify_one(operator, check=check, only=only, out=out, quiet=json) for operator in find_operators(target)
+    ]
+    if json:
+        print_json(records)
+    if all(r.passed for r in records):
+        return 0
+    return 1 if any(r.failures for r in records) else 5
+
+
+def verify_one(
+    operator, *, check: list[str] | None = None, only: str = "", out: Path | None = None, quiet: bool = False
+) -> VerifyRecord:
+    """Verifies one operator, prints the result and writes the record."""
+    from opwright.records import save
+    from opwright.verify.run import verify
+
+    started = time.perf_counter()
+    with progress(f"Verifying {operator.declaration.name}") as line:
+        record = verify(operator.function, checks=check, only=only, on_check=lambda c: line.update(c.name))
+    if out is not None:
+        save(record, out / f"{operator.declaration.name}.verify.json")
+    if not quiet:
+        print_record(record)
+    cases = sum(c.cases for c in record.checks)
+    word = "Verified" if record.passed else "Failed" if record.failures else "Nothing ran for"
+    say(f"{word} {record.name} on {cases} cases in {time.perf_counter() - started:.1f} s")
+    return record
+
+
+def print_record(record: VerifyRecord) -> None:
+    """Prints the checks of a record, then its failures in full."""
+    rows = [("check", "outcome", "cases", "worst ulp", "error/allowed", "")]
+    for c in record.checks:
+        rows.append(
+            (
+                c.name,
+                c.outcome,
+                str(c.cases) if c.cases else "",
+                "" if c.worst_ulp is None else f"{c.worst_ulp:.3g}",
+                "" if c.worst_ratio is None else f"{c.worst_ratio:.2f}",
+                c.reason,
+            )
+        )
+    print_rows(rows)
+    for failure in record.failures:
+        print(f"\nFAILED {failure.check}")
+        print_rows(
+            [
+                ("  case", failure.case),
+                ("  found", failure.message),
+                *([("  pattern", failure.pattern)] if failure.pattern else []),
+                *([("  repeat", failure.repeat)] if failure.repeat else []),
+            ]
+        )

@@ -1,0 +1,118 @@
+"""Puts the report's one page together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from opwright import __version__
+from opwright.records import BenchRecord, Machine, Record
+from opwright.report.cards import Card, collect_cards
+from opwright.report.quantities import TIME, date, percent, plural, round_to, with_unit
+from opwright.report.roofline import draw_roofline
+from opwright.report.shares import draw_shares
+from opwright.report.sizes import draw_sizes
+from opwright.report.svg import Picture
+from opwright.report.tables import describe_machine, list_checks, list_inputs, warn
+from opwright.report.verdict import judge, verdict
+
+
+def write_report(records: Sequence[Record], path: Path) -> Path:
+    """Writes records as one HTML file that needs nothing beside it, and no network.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        RecordError: there are no records.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(records), encoding="utf-8")
+    return path
+
+
+def render(records: Sequence[Record]) -> str:
+    """Returns records as an HTML page.
+
+    Raises:
+        RecordError: there are no records.
+    """
+    cards = collect_cards(records)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("opwright.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(
+        version=__version__,
+        verdict=verdict(records),
+        fails=any(card.fails for card in cards),
+        machines=_list_machines(cards, records),
+        operators=[_show(card, index) for index, card in enumerate(cards, start=1)],
+    )
+
+
+def _list_machines(cards: Sequence[Card], records: Sequence[Record]) -> list[list[tuple[str, str]]]:
+    groups: dict[tuple[str, str], list[Machine]] = {}
+    # The benchmark's machine first: where records differ, its values are named first.
+    for record in sorted(records, key=lambda record: not isinstance(record, BenchRecord)):
+        groups.setdefault((record.machine.cpu, record.machine.device), []).append(record.machine)
+    return [describe_machine(machines) for machines in groups.values()]
+
+
+def _show(card: Card, index: int) -> dict[str, Any]:
+    slug = re.sub(r"[^a-z0-9]+", "-", card.name.lower()).strip("-") or "operator"
+    anchor = f"{slug}-{index}"
+    drawn = [draw_roofline(card, f"{anchor}-roof"), draw_shares(card, f"{anchor}-share"), draw_sizes(card, f"{anchor}-size")]
+    outside, inside = card.roof_shares()
+    return {
+        "anchor": anchor,
+        "name": card.name,
+        "state": "fails" if card.fails else "verified" if card.is_verified else "not verified",
+        "sentence": judge(card),
+        "device": card.machine.device or card.machine.cpu,
+        "provenance": _tell_origin(card),
+        "warnings": warn(card),
+        "failures": card.verify.failures if card.verify else [],
+        "checks": list_checks(card),
+        "baselines": card.baselines,
+        "inputs": list_inputs(card),
+        "host": [(name, with_unit(time, TIME)) for name, time in card.bench.host_us.items()] if card.bench else [],
+        "cases": f"{card.cases:,}" if card.verify else "",
+        "speedups": _speedups(card),
+        "share": percent(sorted(outside or inside)[len(outside or inside) // 2]) if outside or inside else "",
+        "pictures": [(picture, _encode(picture)) for picture in drawn if picture is not None],
+    }
+
+
+def _speedups(card: Card) -> dict[str, str]:
+    medians = {name: card.median_speedup_over(name) for name in card.baselines}
+    return {name: f"{round_to(ratio)}x" for name, ratio in medians.items() if ratio is not None}
+
+
+def _tell_origin(card: Card) -> list[str]:
+    told = []
+    if card.verify:
+        verify = card.verify
+        backends = ", ".join(verify.backends) or "none"
+        told.append(f"verified {date(verify.created)} in {with_unit(verify.seconds * 1e6, TIME)} (backends: {backends})")
+    if card.bench:
+        bench = card.bench
+        told.append(
+            f"measured {date(bench.created)} in {with_unit(bench.seconds * 1e6, TIME)} "
+            f"({plural(bench.threads, 'thread')}, load average {round_to(bench.machine.load)})"
+        )
+    return told
+
+
+def _encode(picture: Picture) -> str:
+    # A script element ends at the first `</`, and a comment in one begins with `<!--`.
+    text = msgspec.json.format(msgspec.json.encode(picture.spec), indent=1).decode()
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

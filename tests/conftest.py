@@ -1,0 +1,52 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keeps the tests out of the user's store; one store for all workers of a run, so that builds are shared."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "popen-gw" in base.name else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPWRIGHT_CACHE_DIR", str(shared / "store"))
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    has_compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    has_chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+    for item in items:
+        if item.get_closest_marker("compiler") and not has_compiler:
+            item.add_marker(pytest.mark.skip(reason="no C++ compiler on PATH"))
+        if item.get_closest_marker("chromium") and not has_chromium:
+            item.add_marker(pytest.mark.skip(reason="no Chromium on PATH"))
+
+
+@pytest.fixture
+def run_python(tmp_path: Path):
+    """Runs a Python program in a fresh process; returns the completed process."""
+    import os
+    import subprocess
+
+    def run(program: str, *, env: dict[str, str] | None = None, check: bool = True, timeout: float = 300):
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert not check or result.returncode == 0, result.stderr[-4000:]
+        return result
+
+    return run

@@ -30,7 +30,7 @@ clean:
 
 .venv/installed: pyproject.toml ops/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch
+	$(PIP) torch numpy  # torch warns at every start without numpy
 	$(PIP) --editable . --editable ops
 	touch $@
 

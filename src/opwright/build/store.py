@@ -1,0 +1,252 @@
+"""The store of builds: content-addressed, safe under any number of processes, never trusted blindly.
+
+    <root>/entries/<request>/<build>/library.so   the library
+                                     record.json  digest, files that were read, compiler, seconds
+                                     build.log    what the compilers said
+    <root>/locks/<request>.lock                   held while a request is built
+    <root>/work/<random>/                         a build in progress
+    <root>/compilers/                             identities of compilers seen
+
+A *request* is the SHA-256 of everything that is known before the compiler runs: sources, glue, flags,
+machine, target ABI. A *build* adds what only the compiler knows: its identity and the files that it
+read. So a hit needs no compiler, and several compilers can share a store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from opwright import settings
+from opwright.errors import StoreError, StoreOwnerError
+
+_STALE_SECONDS = 24 * 3600  # a work directory this old belongs to a build that was killed
+
+
+class BuildRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """What is kept beside a library.
+
+    Attributes:
+        request: the address that it was built for.
+        library: SHA-256 of library.so.
+        compiler: identity of the compiler; "" when no source needed one.
+        files: SHA-256 of each file that was read beside the sources, by path.
+        operators: qualified names of the operators inside.
+        seconds: how long each step took.
+    """
+
+    request: str
+    library: str
+    compiler: str
+    files: dict[str, str]
+    operators: list[str]
+    seconds: dict[str, float]
+    created: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One build in the store."""
+
+    path: Path
+    record: BuildRecord
+
+    @property
+    def library(self) -> Path:
+        return self.path / "library.so"
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Store:
+    """The store under one root. Nothing is created before the first build."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or settings.cache_dir()
+
+    @property
+    def identities(self) -> Path:
+        """Where identities of compilers are remembered."""
+        return self.root / "compilers"
+
+    def find(self, request: str, compiler: str | None) -> Entry | None:
+        """Returns a build of `request` that is whole and up to date, or None.
+
+        Args:
+            compiler: identity of the compiler here; None accepts a build by any.
+
+        Raises:
+            StoreOwnerError: the store or the entry belongs to someone else.
+        """
+        folder = self.root / "entries" / request
+        try:
+            candidates = sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _store_error(self.root, error) from error
+        self._check_owner(self.root)
+        self._check_owner(folder)
+        for name in candidates:
+            entry = self._read(folder / name)
+            if entry and compiler in (None, entry.record.compiler) and _is_current(entry):
+                return entry
+        return None
+
+    def _read(self, path: Path) -> Entry | None:
+        try:
+            self._check_owner(path)
+            record = msgspec.json.decode((path / "record.json").read_bytes(), type=BuildRecord)
+            whole = digest_of((path / "library.so").read_bytes()) == record.library
+        except (OSError, msgspec.DecodeError):
+            return None
+        # An entry that was copied from another address is whole, and still the wrong library.
+        return Entry(path, record) if whole and record.request == path.parent.name else None
+
+    def _check_owner(self, path: Path) -> None:
+        info = os.stat(path)
+        if info.st_uid != os.geteuid():
+            raise StoreOwnerError(
+                str(path),
+                "the store belongs to another user",
+                rows=[("owner", str(info.st_uid)), ("you", str(os.geteuid()))],
+                hint="`export OPWRIGHT_CACHE_DIR=~/.cache/opwright`",
+            )
+        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise StoreOwnerError(
+                str(path),
+                "others may write to the store",
+                rows=[("mode", oct(info.st_mode & 0o777)), ("expected", "0o700")],
+                hint=f"`chmod -R go-w {self.root}`",
+            )
+
+    @contextlib.contextmanager
+    def lock(self, request: str) -> Iterator[None]:
+        """Holds the lock of a request. The system releases it when its holder dies.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        import filelock
+
+        try:
+            self._make(self.root)
+            self._make(self.root / "locks")
+            lock = filelock.FileLock(self.root / "locks" / f"{request}.lock")
+            lock.acquire()
+        except OSError as error:
+            raise _store_error(self.root, error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[Path]:
+        """Yields an empty directory to build in; it is gone afterwards, unless it was published.
+
+        Raises:
+            StoreError: the disk is full or read-only, also when that shows inside the block.
+        """
+        path = self.root / "work" / secrets.token_hex(8)
+        try:
+            self._make(path.parent)
+            self._sweep(path.parent)
+            path.mkdir(mode=0o700)
+            yield path
+        except OSError as error:
+            raise _store_error(self.root, error) from error
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def publish(self, work: Path, request: str, record: BuildRecord) -> Entry:
+        """Moves a finished build into place, all at once."""
+        (work / "record.json").write_bytes(msgspec.json.encode(record))
+        for name in ("library.so", "record.json"):
+            with open(work / name, "rb") as f:
+                os.fsync(f.fileno())
+        folder = self.root / "entries" / request
+        self._make(folder.parent)
+        self._make(folder)
+        target = folder / digest_of(msgspec.json.encode([record.compiler, record.files]))[:32]
+        if target.exists():  # an earlier build that was found damaged or out of date
+            doomed = self.root / "work" / secrets.token_hex(8)
+            target.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        work.rename(target)
+        return Entry(target, record)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields every whole entry."""
+        for path in sorted((self.root / "entries").glob("*/*")):
+            entry = self._read(path)
+            if entry:
+                yield entry
+
+    def size_bytes(self) -> int:
+        """Returns the bytes that the store takes."""
+        return sum(p.stat().st_size for p in self.root.rglob("*") if p.is_file())
+
+    def prune(self, older_than_days: float) -> int:
+        """Removes entries made before that many days ago and what killed builds left; returns a count."""
+        count = 0
+        limit = time.time() - older_than_days * 86400
+        for path in list((self.root / "entries").glob("*/*")):
+            entry = self._read(path)
+            if entry is None or entry.record.created < limit:
+                shutil.rmtree(path, ignore_errors=True)
+                count += 1
+                with contextlib.suppress(OSError):
+                    path.parent.rmdir()
+        self._sweep(self.root / "work")
+        return count
+
+    def clean(self) -> int:
+        """Removes every entry; returns how many there were."""
+        count = len(list((self.root / "entries").glob("*/*")))
+        for name in ("entries", "work", "compilers"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        return count
+
+    def _make(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_owner(path)
+
+    def _sweep(self, work: Path) -> None:
+        for path in work.glob("*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_current(entry: Entry) -> bool:
+    for path, digest in entry.record.files.items():
+        try:
+            if digest_of(Path(path).read_bytes()) != digest:
+                return False
+        except OSError:
+            return False
+    return True
+
+
+def _store_error(root: Path, error: OSError) -> StoreError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StoreError(
+        str(root),
+        "the disk of the store is full" if full else "the store cannot be written",
+        rows=[("reason", error.strerror or str(error)), ("at", str(error.filename or root))],
+        hint="`opwright cache prune`" if full else "`export OPWRIGHT_CACHE_DIR=/a/directory/of/yours`",
+    )

@@ -1,0 +1,116 @@
+"""The compilers of this machine: where they are, what they are, how they are called."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from opwright import settings
+from opwright.errors import NoCompilerError
+
+NATIVE = Path(__file__).resolve().parent.parent / "native"
+INCLUDE = NATIVE / "include"
+
+# The flag policy for kernels. -fno-math-errno and -fno-trapping-math are what lets loops over exp and
+# over conditions vectorise; neither changes a result: NaN, infinities, signed zeros and denormals
+# stay as IEEE says (errno and the floating-point exception flags are what they give up).
+KERNEL_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-ffile-prefix-map=" + str(NATIVE) + "=opwright",
+)
+# -fexceptions: errors are raised through the glue's frames.
+GLUE_FLAGS = ("-x", "c", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-w")
+LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-Wl,-z,defs", "-Wl,--build-id=none")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: how to call it, and an identity that changes when it is updated."""
+
+    path: str
+    identity: str
+
+
+def find_compiler(identities: Path) -> Compiler | None:
+    """Returns the C++ compiler to use, or None when the machine has none.
+
+    Args:
+        identities: a directory in which `--version` texts are remembered, so that only a compiler
+            that was never seen before is run.
+
+    Raises:
+        NoCompilerError: OPWRIGHT_CXX names something that is not there.
+    """
+    named = settings.cxx()
+    candidates = [named] if named else [os.environ.get("CXX") or "c++", "c++", "g++", "clang++"]
+    for candidate in candidates:
+        found = shutil.which(candidate)
+        if found:
+            return Compiler(found, _identity(Path(found), identities))
+    if named:
+        raise NoCompilerError(
+            "OPWRIGHT_CXX", "this compiler does not exist", rows=[("got", named)], hint="unset OPWRIGHT_CXX"
+        )
+    return None
+
+
+def _identity(path: Path, identities: Path) -> str:
+    real = path.resolve()
+    stat = real.stat()
+    key = hashlib.sha256(f"{real}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()[:32]
+    remembered = identities / key
+    try:
+        return remembered.read_text()
+    except OSError:
+        pass
+    result = subprocess.run([str(path), "--version"], capture_output=True, text=True)
+    identity = result.stdout.splitlines()[0] if result.stdout else str(real)
+    try:
+        identities.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        identities.mkdir(mode=0o700, exist_ok=True)
+        temporary = identities / f"{key}.{os.getpid()}"
+        temporary.write_text(identity)
+        temporary.rename(remembered)
+    except OSError:
+        pass  # a read-only store: the compiler is asked again next time
+    return identity
+
+
+@functools.cache
+def machine_identity() -> str:
+    """Returns what `-march=native` depends on: the CPU's model and instruction sets."""
+    lines = [platform.system(), platform.machine()]
+    try:
+        with open("/proc/cpuinfo") as f:
+            for line in f:
+                if not line.strip():
+                    break  # the first CPU stands for all
+                if line.split(":")[0].strip() in (
+                    "vendor_id", "cpu family", "model", "flags", "Features", "CPU part", "CPU implementer",
+                ):
+                    lines.append(line.strip())
+    except OSError:
+        lines.append(platform.processor())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@functools.cache
+def headers_digest() -> str:
+    """Returns the digest of Opwright's own headers and glue sources."""
+    digest = hashlib.sha256()
+    for path in sorted([*NATIVE.glob("include/opwright/*.h"), *NATIVE.glob("src/*")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

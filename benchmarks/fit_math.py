@@ -1,9 +1,9 @@
 """Fits every coefficient table of opwright/math_tables.h and prints it as C++.
 
-Usage: python benchmarks/fit_math.py   (needs mpmath; about a minute)
+Usage: python benchmarks/fit_math.py   (needs mpmath; about five seconds)
 
-Two functions are approximated, both by the exchange algorithm of Remez for the relative error, in 50
-digits:
+Two functions are approximated, both by the exchange algorithm of Remez for the relative error, in
+50 digits:
   exp2  2^f on [-1/2, 1/2] by a polynomial;
   tail  g(z) = exp(z^2/2) * Phi(-z) by P(z)/Q(z), where Phi is the normal distribution. g is smooth
         and falls from 1/2 like 1/(z sqrt(2 pi)), so one quotient serves from 0 to where

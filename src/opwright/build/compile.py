@@ -99,18 +99,21 @@ def _build(request: Request, compiler: Compiler, store: Store, work: Path) -> En
     start = time.perf_counter()
     (work / "unit.c").write_text(request.glue)
     (work / "contract.h").write_text(request.header)
-    (work / "stub.c").write_text(_stub_text())
-    glue = [compiler.path, *GLUE_FLAGS, "-I", str(NATIVE / "src"), "-c", "unit.c", "-o", "unit.o"]
-    stub = [
-        compiler.path, "-x", "c", "-w", "-shared", "-nostdlib", "-fPIC", "stub.c",
-        "-Wl,-soname,libtorch_cpu.so", "-o", "libtorch_cpu.so",
-    ]  # fmt: skip
-    commands = {"glue": glue, "stub": stub}
+    commands = {}
     for i, source in enumerate(request.sources):
         commands[source.origin] = _kernel_command(request, compiler, work, i)
+    # The part of the glue that is the same for all operators is kept in the store as an object.
+    support = store.support(_support_key(compiler))
+    if support is None:
+        commands |= _support_commands(compiler, work)
+    glue = [compiler.path, *GLUE_FLAGS, "-I", str(NATIVE / "src"), "-c", "unit.c", "-o", "unit.o"]
+    commands["glue"] = glue
     seconds = _run_all(commands, work, request)
+    if support is None:
+        support = store.publish_support(work, _support_key(compiler), _SUPPORT)
     objects = ["unit.o", *(f"kernel{i}.o" for i in range(len(request.sources)))]
-    link = [compiler.path, *LINK_FLAGS, *objects, "-L.", "-ltorch_cpu", "-o", "library.so"]
+    shared = [str(support / name) for name in _SUPPORT]
+    link = [compiler.path, *LINK_FLAGS, *objects, *shared, "-o", "library.so"]
     seconds |= _run_all({"link": link}, work, request)
     seconds["all"] = time.perf_counter() - start
     record = BuildRecord(
@@ -122,9 +125,26 @@ def _build(request: Request, compiler: Compiler, store: Store, work: Path) -> En
         seconds=seconds,
         created=time.time(),
     )
-    for name in ("libtorch_cpu.so", "stub.c", *objects, *(p.name for p in work.glob("*.d"))):
+    for name in (*objects, *(p.name for p in work.glob("*.d"))):
         (work / name).unlink(missing_ok=True)
     return store.publish(work, request.key, record)
+
+
+_SUPPORT = ("glue.o", "libtorch_cpu.so")
+
+
+def _support_key(compiler: Compiler) -> str:
+    return digest_of("\0".join([compiler.identity, headers_digest(), *GLUE_FLAGS]).encode())[:40]
+
+
+def _support_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
+    (work / "stub.c").write_text(_stub_text())
+    stub = [
+        compiler.path, "-x", "c", "-w", "-shared", "-nostdlib", "-fPIC", "stub.c",
+        "-Wl,-soname,libtorch_cpu.so", "-o", "libtorch_cpu.so",
+    ]  # fmt: skip
+    runtime = [compiler.path, *GLUE_FLAGS, "-c", str(NATIVE / "src" / "glue.c"), "-o", "glue.o"]
+    return {"glue runtime": runtime, "stub": stub}
 
 
 def _kernel_command(request: Request, compiler: Compiler, work: Path, index: int) -> list[str]:
@@ -142,8 +162,6 @@ def _kernel_command(request: Request, compiler: Compiler, work: Path, index: int
 def _run_all(commands: dict[str, list[str]], work: Path, request: Request) -> dict[str, float]:
     """Runs commands side by side, at most OPWRIGHT_JOBS at a time; returns the seconds of each."""
     waiting = list(commands.items())
-    # The longest first: kernels are behind the glue in `commands`.
-    waiting.reverse()
     running: dict[str, tuple[subprocess.Popen, float, Path]] = {}
     seconds: dict[str, float] = {}
     logs: list[str] = []

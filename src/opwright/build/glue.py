@@ -58,30 +58,28 @@ def glue_text(unit: Sequence[Declaration], backend: str) -> str:
 #include "glue.h"
 
 {tables}
-#include "glue.c"
-
 {"".join(_calls(d) for d in unit)}
 static const Entry entries[] = {{
 {chr(10).join(entries)}
 }};
 
 __attribute__((visibility("default"))) int opwright_register(void) {{
-  return register_entries("{namespace}", "{backend.upper()}", entries, {len(entries)});
+  return opwright_register_entries("{namespace}", "{backend.upper()}", entries, {len(entries)});
 }}
 
-__attribute__((visibility("default"))) int opwright_unregister(void) {{ return unregister_entries(); }}
+__attribute__((visibility("default"))) int opwright_unregister(void) {{ return opwright_unregister_entries(); }}
 """
 
 
 def _calls(declaration: Declaration) -> str:
     name = declaration.name
     text = f"""static void {name}_call(u64 *stack, u64 num_arguments, u64 num_outputs) {{
-  run(&{name}_operator, &{name}_entry, stack, 0);
+  opwright_run(&{name}_operator, &{name}_entry, stack, 0);
 }}
 """
     if declaration.contract.outputs:
         text += f"""static void {name}_call_out(u64 *stack, u64 num_arguments, u64 num_outputs) {{
-  run(&{name}_operator, &{name}_entry, stack, 1);
+  opwright_run(&{name}_operator, &{name}_entry, stack, 1);
 }}
 """
     return text

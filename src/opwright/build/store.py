@@ -3,6 +3,7 @@
     <root>/entries/<request>/<build>/library.so   the library
                                      record.json  digest, files that were read, compiler, seconds
                                      build.log    what the compilers said
+    <root>/support/<key>/         objects that every build of one compiler links, with their digests
     <root>/locks/<request>.lock                   held while a request is built
     <root>/work/<random>/                         a build in progress
     <root>/compilers/                             identities of compilers seen
@@ -22,7 +23,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,6 +190,38 @@ class Store:
         work.rename(target)
         return Entry(target, record)
 
+    def support(self, key: str) -> Path | None:
+        """Returns the directory of the objects that every build links, or None when it is not whole."""
+        folder = self.root / "support" / key
+        try:
+            self._check_owner(folder)
+            digests = msgspec.json.decode((folder / "digests.json").read_bytes(), type=dict[str, str])
+            whole = all(digest_of((folder / name).read_bytes()) == d for name, d in digests.items())
+        except (OSError, msgspec.DecodeError):
+            return None
+        return folder if whole else None
+
+    def publish_support(self, work: Path, key: str, names: Sequence[str]) -> Path:
+        """Moves freshly built objects into place, and returns where they are."""
+        staged = self.root / "work" / secrets.token_hex(8)
+        target = self.root / "support" / key
+        self._make(target.parent)
+        staged.mkdir(mode=0o700)
+        digests = {}
+        for name in names:
+            (work / name).rename(staged / name)
+            digests[name] = digest_of((staged / name).read_bytes())
+        (staged / "digests.json").write_bytes(msgspec.json.encode(digests))
+        try:
+            if target.exists() and self.support(key) is None:
+                target.rename(self.root / "work" / secrets.token_hex(8))  # damaged
+            staged.rename(target)
+        except OSError:  # another build was first
+            if self.support(key) is None:
+                raise
+            shutil.rmtree(staged, ignore_errors=True)
+        return target
+
     def entries(self) -> Iterator[Entry]:
         """Yields every whole entry."""
         for path in sorted((self.root / "entries").glob("*/*")):
@@ -217,7 +250,7 @@ class Store:
     def clean(self) -> int:
         """Removes every entry; returns how many there were."""
         count = len(list((self.root / "entries").glob("*/*")))
-        for name in ("entries", "work", "compilers"):
+        for name in ("entries", "work", "compilers", "support"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         return count
 

@@ -32,7 +32,7 @@ KERNEL_FLAGS = (
     "-ffile-prefix-map=" + str(NATIVE) + "=opwright",
 )
 # -fexceptions: errors are raised through the glue's frames.
-GLUE_FLAGS = ("-x", "c", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-w")
+GLUE_FLAGS = ("-x", "c", "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-w")
 LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-Wl,-z,defs", "-Wl,--build-id=none")
 
 

@@ -27,13 +27,12 @@ def bench_operators(
 ) -> int:
     """Measure how fast the operators of TARGET are. One that does not pass verify is not measured.
 
-    Parameters
-    ----------
-    target: A module, a file, or either with ::name.
-    against: "eager" or "compile"; may be repeated; both by default.
-    seconds: How long to measure each candidate on each input.
-    out: A folder to write the records into.
-    json: Print the records as JSON.
+    Args:
+        target: A module, a file, or either with ::name.
+        against: "eager" or "compile"; may be repeated; both by default.
+        seconds: How long to measure each candidate on each input.
+        out: A folder to write the records into.
+        json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
     from opwright.errors import NotVerifiedError

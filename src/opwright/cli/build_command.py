@@ -15,10 +15,9 @@ build_app = App(name="build")
 def build_operators(target: str, *, json: bool = False) -> int:
     """Build the kernels of TARGET ahead of their first call.
 
-    Parameters
-    ----------
-    target: A module, a file, or either with ::name.
-    json: Print where the libraries are, as JSON.
+    Args:
+        target: A module, a file, or either with ::name.
+        json: Print where the libraries are, as JSON.
     """
     from opwright.cli.target import find_operators
     from opwright.dispatch import kernels

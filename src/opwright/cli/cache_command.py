@@ -33,9 +33,8 @@ def size() -> int:
 def prune(*, days: float = 30.0) -> int:
     """Remove old builds, damaged ones, and what interrupted builds left behind.
 
-    Parameters
-    ----------
-    days: Remove builds made before that many days ago.
+    Args:
+        days: Remove builds made before that many days ago.
     """
     count = _store().prune(days)
     say(f"Removed {count} {'build' if count == 1 else 'builds'}")

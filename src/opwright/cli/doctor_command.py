@@ -19,9 +19,8 @@ _OLDEST_TORCH = (2, 11)
 def doctor(*, json: bool = False) -> int:
     """Say what is there, what is missing, and how to get it. Exit code 2 when something is missing.
 
-    Parameters
-    ----------
-    json: Print JSON.
+    Args:
+        json: Print JSON.
     """
     findings = [_python(), _torch(), _compiler(), _cpu(), _store()]
     if json:

@@ -15,9 +15,8 @@ explain_app = App(name="explain")
 def explain(code: str | None = None) -> int:
     """Explain an error code, or list them all.
 
-    Parameters
-    ----------
-    code: Such as OPW104.
+    Args:
+        code: Such as OPW104.
     """
     errors = all_errors()
     if code is None:

@@ -13,12 +13,11 @@ inspect_app = App(name="inspect")
 def inspect_operators(target: str, *, glue: bool = False, header: bool = False, json: bool = False) -> int:
     """Show the contract, schema and generated code of the operators of TARGET.
 
-    Parameters
-    ----------
-    target: A module, a file, or either with ::name.
-    glue: Print the generated C glue.
-    header: Print the generated C++ contract header.
-    json: Print the contract as JSON.
+    Args:
+        target: A module, a file, or either with ::name.
+        glue: Print the generated C glue.
+        header: Print the generated C++ contract header.
+        json: Print the contract as JSON.
     """
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.cli.target import find_operators

@@ -13,10 +13,9 @@ list_app = App(name="list")
 def list_operators(target: str, *, json: bool = False) -> int:
     """List the operators of TARGET.
 
-    Parameters
-    ----------
-    target: A module, a file, or either with ::name.
-    json: Print JSON.
+    Args:
+        target: A module, a file, or either with ::name.
+        json: Print JSON.
     """
     from opwright.cli.target import find_operators
     from opwright.spec.schema import schema_of

@@ -20,9 +20,8 @@ def report(
 ) -> int:
     """Write one HTML page from the records of verify and bench.
 
-    Parameters
-    ----------
-    records: Record files, or folders of them.
+    Args:
+        records: Record files, or folders of them.
     """
     from opwright.errors import RecordError
     from opwright.records import read

@@ -27,13 +27,12 @@ def verify_operators(
 ) -> int:
     """Check whether the operators of TARGET are right. Exit code 1 when one is not.
 
-    Parameters
-    ----------
-    target: A module, a file, or either with ::name.
-    check: Run only this check; may be repeated.
-    only: Run only cases whose description contains this text.
-    out: A folder to write the records into.
-    json: Print the records as JSON.
+    Args:
+        target: A module, a file, or either with ::name.
+        check: Run only this check; may be repeated.
+        only: Run only cases whose description contains this text.
+        out: A folder to write the records into.
+        json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
 

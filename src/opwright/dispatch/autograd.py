@@ -9,13 +9,12 @@ torch.compile and torch.export see an ordinary differentiable operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from opwright.dispatch.fake import pack, unpack
+from opwright.dispatch.fake import pack
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import NotDifferentiableError
 
@@ -24,81 +23,6 @@ if TYPE_CHECKING:
 
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
-
-
-class _Node(torch.autograd.Function):
-    """What all recorded calls share; `forward(ctx, compute, operator, *values)`.
-
-    Lists of tensors are passed flat behind the values, because autograd only follows tensors that are
-    arguments themselves.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, compute: Callable, operator: Operator, values: tuple, *flat: torch.Tensor) -> Any:
-        result = compute(values)
-        contract = operator.declaration.contract
-        outputs = unpack(result, contract)
-        ctx.operator = operator
-        # What the backward does not read is not kept alive; the shape of the arguments is enough.
-        ctx.arguments = [_shape_of(value) for value in values]
-        kept = [v for v, is_kept in zip(values, operator.saved_inputs, strict=True) if is_kept]
-        ctx.save_for_backward(*tensors_in(kept), *(outputs[i] for i in operator.saved_outputs))
-        integral = [o for o in outputs if not o.is_floating_point()]
-        if integral:
-            ctx.mark_non_differentiable(*integral)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple:
-        operator: Operator = ctx.operator
-        saved = list(ctx.saved_tensors)
-        values: list[Any] = []
-        for argument, is_kept in zip(ctx.arguments, operator.saved_inputs, strict=True):
-            if not isinstance(argument, _Tensors):
-                values.append(argument)
-            elif not is_kept:
-                values.append(None)
-            elif argument.count is None:
-                values.append(saved.pop(0))
-            else:
-                values.append([saved.pop(0) for _ in range(argument.count)])
-        if operator.backward_operator is not None:
-            found = operator.call_backward(gradients, values, saved)
-        else:
-            found = _reference_gradient(operator, values, gradients)
-        flat: list[Any] = []
-        for parameter, argument in zip(operator.declaration.contract.parameters, ctx.arguments, strict=True):
-            if isinstance(argument, _Tensors):
-                gradient = found.get(parameter.name)
-                if argument.count is None:
-                    flat.append(gradient)
-                else:
-                    flat += gradient if gradient is not None else [None] * argument.count
-        needed = ctx.needs_input_grad[3:]
-        return None, None, None, *(g if n else None for g, n in zip(flat, needed, strict=True))
-
-
-# Function.apply minus its functorch detour: inside a functorch transform the dispatcher has already
-# brought the call down to one level, where a plain node is the right thing.
-_apply = super(torch.autograd.Function, _Node).apply
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    """Stands for a tensor argument, or for a list of `count` tensors, in what a node keeps."""
-
-    count: int | None
-
-
-def _shape_of(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _Tensors(None)
-    return _Tensors(len(value)) if isinstance(value, (list, tuple)) else value
-
-
-def record(operator: Operator, values: tuple[Any, ...]) -> Any:
-    """Calls the operator's kernel and records the call; no functorch transform may be active."""
-    return _apply(operator.call_kernel, operator, values, *tensors_in(values))
 
 
 def autograd_kernel(operator: Operator) -> Callable[..., Any]:
@@ -118,13 +42,13 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
             refuse_mutation(operator, values)
             transformed = torch._C._are_functorch_transforms_active()
 
-            def compute(values: tuple[Any, ...]) -> Any:
+            def compute(*args: Any, **kwargs: Any) -> Any:
                 # A node's forward runs without gradients; an outer functorch level still wants them.
                 with _BelowAutograd(), torch.set_grad_enabled(transformed):
-                    return operator.redispatch(keyset & _AFTER_AUTOGRAD, values)
+                    return operator.public.redispatch(keyset & _AFTER_AUTOGRAD, *args, **kwargs)
 
             with enable_single_level_autograd_function():
-                return _apply(compute, operator, values, *tensors_in(values))
+                return operator.record(compute, *values)
         with _BelowAutograd():
             try:
                 return operator.redispatch(keyset & _AFTER_AUTOGRAD, values)
@@ -146,10 +70,10 @@ def refuse_mutation(operator: Operator, values: Sequence[Any]) -> None:
         )
 
 
-def _reference_gradient(
+def reference_gradient(
     operator: Operator, values: Sequence[Any], gradients: Sequence[torch.Tensor]
 ) -> dict[str, Any]:
-    """Differentiates the reference at the saved inputs."""
+    """Differentiates the reference at the saved inputs; returns the gradients by the names of the inputs."""
     contract = operator.declaration.contract
     call = caller(contract, operator.declaration.reference)
     wanted = [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright.dispatch.autograd import refuse_mutation
 from opwright.spec.contract import MISSING, Contract, Parameter
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def gate(operator: Operator) -> Callable[..., Any]:
         "_public": operator.public,
         "_public_out": operator.call_public_out,
         "_kernel": operator.kernel,
-        "_record": operator.call_recorded,
+        "_operator": operator,
+        "_refuse": lambda compute, *values: refuse_mutation(operator, values),
         "_call_out": operator.call_out,
         "_general": operator.call_general,
         "_explain": operator.explain,
@@ -76,9 +78,9 @@ def gate(operator: Operator) -> Callable[..., Any]:
         f"        return _public({call})",
         f"    if {plain} and not (_dispatch_modes() or _function_modes() or _transforms()",
         "            or _any_autocast() or _forward_ad._current_level >= 0):",
-        f"        if {wants}:",
-        f"            return _record(({values},))",
         "        try:",
+        f"            if {wants}:",
+        f"                return {'_refuse' if contract.mutated else '_operator.record'}(_kernel, {values})",
         f"            result = _kernel({call})",
         "        except RuntimeError as error:",
         f"            raise _explain(error, ({values},)) from None",

@@ -11,9 +11,10 @@ import torch
 
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.autocast import DEVICES, autocast_kernel
-from opwright.dispatch.autograd import autograd_kernel, record, refuse_mutation
+from opwright.dispatch.autograd import autograd_kernel, reference_gradient, refuse_mutation
 from opwright.dispatch.fake import fake_kernel, unpack
 from opwright.dispatch.gate import gate, normalizer
+from opwright.dispatch.node import recorder
 from opwright.dispatch.reference import conforming, tensors_in
 from opwright.dispatch.vmap import vmap_kernel
 from opwright.errors import DeclarationError, KernelError, OpwrightError, OutError
@@ -99,6 +100,7 @@ class Operator:
         function: the Python function, the fastest way to call it.
         public: `torch.ops.ns.name.default`.
         kernel: the same kernels without autograd, functorch and autocast in front.
+        record: `record(compute, *values)` calls `compute` and records the call for a gradient.
         backward_operator: the operator of the declared backward, if there is one.
     """
 
@@ -195,11 +197,6 @@ class Operator:
         """Calls the dispatcher's own entry, with the arguments in schema order."""
         return self.public(*values[: self._positional], **self._keywords(values))
 
-    def call_recorded(self, values: tuple[Any, ...]) -> Any:
-        """Calls the kernels and records the call for a gradient."""
-        refuse_mutation(self, values)
-        return record(self, values)
-
     def call_general(self, values: tuple[Any, ...]) -> Any:
         """Calls the dispatcher's own entry; a broken contract raises its ContractError."""
         try:
@@ -259,11 +256,13 @@ class Operator:
                     hint="`torch.empty_like(result)` of a first call without `out=`",
                 )
 
-    def call_backward(
+    def pull(
         self, gradients: Sequence[torch.Tensor], values: Sequence[Any], saved_outputs: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        """Calls the declared backward; returns the gradients by the names of the inputs."""
+        """Returns the gradients by the names of the inputs, from the declared backward or the reference."""
         backward = self.backward_operator
+        if backward is None:
+            return reference_gradient(self, values, gradients)
         known = {f"grad_{o.name}": g for o, g in zip(self.contract.outputs, gradients, strict=True)}
         known |= {p.name: v for p, v in zip(self.contract.parameters, values, strict=True)}
         for i, output in zip(self.saved_outputs, saved_outputs, strict=True):
@@ -278,12 +277,13 @@ class Operator:
         names = [p.name for p in self.contract.parameters]
         if backward is None:
             self.saved_inputs, self.saved_outputs = (True,) * len(names), ()
-            return
-        used = {p.name for p in backward.contract.parameters}
-        self.saved_inputs = tuple(name in used for name in names)
-        self.saved_outputs = tuple(
-            i for i, o in enumerate(self.contract.outputs) if o.name in used and o.name not in names
-        )
+        else:
+            used = {p.name for p in backward.contract.parameters}
+            self.saved_inputs = tuple(name in used for name in names)
+            self.saved_outputs = tuple(
+                i for i, o in enumerate(self.contract.outputs) if o.name in used and o.name not in names
+            )
+        self.record = recorder(self)
 
     def explain(self, error: Exception, values: Sequence[Any]) -> Exception:
         """Returns the error to raise in place of one from below: the broken rule of the contract, if any."""

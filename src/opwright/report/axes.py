@@ -10,7 +10,9 @@ from opwright.report.svg import element, line, text
 Format = Callable[[float], str]
 
 
-def draw_axes(x: LogScale, y: LogScale, x_title: str, y_title: str, x_format: Format, y_format: Format) -> str:
+def draw_axes(
+    x: LogScale, y: LogScale, x_title: str, y_title: str, x_format: Format, y_format: Format
+) -> str:
     """Draws two logarithmic axes; `y` runs from the bottom (its start) to the top."""
     parts = []
     for value in x.ticks(gap=46):
@@ -22,6 +24,8 @@ def draw_axes(x: LogScale, y: LogScale, x_title: str, y_title: str, x_format: Fo
         parts.append(line((x.start, at), (x.end, at), class_="grid"))
         parts.append(text(x.start - 7, at + 3.5, y_format(value), class_="tick", text_anchor="end"))
     parts.append(line((x.start, y.start), (x.end, y.start), class_="axis"))
-    parts.append(text((x.start + x.end) / 2, y.start + 34, x_title, class_="axis-title", text_anchor="middle"))
+    parts.append(
+        text((x.start + x.end) / 2, y.start + 34, x_title, class_="axis-title", text_anchor="middle")
+    )
     parts.append(text(x.start, y.end - 10, y_title, class_="axis-title", text_anchor="start"))
     return element("g", *parts)

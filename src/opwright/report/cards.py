@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from opwright.errors import RecordError
-from opwright.records import BenchRecord, Machine, Measurement, Record, VerifyRecord
+from opwright.records import BenchRecord, Machine, Measurement, Record, Timing, VerifyRecord
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -63,7 +63,8 @@ class Card:
     @property
     def measurements(self) -> list[Measurement]:
         """The measurements that can be shown, by direction, dtype and size."""
-        found = [m for m in self.bench.measurements if m.timings and all(t.median_us > 0 for t in m.timings)] if self.bench else []
+        listed = self.bench.measurements if self.bench else []
+        found = [m for m in listed if m.timings and all(t.median_us > 0 for t in m.timings)]
         dtypes = list(dict.fromkeys(m.dtype for m in found))
         return sorted(found, key=lambda m: (direction_rank(m.direction), dtypes.index(m.dtype), size_of(m)))
 
@@ -127,3 +128,8 @@ def elements_of(measurement: Measurement) -> float | None:
     elements = measurement.axes.get("elements")
     is_number = isinstance(elements, (int, float)) and not isinstance(elements, bool)
     return elements if is_number and elements > 0 else None
+
+
+def noise_bounds(timing: Timing) -> tuple[float, float]:
+    """Returns the times, in microseconds, between which the noise of a timing reaches; both positive."""
+    return timing.median_us * max(1 - timing.noise, 0.05), timing.median_us * (1 + timing.noise)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jinja2
@@ -20,6 +21,8 @@ from opwright.report.sizes import draw_sizes
 from opwright.report.svg import Picture
 from opwright.report.tables import describe_machine, list_checks, list_inputs, warn
 from opwright.report.verdict import judge, verdict
+
+_PICTURES = {"roof": draw_roofline, "share": draw_shares, "size": draw_sizes}
 
 
 def write_report(records: Sequence[Record], path: Path) -> Path:
@@ -70,8 +73,9 @@ def _list_machines(cards: Sequence[Card], records: Sequence[Record]) -> list[lis
 def _show(card: Card, index: int) -> dict[str, Any]:
     slug = re.sub(r"[^a-z0-9]+", "-", card.name.lower()).strip("-") or "operator"
     anchor = f"{slug}-{index}"
-    drawn = [draw_roofline(card, f"{anchor}-roof"), draw_shares(card, f"{anchor}-share"), draw_sizes(card, f"{anchor}-size")]
-    outside, inside = card.roof_shares()
+    drawn = [draw(card, f"{anchor}-{kind}") for kind, draw in _PICTURES.items()]
+    host_us = card.bench.host_us if card.bench else {}
+    outside, _ = card.roof_shares()
     return {
         "anchor": anchor,
         "name": card.name,
@@ -84,15 +88,17 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "checks": list_checks(card),
         "baselines": card.baselines,
         "inputs": list_inputs(card),
-        "host": [(name, with_unit(time, TIME)) for name, time in card.bench.host_us.items()] if card.bench else [],
+        "host": [(name, with_unit(time, TIME)) for name, time in host_us.items()],
         "cases": f"{card.cases:,}" if card.verify else "",
         "speedups": _speedups(card),
-        "share": percent(sorted(outside or inside)[len(outside or inside) // 2]) if outside or inside else "",
+        "share": percent(median(outside)) if outside and not card.fails else "",
         "pictures": [(picture, _encode(picture)) for picture in drawn if picture is not None],
     }
 
 
 def _speedups(card: Card) -> dict[str, str]:
+    if card.fails:  # a wrong kernel has no speed
+        return {}
     medians = {name: card.median_speedup_over(name) for name in card.baselines}
     return {name: f"{round_to(ratio)}x" for name, ratio in medians.items() if ratio is not None}
 
@@ -102,7 +108,8 @@ def _tell_origin(card: Card) -> list[str]:
     if card.verify:
         verify = card.verify
         backends = ", ".join(verify.backends) or "none"
-        told.append(f"verified {date(verify.created)} in {with_unit(verify.seconds * 1e6, TIME)} (backends: {backends})")
+        took = with_unit(verify.seconds * 1e6, TIME)
+        told.append(f"verified {date(verify.created)} in {took} (backends: {backends})")
     if card.bench:
         bench = card.bench
         told.append(
@@ -113,6 +120,10 @@ def _tell_origin(card: Card) -> list[str]:
 
 
 def _encode(picture: Picture) -> str:
+    # One line for each value: short, and still possible to read.
+    rows = [msgspec.json.encode(value).decode() for value in picture.spec["data"]["values"]]
+    rest = {key: value for key, value in picture.spec.items() if key != "data"}
+    text = msgspec.json.encode(rest).decode().removesuffix("}")
+    text += ',"data":{"values":[\n' + ",\n".join(rows) + "\n]}}"
     # A script element ends at the first `</`, and a comment in one begins with `<!--`.
-    text = msgspec.json.format(msgspec.json.encode(picture.spec), indent=1).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

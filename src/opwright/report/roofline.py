@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from opwright.records import Machine, Measurement
 from opwright.report.axes import draw_axes
-from opwright.report.cards import Card, size_of
+from opwright.report.cards import Card
 from opwright.report.quantities import COMPUTE, RATE, plural, rate_gflop_s, round_to, with_unit
-from opwright.report.scales import LogScale, log_scale
+from opwright.report.scales import LogScale, log_scale, spread
 from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, text, tooltip
 from opwright.report.vega import specify_roofline
 
-_WIDTH, _HEIGHT = 900.0, 440.0
-_LEFT, _RIGHT, _BOTTOM = 66.0, 884.0, _HEIGHT - 46
-_LETTER = 6.4  # width of a letter of a label, on the generous side
-_STEP = 9.0  # between inputs of one intensity
-_TOGETHER = 3.0  # intensities closer than this many pixels count as one
+_WIDTH, _HEIGHT = 1100.0, 460.0
+_LEFT, _RIGHT, _BOTTOM = 66.0, 1084.0, _HEIGHT - 46
+_LETTER = 6.6  # width of a letter of a label, on the generous side
+_APART = 9.0  # pixels between two inputs
+_STYLES = ("c0", "c2", "c3", "c4", "c5", "c6")  # c1, grey, is the baseline's
 _BASELINE = "eager"
 
 
@@ -30,11 +31,13 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
     if not measured:
         return None
     machine = card.machine
+    groups = list(dict.fromkeys(f"{m.direction} {m.dtype}" for m in measured))
+    legend, rows = _draw_legend(groups)
     x = _intensity_scale(measured, machine)
-    clusters = _cluster(measured, x)
-    labels, rows = _label_clusters(clusters)
-    y = _rate_scale(measured, machine, x, top=44.0 + 15 * rows)
-    places = [(m, at) for cluster in clusters for m, at in _place(cluster, clusters)]
+    y = _rate_scale(measured, machine, top=34.0 + 20 * rows)
+    true_places = [x(intensity(m)) for m in measured]
+    places = spread(true_places, _APART, x.start + 8, x.end - 8)
+    is_moved = any(abs(place - true) > _APART / 2 for place, true in zip(places, true_places))
     svg = drawing(
         name,
         _WIDTH,
@@ -47,13 +50,13 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
             "arithmetic intensity (FLOP/byte)",
             "GFLOP/s",
             lambda value: f"{value:.3g}",
-            lambda value: f"{value:,.3g}" if value < 1e4 else f"{value:,.0f}",
+            lambda value: f"{value:,.3g}" if value < 1e3 else f"{value:,.0f}",
         ),
         *_draw_roofs(machine, x, y),
-        *_draw_leaders(clusters, labels, y, places),
-        *(_draw_move(m, at, y) for m, at in places),
+        *(_draw_move(m, at, y, groups.index(f"{m.direction} {m.dtype}")) for m, at in zip(measured, places)),
+        legend,
     )
-    return Picture("Roofline", _explain(measured, machine, clusters), [svg], specify_roofline(card, measured))
+    return Picture("Roofline", _explain(machine, is_moved), [svg], specify_roofline(card, measured))
 
 
 def intensity(measurement: Measurement) -> float:
@@ -65,75 +68,52 @@ def _rates(measurement: Measurement) -> tuple[float, float | None]:
     """Returns the rates of Opwright and of the baseline, in GFLOP/s."""
     flop = measurement.flop or 0
     before = measurement.time_of(_BASELINE)
-    return rate_gflop_s(flop, measurement.timings[0].median_us), rate_gflop_s(flop, before) if before else None
+    after = rate_gflop_s(flop, measurement.timings[0].median_us)
+    return after, rate_gflop_s(flop, before) if before else None
 
 
 def _intensity_scale(measured: Sequence[Measurement], machine: Machine) -> LogScale:
     values = [intensity(m) for m in measured]
     if machine.copy_gb_s and machine.compute_gflops:
         ridge = machine.compute_gflops / machine.copy_gb_s
-        values.append(ridge)
-        # Beyond the ridge the roof is flat and carries a name; leave it room.
-        if ridge > max(values) / 3:
-            values.append(ridge * 3)
-    return log_scale(values, _LEFT, _RIGHT, margin=2, ratio=30)
+        # Beyond the ridge the roof is flat and carries a name: leave it room.
+        values += [ridge, 1.6 * max(ridge, *values)]
+    return log_scale(values, _LEFT, _RIGHT, margin=2, ratio=100)
 
 
-def _rate_scale(measured: Sequence[Measurement], machine: Machine, x: LogScale, top: float) -> LogScale:
+def _rate_scale(measured: Sequence[Measurement], machine: Machine, top: float) -> LogScale:
     values = [rate for m in measured for rate in _rates(m) if rate]
     if machine.compute_gflops:
         values.append(machine.compute_gflops)
-    if machine.copy_gb_s:
-        values.append(machine.copy_gb_s * min(x.high / 2, max(intensity(m) for m in measured)))
-    if machine.copy_gb_s and machine.compute_gflops:
-        values = [min(v, 4 * machine.compute_gflops) if v > 4 * machine.compute_gflops else v for v in values]
+    elif machine.copy_gb_s:
+        values.append(machine.copy_gb_s * max(intensity(m) for m in measured))
     return log_scale(values, _BOTTOM, top, margin=1.7)
 
 
-def _cluster(measured: Sequence[Measurement], x: LogScale) -> list[tuple[float, list[Measurement]]]:
-    """Returns the inputs by place on the axis, those of (nearly) one intensity together."""
-    clusters: list[tuple[float, list[Measurement]]] = []
-    for measurement in sorted(measured, key=intensity):
-        at = x(intensity(measurement))
-        if clusters and at - clusters[-1][0] < _TOGETHER:
-            clusters[-1][1].append(measurement)
+def _draw_legend(groups: Sequence[str]) -> tuple[str, int]:
+    """Returns what each mark stands for, and how many rows that takes."""
+    drawn, left, row = [], _LEFT, 0
+    for i, group in enumerate([_BASELINE, *groups]):
+        width = 30 + len(group) * _LETTER
+        if left + width > _RIGHT:
+            left, row = _LEFT, row + 1
+        y = 12.0 + 20 * row
+        if i == 0:
+            drawn.append(line((left, y), (left + 8, y), class_="tail"))
         else:
-            clusters.append((at, [measurement]))
-    return clusters
+            mark = marker(_shape(i - 1), left + 4, y, class_="filled")
+            drawn.append(element("g", mark, class_=_style(i - 1)))
+        drawn.append(text(left + 14, y + 4, group, class_="point-label"))
+        left += width
+    return element("g", *drawn), row + 1
 
 
-def _place(cluster: tuple[float, list[Measurement]], clusters: Sequence[tuple[float, list]]) -> list:
-    """Returns the inputs of a cluster side by side, with their places on the axis."""
-    centre, members = cluster
-    # Named by direction and dtype, then small to large: the order in which the label reads.
-    members = sorted(members, key=lambda m: (m.direction != "forward", m.dtype, size_of(m)))
-    room = min([abs(centre - other) for other, _ in clusters if other != centre], default=160.0) * 0.8
-    step = min(_STEP, room / max(1, len(members) - 1))
-    return [(m, centre + (i - (len(members) - 1) / 2) * step) for i, m in enumerate(members)]
+def _style(group: int) -> str:
+    return _STYLES[group % len(_STYLES)]
 
 
-def _label_clusters(clusters: Sequence[tuple[float, list[Measurement]]]) -> tuple[list[tuple[str, float, int]], int]:
-    """Returns a label, its place and its row for each cluster, and how many rows they take."""
-    labels: list[tuple[str, float, int]] = []
-    free: list[float] = []  # where each row is free from
-    for centre, members in clusters:
-        names = " · ".join(sorted({f"{m.direction} {m.dtype}" for m in members}, key=lambda n: n[0] != "f"))
-        half = len(names) * _LETTER / 2
-        at = min(max(centre, _LEFT + half), _RIGHT - half)
-        row = next((i for i, start in enumerate(free) if at - half >= start), len(free))
-        free[row : row + 1] = [at + half + 10]
-        labels.append((names, at, row))
-    return labels, len(free)
-
-
-def _draw_leaders(clusters: Sequence, labels: Sequence, y: LogScale, places: Sequence) -> list[str]:
-    drawn = []
-    for (centre, members), (names, at, row) in zip(clusters, labels):
-        base = y.end - 10 - 15 * row
-        highest = min(y(rate) for m in members for rate in _rates(m) if rate)
-        drawn.append(path([(at, base + 4), (centre, y.end), (centre, highest - 8)], class_="leader"))
-        drawn.append(text(at, base, names, class_="point-label", text_anchor="middle"))
-    return drawn
+def _shape(group: int) -> int:
+    return group + group // len(_STYLES)
 
 
 def _draw_roofs(machine: Machine, x: LogScale, y: LogScale) -> list[str]:
@@ -157,8 +137,6 @@ def _draw_roofs(machine: Machine, x: LogScale, y: LogScale) -> list[str]:
 
 
 def _label_slope(ends: Sequence[Point], label: str) -> str:
-    import math
-
     (x0, y0), (x1, y1) = ends
     angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
     return text(
@@ -170,7 +148,7 @@ def _label_slope(ends: Sequence[Point], label: str) -> str:
     )
 
 
-def _draw_move(measurement: Measurement, at: float, y: LogScale) -> str:
+def _draw_move(measurement: Measurement, at: float, y: LogScale, group: int) -> str:
     after, before = _rates(measurement)
     parts = [tooltip(_tell(measurement))]
     if before is not None:
@@ -181,9 +159,10 @@ def _draw_move(measurement: Measurement, at: float, y: LogScale) -> str:
         if abs(head - tail) > 14:
             tip = head + (5 if head < tail else -5)
             back = tip + (6 if head < tail else -6)
-            parts.append(element("polygon", points=f"{at:.1f},{tip:.1f} {at - 3:.1f},{back:.1f} {at + 3:.1f},{back:.1f}"))
-    parts.append(marker(0, at, y(after), class_="hollow" if measurement.in_cache else "filled"))
-    return element("g", *parts, class_="c0")
+            corners = f"{at:.1f},{tip:.1f} {at - 3:.1f},{back:.1f} {at + 3:.1f},{back:.1f}"
+            parts.append(element("polygon", points=corners))
+    parts.append(marker(_shape(group), at, y(after), class_="hollow" if measurement.in_cache else "filled"))
+    return element("g", *parts, class_=_style(group))
 
 
 def _tell(measurement: Measurement) -> str:
@@ -207,12 +186,12 @@ def _describe(measured: Sequence[Measurement], machine: Machine) -> str:
     return told
 
 
-def _explain(measured: Sequence[Measurement], machine: Machine, clusters: Sequence) -> str:
-    told = f"Each arrow leads from {_BASELINE} (bar) to Opwright (point) on one input; hollow points fit the cache."
+def _explain(machine: Machine, is_moved: bool) -> str:
+    told = f"Each arrow leads from {_BASELINE} (grey bar) to Opwright (mark) on one input; hollow marks fit the cache."
     if not machine.copy_gb_s and not machine.compute_gflops:
         told += " The roofs of this machine were not measured."
     elif not machine.copy_gb_s or not machine.compute_gflops:
         told += f" The {'compute' if machine.copy_gb_s else 'memory'} roof of this machine was not measured."
-    if any(len(members) > 1 for _, members in clusters):
-        told += " Inputs of equal intensity stand side by side, small to large."
+    if is_moved:
+        told += " Inputs of nearly equal intensity stand side by side."
     return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 _STEPS = ((1, 2, 5), (1, 3), (1,))
 
@@ -35,12 +36,14 @@ class LogScale:
         for choice in choices:
             found = [value for value in choice if self.holds(value)]
             pixels = sorted(self(value) for value in found)
-            if len(found) > 1 and all(b - a >= gap for a, b in zip(pixels, pixels[1:])):
+            if len(found) > 1 and all(b - a >= gap for a, b in pairwise(pixels)):
                 return found
         return [value for value in choices[2] if self.holds(value)][:1]
 
 
-def log_scale(values: Sequence[float], start: float, end: float, margin: float, ratio: float = 10) -> LogScale:
+def log_scale(
+    values: Sequence[float], start: float, end: float, margin: float, ratio: float = 10
+) -> LogScale:
     """Makes a logarithmic axis around positive values.
 
     Args:

@@ -10,10 +10,11 @@ from opwright.report.quantities import RATE, percent, plural, rate_gb_s, with_un
 from opwright.report.svg import Picture, drawing, element, line, text, tooltip
 from opwright.report.vega import specify_shares
 
-_WIDTH, _LEFT, _RIGHT, _TOP = 900.0, 322.0, 826.0, 40.0
+_WIDTH, _LEFT, _RIGHT, _TOP = 1100.0, 346.0, 1020.0, 40.0
 _ROW, _HEADING = 19.0, 27.0
 _LONGEST = 2.0  # bars end here, in shares of the roof; their number is written beside them
-_LETTERS = 44
+_LETTERS = 50
+_VALUE = 46.0  # width of a number beside a bar
 _BASELINE = "eager"
 
 
@@ -28,7 +29,9 @@ def draw_shares(card: Card, name: str) -> Picture | None:
         return None
     strip = _Strip(card, measured)
     title = "Share of the copy bandwidth" if strip.copy_gb_s else "Rate of moving bytes"
-    svg = drawing(name, _WIDTH, strip.height, f"{card.name}: {title.lower()}", strip.describe(), *strip.draw())
+    svg = drawing(
+        name, _WIDTH, strip.height, f"{card.name}: {title.lower()}", strip.describe(), *strip.draw()
+    )
     return Picture(title, strip.explain(), [svg], specify_shares(card, measured))
 
 
@@ -45,7 +48,7 @@ class _Strip:
 
     def draw(self) -> list[str]:
         """Draws scale, headings and bars."""
-        drawn = [self._draw_scale()]
+        drawn, values = [self._draw_scale()], []
         y, group = _TOP, None
         for measurement in self.measured:
             if group != (measurement.direction, measurement.dtype):
@@ -53,10 +56,11 @@ class _Strip:
                 drawn.append(text(8, y + _HEADING - 8, f"{group[0]} {group[1]}", class_="panel-title"))
                 y += _HEADING
             drawn.append(self._draw_bar(measurement, y))
+            values.append(self._write_value(measurement, y))
             y += _ROW
         if self.copy_gb_s:
             drawn.append(line((self._x(1), _TOP), (self._x(1), self.height - 8), class_="roof"))
-        return drawn
+        return drawn + values
 
     def describe(self) -> str:
         """Tells a screen reader what the bars show."""
@@ -108,7 +112,9 @@ class _Strip:
         ours, before = self._lengths(measurement)
         end, middle = self._x(ours), y + _ROW / 2
         parts = [tooltip(f"{measurement.direction} {measurement.case}: {self._write(ours)}")]
-        parts.append(text(_LEFT - 10, middle + 4, _shorten(measurement.case), class_="case", text_anchor="end"))
+        parts.append(
+            text(_LEFT - 10, middle + 4, _shorten(measurement.case), class_="case", text_anchor="end")
+        )
         parts.append(
             element(
                 "rect",
@@ -122,9 +128,16 @@ class _Strip:
         if before is not None:
             at = self._x(before)
             parts.append(line((at, y + 1.5), (at, y + _ROW - 1.5), class_="rival"))
-        beside = max(end, self._x(before) if before is not None else end) + 7
-        parts.append(text(beside, middle + 4, self._write(ours), class_="value"))
         return element("g", *parts, class_="c0")
+
+    def _write_value(self, measurement: Measurement, y: float) -> str:
+        ours, before = self._lengths(measurement)
+        end = max(self._x(ours), self._x(before or 0))
+        roof = self._x(1) if self.copy_gb_s else 0.0
+        if roof - _VALUE < end < roof:  # the line of the roof would cross the number
+            end = roof
+        beside = end + 7
+        return text(beside, y + _ROW / 2 + 4, self._write(ours), class_="value")
 
 
 def _shorten(case: str) -> str:

@@ -7,7 +7,7 @@ from statistics import median
 
 from opwright.records import Measurement, Timing
 from opwright.report.axes import draw_axes
-from opwright.report.cards import Card, elements_of
+from opwright.report.cards import Card, elements_of, noise_bounds
 from opwright.report.quantities import BYTES, COUNT, TIME, percent, plural, tick_with_unit, with_unit
 from opwright.report.scales import log_scale, spread
 from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, text, tooltip
@@ -17,6 +17,7 @@ _PAGE_WIDTH = 1120
 _GAP = 24
 _LABELS = 84  # room at the right for the names of the lines
 _LABEL_GAP = 13
+_VISIBLE = 7  # a noise bar shorter than this lies under its point
 
 
 def draw_sizes(card: Card, name: str) -> Picture | None:
@@ -47,7 +48,9 @@ def draw_sizes(card: Card, name: str) -> Picture | None:
 class _Panels:
     """Panels of one picture, on the same scales so that they can be compared."""
 
-    def __init__(self, card: Card, measured: Sequence[Measurement], by_elements: bool, width: float, name: str) -> None:
+    def __init__(
+        self, card: Card, measured: Sequence[Measurement], by_elements: bool, width: float, name: str
+    ) -> None:
         assert card.bench is not None
         self.card, self.by_elements, self.width, self.name = card, by_elements, width, name
         self.height = 290.0 if width < 500 else 320.0
@@ -55,7 +58,7 @@ class _Panels:
         self.copy_gb_s = card.bench.machine.copy_gb_s
         # The names of the candidates, in the order in which colours and shapes are given out.
         self.candidates = [measured[0].timings[0].candidate, *card.baselines]
-        times = [bound for m in measured for t in m.timings for bound in _noise_bounds(t)]
+        times = [bound for m in measured for t in m.timings for bound in noise_bounds(t)]
         if self.host_us and any(m.direction == "forward" for m in measured):
             times.append(self.host_us)
         self.x = log_scale([_size(m, by_elements) for m in measured], 58, width - _LABELS, 1.25)
@@ -70,7 +73,13 @@ class _Panels:
         bounds, bound_ends = self._draw_bounds(direction, measured)
         clip = element(
             "clipPath",
-            element("rect", x=self.x.start, y=self.y.end, width=self.x.end - self.x.start + 6, height=self.height - 92),
+            element(
+                "rect",
+                x=self.x.start,
+                y=self.y.end,
+                width=self.x.end - self.x.start + 6,
+                height=self.height - 92,
+            ),
             id=f"{name}-clip",
         )
         return drawing(
@@ -103,23 +112,19 @@ class _Panels:
                 continue
             through = _median_by_size([(_size(m, self.by_elements), t.median_us) for m, t in timed])
             points = [(self.x(size), self.y(time)) for size, time in through]
-            if len(points) > 1:
-                drawn.append(path(points, class_=f"line {style}"))
-            drawn.extend(self._draw_point(m, t, rank, style) for m, t in timed)
+            dots = [self._draw_point(m, t, rank) for m, t in timed]
+            drawn.append(element("g", path(points, class_="line"), *dots, class_=style))
             ends.append((candidate, style, points[-1]))
         return drawn, ends
 
-    def _draw_point(self, measurement: Measurement, timing: Timing, rank: int, style: str) -> str:
+    def _draw_point(self, measurement: Measurement, timing: Timing, rank: int) -> str:
         x = self.x(_size(measurement, self.by_elements))
-        low, high = (self.y(bound) for bound in _noise_bounds(timing))
-        return element(
-            "g",
-            tooltip(
-                f"{timing.candidate}: {with_unit(timing.median_us, TIME)} ± {percent(timing.noise)}, {measurement.case}"
-            ),
-            line((x, low), (x, high), class_="noise"),
-            marker(rank, x, self.y(timing.median_us), class_="hollow" if measurement.in_cache else "filled"),
-            class_=style,
+        low, high = (self.y(bound) for bound in noise_bounds(timing))
+        told = f"{timing.candidate}: {with_unit(timing.median_us, TIME)} ± {percent(timing.noise, 2)}"
+        bar = line((x, low), (x, high), class_="noise") if low - high > _VISIBLE else ""
+        fill = "hollow" if measurement.in_cache else "filled"
+        return bar + marker(
+            rank, x, self.y(timing.median_us), tooltip(f"{told}, {measurement.case}"), class_=fill
         )
 
     def _draw_bounds(self, direction: str, measured: Sequence[Measurement]) -> tuple[list[str], list]:
@@ -159,7 +164,7 @@ class _Panels:
 
 
 def _explain(card: Card, panels: _Panels) -> str:
-    text = "Median time of a call, both axes logarithmic; vertical bars are the noise; hollow points fit the cache."
+    text = "Median time of a call, both axes logarithmic; vertical bars are the noise, where it is larger than the point; hollow points fit the cache."
     if panels.copy_gb_s:
         text += " Dashed, copy: the time that the measured copy bandwidth needs for the bytes of the input."
     if panels.host_us:
@@ -174,10 +179,6 @@ def _explain(card: Card, panels: _Panels) -> str:
 def _size(measurement: Measurement, by_elements: bool) -> float:
     elements = elements_of(measurement) if by_elements else None
     return measurement.bytes_moved if elements is None else elements
-
-
-def _noise_bounds(timing: Timing) -> tuple[float, float]:
-    return timing.median_us * max(1 - timing.noise, 0.05), timing.median_us * (1 + timing.noise)
 
 
 def _median_by_size(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -46,7 +46,7 @@ def element(tag: str, *children: str, **attributes: Any) -> str:
 
 def text(x: float, y: float, content: str, **attributes: Any) -> str:
     """Writes a line of text."""
-    return element("text", escape(content), x=x, y=y, **attributes)
+    return element("text", escape(content, quote=False), x=x, y=y, **attributes)
 
 
 def line(start: Point, end: Point, **attributes: Any) -> str:
@@ -62,24 +62,29 @@ def path(points: Sequence[Point], **attributes: Any) -> str:
 
 def tooltip(content: str) -> str:
     """Writes what a pointer shows over an element, to be one of its children."""
-    return element("title", escape(content))
+    return element("title", escape(content, quote=False))
 
 
-def marker(shape: int, x: float, y: float, size: float = 3.4, **attributes: Any) -> str:
+def marker(shape: int, x: float, y: float, *children: str, size: float = 3.4, **attributes: Any) -> str:
     """Writes a marker; shapes tell candidates apart where colours do not."""
     kind = _SHAPES[shape % len(_SHAPES)]
     if kind == "circle":
-        return element("circle", cx=x, cy=y, r=size, **attributes)
+        return element("circle", *children, cx=x, cy=y, r=size, **attributes)
     s = size * 1.15
     corners = {
-        "square": ((-s * 0.85, -s * 0.85), (s * 0.85, -s * 0.85), (s * 0.85, s * 0.85), (-s * 0.85, s * 0.85)),
+        "square": (
+            (-s * 0.85, -s * 0.85),
+            (s * 0.85, -s * 0.85),
+            (s * 0.85, s * 0.85),
+            (-s * 0.85, s * 0.85),
+        ),
         "triangle": ((0, -s * 1.1), (s, s * 0.8), (-s, s * 0.8)),
         "diamond": ((0, -s * 1.2), (s * 1.2, 0), (0, s * 1.2), (-s * 1.2, 0)),
         "cross": ((-s, -s), (s, s), (0, 0), (-s, s), (s, -s), (0, 0)),
         "down": ((0, s * 1.1), (s, -s * 0.8), (-s, -s * 0.8)),
     }[kind]
     points = " ".join(f"{_number(x + dx)},{_number(y + dy)}" for dx, dy in corners)
-    return element("polygon", points=points, **attributes)
+    return element("polygon", *children, points=points, **attributes)
 
 
 def drawing(name: str, width: float, height: float, title: str, description: str, *children: str) -> str:

@@ -46,10 +46,7 @@ class BenchRow:
     """One input, with Opwright's time and that of every baseline; None where one was not timed."""
 
     case: str
-    dtype: str
-    direction: str
     in_cache: bool
-    starts_group: bool
     time: str
     noise: str
     rivals: list[Rival | None]
@@ -75,29 +72,23 @@ def list_checks(card: Card) -> list[CheckRow]:
     ]
 
 
-def list_inputs(card: Card) -> list[BenchRow]:
-    """Returns a row for each input."""
-    rows = []
-    group = None
+def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
+    """Returns a row for each input, by direction and dtype."""
+    groups: dict[str, list[BenchRow]] = {}
     for measurement in card.measurements:
         ours = measurement.timings[0]
-        rows.append(
-            BenchRow(
-                case=measurement.case,
-                dtype=measurement.dtype,
-                direction=measurement.direction,
-                in_cache=measurement.in_cache,
-                starts_group=group not in (None, (measurement.direction, measurement.dtype)),
-                time=with_unit(ours.median_us, TIME),
-                noise=f"± {percent(ours.noise)}",
-                rivals=[_compare(measurement, name) for name in card.baselines],
-                rate=with_unit(rate_gb_s(measurement.bytes_moved, ours.median_us), RATE),
-                share="" if measurement.roof_share is None else percent(measurement.roof_share),
-                roof_share=measurement.roof_share,
-            )
+        row = BenchRow(
+            case=measurement.case,
+            in_cache=measurement.in_cache,
+            time=with_unit(ours.median_us, TIME),
+            noise=f"± {percent(ours.noise, 2)}",
+            rivals=[_compare(measurement, name) for name in card.baselines],
+            rate=with_unit(rate_gb_s(measurement.bytes_moved, ours.median_us), RATE),
+            share="" if measurement.roof_share is None else percent(measurement.roof_share),
+            roof_share=measurement.roof_share,
         )
-        group = (measurement.direction, measurement.dtype)
-    return rows
+        groups.setdefault(f"{measurement.direction} {measurement.dtype}", []).append(row)
+    return groups
 
 
 def describe_machine(machines: Sequence[Machine]) -> list[tuple[str, str]]:
@@ -139,7 +130,9 @@ def warn(card: Card) -> list[str]:
                 "smaller differences mean nothing there."
             )
         if machine.copy_gb_s is None:
-            notes.append("The copy bandwidth of the machine was not measured, so no share of it can be given.")
+            notes.append(
+                "The copy bandwidth of the machine was not measured, so no share of it can be given."
+            )
     if card.older:
         notes.append(f"{plural(card.older, 'older record')} of this operator on this machine not shown.")
     return notes
@@ -153,7 +146,7 @@ def _compare(measurement: Measurement, candidate: str) -> Rival | None:
         return None
     return Rival(
         time=with_unit(other.median_us, TIME),
-        noise=f"± {percent(other.noise)}",
+        noise=f"± {percent(other.noise, 2)}",
         speedup=f"{round_to(speedup)}x",
         is_noise=_overlap(ours, other),
         is_faster=speedup < 1,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from opwright.records import Measurement
-from opwright.report.cards import Card, elements_of
+from opwright.report.cards import Card, elements_of, noise_bounds
 from opwright.report.quantities import rate_gb_s, rate_gflop_s
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
@@ -17,15 +17,17 @@ def specify_sizes(card: Card, measured: Sequence[Measurement], by_elements: bool
     assert card.bench is not None
     copy_gb_s = card.bench.machine.copy_gb_s
     values = [
-        _facts(m)
-        | {
+        {
+            "direction": m.direction,
+            "dtype": m.dtype,
+            "in_cache": m.in_cache,
             "size": elements_of(m) if by_elements else m.bytes_moved,
             "candidate": t.candidate,
-            "time_us": t.median_us,
-            "low_us": t.median_us * (1 - t.noise),
-            "high_us": t.median_us * (1 + t.noise),
+            "time_us": _short(t.median_us),
+            "low_us": _short(noise_bounds(t)[0]),
+            "high_us": _short(noise_bounds(t)[1]),
         }
-        | ({"copy_us": m.bytes_moved / copy_gb_s / 1e3} if copy_gb_s else {})
+        | ({"copy_us": _short(m.bytes_moved / copy_gb_s / 1e3)} if copy_gb_s else {})
         for m in measured
         for t in m.timings
     ]
@@ -33,14 +35,24 @@ def specify_sizes(card: Card, measured: Sequence[Measurement], by_elements: bool
     y = _log("time_us", "time per call (us)")
     colour = {"field": "candidate", "type": "nominal", "sort": None}
     layers: list[dict[str, Any]] = [
-        {"mark": {"type": "rule"}, "encoding": {"x": x, "y": _log("low_us"), "y2": {"field": "high_us"}, "color": colour}},
-        {"mark": {"type": "line", "point": True}, "encoding": {"x": x, "y": y, "color": colour, "shape": colour}},
+        {
+            "mark": {"type": "rule"},
+            "encoding": {"x": x, "y": _log("low_us"), "y2": {"field": "high_us"}, "color": colour},
+        },
+        {
+            "mark": {"type": "line", "point": True},
+            "encoding": {"x": x, "y": y, "color": colour, "shape": colour},
+        },
     ]
     if copy_gb_s:
-        layers.append({"mark": {"type": "line", "strokeDash": [4, 4]}, "encoding": {"x": x, "y": _log("copy_us")}})
+        layers.append(
+            {"mark": {"type": "line", "strokeDash": [4, 4]}, "encoding": {"x": x, "y": _log("copy_us")}}
+        )
     host_us = card.bench.host_us.get(measured[0].timings[0].candidate)
     if host_us:
-        layers.append({"mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": {"y": {"datum": host_us}}})
+        forward = {"transform": [{"filter": "datum.direction == 'forward'"}]}
+        mark = {"type": "rule", "strokeDash": [2, 3]}
+        layers.append(forward | {"mark": mark, "encoding": {"y": {"datum": host_us}}})
     return {
         "$schema": _SCHEMA,
         "title": f"{card.name}: time against size",
@@ -55,14 +67,18 @@ def specify_roofline(card: Card, measured: Sequence[Measurement]) -> dict[str, A
     values = []
     for m in measured:
         flop = m.flop or 0
-        fact = _facts(m) | {"intensity": flop / m.bytes_moved, "opwright": rate_gflop_s(flop, m.timings[0].median_us)}
+        rate = rate_gflop_s(flop, m.timings[0].median_us)
+        fact = _facts(m) | {"intensity": _short(flop / m.bytes_moved), "opwright": _short(rate)}
         before = m.time_of("eager")
-        values.append(fact | ({"eager": rate_gflop_s(flop, before)} if before else {}))
+        values.append(fact | ({"eager": _short(rate_gflop_s(flop, before))} if before else {}))
     x, y = _log("intensity", "arithmetic intensity (FLOP/byte)"), _log("opwright", "GFLOP/s")
     colour = {"field": "dtype", "type": "nominal", "sort": None}
     shape = {"field": "direction", "type": "nominal", "sort": None}
     layers: list[dict[str, Any]] = [
-        {"mark": "rule", "encoding": {"x": x, "y": _log("eager"), "y2": {"field": "opwright"}, "color": colour}},
+        {
+            "mark": "rule",
+            "encoding": {"x": x, "y": _log("eager"), "y2": {"field": "opwright"}, "color": colour},
+        },
         {"mark": "point", "encoding": {"x": x, "y": y, "color": colour, "shape": shape}},
     ]
     roofs = _roofs(card, [value["intensity"] for value in values])
@@ -85,18 +101,23 @@ def specify_shares(card: Card, measured: Sequence[Measurement]) -> dict[str, Any
     field, title = ("share", "share of the copy bandwidth") if copy_gb_s else ("gb_s", "GB/s")
     values = []
     for m in measured:
-        for candidate in (m.timings[0].candidate, "eager"):
-            time_us = m.time_of(candidate)
-            if time_us:
-                rate = rate_gb_s(m.bytes_moved, time_us)
-                share = {"share": rate / copy_gb_s} if copy_gb_s else {}
-                values.append(_facts(m) | {"input": f"{m.direction} {m.case}", "candidate": candidate, "gb_s": rate} | share)
-    x = {"field": field, "type": "quantitative", "title": title} | ({"axis": {"format": "%"}} if copy_gb_s else {})
+        times = {"opwright": m.timings[0].median_us, "eager": m.time_of("eager")}
+        rates = {
+            name: rate_gb_s(m.bytes_moved, time) / (copy_gb_s or 1.0) for name, time in times.items() if time
+        }
+        values.append(_facts(m) | {name: _short(rate) for name, rate in rates.items()})
+    x = {"field": field, "type": "quantitative", "title": title} | (
+        {"axis": {"format": "%"}} if copy_gb_s else {}
+    )
     y = {"field": "input", "type": "nominal", "sort": None, "axis": {"labelLimit": 400}}
     return {
         "$schema": _SCHEMA,
         "title": f"{card.name}: {title}",
         "data": {"values": values},
+        "transform": [
+            {"fold": ["opwright", "eager"], "as": ["candidate", field]},
+            {"calculate": "datum.direction + ' ' + datum.case", "as": "input"},
+        ],
         "width": 500,
         "mark": {"type": "bar"},
         "encoding": {
@@ -115,6 +136,10 @@ def _facts(measurement: Measurement) -> dict[str, Any]:
         "case": measurement.case,
         "in_cache": measurement.in_cache,
     }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _log(field: str, title: str | None = None) -> dict[str, Any]:

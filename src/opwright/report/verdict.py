@@ -32,7 +32,8 @@ def judge(card: Card) -> str:
 
 def judge_all(cards: Sequence[Card]) -> str:
     """Says in one sentence how several operators fare."""
-    total = plural(len(cards), "operator") if len({c.name for c in cards}) == len(cards) else plural(len(cards), "card")
+    is_one_machine = len({card.name for card in cards}) == len(cards)
+    total = plural(len(cards), "operator" if is_one_machine else "result")
     failing = [card for card in cards if card.fails]
     if failing:
         names = ", ".join(f"{card.name} ({_count_failures(card)})" for card in failing)

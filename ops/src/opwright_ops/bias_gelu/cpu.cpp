@@ -8,25 +8,33 @@ using opwright::kLanes;
 using opwright::Vec;
 using opwright::View;
 
-// Whether the tanh form spends five instructions of 29 to be right to 2 ulp where the result is
-// tiny. In float it does not, and is EXACTTEXT.
+// Whether the tanh form spends five instructions of 29 to be right to 3 ulp where the result is
+// tiny. In float it does not: that makes (512, 4096) 16 % faster, and the error grows to 9 ulp at
+// -4 and 113 ulp at -11 (eager has lost every digit from -6 on).
 template <typename T> constexpr bool kExactTail = sizeof(T) == 8;
 
-// Columns that one piece of work covers. Bias and column sums of a block (16 KiB each in float) stay
-// in the caches beside the rows that stream by. Narrower blocks cut the stream into pieces: blocks
-// of 1024 columns took 13 % longer at (512, 4096) float32.
+// Columns that one piece of work covers. Bias and column sums of a block (16 KiB each in float)
+// stay in the caches beside the rows that stream by. Narrower blocks cut the stream into pieces:
+// blocks of 1024 columns took 6 % longer backward at (512, 4096) float32.
 constexpr int64_t kBlock = 4096;
 // Columns of a panel (see kNarrow), and of no more than one block in any type.
 constexpr int64_t kPanelColumns = 1024;
 // Rows shorter than this are laid end to end into panels of up to kPanelColumns, with the bias
 // repeated: a row of 3 would leave most lanes of a vector idle and pay the loop's overhead.
 constexpr int64_t kNarrow = 512;
-// Panels whose bias gradient is summed column by column before the sums are paired up. It bounds
-// the error of a sum to kPanels + log2(rows/kPanels) roundings, and does not depend on the number
-// of threads, so neither does the result.
+// Most panels whose bias gradient is summed column by column before the sums are paired up. It
+// bounds the error of a sum to kPanels + log2(rows/kPanels) roundings.
 constexpr int64_t kPanels = 64;
+// Work is cut into about this many parts (each writes and reads a row of sums: 16 parts cost 3 % at
+// (512, 4096), 32 cost 7 %), unless a part would have fewer elements than kPartElements.
+constexpr int64_t kParts = 8;
+constexpr int64_t kPartElements = 2 * opwright::kGrainElements;
+// Rows of a tensor without unit stride that are copied at once: in a transposed one, neighbouring
+// rows share cache lines (64 bytes). The padding keeps their copies out of one set of the cache.
+constexpr int64_t kTile = 32;
+constexpr int64_t kTilePadding = 32;
 // Bytes ahead of the loop that are fetched, of the outputs too. The loop is long enough to keep the
-// hardware's prefetcher from running ahead: (512, 4096) float32 takes 13 % longer without.
+// hardware's prefetcher from running ahead: (512, 4096) float32 takes 14 % longer without.
 constexpr int64_t kAheadBytes = 2048;
 
 // How rows x n elements are cut: panels of `height` rows laid end to end, in blocks of `width`.
@@ -54,37 +62,74 @@ struct Grid {
   }
 };
 
+// Memory that lives as long as its owner, not initialised.
+template <typename S>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count) : data_(count > 0 ? new S[count] : nullptr) {}
+  Scratch(const Scratch&) = delete;
+  ~Scratch() { delete[] data_; }
+  S* data() const { return data_; }
+
+ private:
+  S* data_;
+};
+
 // One block of one panel of a tensor as adjacent elements: its own memory, or a copy.
 template <typename T>
 class Reader {
  public:
   Reader(View<const T, 2> view, const Grid& grid)
-      : view_(view), grid_(grid), row_(view.stride(0)), column_(grid.n == 1 ? 1 : view.stride(1)) {
-    adjacent_ = column_ == 1 && (grid.height == 1 || row_ == grid.n);
-  }
+      : view_(view),
+        grid_(grid),
+        row_(view.stride(0)),
+        column_(grid.n == 1 ? 1 : view.stride(1)),
+        is_adjacent_(column_ == 1 && (grid.height == 1 || row_ == grid.n)),
+        tile_(grid.height == 1 && row_ != 0 && row_ < column_ ? kTile : 1),
+        pitch_(grid.width + kTilePadding),
+        copies_(is_adjacent_ ? 0 : tile_ * pitch_) {}
 
   const T* read(int64_t panel, int64_t block) {
-    const T* from = view_.data() + panel * grid_.height * row_ + block * grid_.width * column_;
-    if (adjacent_) return from;
-    const int64_t count = grid_.columns_in(panel, block);
-    // An expanded gradient has the same row everywhere.
-    if (row_ == 0 && block == block_ && count <= count_) return buffer_;
-    block_ = block;
-    count_ = count;
-    const int64_t n = count < grid_.n ? count : grid_.n;
-    for (int64_t at = 0; at < count; at += n, from += row_) {
-      for (int64_t i = 0; i < n; ++i) buffer_[at + i] = from[i * column_];
+    const int64_t offset = block * grid_.width * column_;
+    if (is_adjacent_) return view_.data() + panel * grid_.height * row_ + offset;
+    const bool is_copied = block == block_ && panel >= first_ && panel < last_;
+    if (!is_copied) {
+      block_ = block;
+      first_ = panel;
+      last_ = panel + tile_ < grid_.panels ? panel + tile_ : grid_.panels;
+      const T* from = view_.data() + panel * grid_.height * row_ + offset;
+      const int64_t columns = grid_.columns_in(panel, block);
+      if (grid_.height == 1) copy(from, last_ - first_, columns, pitch_);
+      else copy(from, columns / grid_.n, grid_.n, grid_.n);
+      // An expanded gradient has the same row everywhere; only the last panel may be shorter.
+      if (row_ == 0) last_ = grid_.panels;
     }
-    return buffer_;
+    return copies_.data() + (tile_ == 1 ? 0 : (panel - first_) * pitch_);
   }
 
  private:
+  // Along the smaller stride, so that every cache line is read once. Not inlined: one copy of the
+  // loops for each type keeps the compile short.
+  __attribute__((noinline)) void copy(const T* from, int64_t rows, int64_t columns, int64_t pitch) {
+    T* to = copies_.data();
+    if (row_ < column_) {
+      for (int64_t c = 0; c < columns; ++c) {
+        for (int64_t r = 0; r < rows; ++r) to[r * pitch + c] = from[r * row_ + c * column_];
+      }
+    } else {
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < columns; ++c) to[r * pitch + c] = from[r * row_ + c * column_];
+      }
+    }
+  }
+
   View<const T, 2> view_;
   const Grid& grid_;
   int64_t row_, column_;
-  bool adjacent_;
-  int64_t block_ = -1, count_ = 0;
-  T buffer_[kBlock];
+  bool is_adjacent_;
+  int64_t tile_, pitch_;
+  Scratch<T> copies_;
+  int64_t block_ = -1, first_ = 0, last_ = 0;
 };
 
 // The bias of a block, widened and repeated for each row of a panel.
@@ -93,7 +138,7 @@ class Bias {
  public:
   Bias(View<const T, 1> view, const Grid& grid) : view_(view), grid_(grid) {}
 
-  const compute_t<T>* read(int64_t block) {
+  __attribute__((noinline)) const compute_t<T>* read(int64_t block) {
     if (block != block_) {
       block_ = block;
       const int64_t count = grid_.columns_in(0, block);
@@ -101,10 +146,12 @@ class Bias {
       const T* from = view_.data() + block * grid_.width * view_.stride(0);
       int64_t i = 0;
       if (view_.stride(0) == 1) {
-        for (; i + kLanes<T> <= n; i += kLanes<T>) opwright::store(buffer_ + i, opwright::load(from + i));
+        for (; i + kLanes<T> <= n; i += kLanes<T>) {
+          opwright::store(buffer_ + i, opwright::load(from + i));
+        }
       }
       for (; i < n; ++i) buffer_[i] = from[i * view_.stride(0)];
-      for (int64_t i = n; i < count; ++i) buffer_[i] = buffer_[i - n];
+      for (i = n; i < count; ++i) buffer_[i] = buffer_[i - n];
     }
     return buffer_;
   }
@@ -118,16 +165,24 @@ class Bias {
 
 template <typename T, Approximate kApproximate>
 OPWRIGHT_INLINE Vec<compute_t<T>> gelu(Vec<compute_t<T>> v) {
-  if constexpr (kApproximate == Approximate::none) return opwright::gelu_none<T>(v);
-  else if constexpr (kApproximate == Approximate::tanh) return opwright::gelu_tanh<T, kExactTail<T>>(v);
-  else return opwright::gelu_quick<T>(v);
+  if constexpr (kApproximate == Approximate::none) {
+    return opwright::gelu_none<T>(v);
+  } else if constexpr (kApproximate == Approximate::tanh) {
+    return opwright::gelu_tanh<T, kExactTail<T>>(v);
+  } else {
+    return opwright::gelu_quick<T>(v);
+  }
 }
 
 template <typename T, Approximate kApproximate>
 OPWRIGHT_INLINE Vec<compute_t<T>> d_gelu(Vec<compute_t<T>> v) {
-  if constexpr (kApproximate == Approximate::none) return opwright::d_gelu_none<T>(v);
-  else if constexpr (kApproximate == Approximate::tanh) return opwright::d_gelu_tanh<T>(v);
-  else return opwright::d_gelu_quick<T>(v);
+  if constexpr (kApproximate == Approximate::none) {
+    return opwright::d_gelu_none<T>(v);
+  } else if constexpr (kApproximate == Approximate::tanh) {
+    return opwright::d_gelu_tanh<T>(v);
+  } else {
+    return opwright::d_gelu_quick<T>(v);
+  }
 }
 
 template <typename T>
@@ -223,19 +278,6 @@ void bias_gelu(View<const T, 2> input, View<const T, 1> bias, Approximate approx
   });
 }
 
-// Memory that lives as long as its owner, not initialised.
-template <typename S>
-class Scratch {
- public:
-  explicit Scratch(int64_t count) : data_(count > 0 ? new S[count] : nullptr) {}
-  Scratch(const Scratch&) = delete;
-  ~Scratch() { delete[] data_; }
-  S* data() const { return data_; }
-
- private:
-  S* data_;
-};
-
 // Adds the rows of a panel's sums, pair by pair, into the first n.
 template <typename S>
 void fold_panel(S* sums, const Grid& grid) {
@@ -254,11 +296,16 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
   const auto row = choose(approximate, &backward_row<T, Approximate::none>,
                           &backward_row<T, Approximate::tanh>,
                           &backward_row<T, Approximate::quick>);
-  const int64_t parts = (grid.panels + kPanels - 1) / kPanels;
+  // From the shape alone, not from the number of threads: the result is the same for any.
+  int64_t part_panels = (grid.panels + kParts - 1) / kParts;
+  const int64_t least = (kPartElements + grid.width - 1) / grid.width;
+  if (part_panels < least) part_panels = least;
+  if (part_panels > kPanels) part_panels = kPanels;
+  const int64_t parts = (grid.panels + part_panels - 1) / part_panels;
   // partial[part * n + column]; with one part the sums go to grad_bias at once.
   const Scratch<S> partial(parts > 1 ? parts * grid.n : 0);
-  const int64_t part_panels = grid.panels < kPanels ? grid.panels : kPanels;
-  const int64_t grain = opwright::grain_of(part_panels * grid.width);
+  const int64_t grain = opwright::grain_of(
+      (grid.panels < part_panels ? grid.panels : part_panels) * grid.width);
   opwright::parallel_for(parts * grid.blocks, grain, [&](int64_t begin, int64_t end) {
     Reader<T> grads(grad_output, grid), inputs(input, grid);
     Bias<T> biases(bias, grid);
@@ -266,8 +313,8 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = i / parts, part = i % parts;
       for (S& sum : sums) sum = 0;
-      const int64_t first = part * kPanels;
-      const int64_t last = first + kPanels < grid.panels ? first + kPanels : grid.panels;
+      const int64_t first = part * part_panels;
+      const int64_t last = first + part_panels < grid.panels ? first + part_panels : grid.panels;
       for (int64_t panel = first; panel < last; ++panel) {
         T* to = grad_input.data() + panel * grid.height * grid.n + block * grid.width;
         backward_any<T>(row, grads.read(panel, block), inputs.read(panel, block),

@@ -40,8 +40,8 @@ void d_sigmoid(View<const T, 1> z, View<T, 1> output) {
       opwright::store(to + i, opwright::d_sigmoid<T>(opwright::load(from + i)));
     }
     if (const int rest = static_cast<int>(count - i)) {
-      opwright::store_partial(to + i, opwright::d_sigmoid<T>(opwright::load_partial(from + i, rest)),
-                              rest);
+      const auto v = opwright::load_partial(from + i, rest);
+      opwright::store_partial(to + i, opwright::d_sigmoid<T>(v), rest);
     }
   });
 }
@@ -55,13 +55,12 @@ void d_sigmoid_backward(View<const T, 1> grad_output, View<const T, 1> z, View<T
     T* to = grad_z.data() + first;
     int64_t i = 0;
     for (; i + kLanes<T> <= count; i += kLanes<T>) {
-      opwright::store(to + i, opwright::load(grad + i) * opwright::d2_sigmoid<T>(opwright::load(from + i)));
+      const auto slope = opwright::d2_sigmoid<T>(opwright::load(from + i));
+      opwright::store(to + i, opwright::load(grad + i) * slope);
     }
     if (const int rest = static_cast<int>(count - i)) {
-      opwright::store_partial(to + i,
-                              opwright::load_partial(grad + i, rest) *
-                                  opwright::d2_sigmoid<T>(opwright::load_partial(from + i, rest)),
-                              rest);
+      const auto slope = opwright::d2_sigmoid<T>(opwright::load_partial(from + i, rest));
+      opwright::store_partial(to + i, opwright::load_partial(grad + i, rest) * slope, rest);
     }
   });
 }

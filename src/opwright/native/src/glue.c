@@ -1,4 +1,5 @@
-// The steps of a call (see glue.h). Included by the generated source after its tables.
+// The steps of a call (see glue.h). Compiled once for each compiler; generated sources bring the tables.
+#include "glue.h"
 
 typedef struct {
   const Operator *op;
@@ -537,7 +538,7 @@ static int call_reference(Call *call, int *raised) {
   return 0;
 }
 
-static void run(const Operator *op, const Kernel *kernel, u64 *stack, int gives_out) {
+void opwright_run(const Operator *op, const Kernel *kernel, u64 *stack, i32 gives_out) {
   char message[kMessage];
   Value values[op->num_arguments + 1];
   Tensor tensors[op->num_arguments + 1], outputs[op->num_outputs + 1];
@@ -578,15 +579,9 @@ int opwright_num_threads(void) {
 
 // ---- registration -----------------------------------------------------------------------------------------------
 
-typedef struct {
-  const char *name;  // as registered, with the overload: "bias_gelu", "bias_gelu.out"
-  BoxedKernel kernel;
-} Entry;
-
 static Handle library;
 
-// Makes the kernels of this library the registered ones. Zero on success.
-static int register_entries(const char *ns, const char *key, const Entry *entries, i32 count) {
+i32 opwright_register_entries(const char *ns, const char *key, const Entry *entries, i32 count) {
   if (library) return 0;
   if (aoti_torch_library_init_impl(ns, key, "opwright", 0, &library)) return 1;
   for (i32 i = 0; i < count; ++i) {
@@ -595,8 +590,7 @@ static int register_entries(const char *ns, const char *key, const Entry *entrie
   return 0;
 }
 
-// Takes them back, so that another library can take their place. Zero on success.
-static int unregister_entries(void) {
+i32 opwright_unregister_entries(void) {
   const Handle held = library;
   library = 0;
   return held ? aoti_torch_delete_library_object(held) : 0;

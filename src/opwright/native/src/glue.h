@@ -149,3 +149,16 @@ static inline i64 floor_div(i64 a, i64 b) { return b ? a / b - (a % b != 0 && (a
 static inline i64 floor_mod(i64 a, i64 b) { return b ? a - floor_div(a, b) * b : 0; }
 static inline i64 min_of(i64 a, i64 b) { return a < b ? a : b; }
 static inline i64 max_of(i64 a, i64 b) { return a > b ? a : b; }
+
+// ---- what glue.c offers to the generated source -----------------------------------------------------------
+
+typedef struct {
+  const char *name;  // as registered, with the overload: "bias_gelu", "bias_gelu.out"
+  BoxedKernel kernel;
+} Entry;
+
+// One call from the dispatcher. `gives_out`: the stack ends with the tensors to write into.
+extern void opwright_run(const Operator *, const Kernel *, u64 *stack, i32 gives_out);
+// Makes the kernels of this library the registered ones, and takes them back. Zero on success.
+extern i32 opwright_register_entries(const char *ns, const char *key, const Entry *, i32 count);
+extern i32 opwright_unregister_entries(void);

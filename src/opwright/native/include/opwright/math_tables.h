@@ -16,8 +16,8 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V horner(const Lane<V> (&c)[N], V x, Lane<V
   return sum;
 }
 
-// The same sum from its even and odd halves: half as many roundings build on each other. `square` is
-// x * x, which the callers have.
+// The same sum from its even and odd halves: half as many roundings build on each other. `square`
+// is x * x, which the callers have.
 template <typename V, int N>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V even_odd(const Lane<V> (&c)[N], V x, V square) {
   V last = splat<V>(c[N - 1]), other = splat<V>(c[N - 2]);
@@ -56,8 +56,9 @@ struct Fit<float> {
                            9.61848905e-3f, 1.33999311e-3f, 1.53457911e-4f};
     return horner(c, f);
   }
+  // Relative error 6.1e-9 for z <= 14.75.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {  // 6.1e-9 for z <= 14.75
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
     constexpr float p[] = {5.00000003e-1f, 4.38795911e-1f, 1.83606902e-1f, 4.07587273e-2f,
                            4.13498577e-3f};
     constexpr float q[] = {1.0f,           1.67547682f,    1.20404596f,
@@ -80,8 +81,9 @@ struct Fit<double> {
                             7.0741056216950794e-9, 4.4352802119761036e-10};
     return horner(c, f);
   }
+  // Relative error 9.2e-19 for z <= 39.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {  // 9.2e-19 for z <= 39
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
     constexpr double p[] = {0.5,
                             8.2794486403463105e-1,
                             6.7964142049224193e-1,
@@ -118,8 +120,9 @@ struct Fit<half> {
                            9.570103e-3f};
     return horner(c, f, factor);
   }
+  // Relative error 7.0e-6 for z <= 6.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {  // 7.0e-6 for z <= 6
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
     constexpr float p[] = {5.00003505e-1f, 2.54897148e-1f, 5.32906776e-2f};
     constexpr float q[] = {1.0f, 1.30793319f, 6.48676262e-1f, 1.33068083e-1f};
     return {even_odd(p, z, square), even_odd(q, z, square)};
@@ -134,8 +137,9 @@ struct Fit<bfloat16> {
     constexpr float c[] = {9.99928073e-1f, 6.93260989e-1f, 2.42611125e-1f, 5.5171657e-2f};
     return horner(c, f, factor);
   }
+  // Relative error 2.5e-5 for z <= 14.75.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {  // 2.5e-5 for z <= 14.75
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
     constexpr float p[] = {5.00012677e-1f, 2.79344325e-1f, 6.29802843e-2f};
     constexpr float q[] = {1.0f, 1.35735586f, 7.05112303e-1f, 1.57702478e-1f};
     return {even_odd(p, z, square), even_odd(q, z, square)};

@@ -6,8 +6,8 @@
 //   load_partial(p, n)             n < kLanes<T> elements, zeros after them; store_partial(p, v, n)
 //   select(a < b, x, y)            lane by lane; any comparison is a mask
 //
-// + - * / < and v[i] are the compiler's own. What is named here (fma, min, ...) exists for float and
-// double too, so one template serves scalars, vectors and, under nvcc, device code.
+// + - * / < and v[i] are the compiler's own. What is named here (fma, min, ...) exists for float
+// and double too, so one template serves scalars, vectors and, under nvcc, device code.
 #pragma once
 
 #include <cstdint>

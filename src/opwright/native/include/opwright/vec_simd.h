@@ -49,7 +49,8 @@ OPWRIGHT_INLINE detail::DoubleVec fma(detail::DoubleVec a, detail::DoubleVec b,
 
 #if defined(__AVX512F__)
 
-// A full mask as written below: all ones in the low bits, one bit for each lane.
+#if !defined(__clang__)
+// Clang makes these instructions of the comparisons in vec.h.
 OPWRIGHT_INLINE detail::FloatVec min(detail::FloatVec value, detail::FloatVec limit) {
   return __builtin_ia32_minps512_mask(limit, value, value, -1, 4);
 }
@@ -62,6 +63,7 @@ OPWRIGHT_INLINE detail::DoubleVec min(detail::DoubleVec value, detail::DoubleVec
 OPWRIGHT_INLINE detail::DoubleVec max(detail::DoubleVec value, detail::DoubleVec limit) {
   return __builtin_ia32_maxpd512_mask(limit, value, value, -1, 4);
 }
+#endif
 
 #if defined(__AVX512DQ__)
 // vrange, selecting the smaller magnitude (2) with a cleared sign (2 << 2).
@@ -183,7 +185,12 @@ OPWRIGHT_INLINE Vec<float> load(const half* from) {
   typedef int16_t Int16x8 __attribute__((vector_size(16)));
   Int16x8 bits;
   __builtin_memcpy(&bits, from, sizeof bits);
+#if __has_builtin(__builtin_ia32_vcvtph2ps256)
   return __builtin_ia32_vcvtph2ps256(bits);
+#else
+  typedef _Float16 Float16x8 __attribute__((vector_size(16)));
+  return __builtin_convertvector(bit_cast<Float16x8>(bits), Vec<float>);
+#endif
 }
 OPWRIGHT_INLINE void store(half* to, Vec<float> v) {
   typedef int16_t Int16x8 __attribute__((vector_size(16)));

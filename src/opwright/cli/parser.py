@@ -1,0 +1,36 @@
+"""The parser of the command line: verbs, and the options that all of them have."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from opwright import __version__
+from opwright.cli import FLAGS, SUMMARY, VERBS
+
+app = App(name="opwright", help=SUMMARY, version=__version__, help_formatter="plain")
+for _verb, _text in VERBS.items():
+    app.command(f"opwright.cli.{_verb}_command:{_verb}_app", name=_verb, help=_text)
+
+
+@app.meta.default
+def launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    cache_dir: Annotated[str | None, Parameter(help=FLAGS["--cache-dir"])] = None,
+    cxx: Annotated[str | None, Parameter(help=FLAGS["--cxx"])] = None,
+    cxxflags: Annotated[str | None, Parameter(help=FLAGS["--cxxflags"])] = None,
+    jobs: Annotated[int | None, Parameter(help=FLAGS["--jobs"])] = None,
+    require_kernels: Annotated[bool, Parameter(negative="", help=FLAGS["--require-kernels"])] = False,
+) -> int:
+    """Turns the options into the settings that they are twins of, and runs the verb."""
+    given = {
+        "OPWRIGHT_CACHE_DIR": cache_dir,
+        "OPWRIGHT_CXX": cxx,
+        "OPWRIGHT_CXXFLAGS": cxxflags,
+        "OPWRIGHT_JOBS": jobs,
+        "OPWRIGHT_REQUIRE_KERNELS": "1" if require_kernels else None,
+    }
+    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+    return app(tokens, exit_on_error=False, print_error=True, result_action="return_value") or 0

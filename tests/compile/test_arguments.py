@@ -1,0 +1,357 @@
+"""Operators with kernels and every kind of argument and result: options, optionals, lists, several outputs."""
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from opwright import operator
+from opwright.errors import ContractError, OutError
+
+pytestmark = pytest.mark.compiler
+
+HEAD = """
+#include <opwright/kernel.h>
+using opwright::View;
+using opwright::List;
+template <typename T> using C = opwright::compute_t<T>;
+#define THREE float, double, opwright::half
+"""
+COMPILED = (torch.float32, torch.float64, torch.float16)
+
+
+@pytest.fixture(scope="module")
+def options(ns):
+    source = HEAD + """
+    template <typename T>
+    void options(View<const T, 1> x, int64_t shift, double scale, bool negate, Mode mode, int64_t power,
+                 double slope, bool ceil, Rounding rounding, View<T, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        double v = double(C<T>(x(i))) * scale + double(shift);
+        if (mode == Mode::square) v *= v;
+        if (mode == Mode::default_ || mode == Mode::_2x) v *= mode == Mode::default_ ? 3 : 2;
+        if (v < 0) v *= slope;
+        for (int64_t k = 1; k < power; ++k) v *= double(C<T>(x(i)));
+        if (ceil) v += 10;
+        if (rounding == Rounding::half_up) v += 20;
+        output(i) = T(C<T>(negate ? -v : v));
+      }
+    }
+    OPWRIGHT_KERNEL(options, THREE)"""
+
+    # "default" is no name in Python, "2x" none in C++, "half-up" none in either; `mode` has a default,
+    # `rounding` has none and is keyword-only.
+    @operator(f"{ns}::options", cpu=source)
+    def options(
+        x: Float[Tensor, "*s"],
+        shift: int,
+        scale: float,
+        negate: bool = False,
+        mode: Literal["none", "square", "default", "2x"] = "none",
+        *,
+        power: int = -1,
+        slope: float = 1,
+        ceil: bool,
+        rounding: Literal["half-up", "down"],
+    ) -> Float[Tensor, "*s"]:
+        return _options(x.double(), shift, scale, negate, mode, power, slope, ceil, rounding).to(x.dtype)
+
+    return options
+
+
+def _options(x, shift, scale, negate=False, mode="none", power=-1, slope=1, ceil=None, rounding=None):
+    v = x * scale + shift
+    v = {"none": lambda: v, "square": lambda: v * v, "default": lambda: v * 3, "2x": lambda: v * 2}[mode]()
+    v = (v > 0) * v + (v < 0) * v * slope
+    v = v * x ** max(power - 1, 0) + 10 * ceil + 20 * (rounding == "half-up")
+    return -v if negate else v
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((1, 2.0), {"ceil": False, "rounding": "down"}),
+        ((-3, 0.5, True), {"ceil": True, "rounding": "half-up"}),
+        ((0, 1, False, "square"), {"ceil": False, "rounding": "down", "power": 2}),  # an int as a float
+        ((0, -1.0), {"ceil": False, "rounding": "half-up", "mode": "default", "slope": 0.5}),
+        ((2, 1.0), {"negate": True, "mode": "2x", "slope": -2, "rounding": "down", "ceil": True}),
+    ],
+)
+def test_options(options, check, args, kwargs):
+    def make(dtype):
+        return [torch.tensor([[0, 2, -2], [4, -4, 1]]).to(dtype), *args]
+
+    check(options, make, lambda x, *rest: _options(x, *rest, **kwargs), compiled=COMPILED, **kwargs)
+
+
+def test_wrong_options(options, entries):
+    x = torch.zeros(2)
+    good = {"ceil": False, "rounding": "down"}
+    for entry in entries(options):
+        with pytest.raises(ValueError, match="half-up"):
+            entry(x, 1, 1.0, ceil=False, rounding="half-down")
+        with pytest.raises((TypeError, RuntimeError), match="ceil"):
+            entry(x, 1, 1.0)
+        # torch.ops gives PyTorch's own message, of class RuntimeError.
+        with pytest.raises((TypeError, RuntimeError), match="shift"):
+            entry(x, 1.5, 1.0, **good)
+        with pytest.raises((TypeError, RuntimeError), match="scale"):
+            entry(x, 1, "2", **good)
+
+
+def test_extreme_numbers(ns, entries):
+    # int64 and float64 arrive whole; defaults may be infinite or tiny.
+    source = HEAD + """
+    void extreme(View<const double, 1> x, int64_t big, double low, double tiny, View<double, 1> output) {
+      output(0) = double(big % 1000);
+      output(1) = low;
+      output(2) = tiny;
+      output(3) = x(0);
+    }
+    OPWRIGHT_KERNEL(extreme)"""
+    @operator(f"{ns}::extreme", cpu=source)
+    def extreme(
+        x: Float64[Tensor, "1"], big: int = 2**62 + 1, low: float = -math.inf, tiny: float = 5e-324
+    ) -> Float64[Tensor, "4"]:
+        return torch.tensor([big % 1000, low, tiny, float(x)], dtype=torch.float64)
+
+    x = torch.tensor([0.1], dtype=torch.float64)
+    for entry in entries(extreme):
+        assert entry(x).tolist() == [float((2**62 + 1) % 1000), -math.inf, 5e-324, 0.1]
+        assert entry(x, -7, 0.1, math.inf).tolist() == [-7.0, 0.1, math.inf, 0.1]
+        assert math.isnan(entry(x, 0, math.nan)[1])
+
+
+@pytest.fixture(scope="module")
+def optional(ns):
+    source = HEAD + """
+    template <typename T>
+    void optional(View<const T, 2> x, View<const T, 1> w, View<const int64_t, 1> index, View<T, 2> output) {
+      for (int64_t i = 0; i < x.size(0); ++i)
+        for (int64_t j = 0; j < x.size(1); ++j) {
+          const int64_t k = index.defined() ? index(j) : j;
+          output(i, j) = T(C<T>(x(i, k)) * (w.defined() ? C<T>(w(j)) : C<T>(1)));
+        }
+    }
+    OPWRIGHT_KERNEL(optional, THREE)"""
+
+    @operator(f"{ns}::optional", cpu=source)
+    def optional(
+        x: Float[Tensor, "*batch n"],
+        w: Float[Tensor, "n"] | None,
+        index: Int[Tensor, "n"] | None = None,
+    ) -> Float[Tensor, "*batch n"]:
+        x = x if index is None else x[..., index.long()]
+        return x.clone() if w is None else x * w
+
+    return optional
+
+
+@pytest.mark.parametrize("has_w", [True, False])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_optional_tensors(optional, check, whole, has_w, has_index):
+    def make(dtype):
+        index = torch.tensor([2, 0, 1], dtype=torch.int32) if has_index else None
+        return [whole(2, 3, dtype=dtype), whole(3, dtype=dtype) if has_w else None, index]
+
+    def expected(x, w, index):
+        x = x if index is None else x[:, index]
+        return x if w is None else x * w
+
+    check(optional, make, expected, compiled=COMPILED)
+
+
+def test_empty_optional_is_given(optional, entries):
+    # A given tensor without elements is defined, an absent one is not.
+    for entry in entries(optional):
+        assert entry(torch.ones(2, 3), None).sum() == 6
+        assert entry(torch.ones(2, 0), torch.ones(0)).shape == (2, 0)
+        with pytest.raises(ValueError, match="3"):
+            entry(torch.ones(2, 3), torch.ones(0))
+
+
+@pytest.fixture(scope="module")
+def lists(ns):
+    source = HEAD + """
+    template <typename T>
+    void lists(View<const T, 1> x, List<View<const T, 2>> rows, List<View<const int64_t, 1>> ks, View<T, 1> output) {
+      for (int64_t j = 0; j < x.size(0); ++j) {
+        C<T> sum = C<T>(x(j));
+        for (const auto& row : rows)
+          for (int64_t i = 0; i < row.size(0); ++i) sum += C<T>(row(i, j));
+        for (int64_t k = 0; k < ks.size(); ++k) sum += C<T>(ks[k](j)) * C<T>(k + 1);
+        output(j) = T(sum);
+      }
+    }
+    OPWRIGHT_KERNEL(lists, THREE)"""
+
+    @operator(f"{ns}::lists", cpu=source)
+    def lists(
+        x: Float[Tensor, "n"], rows: list[Float[Tensor, "_ n"]], ks: list[Int[Tensor, "n"]]
+    ) -> Float[Tensor, "n"]:
+        total = x.clone()
+        for row in rows:
+            total = total + row.sum(0)
+        for i, k in enumerate(ks):
+            total = total + ((i + 1) * k).to(x.dtype)
+        return total
+
+    return lists
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (0, 3), (3, 2)])
+def test_lists_of_tensors(lists, check, whole, counts):
+    def make(dtype):
+        rows = [whole(i + 1, 3, dtype=dtype) for i in range(counts[0])]
+        return [whole(3, dtype=dtype), rows, [whole(3, dtype=torch.int32) for _ in range(counts[1])]]
+
+    def expected(x, rows, ks):
+        return x + sum(r.sum(0) for r in rows) + sum((i + 1) * k for i, k in enumerate(ks))
+
+    check(lists, make, expected, compiled=COMPILED)
+
+
+def test_wrong_items_of_lists(lists, entries):
+    for entry in entries(lists):
+        with pytest.raises(ValueError, match="rows"):
+            entry(torch.zeros(3), [torch.zeros(1, 3), torch.zeros(1, 4)], [])
+        with pytest.raises(TypeError, match="rows"):
+            entry(torch.zeros(3), [torch.zeros(1, 3).double()], [])
+        # The next good call is not disturbed by the failed ones.
+        assert entry(torch.ones(3), [torch.ones(2, 3)], []).tolist() == [3.0] * 3
+
+
+def test_a_list_that_alone_gives_the_size(ns, entries):
+    source = HEAD + """
+    template <typename T> void total(List<View<const T, 1>> xs, View<T, 1> output) {
+      for (int64_t j = 0; j < output.size(0); ++j) {
+        output(j) = T(0);
+        for (const auto& x : xs) output(j) = T(C<T>(output(j)) + C<T>(x(j)));
+      }
+    }
+    OPWRIGHT_KERNEL(total, THREE)"""
+
+    @operator(f"{ns}::total", cpu=source)
+    def total(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
+        return torch.stack(xs).sum(0)
+
+    for entry in entries(total):
+        assert entry([torch.ones(3), torch.full((3,), 2.0)]).tolist() == [3.0] * 3
+        # Nothing says what n, the dtype and the device would be: an error that says so.
+        with pytest.raises((ContractError, ValueError, TypeError, NotImplementedError)):
+            entry([])
+
+
+class MinMax(NamedTuple):
+    low: Float[Tensor, "*batch"]
+    high: Float[Tensor, "*batch"]
+
+
+@pytest.fixture(scope="module")
+def minmax(ns):
+    source = HEAD + """
+    template <typename T> void minmax(View<const T, 2> x, View<T, 1> low, View<T, 1> high) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        low(i) = high(i) = x(i, 0);
+        for (int64_t j = 1; j < x.size(1); ++j) {
+          if (C<T>(x(i, j)) < C<T>(low(i))) low(i) = x(i, j);
+          if (C<T>(x(i, j)) > C<T>(high(i))) high(i) = x(i, j);
+        }
+      }
+    }
+    OPWRIGHT_KERNEL(minmax, THREE)"""
+
+    @operator(f"{ns}::minmax", cpu=source)
+    def minmax(x: Float[Tensor, "*batch n"]) -> MinMax:
+        return MinMax(x.amin(-1), x.amax(-1))
+
+    return minmax
+
+
+def test_named_tuple_of_outputs(minmax, check, whole):
+    make = lambda d: [whole(2, 3, 4, dtype=d)]  # noqa: E731
+    check(minmax, make, lambda x: (x.min(-1), x.max(-1)), compiled=COMPILED)
+
+
+def test_named_tuple_keeps_its_names(minmax):
+    # Who declares a NamedTuple reads its fields by name, from the function.
+    result = minmax(torch.tensor([1.0, 3.0]))
+    assert (result.low, result.high) == (1.0, 3.0)
+
+
+def test_scalar_tensors(ns, check, whole):
+    source = HEAD + """
+    template <typename T> void affine(View<const T, 0> x, View<const T, 0> y, View<T, 0> output) {
+      output() = T(2 * C<T>(x()) - C<T>(*y.data()));
+    }
+    OPWRIGHT_KERNEL(affine, THREE)"""
+
+    @operator(f"{ns}::affine", cpu=source)
+    def affine(x: Float[Tensor, ""], y: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        return 2 * x - y
+
+    make = lambda d: [whole(dtype=d), whole(dtype=d)]  # noqa: E731
+    check(affine, make, lambda x, y: 2 * x - y, compiled=COMPILED)
+
+
+# --- out= ---------------------------------------------------------------------------------------------
+
+
+def test_out(minmax, entries):
+    x = torch.tensor([[1.0, 5.0], [4.0, -2.0]])
+    for entry in entries(minmax):
+        for make in (lambda: torch.full((2,), 9.0), lambda: torch.full((4,), 9.0)[::2]):
+            low, high = make(), make()
+            before = low._version, high._version
+            if entry is minmax:
+                result = entry(x, out=(low, high))
+            else:
+                result = entry.out(x, out0=low, out1=high)
+            assert result[0] is low or torch.equal(result[0], low)
+            assert low.tolist() == [1.0, -2.0]
+            assert high.tolist() == [5.0, 4.0]
+            # autograd must notice that somebody else's saved tensor was overwritten.
+            assert low._version > before[0]
+            assert high._version > before[1]
+
+
+def test_out_overlaps_an_input(ns, entries):
+    source = HEAD + """
+    template <typename T> void shifted(View<const T, 1> x, View<T, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i ? i - 1 : x.size(0) - 1);
+    }
+    OPWRIGHT_KERNEL(shifted, float)"""
+
+    @operator(f"{ns}::shifted", cpu=source)
+    def shifted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x.roll(1)
+
+    for dtype in (torch.float32, torch.float64):  # kernel, reference
+        for entry in entries(shifted):
+            call = entry if entry is shifted else entry.out
+            x = torch.arange(5.0, dtype=dtype)
+            call(x, out=x)
+            assert x.tolist() == [4.0, 0.0, 1.0, 2.0, 3.0]
+            base = torch.arange(6.0, dtype=dtype)
+            call(base[:5], out=base[1:])
+            assert base.tolist() == [0.0, 4.0, 0.0, 1.0, 2.0, 3.0]
+            base = torch.arange(6.0, dtype=dtype)
+            call(base[::2], out=base[::2])
+            assert base.tolist() == [4.0, 1.0, 0.0, 3.0, 2.0, 5.0]
+
+
+def test_out_is_refused(minmax):
+    x = torch.ones(2, 3)
+    with pytest.raises(OutError, match="shape"):
+        minmax(x, out=(torch.empty(2), torch.empty(3)))
+    with pytest.raises(OutError, match="number"):
+        minmax(x, out=torch.empty(2))
+    with pytest.raises(OutError, match="autograd"):
+        minmax(x.requires_grad_(), out=(torch.empty(2), torch.empty(2)))
+    with torch.no_grad():
+        low, _ = minmax(x, out=(torch.empty(2), torch.empty(2)))
+    np.testing.assert_array_equal(low.numpy(), [1, 1])

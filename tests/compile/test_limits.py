@@ -91,19 +91,20 @@ NAMES = "1 " * (RANK - 2) + "a b"
 SOURCE = '''
 #include <opwright/kernel.h>
 using opwright::View;
-template <typename T> void high(View<const T, RANK> x, View<T, RANK> output) {
-  for (int64_t i = 0; i < x.numel(); ++i) output.data()[i] = x.data()[i] + float(x.size(RANK - 1));
+template <typename T> void high(View<const T, RANK> x, View<const T, RANK> y, View<T, RANK> output) {
+  for (int64_t i = 0; i < x.numel(); ++i) output.data()[i] = x.data()[i] + y.data()[i];
 }
 OPWRIGHT_KERNEL(high, float)
 '''.replace("RANK", str(RANK))
 try:
     @operator("limits::high", cpu=SOURCE)
-    def high(x: Float[Tensor, NAMES]) -> Float[Tensor, NAMES]:
-        return x + x.shape[-1]
+    def high(x: Float[Tensor, NAMES], y: Float[Tensor, NAMES]) -> Float[Tensor, NAMES]:
+        return x + y
 except TypeError as error:
     print("refused:", error)
 else:
-    assert high(torch.zeros([1] * (RANK - 2) + [2, 3])).eq(3).all(), "wrong"
+    x = torch.ones([1] * (RANK - 2) + [2, 3])
+    assert high(x, 2 * x).eq(3).all(), "wrong"
     print("computed")
 """
 

@@ -1,0 +1,126 @@
+"""Wrong calls: the error of the contract, through both entries, and nothing computed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from jaxtyping import Float, Int
+from syrupy.assertion import SnapshotAssertion
+from torch import Tensor
+
+from opwright import errors, operator
+
+calls: list[int] = []
+
+
+@operator("call_errors::attend")
+def attend(
+    query: Float[Tensor, "*batch t 2*h"],
+    table: Float[Tensor, "v h"],
+    index: Int[Tensor, "t"],
+    bias: Float[Tensor, "h"] | None = None,
+    *,
+    mode: Literal["mean", "sum"] = "mean",
+    scale: float = 1.0,
+) -> Float[Tensor, "*batch t h"]:
+    calls.append(1)
+    half = query[..., : table.shape[1]] + table[index]
+    return half * scale if bias is None else half * scale + bias
+
+
+def arguments(**changes):
+    good = {
+        "query": torch.ones(2, 3, 5, 8),
+        "table": torch.ones(7, 4),
+        "index": torch.zeros(5, dtype=torch.int64),
+        "bias": torch.ones(4),
+    }
+    return good | changes
+
+
+WRONG = {
+    "a number": (errors.NotATensorError, {"table": 3}),
+    "a list": (errors.NotATensorError, {"table": [1.0, 2.0]}),
+    "None": (errors.NotATensorError, {"table": None}),
+    "rank too low": (errors.RankError, {"query": torch.ones(8)}),
+    "rank too high": (errors.RankError, {"table": torch.ones(1, 7, 4)}),
+    "dtype outside the family": (errors.DtypeError, {"index": torch.zeros(5)}),
+    "dtype not shared": (errors.DtypeError, {"bias": torch.ones(4, dtype=torch.float64)}),
+    "axis of another tensor": (errors.ShapeError, {"index": torch.zeros(6, dtype=torch.int64)}),
+    "computed axis": (errors.ShapeError, {"query": torch.ones(2, 3, 5, 9)}),
+    "swapped tensors": (errors.ShapeError, {"bias": torch.ones(7)}),
+    "another device": (errors.DeviceError, {"table": torch.ones(7, 4, device="meta")}),
+    "no such choice": (errors.OptionError, {"mode": "average"}),
+    "a number for a choice": (errors.OptionError, {"mode": 1}),
+    "text for a number": (errors.NotATensorError, {"scale": "big"}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused(case: str, snapshot: SnapshotAssertion) -> None:
+    error, changes = WRONG[case]
+    calls.clear()
+    with pytest.raises(error) as caught:
+        attend(**arguments(**changes))
+    assert str(caught.value) == snapshot
+    assert calls == []
+    assert isinstance(caught.value, (TypeError, ValueError))
+
+
+@pytest.mark.parametrize("case", [c for c in WRONG if c not in ("a number", "a list", "None", "a number for a choice", "text for a number")])
+def test_refused_through_torch_ops(case: str) -> None:
+    error, changes = WRONG[case]
+    calls.clear()
+    with pytest.raises(error):
+        torch.ops.call_errors.attend(**arguments(**changes))
+    assert calls == []
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_refused_in_every_grad_mode(mode) -> None:
+    with mode(), pytest.raises(errors.ShapeError):
+        attend(**arguments(index=torch.zeros(6, dtype=torch.int64)))
+
+
+def test_refused_with_gradient() -> None:
+    query = torch.ones(2, 3, 5, 8, requires_grad=True)
+    with pytest.raises(errors.ShapeError):
+        attend(**arguments(query=query, bias=torch.ones(5)))
+
+
+def test_missing_and_unknown_arguments_are_pythons_own() -> None:
+    with pytest.raises(TypeError, match="table"):
+        attend(torch.ones(2, 8))
+    with pytest.raises(TypeError, match="colour"):
+        attend(**arguments(), colour="red")
+
+
+def test_a_good_call() -> None:
+    out = attend(**arguments(scale=2.0))
+    assert out.shape == (2, 3, 5, 4)
+    assert torch.equal(out, torch.full((2, 3, 5, 4), 5.0))  # (1 + 1) * 2 + 1
+
+
+def test_out_is_checked(snapshot: SnapshotAssertion) -> None:
+    good = arguments()
+    for out in (torch.empty(2, 3, 5, 5), torch.empty(2, 3, 5, 4, dtype=torch.float64)):
+        with pytest.raises(errors.OutError) as caught:
+            attend(**good, out=out)
+        assert str(caught.value) == snapshot
+    with pytest.raises(errors.OutError, match="autograd"):
+        attend(**arguments(bias=torch.ones(4, requires_grad=True)), out=torch.empty(2, 3, 5, 4))
+    out = torch.empty(2, 3, 5, 4)
+    assert attend(**good, out=out) is out
+    assert torch.equal(out, attend(**good))
+
+
+def test_errors_can_be_pickled() -> None:
+    import pickle
+
+    with pytest.raises(errors.ShapeError) as caught:
+        attend(**arguments(bias=torch.ones(7)))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert type(again) is errors.ShapeError

@@ -1,0 +1,201 @@
+"""Declarations that cannot be honoured fail at the declaration, at the author's line, with the fix."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from typing import Literal, Optional
+
+import pytest
+import torch
+from jaxtyping import Bool, Complex, Float, Float32, Int, Shaped
+from syrupy.assertion import SnapshotAssertion
+from torch import Tensor
+
+import opwright
+from opwright import Mutates, errors, operator
+
+_numbers = itertools.count()
+
+
+def name(function: str) -> str:
+    """A namespace of its own for each declaration: the registry belongs to the process."""
+    return f"decl{next(_numbers)}::{function}"
+
+
+def declared(reference, **kwargs):
+    return operator(name(reference.__name__), **kwargs)(reference)
+
+
+def message(error: pytest.ExceptionInfo) -> str:
+    """The text without the place, which is another on every machine."""
+    lines = [line for line in str(error.value).splitlines() if not line.strip().startswith("at ")]
+    text = "\n".join(lines)
+    for number in range(1000):
+        text = text.replace(f"decl{number}::", "ns::")
+    return text
+
+
+def no_annotation(x) -> Float[Tensor, "n"]: return x * 2
+def bare_tensor(x: Tensor) -> Float[Tensor, "n"]: return x * 2
+def unknown_type(x: Float[Tensor, "n"], y: str) -> Float[Tensor, "n"]: return x * 2
+def complex_numbers(x: Complex[Tensor, "n"]) -> Complex[Tensor, "n"]: return x * 2
+def no_result(x: Float[Tensor, "n"]): return x * 2
+def star_args(*x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: return x[0] * 2
+def optional_number(x: Float[Tensor, "n"], k: int | None = None) -> Float[Tensor, "n"]: return x * 2
+def literal_numbers(x: Float[Tensor, "n"], k: Literal[1, 2] = 1) -> Float[Tensor, "n"]: return x * 2
+def bad_default(x: Float[Tensor, "n"], mode: Literal["a", "b"] = "c") -> Float[Tensor, "n"]: return x * 2
+def broadcasting(x: Float[Tensor, "#n"]) -> Float[Tensor, "n"]: return x * 2
+def two_variadics(x: Float[Tensor, "*a *b"]) -> Float[Tensor, "*a *b"]: return x * 2
+def unreadable_axis(x: Float[Tensor, "n"]) -> Float[Tensor, "n+"]: return x * 2
+def function_axis(x: Float[Tensor, "n"]) -> Float[Tensor, "f(n)"]: return x * 2
+def unbound_output(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]: return x * 2
+def anonymous_output(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]: return x * 2
+def unbound_family(x: Int[Tensor, "n"]) -> Float[Tensor, "n"]: return x.float()
+def two_unknowns(x: Float[Tensor, "a+b"]) -> Float[Tensor, "a"]: return x[:1]
+def nothing_done(x: Float[Tensor, "n"]) -> None: return None
+def no_tensor(k: int) -> Float32[Tensor, "k"]: return torch.zeros(k)
+def random_numbers(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: return x + torch.rand_like(x)
+def dropout(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: return torch.nn.functional.dropout(x, 0.5)
+def depends_on_data(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: return x[x > 0]
+def wrong_shape(x: Float[Tensor, "m n"]) -> Float[Tensor, "n"]: return x.sum(1)
+def wrong_dtype(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: return x > 0
+def wrong_count(x: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]: return x * 2
+def returns_nothing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
+def writes_argument(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: return x.mul_(2).clone()
+def writes_through_view(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+    x[0].zero_()
+    return x.clone()
+
+
+REFUSED = {
+    errors.AnnotationError: [
+        no_annotation, bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
+        literal_numbers, bad_default, unbound_family, nothing_done, no_tensor,
+    ],
+    errors.AxisError: [
+        broadcasting, two_variadics, unreadable_axis, function_axis, unbound_output, anonymous_output, two_unknowns,
+    ],
+    errors.RandomnessError: [random_numbers, dropout],
+    errors.DataDependentShapeError: [depends_on_data],
+    errors.ReferenceError: [wrong_shape, wrong_dtype, wrong_count, returns_nothing],
+    errors.UndeclaredMutationError: [writes_argument, writes_through_view],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "reference"), [(e, f) for e, fs in REFUSED.items() for f in fs], ids=lambda v: v.__name__
+)
+def test_refused(error: type[Exception], reference, snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(error) as caught:
+        declared(reference)
+    assert message(caught) == snapshot
+    # The author's own line is in the message, and nothing was registered.
+    code = reference.__code__
+    assert f"{code.co_filename}:{code.co_firstlineno}" in str(caught.value)
+
+
+def test_the_traceback_ends_at_the_author() -> None:
+    with pytest.raises(errors.RandomnessError) as caught:
+        declared(random_numbers)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert len(traceback.extract_tb(caught.value.__traceback__)) <= 4
+
+
+def test_names(snapshot: SnapshotAssertion) -> None:
+    for wrong in ("plain", "a::b::c", "a::", "my ns::f"):
+        with pytest.raises(errors.DeclarationError, match="is no operator name"):
+            operator(wrong)(writes_argument)
+    with pytest.raises(errors.NameTakenError):
+        operator("aten::mul")(lambda_reference)
+
+
+def lambda_reference(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def test_a_missing_kernel_file_is_named() -> None:
+    with pytest.raises(errors.KernelFileError, match=r"missing\.cpp"):
+        declared(lambda_reference, cpu="missing.cpp")
+
+
+def test_an_unknown_autocast_policy() -> None:
+    with pytest.raises(errors.DeclarationError, match="promote"):
+        declared(lambda_reference, autocast="widest")
+
+
+def test_accepted_when_declared() -> None:
+    noisy = declared(random_numbers, random=True)
+    x = torch.zeros(100)
+    torch.manual_seed(0)
+    first = noisy(x)
+    torch.manual_seed(0)
+    assert torch.equal(first, torch.rand(100)) or torch.equal(first, noisy(x)) or first.std() > 0.2
+
+    def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
+        return x[x > 0]
+
+    chosen = declared(positive, data_dependent=["k"])
+    assert chosen(torch.tensor([1.0, -1.0, 2.0])).tolist() == [1.0, 2.0]
+
+    def add_one(x: Mutates[Float[Tensor, "n"]]) -> None:
+        x.add_(1)
+
+    y = torch.zeros(3)
+    declared(add_one)(y)
+    assert y.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_declaring_does_not_disturb_the_random_numbers() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    declared(random_numbers, random=True)
+    declared(lambda_reference)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_annotations_as_strings_and_local_names() -> None:
+    """`from __future__ import annotations` holds in this file; names of the enclosing function count too."""
+    Choice = Literal["up", "down"]  # noqa: N806
+
+    def shift(x: Float[Tensor, "*s"], way: Choice = "up", mask: Optional[Bool[Tensor, "*s"]] = None) -> Float[Tensor, "*s"]:  # noqa: UP045
+        return x + 1 if way == "up" else x - 1
+
+    op = declared(shift)
+    assert op(torch.zeros(2), "down").tolist() == [-1.0, -1.0]
+    assert [p.kind for p in op.operator.contract.parameters] == ["tensor", "choice", "tensor"]
+    assert op.operator.contract.parameters[2].optional
+
+
+def test_backward_signatures(snapshot: SnapshotAssertion) -> None:
+    op = declared(lambda_reference)
+    for wrong in (lambda grad_output, z: z, lambda x: x):
+        with pytest.raises(errors.BackwardError) as caught:
+            op.backward(wrong)
+        assert message(caught) == snapshot
+
+    def too_many(grad_output, x) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        return grad_output, grad_output
+
+    with pytest.raises(errors.BackwardError, match="one gradient for each"):
+        op.backward(too_many)
+
+
+def test_public_names() -> None:
+    for public in opwright.__all__:
+        assert getattr(opwright, public) is not None
+    op = declared(lambda_reference)
+    for attribute in ("backward", "samples", "sweep", "cost", "baseline", "operator"):
+        assert hasattr(op, attribute)
+    assert op.__name__ == "lambda_reference"
+
+
+def test_families() -> None:
+    def pick(x: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
+        return x.clone()
+
+    op = declared(pick)
+    for dtype in (torch.float16, torch.bool, torch.uint8, torch.int64):
+        assert op(torch.ones(3).to(dtype)).dtype == dtype

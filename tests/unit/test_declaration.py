@@ -160,10 +160,11 @@ def test_annotations_as_strings_and_local_names() -> None:
     """`from __future__ import annotations` holds in this file; names of the enclosing function count too."""
     Choice = Literal["up", "down"]  # noqa: N806
 
+    @operator(name("shift"))
     def shift(x: Float[Tensor, "*s"], way: Choice = "up", mask: Optional[Bool[Tensor, "*s"]] = None) -> Float[Tensor, "*s"]:  # noqa: UP045
         return x + 1 if way == "up" else x - 1
 
-    op = declared(shift)
+    op = shift
     assert op(torch.zeros(2), "down").tolist() == [-1.0, -1.0]
     assert [p.kind for p in op.operator.contract.parameters] == ["tensor", "choice", "tensor"]
     assert op.operator.contract.parameters[2].optional

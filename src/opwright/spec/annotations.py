@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from opwright.errors import AnnotationError
+from opwright.errors import AnnotationError, AxisError
 from opwright.spec.axes import parse_axes
 from opwright.spec.contract import MISSING, Output, Parameter, TensorType
 from opwright.spec.dtypes import family, family_names
@@ -53,6 +53,8 @@ def _signature(
             if error.name == "Tensor"
             else "import or define it above the operator",
         ) from None
+    except Exception as error:  # jaxtyping's own, of axes that it cannot read
+        raise AxisError(subject, f"an annotation cannot be read: {error}") from None
 
 
 def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:

@@ -92,7 +92,7 @@ def check(entries):
                 for relay in (lambda t: t, strided):
                     with reference_runs(op) as runs:
                         got = entry(*_relaid(args, relay), **options)
-                    assert bool(runs) == (dtype not in compiled), f"{dtype}: {len(runs)} runs of the reference"
+                    assert bool(runs) == (dtype not in compiled), f"{dtype}: {len(runs)} reference runs"
                     got = tuple(got) if isinstance(got, (tuple, list)) else (got,)
                     assert [g.dtype for g in got] == list(out_dtypes or [dtype] * len(wanted))
                     for g, w in zip(got, wanted, strict=True):

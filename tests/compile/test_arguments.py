@@ -1,16 +1,15 @@
-"""Operators with kernels and every kind of argument and result: options, optionals, lists, several outputs."""
+"""Operators with kernels and every kind of argument: options, optionals, lists, scalars."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from opwright import operator
-from opwright.errors import ContractError, OutError
+from opwright.errors import ContractError
 
 pytestmark = pytest.mark.compiler
 
@@ -178,7 +177,8 @@ def test_empty_optional_is_given(optional, entries):
 def lists(ns):
     source = HEAD + """
     template <typename T>
-    void lists(View<const T, 1> x, List<View<const T, 2>> rows, List<View<const int64_t, 1>> ks, View<T, 1> output) {
+    void lists(View<const T, 1> x, List<View<const T, 2>> rows, List<View<const int64_t, 1>> ks,
+               View<T, 1> output) {
       for (int64_t j = 0; j < x.size(0); ++j) {
         C<T> sum = C<T>(x(j));
         for (const auto& row : rows)
@@ -246,41 +246,61 @@ def test_a_list_that_alone_gives_the_size(ns, entries):
             entry([])
 
 
-class MinMax(NamedTuple):
-    low: Float[Tensor, "*batch"]
-    high: Float[Tensor, "*batch"]
+def test_no_tensor_at_all(ns, entries):
+    @operator(f"{ns}::nothing")
+    def nothing(x: Float[Tensor, "n"] | None, k: int) -> Float[Tensor, "k"]:
+        return torch.ones(k) if x is None else x[:k].clone()
+
+    for entry in entries(nothing):
+        with pytest.raises((ContractError, ValueError, TypeError, NotImplementedError)):
+            entry(None, 2)
 
 
-@pytest.fixture(scope="module")
-def minmax(ns):
+def test_arguments_named_as_words_of_the_implementation(ns, entries):
     source = HEAD + """
-    template <typename T> void minmax(View<const T, 2> x, View<T, 1> low, View<T, 1> high) {
-      for (int64_t i = 0; i < x.size(0); ++i) {
-        low(i) = high(i) = x(i, 0);
-        for (int64_t j = 1; j < x.size(1); ++j) {
-          if (C<T>(x(i, j)) < C<T>(low(i))) low(i) = x(i, j);
-          if (C<T>(x(i, j)) > C<T>(high(i))) high(i) = x(i, j);
-        }
-      }
+    template <typename T>
+    void words(View<const T, 1> self, View<const T, 1> error, int64_t result, double values,
+               View<T, 1> output) {
+      for (int64_t i = 0; i < self.size(0); ++i) output(i) = self(i) + error(i) * T(result) * T(values);
     }
-    OPWRIGHT_KERNEL(minmax, THREE)"""
+    OPWRIGHT_KERNEL(words, float)"""
 
-    @operator(f"{ns}::minmax", cpu=source)
-    def minmax(x: Float[Tensor, "*batch n"]) -> MinMax:
-        return MinMax(x.amin(-1), x.amax(-1))
+    @operator(f"{ns}::words", cpu=source)
+    def words(
+        self: Float[Tensor, "n"], error: Float[Tensor, "n"], result: int = 1, values: float = 1.0
+    ) -> Float[Tensor, "n"]:
+        return self + error * result * values
 
-    return minmax
+    for entry in entries(words):
+        assert entry(self=torch.ones(2), error=torch.ones(2), result=2, values=3.0).tolist() == [7.0, 7.0]
+        with pytest.raises(ValueError, match="`error` must have n = 2"):
+            entry(torch.ones(2), torch.ones(3))
 
 
-def test_named_tuple_of_outputs(minmax, check, whole):
-    make = lambda d: [whole(2, 3, 4, dtype=d)]  # noqa: E731
-    check(minmax, make, lambda x: (x.min(-1), x.max(-1)), compiled=COMPILED)
+def test_an_input_named_out_is_refused(ns):
+    # `out=` is where results go.
+    with pytest.raises(TypeError, match="out"):
+
+        @operator(f"{ns}::outer")
+        def outer(x: Float[Tensor, "n"], out: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+            return x + out
 
 
-def test_named_tuple_keeps_its_names(minmax):
-    # Who declares a NamedTuple reads its fields by name, from the function.
-    result = minmax(torch.tensor([1.0, 3.0]))
-    assert (result.low, result.high) == (1.0, 3.0)
+def test_choices_that_are_hard_to_spell(ns, entries):
+    source = HEAD + """
+    template <typename T> void spell(View<const T, 1> x, Mode mode, View<T, 1> output) {
+      output(0) = x(0) + T(int(mode));
+    }
+    OPWRIGHT_KERNEL(spell, float)"""
+    choices = ["plain", 'qu"ote', "back\\slash", "", "ä"]
+
+    @operator(f"{ns}::spell", cpu=source)
+    def spell(x: Float[Tensor, "1"], mode: Literal[tuple(choices)] = 'qu"ote') -> Float[Tensor, "1"]:
+        return x + choices.index(mode)
+
+    for entry in entries(spell):
+        assert entry(torch.zeros(1)).tolist() == [1]
+        assert [entry(torch.zeros(1), choice).item() for choice in choices] == [0, 1, 2, 3, 4]
 
 
 def test_scalar_tensors(ns, check, whole):
@@ -296,62 +316,3 @@ def test_scalar_tensors(ns, check, whole):
 
     make = lambda d: [whole(dtype=d), whole(dtype=d)]  # noqa: E731
     check(affine, make, lambda x, y: 2 * x - y, compiled=COMPILED)
-
-
-# --- out= ---------------------------------------------------------------------------------------------
-
-
-def test_out(minmax, entries):
-    x = torch.tensor([[1.0, 5.0], [4.0, -2.0]])
-    for entry in entries(minmax):
-        for make in (lambda: torch.full((2,), 9.0), lambda: torch.full((4,), 9.0)[::2]):
-            low, high = make(), make()
-            before = low._version, high._version
-            if entry is minmax:
-                result = entry(x, out=(low, high))
-            else:
-                result = entry.out(x, out0=low, out1=high)
-            assert result[0] is low or torch.equal(result[0], low)
-            assert low.tolist() == [1.0, -2.0]
-            assert high.tolist() == [5.0, 4.0]
-            # autograd must notice that somebody else's saved tensor was overwritten.
-            assert low._version > before[0]
-            assert high._version > before[1]
-
-
-def test_out_overlaps_an_input(ns, entries):
-    source = HEAD + """
-    template <typename T> void shifted(View<const T, 1> x, View<T, 1> output) {
-      for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i ? i - 1 : x.size(0) - 1);
-    }
-    OPWRIGHT_KERNEL(shifted, float)"""
-
-    @operator(f"{ns}::shifted", cpu=source)
-    def shifted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        return x.roll(1)
-
-    for dtype in (torch.float32, torch.float64):  # kernel, reference
-        for entry in entries(shifted):
-            call = entry if entry is shifted else entry.out
-            x = torch.arange(5.0, dtype=dtype)
-            call(x, out=x)
-            assert x.tolist() == [4.0, 0.0, 1.0, 2.0, 3.0]
-            base = torch.arange(6.0, dtype=dtype)
-            call(base[:5], out=base[1:])
-            assert base.tolist() == [0.0, 4.0, 0.0, 1.0, 2.0, 3.0]
-            base = torch.arange(6.0, dtype=dtype)
-            call(base[::2], out=base[::2])
-            assert base.tolist() == [4.0, 1.0, 0.0, 3.0, 2.0, 5.0]
-
-
-def test_out_is_refused(minmax):
-    x = torch.ones(2, 3)
-    with pytest.raises(OutError, match="shape"):
-        minmax(x, out=(torch.empty(2), torch.empty(3)))
-    with pytest.raises(OutError, match="number"):
-        minmax(x, out=torch.empty(2))
-    with pytest.raises(OutError, match="autograd"):
-        minmax(x.requires_grad_(), out=(torch.empty(2), torch.empty(2)))
-    with torch.no_grad():
-        low, _ = minmax(x, out=(torch.empty(2), torch.empty(2)))
-    np.testing.assert_array_equal(low.numpy(), [1, 1])

@@ -155,7 +155,7 @@ def test_single_dtypes_have_no_template(ns, check, whole):
     )
     for entry in (weigh, getattr(torch.ops, ns).weigh):
         with pytest.raises(TypeError, match="x"):
-            entry(torch.zeros(1, dtype=torch.float64), torch.zeros(1).long(), torch.zeros(1, dtype=torch.uint8))
+            entry(torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).to(torch.uint8))
 
 
 @pytest.fixture(scope="module")

@@ -198,7 +198,8 @@ def test_computed_axis_of_an_input(ns, check, whole):
     template <typename T> void gates(View<const T, 2> g, View<const T, 2> c, View<T, 2> output) {
       const int64_t h = c.size(1);
       for (int64_t b = 0; b < c.size(0); ++b)
-        for (int64_t j = 0; j < h; ++j) output(b, j) = T(C<T>(c(b, j)) + C<T>(g(b, j)) - C<T>(g(b, 3 * h + j)));
+        for (int64_t j = 0; j < h; ++j)
+          output(b, j) = T(C<T>(c(b, j)) + C<T>(g(b, j)) - C<T>(g(b, 3 * h + j)));
     }
     OPWRIGHT_KERNEL(gates, THREE)"""
 

@@ -186,5 +186,5 @@ def test_write_into_an_expanded_tensor_is_refused(bump, entries):
     # A written tensor whose elements share memory cannot be written element by element.
     for entry in entries(bump):
         x = torch.zeros(1, 3).expand(2, 3)
-        with pytest.raises(Exception, match="(?i)memory|overlap|expand"):
+        with pytest.raises(Exception, match=r"(?i)memory|overlap|expand"):
             entry(x, torch.ones(3))

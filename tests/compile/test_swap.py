@@ -22,7 +22,8 @@ template <typename T> void NAME(View<const T, 1> x, View<T, 1> output) {
 OPWRIGHT_KERNEL(NAME, float)
 """
 BACKWARD = """
-template <typename T> void NAME_backward(View<const T, 1> grad_output, View<const T, 1> x, View<T, 1> grad_x) {
+template <typename T>
+void NAME_backward(View<const T, 1> grad_output, View<const T, 1> x, View<T, 1> grad_x) {
   for (int64_t i = 0; i < x.size(0); ++i) grad_x(i) = grad_output(i) * T(SLOPE);
 }
 OPWRIGHT_KERNEL(NAME_backward, float)

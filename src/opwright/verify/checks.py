@@ -25,13 +25,17 @@ class Skipped(Exception):
 
 @dataclass
 class Finding:
-    """What a check found on one case; `message` is empty when it passes."""
+    """What a check found on one case; `message` is empty when it passes.
+
+    `is_fatal`: further calls may crash the process, so no other check runs.
+    """
 
     case: str
     message: str = ""
     pattern: str = ""
     worst_ulp: float | None = None
     worst_ratio: float | None = None
+    is_fatal: bool = False
 
 
 Check = Callable[[Subject], Iterator[Finding]]
@@ -160,29 +164,34 @@ def determinism(subject: Subject) -> Iterator[Finding]:
             yield Finding(str(case), "" if same else "the second call gave other bits than the first")
 
 
+_GUARD = 64  # elements on either side of an output
+
+
 def outputs_written(subject: Subject) -> Iterator[Finding]:
-    """`out=` tensors filled with garbage, between guard bands: all written, nothing around them."""
+    """`out=` tensors filled with garbage, between guard bands: all written, nothing around them.
+
+    This check comes first, because a kernel that writes elsewhere would bring the process down in any other.
+    """
     operator = _need_operator(subject)
     if not operator.contract.outputs:
         raise Skipped("no outputs: it only mutates")
     with torch.no_grad():
         for _, case in subject.cases():
-            wanted = subject.call(_clone(case.values))
             buffers, outs = [], []
-            for output in wanted:
-                guard = 64
-                buffer = torch.full((output.numel() + 2 * guard,), _poison(output.dtype), dtype=output.dtype)
+            for like in subject.reference(_clone(case.values)):
+                like = torch.empty(0) if like is None else like
+                buffer = torch.full((like.numel() + 2 * _GUARD,), _poison(like.dtype), dtype=like.dtype)
                 buffers.append(buffer)
-                outs.append(buffer[guard : guard + output.numel()].view(output.shape))
+                outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
             operator.call_out(_clone(case.values), outs[0] if len(outs) == 1 else tuple(outs))
-            message = ""
-            for output, out, buffer in zip(wanted, outs, buffers, strict=True):
-                if not _same(output, out):
-                    message = "the out variant gave other values, or left some unwritten"
-                edges = torch.cat([buffer[:64], buffer[64 + output.numel() :]])
-                if not _same(edges, torch.full_like(edges, _poison(output.dtype))):
-                    message = "the kernel wrote outside of its output"
-            yield Finding(str(case), message)
+            for out, buffer in zip(outs, buffers, strict=True):
+                edges = torch.cat([buffer[:_GUARD], buffer[_GUARD + out.numel() :]])
+                if not _same(edges, torch.full_like(edges, _poison(edges.dtype))):
+                    yield Finding(str(case), "the kernel writes outside of its output", is_fatal=True)
+                    return
+            wanted = subject.call(_clone(case.values))
+            same = all(_same(a, b) for a, b in zip(wanted, outs, strict=True))
+            yield Finding(str(case), "" if same else "the out variant gives other values, or leaves some unwritten")
 
 
 def _poison(dtype: torch.dtype) -> Any:
@@ -541,9 +550,9 @@ def _first_line(error: object, lines: int = 1) -> str:
 
 
 CHECKS: dict[str, Check] = {
+    "outputs written": outputs_written,
     "numerics": numerics,
     "determinism": determinism,
-    "outputs written": outputs_written,
     "independence": independence,
     "refusals": refusals,
     "gradients": gradients,

@@ -52,12 +52,16 @@ def verify(
         subjects.append(subject_of(operator.backward_operator.function, None, None))
     record_checks: list[Check] = []
     failures: list[Failure] = []
+    is_unsafe = False
     for subject in subjects:
         prefix = "backward: " if subject is not subjects[0] else ""
         for name, check in CHECKS.items():
             if wanted is not None and name not in wanted:
                 continue
-            result, found = _run_one(prefix + name, check, subject, only)
+            if is_unsafe:
+                result, found = Check(prefix + name, "skipped", reason="the kernel writes outside of its output"), []
+            else:
+                result, found, is_unsafe = _run_one(prefix + name, check, subject, only)
             record_checks.append(result)
             failures.extend(found)
             if on_check is not None:
@@ -73,17 +77,17 @@ def verify(
     )
 
 
-def _run_one(name: str, check: Callable, subject: Subject, only: str) -> tuple[Check, list[Failure]]:
+def _run_one(name: str, check: Callable, subject: Subject, only: str) -> tuple[Check, list[Failure], bool]:
     start = time.perf_counter()
     findings: list[Finding] = []
     try:
         if subject.operator is not None and subject.operator.declaration.random and name not in _RANDOM_CHECKS:
             raise Skipped("it draws random numbers")
         for finding in check(subject):
-            if only in finding.case:
+            if only in finding.case or finding.is_fatal:
                 findings.append(finding)
     except Skipped as reason:
-        return Check(name, "skipped", reason=str(reason)), []
+        return Check(name, "skipped", reason=str(reason)), [], False
     except Exception as error:  # a check that breaks down has found something
         findings.append(Finding("the check itself", f"raised {type(error).__name__}: {error}"[:600]))
     bad = [finding for finding in findings if finding.message]
@@ -99,7 +103,7 @@ def _run_one(name: str, check: Callable, subject: Subject, only: str) -> tuple[C
         worst_ratio=max(ratios, default=None),
         seconds=time.perf_counter() - start,
     )
-    return result, [_failure(name, bad, subject)] if bad else []
+    return result, [_failure(name, bad, subject)] if bad else [], any(f.is_fatal for f in findings)
 
 
 def _failure(name: str, bad: list[Finding], subject: Subject) -> Failure:

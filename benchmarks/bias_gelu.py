@@ -1,0 +1,65 @@
+"""bias_gelu on the CPU against eager and torch.compile: all variants, dtypes and sizes.
+
+    python benchmarks/bias_gelu.py [--quick]
+
+Candidates are timed in turn on the same inputs; the outputs are allocated by each. torch.compile gets static
+shapes and a fresh compile for each input, and is timed at (512, 4096) only, where the bar is. Writes
+results/bias_gelu_*.json (records that `opwright report` shows). `--quick` measures (512, 4096) only.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+import opwright
+from opwright.records import Measurement, save
+from opwright_ops.bias_gelu import bias_gelu
+
+RESULTS = Path(__file__).parent / "results"
+MAIN = {"batch": [(512,)], "n": [4096]}
+# From 4,096 elements up: one row, wide rows, tall and narrow, odd widths, larger than the caches.
+OTHERS = {
+    "rows": {"batch": [(1,), (16,), (4096,)], "n": [4096]},
+    "odd": {"batch": [(64,), (1024,)], "n": [77, 1000, 4095]},
+    "extreme": {"batch": [(1,)], "n": [1 << 20]},
+    "narrow": {"batch": [(1 << 18,)], "n": [3, 8]},
+}
+
+
+def show(m: Measurement) -> None:
+    rivals = "  ".join(f"{t.candidate} {m.speedup_over(t.candidate):5.2f}x" for t in m.timings[1:])
+    ours = m.timings[0]
+    print(f"{m.direction:<8} {m.case:<58} {ours.median_us:10.1f} us +-{100 * ours.noise:3.0f} %  {rivals}", flush=True)
+
+
+def main() -> None:
+    verified = opwright.verify(bias_gelu, checks=["numerics", "gradients"])
+    slower: list[Measurement] = []
+    for approximate in ("tanh", "none", "quick"):
+        runs = {"main": MAIN} if "--quick" in sys.argv else {"main": MAIN, **OTHERS}
+        measurements: list[Measurement] = []
+        for name, sweep in runs.items():
+            record = opwright.bench(
+                bias_gelu,
+                ["eager", "compile"] if name == "main" else ["eager"],
+                sweep=sweep,
+                options={"approximate": approximate},
+                dtypes=[torch.float32, torch.bfloat16, torch.float16, torch.float64],
+                seconds=0.5 if name == "main" else 0.15,
+                verified=verified,
+                on_measurement=show,
+            )
+            measurements += record.measurements
+        record.measurements = measurements
+        slower += [m for m in measurements if m.speedup_over("eager") < 1]
+        save(record, RESULTS / f"bias_gelu_{approximate}.json")
+    print(f"slower than eager: {len(slower)} of all inputs")
+    for m in slower:
+        show(m)
+
+
+if __name__ == "__main__":
+    main()

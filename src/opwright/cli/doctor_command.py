@@ -44,7 +44,7 @@ def _torch() -> tuple[str, str, str, str]:
         return ("torch", "missing", "not installed", "`pip install 'torch>=2.11'`")
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     state = "ok" if version >= _OLDEST_TORCH else "missing"
-    return ("torch", state, torch.__version__, "`pip install 'torch>=2.11'`")
+    return ("torch", state, str(torch.__version__), "`pip install 'torch>=2.11'`")
 
 
 def _compiler() -> tuple[str, str, str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from opwright.dispatch import kernels
 from opwright.dispatch.operator import operator_of
+from opwright.errors import CheckError
 from opwright.records import Check, Failure, VerifyRecord
 from opwright.verify.checks import CHECKS, Finding, Skipped
 from opwright.verify.machine import machine_card
@@ -42,10 +43,12 @@ def verify(
         The record; `.passed` and `.failures` say how it went.
 
     Raises:
-        CheckError: a callable comes without a reference or samples.
+        CheckError: a callable comes without a reference or samples, or there is no such check.
     """
     started = time.time()
     wanted = set(checks) if checks is not None else None
+    for name in sorted((wanted or set()) - set(CHECKS)):
+        raise CheckError("verify", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))])
     subjects = [subject_of(target, reference, samples)]
     operator = operator_of(target)
     if operator is not None and operator.backward_operator is not None and samples is None:

@@ -1,0 +1,123 @@
+"""A kernel that does not compile: the first error, at the author's own line."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float
+from syrupy.assertion import SnapshotAssertion
+from torch import Tensor
+
+from opwright import errors, operator
+
+pytestmark = pytest.mark.compiler
+_numbers = itertools.count()
+
+GOOD = """#include <opwright/kernel.h>
+using opwright::View;
+
+template <typename T>
+void twice(View<const T, 1> x, View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(2 * float(x(i)));
+}
+OPWRIGHT_KERNEL(twice, float, opwright::half)
+"""
+
+
+def twice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x * 2
+
+
+def failure(source: str, tmp_path: Path) -> str:
+    path = tmp_path / "cpu.cpp"
+    path.write_text(source)
+    op = operator(f"compile_errors{next(_numbers)}::twice", cpu=str(path))(twice)
+    with pytest.raises(errors.CompileError) as caught:
+        op(torch.ones(3))
+    text = str(caught.value).replace(str(tmp_path), "<folder>")
+    return re.sub(r"/\S*/opwright-\w+/", "<logs>/", text)
+
+
+MISTAKES = {
+    "missing semicolon": (GOOD.replace("using opwright::View;", "using opwright::View"), 2),
+    "unknown name": (GOOD.replace("x.size(0)", "lenght"), 6),
+    "unknown member": (GOOD.replace("x.size(0)", "x.length()"), 6),
+    "wrong signature": (GOOD.replace("View<const T, 1> x", "View<T, 1> x"), 8),
+    "wrong rank": (GOOD.replace("View<T, 1> output", "View<T, 2> output").replace("output(i)", "output(i, 0)"), 8),
+    "unknown operator": (GOOD.replace("OPWRIGHT_KERNEL(twice", "OPWRIGHT_KERNEL(thrice"), 8),
+    "too many indices": (GOOD.replace("x(i)", "x(i, 0)"), 6),
+    "missing header": ('#include "nowhere.h"\n' + GOOD, 1),
+    "pytorch header": ("#include <torch/extension.h>\n" + GOOD, 1),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_it_names_the_authors_line(kind: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    source, line = MISTAKES[kind]
+    text = failure(source, tmp_path)
+    assert re.search(rf"<folder>/cpu\.cpp:{line}\b", text), text
+    assert f"> {line:4} | {source.splitlines()[line - 1]}" in text
+    if kind in ("wrong signature", "wrong rank", "unknown operator"):  # our own words, not the compiler's
+        assert text == snapshot
+
+
+def test_the_log_has_everything(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.cpp"
+    path.write_text(GOOD.replace("x.size(0)", "lenght").replace("2 *", "two *"))
+    op = operator(f"compile_errors{next(_numbers)}::twice", cpu=str(path))(twice)
+    with pytest.raises(errors.CompileError) as caught:
+        op(torch.ones(3))
+    (log,) = re.findall(r"/\S*opwright-\S*\.log", str(caught.value))
+    text = Path(log).read_text()
+    assert "lenght" in text
+    assert "two" in text
+    assert "1 more" in str(caught.value)
+
+
+def test_inline_sources_are_shown_at_their_line_in_the_python_file() -> None:
+    op = operator(
+        f"compile_errors{next(_numbers)}::twice",
+        cpu="""
+#include <opwright/kernel.h>
+template <typename T>
+void twice(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
+  mistake_in_an_inline_source(x);
+}
+OPWRIGHT_KERNEL(twice, float)
+""",
+    )(twice)
+    with pytest.raises(errors.CompileError) as caught:
+        op(torch.ones(3))
+    lines = Path(__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if text.startswith("  mistake_in_an_inline_source"))
+    assert f"{__file__}:{line}" in str(caught.value)
+
+
+def test_a_failed_build_leaves_nothing_and_can_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
+    path = tmp_path / "cpu.cpp"
+    path.write_text(GOOD.replace("T(2 *", "T(2 ** "))
+    op = operator(f"compile_errors{next(_numbers)}::twice", cpu=str(path))(twice)
+    for _ in range(2):
+        with pytest.raises(errors.CompileError):
+            op(torch.ones(3))
+    assert not list((tmp_path / "store").glob("entries/*/*"))
+    assert not list((tmp_path / "store" / "work").glob("*"))
+    path.write_text(GOOD)
+    assert op(torch.ones(3)).tolist() == [2.0] * 3
+
+
+def test_an_exception_in_a_kernel_names_the_operator(tmp_path: Path) -> None:
+    source = GOOD.replace("  for", '  opwright::check(x.size(0) != 7, "seven is not allowed");\n  for')
+    path = tmp_path / "cpu.cpp"
+    path.write_text(source)
+    op = operator(f"compile_errors{next(_numbers)}::twice", cpu=str(path))(twice)
+    assert op(torch.ones(6)).tolist() == [2.0] * 6
+    for call in (op, op.operator.public):
+        with pytest.raises(RuntimeError, match="twice.*seven is not allowed"):
+            call(torch.ones(7))
+    assert op(torch.ones(8)).tolist() == [2.0] * 8

@@ -1,0 +1,175 @@
+"""The commands: what goes to stdout, what to stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+OPERATOR = '''
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+@operator("cli::{name}", cpu="""
+#include <opwright/kernel.h>
+template <typename T>
+void {name}(opwright::View<const T, 1> x, opwright::View<T, 1> output) {{
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = T({expression});
+}}
+OPWRIGHT_KERNEL({name}, float, double)
+""")
+def {name}(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """Three times x."""
+    return x * 3
+'''
+
+
+@pytest.fixture
+def command(tmp_path: Path):
+    (tmp_path / "good.py").write_text(OPERATOR.format(name="thrice", expression="x(i) * 3"))
+    (tmp_path / "bad.py").write_text(OPERATOR.format(name="thrice", expression="x(i) * T(3.01)"))
+    (tmp_path / "broken.py").write_text(OPERATOR.format(name="thrice", expression="y(i)"))
+    (tmp_path / "empty.py").write_text("import torch\n")
+
+    def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        code = "from opwright.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "CI": "1", **env},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_help(command, snapshot: SnapshotAssertion) -> None:
+    assert command("--help").stdout == snapshot
+    assert command().stdout == command("-h").stdout == command("--help").stdout
+
+
+def test_list_and_inspect(command, snapshot: SnapshotAssertion) -> None:
+    listed = command("list", "good.py")
+    assert listed.returncode == 0
+    assert listed.stdout == snapshot
+    (fact,) = json.loads(command("list", "good.py", "--json").stdout)
+    assert fact["name"] == "cli::thrice"
+    assert fact["schema"] == "thrice(Tensor x) -> Tensor"
+    inspected = command("inspect", "good.py::thrice").stdout
+    assert "template <typename T> void thrice(View<const T, 1> x, View<T, 1> output)" in inspected
+    assert "opwright_register" in command("inspect", "good.py", "--glue").stdout
+    assert "OPWRIGHT_ENTRY_thrice" in command("inspect", "good.py", "--header").stdout
+
+
+@pytest.mark.compiler
+def test_build(command, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    first = command("build", "good.py", OPWRIGHT_CACHE_DIR=store)
+    assert first.returncode == 0
+    assert Path(first.stdout.strip()).is_file()
+    assert "(0 cached)" in first.stderr
+    again = command("--cache-dir", store, "build", "good.py")
+    assert again.stdout == first.stdout
+    assert "(1 cached)" in again.stderr
+    broken = command("build", "broken.py", OPWRIGHT_CACHE_DIR=store)
+    assert broken.returncode == 2
+    assert broken.stdout == ""
+    assert "broken.py:" in broken.stderr
+    assert "Traceback" not in broken.stderr
+
+
+@pytest.mark.compiler
+def test_verify_exit_codes(command, tmp_path: Path) -> None:
+    good = command("verify", "good.py", "--check", "numerics", "--out", "records")
+    assert good.returncode == 0
+    assert "Verified cli::thrice" in good.stderr
+    bad = command("verify", "bad.py", "--check", "numerics")
+    assert bad.returncode == 1
+    assert "FAILED numerics" in bad.stdout
+    assert command("verify", "good.py", "--check", "nonsense").returncode == 2
+    assert command("verify", "good.py", "--only", "no such case", "--check", "numerics").returncode == 5
+    record = json.loads((tmp_path / "records" / "thrice.verify.json").read_text())
+    assert record["name"] == "cli::thrice"
+    assert record["failures"] == []
+
+
+@pytest.mark.compiler
+def test_bench_and_report(command, tmp_path: Path) -> None:
+    bad = command("bench", "bad.py", "--against", "eager")
+    assert bad.returncode == 1
+    assert "does not pass verify" in bad.stderr
+    good = command("bench", "good.py", "--against", "eager", "--seconds", "0.01", "--out", "records", "--json")
+    assert good.returncode == 0, good.stderr
+    (record,) = json.loads(good.stdout)
+    assert {m["direction"] for m in record["measurements"]} == {"forward", "backward"}
+    assert all(t["median_us"] > 0 for m in record["measurements"] for t in m["timings"])
+    page = command("report", "records", "--out", "page.html")
+    assert page.returncode == 0, page.stderr
+    assert "cli::thrice" in (tmp_path / "page.html").read_text()
+    assert "faster than eager" in page.stderr or "slower than eager" in page.stderr
+    assert command("report", "nothing_here").returncode == 5
+
+
+def test_targets(command) -> None:
+    for target, text in {
+        "no_such_module": "there is no such module",
+        "./nowhere.py": "there is no such file",
+        "empty.py": "declares no operator",
+        "good.py::nothing": "there is no operator `nothing`",
+    }.items():
+        result = command("list", target)
+        assert result.returncode == 2
+        assert text in result.stderr
+        assert result.stdout == ""
+        assert "Traceback" not in result.stderr
+
+
+def test_explain(command, snapshot: SnapshotAssertion) -> None:
+    assert command("explain", "opw104").stdout == snapshot
+    every = command("explain").stdout.splitlines()
+    assert all(line.startswith("OPW") for line in every)
+    assert command("explain", "OPW999").returncode == 2
+
+
+@pytest.mark.compiler
+def test_cache(command, tmp_path: Path) -> None:
+    store = str(tmp_path / "own store")
+    env = {"OPWRIGHT_CACHE_DIR": store}
+    assert command("cache", "dir", **env).stdout.strip() == store
+    assert command("cache", "size", **env).stdout.strip() == "0"
+    library = Path(command("build", "good.py", **env).stdout.strip())
+    assert int(command("cache", "size", **env).stdout) > library.stat().st_size
+    command("cache", "prune", **env)
+    assert library.exists()
+    assert "Removed 1 build" in command("cache", "prune", "--days", "0", **env).stderr
+    assert not library.exists()
+    command("build", "good.py", **env)
+    assert "Removed 1 build" in command("cache", "clean", **env).stderr
+    assert not library.exists()
+
+
+def test_doctor(command) -> None:
+    healthy = command("doctor")
+    assert healthy.returncode == 0
+    assert "C++ compiler  ok" in healthy.stdout
+    without = command("doctor", PATH="/nonexistent")
+    assert without.returncode == 2
+    assert "apt-get install g++" in without.stdout
+    facts = json.loads(command("doctor", "--json").stdout)
+    assert {f["subject"] for f in facts} >= {"torch", "C++ compiler", "store"}
+
+
+@pytest.mark.compiler
+def test_bad_settings(command, tmp_path: Path) -> None:
+    fresh = str(tmp_path / "fresh")
+    assert "OPW303" in command("build", "good.py", OPWRIGHT_JOBS="many", OPWRIGHT_CACHE_DIR=fresh).stderr
+    assert command("build", "good.py", "--cxx", "/no/such/compiler").returncode == 2
+    assert command("frobnicate").returncode == 2

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import torch
+from opwright_ops.bias_gelu import bias_gelu
 
 import opwright
 from opwright.records import Measurement, save
-from opwright_ops.bias_gelu import bias_gelu
 
 RESULTS = Path(__file__).parent / "results"
 MAIN = {"batch": [(512,)], "n": [4096]}
@@ -32,7 +32,10 @@ OTHERS = {
 def show(m: Measurement) -> None:
     rivals = "  ".join(f"{t.candidate} {m.speedup_over(t.candidate):5.2f}x" for t in m.timings[1:])
     ours = m.timings[0]
-    print(f"{m.direction:<8} {m.case:<58} {ours.median_us:10.1f} us +-{100 * ours.noise:3.0f} %  {rivals}", flush=True)
+    print(
+        f"{m.direction:<8} {m.case:<58} {ours.median_us:10.1f} us +-{100 * ours.noise:3.0f} %  {rivals}",
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ Two functions are approximated, both by the exchange algorithm of Remez for the 
 The constants of the exponents are printed too, split into a head and a tail.
 """
 
-from mpmath import exp, erfc, fabs, log, lu_solve, matrix, mp, mpf, nstr, pi, sqrt
+from mpmath import erfc, exp, fabs, log, lu_solve, matrix, mp, mpf, nstr, pi, sqrt
 
 mp.dps = 50
 

@@ -200,7 +200,9 @@ def main() -> None:
     rows: dict[str, float] = {}
     rows["cold build, d_sigmoid inline, s"], cold = median_of(COLD, 7)
     rows["  its glue, s"] = statistics.median(c["steps"]["glue"] for c in cold)
-    rows["  its kernel, s"] = statistics.median(max(v for k, v in c["steps"].items() if k not in ("all",)) for c in cold)
+    rows["  its kernel, s"] = statistics.median(
+        max(v for k, v in c["steps"].items() if k not in ("all",)) for c in cold
+    )
     rows["cold build, bias_gelu, s"], _ = median_of(COLD_BIAS_GELU, 3)
     with tempfile.TemporaryDirectory() as store:
         run(COLD, store)
@@ -215,7 +217,10 @@ def main() -> None:
     for name, value in rows.items():
         print(f"{name:<44} {value:9.4f}")
     target = HERE / "results" / "toolkit.json"
-    target.write_text(json.dumps({"machine": card, "rows": {k.strip(): round(v, 5) for k, v in rows.items()}}, indent=2) + "\n")
+    target.write_text(
+        json.dumps({"machine": card, "rows": {k.strip(): round(v, 5) for k, v in rows.items()}}, indent=2)
+        + "\n"
+    )
     print(target)
 
 

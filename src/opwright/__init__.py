@@ -22,7 +22,17 @@ _HOMES = {
     "errors": "opwright",
 }
 
-__all__ = ["BenchRecord", "Mutates", "Operator", "VerifyRecord", "__version__", "bench", "errors", "operator", "verify"]
+__all__ = [
+    "BenchRecord",
+    "Mutates",
+    "Operator",
+    "VerifyRecord",
+    "__version__",
+    "bench",
+    "errors",
+    "operator",
+    "verify",
+]
 
 if TYPE_CHECKING:
     from opwright import errors

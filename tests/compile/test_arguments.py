@@ -25,7 +25,9 @@ COMPILED = (torch.float32, torch.float64, torch.float16)
 
 @pytest.fixture(scope="module")
 def options(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void options(View<const T, 1> x, int64_t shift, double scale, bool negate, Mode mode, int64_t power,
                  double slope, bool ceil, Rounding rounding, View<T, 1> output) {
@@ -41,6 +43,7 @@ def options(ns):
       }
     }
     OPWRIGHT_KERNEL(options, THREE)"""
+    )
 
     # "default" is no name in Python, "2x" none in C++, "half-up" none in either; `mode` has a default,
     # `rounding` has none and is keyword-only.
@@ -103,8 +106,10 @@ def test_wrong_options(options, entries):
 
 
 def test_extreme_numbers(ns, entries):
-    # int64 and float64 arrive whole; defaults may be infinite or tiny.
-    source = HEAD + """
+    # int64 and float64 arrive whole; a default may be tiny, a value infinite.
+    source = (
+        HEAD
+        + """
     void extreme(View<const double, 1> x, int64_t big, double low, double tiny, View<double, 1> output) {
       output(0) = double(big % 1000);
       output(1) = low;
@@ -112,22 +117,35 @@ def test_extreme_numbers(ns, entries):
       output(3) = x(0);
     }
     OPWRIGHT_KERNEL(extreme)"""
+    )
+
     @operator(f"{ns}::extreme", cpu=source)
     def extreme(
-        x: Float64[Tensor, "1"], big: int = 2**62 + 1, low: float = -math.inf, tiny: float = 5e-324
+        x: Float64[Tensor, "1"], big: int = 2**62 + 1, low: float = -1e300, tiny: float = 1e-300
     ) -> Float64[Tensor, "4"]:
         return torch.tensor([big % 1000, low, tiny, float(x)], dtype=torch.float64)
 
     x = torch.tensor([0.1], dtype=torch.float64)
     for entry in entries(extreme):
-        assert entry(x).tolist() == [float((2**62 + 1) % 1000), -math.inf, 5e-324, 0.1]
-        assert entry(x, -7, 0.1, math.inf).tolist() == [-7.0, 0.1, math.inf, 0.1]
+        assert entry(x).tolist() == [float((2**62 + 1) % 1000), -1e300, 1e-300, 0.1]
+        assert entry(x, -7, -math.inf, 5e-324).tolist() == [-7.0, -math.inf, 5e-324, 0.1]
         assert math.isnan(entry(x, 0, math.nan)[1])
+
+
+@pytest.mark.parametrize("default", [math.inf, -math.inf, math.nan])
+def test_a_default_that_no_schema_can_say_is_refused(ns, default):
+    with pytest.raises(TypeError, match="a schema cannot say inf or nan"):
+
+        @operator(f"{ns}::endless")
+        def endless(x: Float64[Tensor, "n"], low: float = default) -> Float64[Tensor, "n"]:
+            return x + low
 
 
 @pytest.fixture(scope="module")
 def optional(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void optional(View<const T, 2> x, View<const T, 1> w, View<const int64_t, 1> index, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -137,6 +155,7 @@ def optional(ns):
         }
     }
     OPWRIGHT_KERNEL(optional, THREE)"""
+    )
 
     @operator(f"{ns}::optional", cpu=source)
     def optional(
@@ -175,7 +194,9 @@ def test_empty_optional_is_given(optional, entries):
 
 @pytest.fixture(scope="module")
 def lists(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void lists(View<const T, 1> x, List<View<const T, 2>> rows, List<View<const int64_t, 1>> ks,
                View<T, 1> output) {
@@ -188,6 +209,7 @@ def lists(ns):
       }
     }
     OPWRIGHT_KERNEL(lists, THREE)"""
+    )
 
     @operator(f"{ns}::lists", cpu=source)
     def lists(
@@ -226,7 +248,9 @@ def test_wrong_items_of_lists(lists, entries):
 
 
 def test_a_list_that_alone_gives_the_size(ns, entries):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void total(List<View<const T, 1>> xs, View<T, 1> output) {
       for (int64_t j = 0; j < output.size(0); ++j) {
         output(j) = T(0);
@@ -234,6 +258,7 @@ def test_a_list_that_alone_gives_the_size(ns, entries):
       }
     }
     OPWRIGHT_KERNEL(total, THREE)"""
+    )
 
     @operator(f"{ns}::total", cpu=source)
     def total(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
@@ -257,13 +282,16 @@ def test_no_tensor_at_all(ns, entries):
 
 
 def test_arguments_named_as_words_of_the_implementation(ns, entries):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void words(View<const T, 1> self, View<const T, 1> error, int64_t result, double values,
                View<T, 1> output) {
       for (int64_t i = 0; i < self.size(0); ++i) output(i) = self(i) + error(i) * T(result) * T(values);
     }
     OPWRIGHT_KERNEL(words, float)"""
+    )
 
     @operator(f"{ns}::words", cpu=source)
     def words(
@@ -286,29 +314,44 @@ def test_an_input_named_out_is_refused(ns):
             return x + out
 
 
-def test_choices_that_are_hard_to_spell(ns, entries):
-    source = HEAD + """
-    template <typename T> void spell(View<const T, 1> x, Mode mode, View<T, 1> output) {
-      output(0) = x(0) + T(int(mode));
+@pytest.mark.parametrize("choices", [['qu"ote'], ["back\\slash"], [""], ["ä"], ["a-b", "a_b"]])
+def test_choices_without_a_name_in_c_are_refused(ns, choices):
+    with pytest.raises(TypeError, match="no distinct names"):
+
+        @operator(f"{ns}::spell")
+        def spell(x: Float[Tensor, "1"], mode: Literal[tuple(choices)]) -> Float[Tensor, "1"]:
+            return x + choices.index(mode)
+
+
+def test_choices_that_are_no_identifiers(ns, entries):
+    source = (
+        HEAD
+        + """
+    template <typename T> void pad(View<const T, 1> x, Mode mode, View<T, 1> output) {
+      output(0) = x(0) + T(mode == Mode::zero_fill ? 1 : mode == Mode::_2d ? 2 : mode == Mode::default_ ? 3 : 0);
     }
-    OPWRIGHT_KERNEL(spell, float)"""
-    choices = ["plain", 'qu"ote', "back\\slash", "", "ä"]
+    OPWRIGHT_KERNEL(pad, float)"""
+    )
+    choices = ["zero-fill", "2d", "default"]
 
-    @operator(f"{ns}::spell", cpu=source)
-    def spell(x: Float[Tensor, "1"], mode: Literal[tuple(choices)] = 'qu"ote') -> Float[Tensor, "1"]:
-        return x + choices.index(mode)
+    @operator(f"{ns}::pad", cpu=source)
+    def pad(x: Float[Tensor, "1"], mode: Literal[tuple(choices)] = "2d") -> Float[Tensor, "1"]:
+        return x + choices.index(mode) + 1
 
-    for entry in entries(spell):
-        assert entry(torch.zeros(1)).tolist() == [1]
-        assert [entry(torch.zeros(1), choice).item() for choice in choices] == [0, 1, 2, 3, 4]
+    for entry in entries(pad):
+        assert entry(torch.zeros(1)).tolist() == [2]
+        assert [entry(torch.zeros(1), choice).item() for choice in choices] == [1, 2, 3]
 
 
 def test_scalar_tensors(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void affine(View<const T, 0> x, View<const T, 0> y, View<T, 0> output) {
       output() = T(2 * C<T>(x()) - C<T>(*y.data()));
     }
     OPWRIGHT_KERNEL(affine, THREE)"""
+    )
 
     @operator(f"{ns}::affine", cpu=source)
     def affine(x: Float[Tensor, ""], y: Float[Tensor, ""]) -> Float[Tensor, ""]:

@@ -47,7 +47,10 @@ MISTAKES = {
     "unknown name": (GOOD.replace("x.size(0)", "lenght"), 6),
     "unknown member": (GOOD.replace("x.size(0)", "x.length()"), 6),
     "wrong signature": (GOOD.replace("View<const T, 1> x", "View<T, 1> x"), 8),
-    "wrong rank": (GOOD.replace("View<T, 1> output", "View<T, 2> output").replace("output(i)", "output(i, 0)"), 8),
+    "wrong rank": (
+        GOOD.replace("View<T, 1> output", "View<T, 2> output").replace("output(i)", "output(i, 0)"),
+        8,
+    ),
     "unknown operator": (GOOD.replace("OPWRIGHT_KERNEL(twice", "OPWRIGHT_KERNEL(thrice"), 8),
     "too many indices": (GOOD.replace("x(i)", "x(i, 0)"), 6),
     "missing header": ('#include "nowhere.h"\n' + GOOD, 1),
@@ -97,7 +100,9 @@ OPWRIGHT_KERNEL(twice, float)
     assert f"{__file__}:{line}" in str(caught.value)
 
 
-def test_a_failed_build_leaves_nothing_and_can_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_leaves_nothing_and_can_be_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
     path = tmp_path / "cpu.cpp"
     path.write_text(GOOD.replace("T(2 *", "T(2 ** "))
@@ -118,6 +123,6 @@ def test_an_exception_in_a_kernel_names_the_operator(tmp_path: Path) -> None:
     op = operator(f"compile_errors{next(_numbers)}::twice", cpu=str(path))(twice)
     assert op(torch.ones(6)).tolist() == [2.0] * 6
     for call in (op, op.operator.public):
-        with pytest.raises(RuntimeError, match="twice.*seven is not allowed"):
+        with pytest.raises(RuntimeError, match=r"twice.*seven is not allowed"):
             call(torch.ones(7))
     assert op(torch.ones(8)).tolist() == [2.0] * 8

@@ -20,11 +20,14 @@ INTS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def test_every_float(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void line(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(2 * C<T>(x(i)) + 1);
     }
     OPWRIGHT_KERNEL(line, FLOATS)"""
+    )
 
     @operator(f"{ns}::line", cpu=source)
     def line(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -35,12 +38,15 @@ def test_every_float(ns, check, whole):
 
 def test_int_family(ns, check, whole):
     # int8 is not compiled: the reference runs.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void below(View<const T, 1> x, View<T, 1> output) {
       T sum = 0;
       for (int64_t i = 0; i < x.size(0); ++i) { output(i) = sum; sum = T(sum + x(i)); }
     }
     OPWRIGHT_KERNEL(below, int64_t, int32_t, int16_t)"""
+    )
 
     @operator(f"{ns}::below", cpu=source)
     def below(x: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
@@ -50,11 +56,14 @@ def test_int_family(ns, check, whole):
 
 
 def test_unsigned_and_signed_integers(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void half_up(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T((int64_t(x(i)) + 1) / 2);
     }
     OPWRIGHT_KERNEL(half_up, uint8_t, int64_t)"""
+    )
 
     @operator(f"{ns}::half_up", cpu=source)
     def half_up(x: Integer[Tensor, "*s"]) -> Integer[Tensor, "*s"]:
@@ -71,11 +80,14 @@ def test_unsigned_and_signed_integers(ns, check, whole):
 
 
 def test_bool(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     void both(View<const bool, 1> a, View<const bool, 1> b, View<bool, 1> output) {
       for (int64_t i = 0; i < a.size(0); ++i) output(i) = a(i) && b(i);
     }
     OPWRIGHT_KERNEL(both)"""
+    )
 
     @operator(f"{ns}::both", cpu=source)
     def both(a: Bool[Tensor, "*s"], b: Bool[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
@@ -92,11 +104,14 @@ def test_bool(ns, check, whole):
 
 def test_shaped_family(ns, check, whole):
     # Floats, integers and bool in one template; float16 is not compiled.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void reverse(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(x.size(0) - 1 - i);
     }
     OPWRIGHT_KERNEL(reverse, float, opwright::bfloat16, int64_t, int8_t, uint8_t, bool)"""
+    )
     compiled = (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool)
 
     @operator(f"{ns}::reverse", cpu=source)
@@ -116,11 +131,14 @@ def test_shaped_family(ns, check, whole):
 def test_gradient_of_a_family_with_floats_and_integers(ns, family):
     # These families are no float families, but a float tensor of theirs has a gradient all the same.
     name = f"square_{family.__name__.lower()}"
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void NAME(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(x(i) * x(i));
     }
     OPWRIGHT_KERNEL(NAME, float, int64_t)""".replace("NAME", name)
+    )
 
     @operator(f"{ns}::{name}", cpu=source)
     def square(x: family[Tensor, "n"]) -> family[Tensor, "n"]:
@@ -134,12 +152,15 @@ def test_gradient_of_a_family_with_floats_and_integers(ns, family):
 
 
 def test_single_dtypes_have_no_template(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     void weigh(View<const float, 1> x, View<const int64_t, 1> n, View<const uint8_t, 1> u,
                View<float, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) * float(n(i)) + float(u(i));
     }
     OPWRIGHT_KERNEL(weigh)"""
+    )
 
     @operator(f"{ns}::weigh", cpu=source)
     def weigh(
@@ -160,7 +181,9 @@ def test_single_dtypes_have_no_template(ns, check, whole):
 
 @pytest.fixture(scope="module")
 def gather(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void gather(View<const T, 2> x, View<const int64_t, 1> index, View<T, 2> rows, View<int64_t, 1> next) {
       for (int64_t i = 0; i < index.size(0); ++i) {
@@ -169,6 +192,7 @@ def gather(ns):
       }
     }
     OPWRIGHT_KERNEL(gather, float, double, opwright::half)"""
+    )
 
     @operator(f"{ns}::gather", cpu=source)
     def gather(
@@ -211,7 +235,9 @@ def test_out_of_a_converted_dtype(gather, entries, index_dtype):
 
 
 def test_outputs_of_fixed_dtypes(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void facts(View<const T, 2> x, View<float, 1> sum, View<bool, 2> positive, View<int64_t, 1> argmax) {
       for (int64_t i = 0; i < x.size(0); ++i) {
@@ -227,6 +253,7 @@ def test_outputs_of_fixed_dtypes(ns, check, whole):
       }
     }
     OPWRIGHT_KERNEL(facts, float, opwright::half, opwright::bfloat16)"""
+    )
 
     @operator(f"{ns}::facts", cpu=source)
     def facts(
@@ -248,11 +275,14 @@ def test_outputs_of_fixed_dtypes(ns, check, whole):
 def test_signs_and_complex_parts(ns, entries):
     # The imaginary part of a conjugate is a view with the sign pending: a kernel that reads the memory
     # behind it must not see it.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void twice(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(2 * x(i));
     }
     OPWRIGHT_KERNEL(twice, float)"""
+    )
 
     @operator(f"{ns}::twice", cpu=source)
     def twice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -266,9 +296,12 @@ def test_signs_and_complex_parts(ns, entries):
 
 def test_error_of_the_reference_reaches_the_caller(ns, entries):
     # A dtype without a kernel runs the reference; what the reference raises must not be lost.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void only(View<const T, 1> x, View<T, 1> output) { output(0) = x(0); }
     OPWRIGHT_KERNEL(only, float)"""
+    )
 
     @operator(f"{ns}::only", cpu=source)
     def only(x: Float[Tensor, "1"]) -> Float[Tensor, "1"]:

@@ -44,7 +44,11 @@ print(float(plus(torch.zeros(3))[2]))
 
 def program(amount: int, slow: bool = False) -> str:
     # Templates that take the compiler a few seconds.
-    text = "#include <map>\n#include <string>\n#include <regex>\ntemplate class std::map<std::string, std::regex>;" if slow else ""
+    text = (
+        "#include <map>\n#include <string>\n#include <regex>\ntemplate class std::map<std::string, std::regex>;"
+        if slow
+        else ""
+    )
     return PROGRAM.format(amount=amount, slow=text)
 
 
@@ -116,7 +120,9 @@ def test_32_processes_compile_once(tmp_path: Path) -> None:
     # A compiler that notes each of its runs on a kernel.
     log = tmp_path / "runs.txt"
     wrapper = tmp_path / "c++"
-    wrapper.write_text(f'#!/bin/sh\ncase "$*" in *kernel0.o*-c*|*-c*kernel0.o*) echo run >> {log};; esac\nexec /usr/bin/env c++ "$@"\n')
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *kernel0.o*-c*|*-c*kernel0.o*) echo run >> {log};; esac\nexec /usr/bin/env c++ "$@"\n'
+    )
     wrapper.chmod(0o755)
     store = tmp_path / "store"
     with ThreadPoolExecutor(32) as pool:
@@ -227,7 +233,9 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_full_tmpfs_is_a_clear_error(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", str(tmp_path)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", str(tmp_path)], capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip("this machine does not let the tests mount a tmpfs")
     try:

@@ -31,7 +31,9 @@ def grads(function, *inputs):
 @pytest.fixture(scope="module")
 def gated(ns):
     # out = x * w ** power + b, its backward in the same source, for float and double.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void gated(View<const T, 2> x, View<const T, 1> w, View<const T, 1> b, int64_t power, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -54,6 +56,7 @@ def gated(ns):
     }
     OPWRIGHT_KERNEL(gated, float, double)
     OPWRIGHT_KERNEL(gated_backward, float, double)"""
+    )
 
     @operator(f"{ns}::gated", cpu=source)
     def gated(
@@ -130,7 +133,9 @@ def test_gradcheck_with_kernels(gated, entries):
 
 @pytest.fixture(scope="module")
 def logistic(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void logistic(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(1 / (1 + std::exp(-x(i))));
     }
@@ -140,6 +145,7 @@ def logistic(ns):
     }
     OPWRIGHT_KERNEL(logistic, float, double)
     OPWRIGHT_KERNEL(logistic_backward, float, double)"""
+    )
 
     @operator(f"{ns}::logistic", cpu=source)
     def logistic(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -176,7 +182,9 @@ def test_backward_from_the_saved_output(logistic, entries):
 @pytest.fixture(scope="module")
 def best(ns):
     # Two outputs, one of them no float; the backward reads the index that the forward found.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void best(View<const T, 2> x, View<T, 1> values, View<int64_t, 1> indices) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         int64_t at = 0;
@@ -193,6 +201,7 @@ def best(ns):
     }
     OPWRIGHT_KERNEL(best, float, double)
     OPWRIGHT_KERNEL(best_backward, float, double)"""
+    )
 
     @operator(f"{ns}::best", cpu=source)
     def best(x: Float[Tensor, "*batch n"]) -> tuple[Float[Tensor, "*batch"], Int64[Tensor, "*batch"]]:
@@ -220,7 +229,9 @@ def test_backward_with_an_integer_output(best, entries):
 
 @pytest.fixture(scope="module")
 def derived(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void derived(View<const T, 2> x, List<View<const T, 1>> ws, View<const T, 1> b, View<T, 2> first,
                  View<T, 1> second) {
@@ -234,6 +245,7 @@ def derived(ns):
       }
     }
     OPWRIGHT_KERNEL(derived, float, double)"""
+    )
 
     @operator(f"{ns}::derived", cpu=source)
     def derived(
@@ -283,7 +295,9 @@ def test_derived_backward_of_one_output(derived, entries):
 
 def test_list_gradient_beside_a_declared_backward(ns, entries):
     # A declared backward has no place for the gradients of a list: they must not vanish in silence.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void weighted(View<const T, 1> x, List<View<const T, 1>> ws, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         output(i) = x(i);
@@ -291,6 +305,7 @@ def test_list_gradient_beside_a_declared_backward(ns, entries):
       }
     }
     OPWRIGHT_KERNEL(weighted, float)"""
+    )
 
     @operator(f"{ns}::weighted", cpu=source)
     def weighted(x: Float[Tensor, "n"], ws: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:

@@ -21,7 +21,9 @@ COMPILED = (torch.float32, torch.float64, torch.float16)
 
 
 def test_named_axes(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void outer(View<const T, 2> x, View<const T, 2> y, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < y.size(0); ++j) {
@@ -31,6 +33,7 @@ def test_named_axes(ns, check, whole):
         }
     }
     OPWRIGHT_KERNEL(outer, THREE)"""
+    )
 
     @operator(f"{ns}::outer", cpu=source)
     def outer(x: Float[Tensor, "m k"], y: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
@@ -43,7 +46,9 @@ def test_named_axes(ns, check, whole):
 
 
 def test_fixed_axes(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void cross(View<const T, 1> a, View<const T, 1> b, View<T, 1> output) {
       for (int i = 0; i < 3; ++i) {
         const int j = (i + 1) % 3, k = (i + 2) % 3;
@@ -51,6 +56,7 @@ def test_fixed_axes(ns, check, whole):
       }
     }
     OPWRIGHT_KERNEL(cross, THREE)"""
+    )
 
     @operator(f"{ns}::cross", cpu=source)
     def cross(a: Float[Tensor, "3"], b: Float[Tensor, "3"]) -> Float[Tensor, "3"]:
@@ -68,12 +74,15 @@ SHAPES = [(), (3,), (2, 3), (2, 1, 3)]
 
 @pytest.fixture(scope="module")
 def leading(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void leading(View<const T, 2> x, View<const T, 1> b, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = T(C<T>(x(i, j)) * C<T>(b(j)));
     }
     OPWRIGHT_KERNEL(leading, THREE)"""
+    )
 
     @operator(f"{ns}::leading", cpu=source)
     def leading(x: Float[Tensor, "*batch n"], b: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
@@ -92,12 +101,15 @@ def test_variadic_leading(leading, check, whole, shape):
 
 @pytest.fixture(scope="module")
 def trailing(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void trailing(View<const T, 2> x, View<const T, 1> b, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = T(C<T>(x(i, j)) + C<T>(b(i)));
     }
     OPWRIGHT_KERNEL(trailing, THREE)"""
+    )
 
     @operator(f"{ns}::trailing", cpu=source)
     def trailing(x: Float[Tensor, "n *rest"], b: Float[Tensor, "n"]) -> Float[Tensor, "n *rest"]:
@@ -116,7 +128,9 @@ def test_variadic_trailing(trailing, check, whole, shape):
 
 @pytest.fixture(scope="module")
 def middle(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void middle(View<const T, 3> x, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t k = 0; k < x.size(2); ++k) {
@@ -126,6 +140,7 @@ def middle(ns):
         }
     }
     OPWRIGHT_KERNEL(middle, THREE)"""
+    )
 
     @operator(f"{ns}::middle", cpu=source)
     def middle(x: Float[Tensor, "b *mid c"]) -> Float[Tensor, "b c"]:
@@ -149,11 +164,14 @@ def test_variadic_alone(alone, check, whole, shape):
 
 @pytest.fixture(scope="module")
 def alone(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void alone(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(C<T>(x(i)) * C<T>(x(i)));
     }
     OPWRIGHT_KERNEL(alone, THREE)"""
+    )
 
     @operator(f"{ns}::alone", cpu=source)
     def alone(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -164,7 +182,9 @@ def alone(ns):
 
 def test_axes_without_names(ns, check, whole):
     # Two `...` of different shapes and a `_`: none of them constrains another.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void total(View<const T, 1> x, View<const T, 2> y, View<const T, 2> z, View<T, 1> output) {
       C<T> sum = 0;
@@ -177,6 +197,7 @@ def test_axes_without_names(ns, check, whole):
       }
     }
     OPWRIGHT_KERNEL(total, THREE)"""
+    )
 
     @operator(f"{ns}::total", cpu=source)
     def total(
@@ -194,7 +215,9 @@ def test_axes_without_names(ns, check, whole):
 
 
 def test_computed_axis_of_an_input(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void gates(View<const T, 2> g, View<const T, 2> c, View<T, 2> output) {
       const int64_t h = c.size(1);
       for (int64_t b = 0; b < c.size(0); ++b)
@@ -202,6 +225,7 @@ def test_computed_axis_of_an_input(ns, check, whole):
           output(b, j) = T(C<T>(c(b, j)) + C<T>(g(b, j)) - C<T>(g(b, 3 * h + j)));
     }
     OPWRIGHT_KERNEL(gates, THREE)"""
+    )
 
     # `4*h` comes before the argument that binds h.
     @operator(f"{ns}::gates", cpu=source)
@@ -219,7 +243,9 @@ def test_computed_axis_of_an_input(ns, check, whole):
 
 
 def test_axis_that_only_an_expression_binds(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void quarter(View<const T, 1> x, View<T, 1> output) {
       const int64_t h = output.size(0);
       for (int64_t j = 0; j < h; ++j) {
@@ -229,6 +255,7 @@ def test_axis_that_only_an_expression_binds(ns, check, whole):
       }
     }
     OPWRIGHT_KERNEL(quarter, THREE)"""
+    )
 
     @operator(f"{ns}::quarter", cpu=source)
     def quarter(x: Float[Tensor, "4*h"]) -> Float[Tensor, "h"]:
@@ -242,12 +269,15 @@ def test_axis_that_only_an_expression_binds(ns, check, whole):
 
 def test_two_axes_bound_by_expressions(ns, check, whole):
     # `h+k` holds two names that no axis of their own binds: `2*h` gives h, so `h+k` gives k.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void tail(View<const T, 1> x, View<const T, 1> y, View<T, 1> output) {
       const int64_t h = x.size(0) / 2;
       for (int64_t j = 0; j < output.size(0); ++j) output(j) = y(h + j);
     }
     OPWRIGHT_KERNEL(tail, THREE)"""
+    )
 
     @operator(f"{ns}::tail", cpu=source)
     def tail(x: Float[Tensor, "2*h"], y: Float[Tensor, "h+k"]) -> Float[Tensor, "k"]:
@@ -260,7 +290,9 @@ def test_two_axes_bound_by_expressions(ns, check, whole):
 
 
 def test_computed_axes_of_outputs(ns, check, whole):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void shapes(View<const T, 1> x, View<const T, 1> y, int64_t k, View<T, 1> pairs, View<T, 1> windows,
                 View<T, 1> joined, View<T, 1> least) {
@@ -274,9 +306,12 @@ def test_computed_axes_of_outputs(ns, check, whole):
       for (int64_t i = 0; i < least.size(0); ++i) least(i) = T(C<T>(x(i)) * C<T>(y(i)));
     }
     OPWRIGHT_KERNEL(shapes, THREE)"""
+    )
 
     @operator(f"{ns}::shapes", cpu=source)
-    def shapes(x: Float[Tensor, "a"], y: Float[Tensor, "b"], k: int = 2) -> tuple[
+    def shapes(
+        x: Float[Tensor, "a"], y: Float[Tensor, "b"], k: int = 2
+    ) -> tuple[
         Float[Tensor, "a//2"], Float[Tensor, "a-k+1"], Float[Tensor, "a+b"], Float[Tensor, "min(a,b)"]
     ]:
         half, least = x.shape[0] // 2, min(x.shape[0], y.shape[0])

@@ -24,12 +24,15 @@ using opwright::List;
 
 @pytest.fixture(scope="module")
 def add(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void add(View<const T, 2> x, View<const T, 1> b, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = x(i, j) + b(j);
     }
     OPWRIGHT_KERNEL(add, float)"""
+    )
 
     @operator(f"{ns}::add", cpu=source)
     def add(x: Float[Tensor, "*batch n"], b: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
@@ -131,11 +134,14 @@ def test_many_named_axes_are_declared_quickly(ns, entries):
 
 def test_many_choices(ns, entries):
     letters = [f"c{i}" for i in range(40)]
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void pick(View<const T, 1> x, Which which, View<T, 1> output) {
       output(0) = x(0) + T(which == Which::c39 ? 39 : int(which));
     }
     OPWRIGHT_KERNEL(pick, float)"""
+    )
 
     @operator(f"{ns}::pick", cpu=source)
     def pick(x: Float[Tensor, "1"], which: Literal[tuple(letters)]) -> Float[Tensor, "1"]:
@@ -159,7 +165,9 @@ def test_no_elements(add, entries, shape):
 
 @pytest.fixture(scope="module")
 def halves(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void halves(View<const T, 1> x, int64_t k, View<T, 1> first, View<T, 1> rest, View<T, 0> product) {
       product() = 1;
@@ -169,6 +177,7 @@ def halves(ns):
       }
     }
     OPWRIGHT_KERNEL(halves, float)"""
+    )
 
     @operator(f"{ns}::halves", cpu=source)
     def halves(
@@ -201,12 +210,15 @@ def test_results_of_nothing(halves, entries):
 def test_writes_beside_an_empty_output(ns, entries):
     from opwright import Mutates
 
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void count(View<const T, 1> x, View<T, 1> calls, View<T, 1> output) {
       calls(0) += 1;
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i);
     }
     OPWRIGHT_KERNEL(count, float)"""
+    )
 
     @operator(f"{ns}::count", cpu=source)
     def count(x: Float[Tensor, "n"], calls: Mutates[Float[Tensor, "1"]]) -> Float[Tensor, "n"]:
@@ -255,7 +267,9 @@ def resident_bytes():
 @pytest.fixture(scope="module")
 def everything(ns):
     # An argument of each kind that the glue owns a handle of.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void everything(View<const T, 1> x, View<const T, 1> w, List<View<const T, 1>> ys, int64_t k, double s,
                     bool b, Mode mode, View<T, 1> first, View<T, 1> second) {
@@ -266,6 +280,7 @@ def everything(ns):
       }
     }
     OPWRIGHT_KERNEL(everything, float)"""
+    )
 
     @operator(f"{ns}::everything", cpu=source)
     def everything(

@@ -19,12 +19,15 @@ using opwright::List;
 
 @pytest.fixture(scope="module")
 def bump(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void bump(View<T, 2> x, View<const T, 1> by) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) x(i, j) += by(j);
     }
     OPWRIGHT_KERNEL(bump, float)"""
+    )
 
     @operator(f"{ns}::bump", cpu=source)
     def bump(x: Mutates[Float[Tensor, "*batch n"]], by: Float[Tensor, "n"]) -> None:
@@ -99,7 +102,9 @@ def test_mutation_in_inference_mode(bump, entries):
 @pytest.fixture(scope="module")
 def momentum(ns):
     # Results and writes, an optional and a list of written tensors, a converted dtype.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void momentum(View<const T, 1> g, View<T, 1> buffer, View<T, 1> peak, List<View<T, 1>> copies,
                   View<int64_t, 1> steps, double decay, View<T, 0> norm) {
@@ -114,6 +119,7 @@ def momentum(ns):
       norm() = sum;
     }
     OPWRIGHT_KERNEL(momentum, float)"""
+    )
 
     @operator(f"{ns}::momentum", cpu=source)
     def momentum(

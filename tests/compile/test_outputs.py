@@ -29,7 +29,9 @@ class MinMax(NamedTuple):
 
 @pytest.fixture(scope="module")
 def minmax(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void minmax(View<const T, 2> x, View<T, 1> low, View<T, 1> high) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         low(i) = high(i) = x(i, 0);
@@ -40,6 +42,7 @@ def minmax(ns):
       }
     }
     OPWRIGHT_KERNEL(minmax, THREE)"""
+    )
 
     @operator(f"{ns}::minmax", cpu=source)
     def minmax(x: Float[Tensor, "*batch n"]) -> MinMax:
@@ -78,11 +81,14 @@ def test_out(minmax, entries):
 
 
 def test_out_overlaps_an_input(ns, entries):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void shifted(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i ? i - 1 : x.size(0) - 1);
     }
     OPWRIGHT_KERNEL(shifted, float)"""
+    )
 
     @operator(f"{ns}::shifted", cpu=source)
     def shifted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

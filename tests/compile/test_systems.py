@@ -22,7 +22,9 @@ using opwright::List;
 @pytest.fixture(scope="module")
 def scaled(ns):
     """sin(x) * w, with a declared backward: *batch leads in x, w has none."""
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void scaled(View<const T, 2> x, View<const T, 1> w, double gain, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -40,6 +42,7 @@ def scaled(ns):
     }
     OPWRIGHT_KERNEL(scaled, float, double)
     OPWRIGHT_KERNEL(scaled_backward, float, double)"""
+    )
 
     @operator(f"{ns}::scaled", cpu=source)
     def scaled(
@@ -62,7 +65,9 @@ def plain_scaled(x, w, *, gain=2.0):
 @pytest.fixture(scope="module")
 def mixed(ns):
     """Every kind at once, with a derived gradient: optional, list, index, option, two outputs."""
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void mixed(View<const T, 2> x, View<const int64_t, 1> index, View<const T, 1> b,
                List<View<const T, 1>> ws, int64_t k, View<T, 2> picked, View<T, 1> windows) {
@@ -77,6 +82,7 @@ def mixed(ns):
       }
     }
     OPWRIGHT_KERNEL(mixed, float, double)"""
+    )
 
     @operator(f"{ns}::mixed", cpu=source)
     def mixed(
@@ -197,9 +203,9 @@ def functorch_cases():
         "vmap over the argument without *batch": lambda f: torch.vmap(f, (None, 0))(x, ws),
         "vmap over both": lambda f: torch.vmap(f)(xs, ws),
         "nested vmap": lambda f: torch.vmap(torch.vmap(f, (0, None)), (0, None))(xs, w),
-        "nested vmap over one, then the other": lambda f: torch.vmap(
-            torch.vmap(f, (None, 0)), (0, None)
-        )(xs, ws),
+        "nested vmap over one, then the other": lambda f: torch.vmap(torch.vmap(f, (None, 0)), (0, None))(
+            xs, ws
+        ),
         "vmap of no rows": lambda f: torch.vmap(f, (0, None))(xs[:0].reshape(3, 0, 3), w),
         "vmap in chunks": lambda f: torch.vmap(f, (0, None), chunk_size=2)(xs, w),
         "grad": lambda f: func.grad(total(f), (0, 1))(x, w),
@@ -241,7 +247,9 @@ def test_functorch_with_every_kind_of_argument(mixed, entries):
 
 def test_vmap_where_the_variadic_axis_is_elsewhere(ns, entries):
     # *batch is bound by three arguments, in front, behind and in a list; only one of them is batched.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T>
     void spread(View<const T, 2> x, View<const T, 2> y, List<View<const T, 1>> zs, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -251,6 +259,7 @@ def test_vmap_where_the_variadic_axis_is_elsewhere(ns, entries):
         }
     }
     OPWRIGHT_KERNEL(spread, float)"""
+    )
 
     @operator(f"{ns}::spread", cpu=source)
     def spread(

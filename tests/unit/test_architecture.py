@@ -21,7 +21,17 @@ def test_layers() -> None:
     assert found.returncode == 0, found.stdout
 
 
-@pytest.mark.parametrize("module", ["opwright", "opwright.errors", "opwright.cli", "opwright.cli.parser", "opwright.report", "opwright.records"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "opwright",
+        "opwright.errors",
+        "opwright.cli",
+        "opwright.cli.parser",
+        "opwright.report",
+        "opwright.records",
+    ],
+)
 def test_imports_without_torch(module: str, run_python) -> None:
     run_python(f"import sys, {module}\nassert 'torch' not in sys.modules, 'torch was imported'")
 
@@ -59,7 +69,9 @@ def test_every_error_has_its_own_code_and_text() -> None:
     from opwright import errors
 
     found = errors.all_errors()
-    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.OpwrightError)]
+    classes = [
+        c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.OpwrightError)
+    ]
     with_code = [c for c in classes if "code" in vars(c) and c is not errors.OpwrightError]
     assert len(found) == len(with_code)
     assert all(c.__doc__ for c in with_code)

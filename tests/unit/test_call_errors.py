@@ -19,8 +19,8 @@ calls: list[int] = []
 def attend(
     query: Float[Tensor, "*batch t 2*h"],
     table: Float[Tensor, "v h"],
-    index: Int[Tensor, "t"],
-    bias: Float[Tensor, "h"] | None = None,
+    index: Int[Tensor, t],
+    bias: Float[Tensor, h] | None = None,
     *,
     mode: Literal["mean", "sum"] = "mean",
     scale: float = 1.0,
@@ -69,7 +69,14 @@ def test_refused(case: str, snapshot: SnapshotAssertion) -> None:
     assert isinstance(caught.value, (TypeError, ValueError))
 
 
-@pytest.mark.parametrize("case", [c for c in WRONG if c not in ("a number", "a list", "None", "a number for a choice", "text for a number")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        c
+        for c in WRONG
+        if c not in ("a number", "a list", "None", "a number for a choice", "text for a number")
+    ],
+)
 def test_refused_through_torch_ops(case: str) -> None:
     error, changes = WRONG[case]
     calls.clear()

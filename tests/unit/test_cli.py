@@ -106,7 +106,9 @@ def test_bench_and_report(command, tmp_path: Path) -> None:
     bad = command("bench", "bad.py", "--against", "eager")
     assert bad.returncode == 1
     assert "does not pass verify" in bad.stderr
-    good = command("bench", "good.py", "--against", "eager", "--seconds", "0.01", "--out", "records", "--json")
+    good = command(
+        "bench", "good.py", "--against", "eager", "--seconds", "0.01", "--out", "records", "--json"
+    )
     assert good.returncode == 0, good.stderr
     (record,) = json.loads(good.stdout)
     assert {m["direction"] for m in record["measurements"]} == {"forward", "backward"}

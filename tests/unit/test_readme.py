@@ -27,7 +27,8 @@ def test_the_readme_operator_passes_verify(run_python, tmp_path: Path) -> None:
     console = next(text for language, text in BLOCKS if language == "console")
     assert "$ opwright verify scale_shift.py" in console
     result = run_python(
-        "import sys; sys.argv = ['opwright', 'verify', 'scale_shift.py']\nfrom opwright.cli import main; main()", check=False
+        "import sys; sys.argv = ['opwright', 'verify', 'scale_shift.py']\nfrom opwright.cli import main; main()",
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Verified my_ops::scale_shift" in result.stderr

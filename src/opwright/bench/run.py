@@ -267,10 +267,14 @@ def _cost(
     backward = operator.backward_operator
     result = outputs_of(operator.contract, _applier(operator.function, operator)(case.values))
     if backward is None:
-        return Cost(default_cost(operator.contract, case.values, outputs).bytes_moved + sum(_size(o) for o in result))
+        return Cost(
+            default_cost(operator.contract, case.values, outputs).bytes_moved + sum(_size(o) for o in result)
+        )
     known = {p.name: v for p, v in zip(operator.contract.parameters, case.values, strict=True)}
     known |= {f"grad_{o.name}": r for o, r in zip(operator.contract.outputs, result, strict=True)}
-    known |= {o.name: r for o, r in zip(operator.contract.outputs, result, strict=True) if o.name not in known}
+    known |= {
+        o.name: r for o, r in zip(operator.contract.outputs, result, strict=True) if o.name not in known
+    }
     return backward.cost_of([known[p.name] for p in backward.contract.parameters], outputs)
 
 

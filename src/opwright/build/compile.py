@@ -173,7 +173,12 @@ def _run_all(commands: dict[str, list[str]], work: Path, request: Request) -> di
             output = work / f"output{len(seconds) + len(running)}.txt"
             with open(output, "wb") as f:
                 process = subprocess.Popen(
-                    command, cwd=work, stdout=f, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
+                    command,
+                    cwd=work,
+                    stdout=f,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
                 )
             running[name] = (process, time.perf_counter(), output)
         name = _wait_for_one(running)

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from opwright.build.compile import Request
     from opwright.spec.declaration import Source
 
-_MESSAGE = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<kind>[a-z ]+): (?P<text>.*)$")
-_UNKNOWN_ENTRY = re.compile(r"OPWRIGHT_ENTRY_(\w+)")
+_MESSAGE = re.compile(
+    r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<kind>[a-z ]+): (?P<text>.*)$"
+)
+_EXPORT = re.compile(r"^>.*OPWRIGHT_KERNEL\(\s*(\w+)")
 _HELP = [
     (r"cannot convert .*(half|bfloat16)", "compute in `opwright::compute_t<T>`, and convert with `T(value)`"),
     (r"No such file or directory", "includes are found beside the source and in Opwright's own headers"),
@@ -30,19 +32,26 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     errors = [m for m in messages if "error" in m["kind"]]
     name = request.unit[0].name
     if not errors:
-        rule = f"the step `{step}` of its build failed" if step not in sources else "its kernel does not compile"
+        rule = (
+            f"the step `{step}` of its build failed" if step not in sources else "its kernel does not compile"
+        )
         body = "\n".join(output.strip().splitlines()[-6:])
         return CompileError(name, rule, body=body, hint=f"the log: {log_path}")
     first = errors[0]
     at = _author_line(output.splitlines(), messages, first, sources)
     text = first["text"].removeprefix("static assertion failed: ")
     hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "")
-    unknown = _UNKNOWN_ENTRY.search(text)
-    if unknown:
-        known = ", ".join(d.name for d in request.unit)
-        text = f"`{unknown[1]}` is no operator of this folder; there are: {known}"
+    excerpt = _excerpt(request, at[0], at[1])
+    exported = next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
+    names = [d.name for d in request.unit]
+    if exported is not None and exported not in names:
+        # An unknown name leaves the macro of its entry undefined, which reads as anything but that.
+        text = f"`{exported}` is no operator of this folder; there are: {', '.join(names)}"
+        forward = exported.removesuffix("_backward")
         hint = "the first argument of OPWRIGHT_KERNEL is the operator's name"
-    body = [f"{at[0]}:{at[1]}: {text}", *_excerpt(request, at[0], at[1])]
+        if forward != exported and forward in names:
+            hint = f"declare it with `@{forward}.backward`"
+    body = [f"{at[0]}:{at[1]}: {text}", *excerpt]
     more = len({(m["file"], m["line"], m["text"]) for m in errors}) - 1
     footer = f"{more} more: {log_path}" if more else f"the log: {log_path}"
     return CompileError(

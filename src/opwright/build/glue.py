@@ -7,7 +7,7 @@ one folder); it becomes one library.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from opwright.errors import AnnotationError
 from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
@@ -27,11 +27,7 @@ _ARGUMENT_KINDS = {
     "choice": "kChoice",
 }
 _CPP_KEYWORDS = frozenset(
-    "alignas alignof and asm auto bool break case catch char class const continue default delete do "
-    "double else enum explicit export extern false float for friend goto if inline int long mutable "
-    "namespace new not operator or private protected public register return short signed sizeof "
-    "static struct switch template this throw true try typedef typename union unsigned using virtual "
-    "void volatile while xor".split()
+    ["alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "not", "operator", "or", "private", "protected", "public", "register", "return", "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while", "xor"]
 )
 
 
@@ -50,7 +46,7 @@ def glue_text(unit: Sequence[Declaration], backend: str) -> str:
     for declaration in unit:
         name = declaration.name
         entries.append(f'    {{"{name}", {name}_call}},')
-        entries.append(f'    {{"{kernel_twin(name)}", {name}_call}},')
+        entries.append(f'    {{"{kernel_twin(name, declaration.generation)}", {name}_call}},')
         if declaration.contract.outputs:
             entries.append(f'    {{"{name}.out", {name}_call_out}},')
     namespace = unit[0].namespace
@@ -94,6 +90,7 @@ class _Tables:
         contract = self.contract
         self.families = [f for f in dict.fromkeys(t.family for t in _types(contract)) if not f.is_single]
         self.variables, self.shapes, self.solved = _variables(contract)
+        self.known: set[str] = set()  # names that an axis before has solved for
         self.lines: list[str] = []
 
     def text(self) -> str:
@@ -116,13 +113,12 @@ class _Tables:
                 *(outputs or ["    {0}"]),
                 "};",
                 f"static const Operator {name}_operator = {{",
-                f'    "{name}", "{self.declaration.namespace}::{reference_twin(name)}", '
+                f'    "{name}", "{self.declaration.namespace}::{reference_twin(name, self.declaration.generation)}", '
                 f"{len(contract.parameters)}, {len(contract.outputs)}, {len(self.variables)}, "
                 f"{len(self.shapes)}, {len(self.families)}, {name}_arguments, {name}_outputs, "
                 f"{self.families.index(scalar) if scalar else -1}}};",
-                "__attribute__((weak, visibility(\"hidden\"))) "
-                f"extern const char *{symbol}(i32, void **);",
-                f"__attribute__((weak, visibility(\"hidden\"))) extern const u64 {symbol}_dtypes;",
+                f'__attribute__((weak, visibility("hidden"))) extern const char *{symbol}(i32, void **);',
+                f'__attribute__((weak, visibility("hidden"))) extern const u64 {symbol}_dtypes;',
                 f"static const Kernel {name}_entry = {{{symbol}, &{symbol}_dtypes}};",
                 "",
             ]
@@ -130,7 +126,11 @@ class _Tables:
 
     def _argument(self, parameter: Parameter) -> str:
         variable = self.variables.get(parameter.name, -1) if parameter.kind == "int" else -1
-        choices = "".join(f'"{choice}", ' for choice in parameter.choices)
+        choices = "0"
+        if parameter.choices:
+            choices = f"{self.name}_{parameter.name}_choices"
+            texts = "".join(f'"{choice}", ' for choice in parameter.choices)
+            self.lines.append(f"static const char *const {choices}[] = {{{texts}0}};")
         fields = [
             f'"{parameter.name}"',
             _ARGUMENT_KINDS[parameter.kind],
@@ -138,7 +138,7 @@ class _Tables:
             str(int(parameter.optional)),
             str(int(parameter.mutated)),
             str(variable),
-            f"{{{choices}0}}",
+            choices,
         ]
         return f"    {{{', '.join(fields)}}},"
 
@@ -170,14 +170,16 @@ class _Tables:
             case Computed():
                 value = f"{prefix}_value"
                 needs = sum(1 << self.variables[name] for name in axis.names)
-                self.lines.append(f"static i64 {value}(const i64 *v) {{ return {axis.to_c(self._variable)}; }}")
+                self.lines.append(
+                    f"static i64 {value}(const i64 *v) {{ return {axis.to_c(self._variable)}; }}"
+                )
                 unknown = [name for name in axis.names if name in self.solved]
                 if unknown:
-                    solves, solve = self.variables[unknown[0]], f"{prefix}_solve"
-                    self._add_solver(solve, axis, unknown[0])
-        return (
-            f'    {{{kind}, "{axis}", {size}, {variable}, {value}, {solves}, {solve}, {needs}ULL}},'
-        )
+                    name = next((n for n in unknown if n not in self.known), unknown[0])
+                    self.known.add(name)
+                    solves, solve = self.variables[name], f"{prefix}_solve"
+                    self._add_solver(solve, axis, name)
+        return f'    {{{kind}, "{axis}", {size}, {variable}, {value}, {solves}, {solve}, {needs}ULL}},'
 
     def _add_solver(self, function: str, axis: Computed, unknown: str) -> None:
         def at(value: int) -> str:
@@ -211,6 +213,7 @@ def _types(contract: Contract) -> list[TensorType]:
 def _variables(contract: Contract) -> tuple[dict[str, int], dict[str, int], set[str]]:
     """Numbers the sizes and shapes that a call binds; the third result: names bound by solving."""
     direct = [p.name for p in contract.parameters if p.kind == "int"]
+    bound = {a.name for p in contract.tensors for a in p.type.axes if isinstance(a, Named)} | set(direct)
     computed: list[str] = []
     shapes: list[str] = []
     for type_ in _types(contract):
@@ -223,7 +226,7 @@ def _variables(contract: Contract) -> tuple[dict[str, int], dict[str, int], set[
                 case Computed():
                     computed.extend(axis.names)
     variables = {name: i for i, name in enumerate(dict.fromkeys([*direct, *computed]))}
-    solved = {name for name in computed if name not in direct}
+    solved = {name for name in computed if name not in bound}
     return variables, {name: i for i, name in enumerate(dict.fromkeys(shapes))}, solved
 
 
@@ -272,7 +275,7 @@ def _entry_macro(declaration: Declaration, backend: str) -> str:
     instance = f"{name}<T>" if template else name
     contract_type = f"::opwright::contract::{name}<T>" if template else f"::opwright::contract::{name}"
     call = (
-        f"static_assert(::opwright::detail::kSame<decltype({instance}), {contract_type}>, \"{message}\"); "
+        f'static_assert(::opwright::detail::kSame<decltype({instance}), {contract_type}>, "{message}"); '
         f"{instance}({unpacked});"
     )
     if template:
@@ -326,7 +329,9 @@ def _view_type(contract: Contract, type_: TensorType, *, mutable: bool) -> str:
 
 def enum_name(parameter: str) -> str:
     """Returns the name of the enum of a Literal argument: `approximate` -> `Approximate`."""
-    return "".join(part.capitalize() for part in parameter.split("_"))
+    name = "".join(part.capitalize() for part in parameter.split("_"))
+    # One that kernels use for something else gets an ending.
+    return f"{name}Choice" if name in ("View", "List", "Error") or len(name) == 1 else name
 
 
 def enumerator(choice: str) -> str:
@@ -334,8 +339,3 @@ def enumerator(choice: str) -> str:
     text = re.sub(r"\W", "_", choice) or "_"
     text = f"_{text}" if text[0].isdigit() else text
     return f"{text}_" if text in _CPP_KEYWORDS else text
-
-
-def kernels_in(text: str) -> Iterable[str]:
-    """Returns the names that a kernel source exports with OPWRIGHT_KERNEL."""
-    return re.findall(r"OPWRIGHT_KERNEL\(\s*(\w+)", text)

@@ -99,7 +99,13 @@ def machine_identity() -> str:
                 if not line.strip():
                     break  # the first CPU stands for all
                 if line.split(":")[0].strip() in (
-                    "vendor_id", "cpu family", "model", "flags", "Features", "CPU part", "CPU implementer",
+                    "vendor_id",
+                    "cpu family",
+                    "model",
+                    "flags",
+                    "Features",
+                    "CPU part",
+                    "CPU implementer",
                 ):
                     lines.append(line.strip())
     except OSError:

@@ -76,7 +76,9 @@ def bench_one(
         save(record, out / f"{operator.declaration.name}.bench.json")
     if not quiet:
         print_record(record)
-    say(f"Measured {record.name} on {len(record.measurements)} inputs in {time.perf_counter() - started:.1f} s")
+    say(
+        f"Measured {record.name} on {len(record.measurements)} inputs in {time.perf_counter() - started:.1f} s"
+    )
     return record
 
 

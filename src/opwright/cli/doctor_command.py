@@ -72,9 +72,19 @@ def _store() -> tuple[str, str, str, str]:
         place = place.parent
     free = shutil.disk_usage(place).free
     if store.root.exists() and store.root.stat().st_uid != os.geteuid():
-        return ("store", "missing", f"{store.root} belongs to another user", "`export OPWRIGHT_CACHE_DIR=~/.cache/opwright`")
+        return (
+            "store",
+            "missing",
+            f"{store.root} belongs to another user",
+            "`export OPWRIGHT_CACHE_DIR=~/.cache/opwright`",
+        )
     if not os.access(place, os.W_OK):
-        return ("store", "missing", f"{store.root} cannot be written", "`export OPWRIGHT_CACHE_DIR=/tmp/opwright`")
+        return (
+            "store",
+            "missing",
+            f"{store.root} cannot be written",
+            "`export OPWRIGHT_CACHE_DIR=/tmp/opwright`",
+        )
     state = "ok" if free > 100 << 20 else "missing"
     detail = f"{store.root}  {sum(1 for _ in store.entries())} builds, {free >> 20} MiB free"
     return ("store", state, detail, "`opwright cache prune`")

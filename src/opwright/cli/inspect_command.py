@@ -27,7 +27,9 @@ def inspect_operators(target: str, *, glue: bool = False, header: bool = False, 
     found = find_operators(target, with_backward=True)
     if glue or header:
         for operator in found:
-            unit = kernels.unit_of(kernels.unit_key(operator.declaration, "cpu") or ()) or [operator.declaration]
+            unit = kernels.unit_of(kernels.unit_key(operator.declaration, "cpu") or ()) or [
+                operator.declaration
+            ]
             if unit[0] is operator.declaration or len(found) == 1:
                 print(glue_text(unit, "cpu") if glue else header_text(unit, "cpu"))
         return 0
@@ -46,7 +48,9 @@ def inspect_operators(target: str, *, glue: bool = False, header: bool = False, 
                 if operator.backward_operator
                 else "derived from the reference",
                 "autocast": declaration.autocast or "none",
-                "arguments": {p.name: str(p.type or "|".join(p.choices) or p.kind) for p in contract.parameters},
+                "arguments": {
+                    p.name: str(p.type or "|".join(p.choices) or p.kind) for p in contract.parameters
+                },
                 "outputs": {o.name: str(o.type) for o in contract.outputs},
             }
         )

@@ -37,7 +37,12 @@ def list_operators(target: str, *, json: bool = False) -> int:
     print_rows(
         [("operator", "kernels", "backward", "schema")]
         + [
-            (f["name"], " ".join(f["kernels"]) or "reference", "own" if f["backward"] else "derived", f["schema"])
+            (
+                f["name"],
+                " ".join(f["kernels"]) or "reference",
+                "own" if f["backward"] else "derived",
+                f["schema"],
+            )
             for f in facts
         ]
     )

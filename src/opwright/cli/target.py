@@ -30,7 +30,9 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
     found = [
         operator
         for qualified, operator in registry.operators.items()
-        if operator.declaration.file in files or operator.declaration.module == module or qualified not in before
+        if operator.declaration.file in files
+        or operator.declaration.module == module
+        or qualified not in before
     ]
     if not with_backward:
         found = [operator for operator in found if operator.declaration.forward is None]

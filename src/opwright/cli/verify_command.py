@@ -37,7 +37,8 @@ def verify_operators(
     from opwright.cli.target import find_operators
 
     records = [
-        verify_one(operator, check=check, only=only, out=out, quiet=json) for operator in find_operators(target)
+        verify_one(operator, check=check, only=only, out=out, quiet=json)
+        for operator in find_operators(target)
     ]
     if json:
         print_json(records)

@@ -23,19 +23,17 @@ if TYPE_CHECKING:
 
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_forward_ad = torch.autograd.forward_ad
 
 
 def autograd_kernel(operator: Operator) -> Callable[..., Any]:
     """Returns the kernel for the dispatcher's Autograd keys."""
-    contract = operator.declaration.contract
+    contract = operator.contract
     call_reference = caller(contract, operator.declaration.reference)
-    forward_ad = torch.autograd.forward_ad
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         values = operator.normalize(*args, **kwargs)
-        if forward_ad._current_level >= 0 and any(
-            t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors_in(values)
-        ):
+        if _has_tangent(values):
             # Forward-mode: the reference is differentiated as the composition of operators it is.
             return pack(outputs_of(contract, call_reference(values)))
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values)):
@@ -43,8 +41,13 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
             transformed = torch._C._are_functorch_transforms_active()
 
             def compute(*args: Any, **kwargs: Any) -> Any:
-                # A node's forward runs without gradients; an outer functorch level still wants them.
-                with _BelowAutograd(), torch.set_grad_enabled(transformed):
+                # A node's forward runs with both kinds of derivatives off; an outer level of functorch
+                # still wants them.
+                with (
+                    _BelowAutograd(),
+                    torch.set_grad_enabled(transformed),
+                    _forward_ad._set_fwd_grad_enabled(transformed),
+                ):
                     return operator.public.redispatch(keyset & _AFTER_AUTOGRAD, *args, **kwargs)
 
             with enable_single_level_autograd_function():
@@ -56,6 +59,12 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
                 raise operator.explain(error, values) from None
 
     return kernel
+
+
+def _has_tangent(values: Sequence[Any]) -> bool:
+    return _forward_ad._current_level >= 0 and any(
+        t.is_floating_point() and _forward_ad.unpack_dual(t).tangent is not None for t in tensors_in(values)
+    )
 
 
 def refuse_mutation(operator: Operator, values: Sequence[Any]) -> None:
@@ -70,54 +79,68 @@ def refuse_mutation(operator: Operator, values: Sequence[Any]) -> None:
         )
 
 
+def composite_recorder(operator: Operator) -> Callable[..., Any]:
+    """Returns a recorder that leaves the gradient to the operators of the reference.
+
+    For operators that draw random numbers: calling the reference again would draw others.
+    """
+    contract = operator.contract
+    call_reference = caller(contract, operator.declaration.reference)
+    return lambda compute, *values: pack(outputs_of(contract, call_reference(values)))
+
+
 def reference_gradient(
-    operator: Operator, values: Sequence[Any], gradients: Sequence[torch.Tensor]
+    operator: Operator, values: Sequence[Any], gradients: Sequence[torch.Tensor | None]
 ) -> dict[str, Any]:
     """Differentiates the reference at the saved inputs; returns the gradients by the names of the inputs."""
-    contract = operator.declaration.contract
+    contract = operator.contract
     call = caller(contract, operator.declaration.reference)
     wanted = [
         (i, parameter)
         for i, parameter in enumerate(contract.parameters)
-        if parameter.is_differentiable and values[i] is not None
+        if parameter.is_differentiable and any(t.is_floating_point() for t in tensors_in([values[i]]))
     ]
     inputs = list(tensors_in([values[i] for i, _ in wanted]))
 
-    def floating(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def outputs_at(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the differentiable outputs with their gradients."""
         pending = list(tensors)
         replaced = list(values)
         for i, _ in wanted:
             value = values[i]
-            replaced[i] = [pending.pop(0) for _ in value] if isinstance(value, list) else pending.pop(0)
-        outputs = outputs_of(contract, call(replaced))
-        return tuple(o for o in outputs if o is not None and o.is_floating_point())
+            replaced[i] = (
+                [pending.pop(0) for _ in value] if isinstance(value, (list, tuple)) else pending.pop(0)
+            )
+        pairs = zip(outputs_of(contract, call(replaced)), gradients, strict=True)
+        return [(o, g) for o, g in pairs if o is not None and g is not None and o.is_floating_point()]
 
-    given = tuple(
-        g for g, output in zip(gradients, contract.outputs, strict=True) if output.type.family.is_floating
-    )
-    found = list(_vjp(floating, inputs, given))
+    found = list(_vjp(outputs_at, inputs))
     result: dict[str, Any] = {}
     for i, parameter in wanted:
         value = values[i]
-        result[parameter.name] = [found.pop(0) for _ in value] if isinstance(value, list) else found.pop(0)
+        is_list = isinstance(value, (list, tuple))
+        result[parameter.name] = [found.pop(0) for _ in value] if is_list else found.pop(0)
     return result
 
 
 def _vjp(
-    function: Callable[..., tuple[torch.Tensor, ...]],
-    inputs: Sequence[torch.Tensor],
-    gradients: tuple[torch.Tensor, ...],
+    outputs_at: Callable[..., list[tuple[torch.Tensor, torch.Tensor]]], inputs: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
     if torch._C._are_functorch_transforms_active():
-        _, pull = torch.func.vjp(function, *inputs)
-        return pull(gradients)
+        given: list[torch.Tensor] = []
+
+        def outputs_alone(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            pairs = outputs_at(*tensors)
+            given[:] = [g for _, g in pairs]
+            return tuple(o for o, _ in pairs)
+
+        _, pull = torch.func.vjp(outputs_alone, *inputs)
+        return pull(tuple(given))
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         fresh = [t.view_as(t) if keep and t.requires_grad else t.detach().requires_grad_() for t in inputs]
-        outputs = function(*fresh)
-        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+        pairs = [(o, g) for o, g in outputs_at(*fresh) if o.requires_grad]
         if not pairs:
             return [None] * len(inputs)
-        return torch.autograd.grad(
-            [o for o, _ in pairs], fresh, [g for _, g in pairs], create_graph=keep, allow_unused=True
-        )
+        outputs, cotangents = zip(*pairs, strict=True)
+        return torch.autograd.grad(outputs, fresh, cotangents, create_graph=keep, allow_unused=True)

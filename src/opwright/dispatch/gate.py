@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opwright.dispatch.autograd import refuse_mutation
 from opwright.spec.contract import MISSING, Contract, Parameter
 
 if TYPE_CHECKING:
@@ -56,40 +55,41 @@ def gate(operator: Operator) -> Callable[..., Any]:
         "_any_autocast": torch._C._is_any_autocast_enabled,
         "_forward_ad": torch.autograd.forward_ad,
         "_is_grad_enabled": torch.is_grad_enabled,
-        "_public": operator.public,
-        "_public_out": operator.call_public_out,
         "_kernel": operator.kernel,
-        "_operator": operator,
-        "_refuse": lambda compute, *values: refuse_mutation(operator, values),
-        "_call_out": operator.call_out,
-        "_general": operator.call_general,
-        "_explain": operator.explain,
-        "_bump": operator.bump_versions,
+        "_entries": operator.entries,
+        "_Result": contract.result_type,
     }
-    has_out = bool(contract.outputs)
-    lines = [f"def {name}({_signature(contract, out=has_out)}):"]
-    if has_out:
-        lines += [
-            "    if out is not None:",
-            f"        return _public_out(({values},), out) if _is_compiling() else _call_out(({values},), out)",
-        ]
+    # Through `_entries`: a function from before a new declaration calls what is declared now.
+    current = "_entries.current"
+    shown = "_Result(*{})" if contract.result_type is not None else "{}"
+    lines = [f"def {name}({_signature(contract, out=bool(contract.outputs))}):"]
+    if contract.outputs:
+        lines += ["    if out is not None:", f"        return {current}.call_with_out(({values},), out)"]
     lines += [
         "    if _is_compiling():",
-        f"        return _public({call})",
+        f"        return {shown.format(f'{current}.public({call})')}",
         f"    if {plain} and not (_dispatch_modes() or _function_modes() or _transforms()",
         "            or _any_autocast() or _forward_ad._current_level >= 0):",
         "        try:",
         f"            if {wants}:",
-        f"                return {'_refuse' if contract.mutated else '_operator.record'}(_kernel, {values})",
-        f"            result = _kernel({call})",
-        "        except RuntimeError as error:",
-        f"            raise _explain(error, ({values},)) from None",
+        f"                result = {current}.record(_kernel, {values})",
+        "            else:",
+        f"                result = _kernel({call})",
+        "        except RuntimeError as _error:",
+        f"            raise {current}.explain(_error, ({values},)) from None",
     ]
     if contract.mutated:
-        lines.append(f"        _bump(({''.join(p.name + ', ' for p in contract.mutated)}))")
-    lines += ["        return result", f"    return _general(({values},))"]
+        lines.append(f"        {current}.bump_versions(({''.join(p.name + ', ' for p in contract.mutated)}))")
+    lines += [
+        f"        return {shown.format('result')}",
+        f"    return {shown.format(f'{current}.call_general(({values},))')}",
+    ]
     # The names are closed over, not globals: torch.compile looks globals up in the author's module.
-    source = f"def make({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines) + f"    return {name}\n"
+    source = (
+        f"def make({', '.join(names)}):\n"
+        + "".join(f"    {line}\n" for line in lines)
+        + f"    return {name}\n"
+    )
     namespace: dict[str, Any] = {"__name__": operator.declaration.module}
     exec(compile(source, f"<opwright {operator.declaration.qualified_name}>", "exec"), namespace)
     function = namespace["make"](**names)

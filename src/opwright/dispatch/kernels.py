@@ -36,8 +36,20 @@ def unit_key(declaration: Declaration, backend: str) -> tuple | None:
 
 def unit_of(key: tuple) -> list[Declaration]:
     """Returns the declarations that belong to a library, in a fixed order."""
-    found = [op.declaration for op in registry.operators.values() if unit_key(op.declaration, key[1]) == key]
+    found = [
+        operator.declaration
+        for operator in registry.operators.values()
+        if unit_key(operator.declaration, key[1]) == key and _is_current(operator)
+    ]
     return sorted(found, key=lambda declaration: declaration.qualified_name)
+
+
+def _is_current(operator: Operator) -> bool:
+    """Whether an operator is not the backward of a declaration that has been replaced."""
+    forward = registry.operators.get(operator.declaration.forward or "")
+    return operator.declaration.forward is None or (
+        forward is not None and forward.backward_operator is operator
+    )
 
 
 def ensure_loaded(operator: Operator, backend: str) -> bool:

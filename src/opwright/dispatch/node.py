@@ -65,7 +65,9 @@ def recorder(operator: Operator) -> Callable[..., Any]:
         backward.append(f"{p.name} = flat[{start}:{start} + {count}]" if kept[p.name] else f"{p.name} = None")
         start += f" + {count}" if kept[p.name] else ""
     values = ", ".join(p.name if kept[p.name] or not p.is_tensor else "None" for p in contract.parameters)
-    backward.append(f"found = _pull(gradients, ({values},), ({''.join(name + ', ' for name in saved_outputs)}))")
+    backward.append(
+        f"found = _pull(gradients, ({values},), ({''.join(name + ', ' for name in saved_outputs)}))"
+    )
     gradients = [f"found.get({p.name!r})" if p.is_differentiable else "None" for p in plain]
     spread = [f"*(found.get({p.name!r}) or [None] * {count})" for p, count in zip(lists, counts, strict=True)]
     backward.append(f"return {', '.join(['None', *gradients, *('None' for _ in counts), *spread])}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,13 @@ import torch
 
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.autocast import DEVICES, autocast_kernel
-from opwright.dispatch.autograd import autograd_kernel, reference_gradient, refuse_mutation
+from opwright.dispatch.autograd import (
+    autograd_kernel,
+    composite_recorder,
+    reference_gradient,
+    refuse_mutation,
+)
+from opwright.dispatch.entries import Entries, signature_of
 from opwright.dispatch.fake import fake_kernel, unpack
 from opwright.dispatch.gate import gate, normalizer
 from opwright.dispatch.node import recorder
@@ -23,7 +31,7 @@ from opwright.spec.cost import Cost, default_cost
 from opwright.spec.declaration import Declaration, declare, declare_backward
 from opwright.spec.dryrun import dry_run
 from opwright.spec.dtypes import describe
-from opwright.spec.schema import kernel_twin, out_names, out_schema_of, reference_twin, schema_of
+from opwright.spec.schema import out_names, schema_of
 
 
 def operator(
@@ -79,8 +87,17 @@ def _install(declaration: Declaration) -> Operator:
     with registry.lock:
         old = registry.check_free(declaration)
         if old is not None:
-            old.withdraw()
-        new = Operator(declaration)
+            kernels.unload(old.declaration)
+        entries = registry.entries.get(declaration.qualified_name)
+        if entries is not None and entries.signature != signature_of(declaration):
+            entries.retire()
+            declaration = replace(declaration, generation=entries.generation + 1)
+            entries = None
+        if entries is None:
+            entries = Entries(declaration, declaration.generation)
+            registry.entries[declaration.qualified_name] = entries
+        declaration = replace(declaration, generation=entries.generation)
+        new = Operator(declaration, entries)
         registry.operators[declaration.qualified_name] = new
         kernels.unload(declaration)  # a library that was built without this operator is out of date
     return new
@@ -98,15 +115,18 @@ class Operator:
     Attributes:
         declaration: what was declared.
         function: the Python function, the fastest way to call it.
+        entries: what is registered with the dispatcher.
         public: `torch.ops.ns.name.default`.
         kernel: the same kernels without autograd, functorch and autocast in front.
         record: `record(compute, *values)` calls `compute` and records the call for a gradient.
         backward_operator: the operator of the declared backward, if there is one.
     """
 
-    def __init__(self, declaration: Declaration) -> None:
+    def __init__(self, declaration: Declaration, entries: Entries) -> None:
         self.declaration = declaration
         self.contract = declaration.contract
+        self.entries = entries
+        self.public, self.kernel = entries.public, entries.kernel
         self.backward_operator: Operator | None = None
         self.normalize = normalizer(self.contract)
         self._run_reference = conforming(self.contract, declaration.reference)
@@ -116,12 +136,13 @@ class Operator:
         self._baseline: Callable[..., Any] | None = None
         self._positional = sum(not p.keyword_only for p in self.contract.parameters)
         self._named = [p.name for p in self.contract.parameters if p.keyword_only]
+        self._raised = threading.local()
+        self.run_fake = fake_kernel(self.contract, self.normalize)
+        self.run_autograd = autograd_kernel(self)
+        self.run_vmap = vmap_kernel(self)
+        self.run_autocast = {device: autocast_kernel(self, device) for device in DEVICES}
         self._set_saved(None)
-        self._register()
-        namespace = getattr(torch.ops, declaration.namespace)
-        self.public = getattr(namespace, declaration.name).default
-        self.kernel = getattr(namespace, kernel_twin(declaration.name)).default._op
-        self._reference_op = getattr(namespace, reference_twin(declaration.name)).default
+        entries.current = self
         self.function = gate(self)
         self.function.operator = self
         self.function.backward = self.backward
@@ -208,26 +229,24 @@ class Operator:
         """Goes on in the dispatcher below the keys that were handled."""
         return self.public.redispatch(keyset, *values[: self._positional], **self._keywords(values))
 
-    def call_out(self, values: tuple[Any, ...], out: Any) -> Any:
+    def call_with_out(self, values: tuple[Any, ...], out: Any) -> Any:
         """Computes into given tensors and returns them.
 
         Raises:
             OutError: they have not the shape, dtype or device of the result, or need a gradient.
         """
         outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        if torch.compiler.is_compiling():
+            # A graph has only functional calls and copies.
+            for target, result in zip(outs, unpack(self.call_public(values), self.contract), strict=True):
+                target.copy_(result)
+            return out
         self._check_out(values, outs)
         names = dict(zip(out_names(self.contract), outs, strict=True))
         try:
-            self._public_out(*values[: self._positional], **self._keywords(values), **names)
+            self.entries.public_out(*values[: self._positional], **self._keywords(values), **names)
         except RuntimeError as error:
             raise self.explain(error, values) from None
-        return out
-
-    def call_public_out(self, values: tuple[Any, ...], out: Any) -> Any:
-        """The out variant in terms of the functional one, for tracing."""
-        outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
-        for target, result in zip(outs, unpack(self.call_public(values), self.contract), strict=True):
-            target.copy_(result)
         return out
 
     def _check_out(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
@@ -246,6 +265,13 @@ class Operator:
         for output, tensor in zip(contract.outputs, outs, strict=True):
             shape = contract.output_shape(output, bindings)
             dtype = contract.output_dtype(output, bindings)
+            if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+                raise OutError(
+                    self.declaration.name,
+                    "`out=` is an expanded tensor, whose elements share memory",
+                    rows=[("out", describe(tensor)), ("strides", str(list(tensor.stride())))],
+                    hint="`out.contiguous()`",
+                )
             if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device != bindings.device:
                 expected = torch.empty(shape, dtype=dtype, device="meta")
                 text = describe(expected).replace("meta", str(bindings.device))
@@ -283,7 +309,12 @@ class Operator:
             self.saved_outputs = tuple(
                 i for i, o in enumerate(self.contract.outputs) if o.name in used and o.name not in names
             )
-        self.record = recorder(self)
+        if self.contract.mutated:
+            self.record = lambda compute, *values: refuse_mutation(self, values)
+        elif backward is None and self.declaration.random:
+            self.record = composite_recorder(self)
+        else:
+            self.record = recorder(self)
 
     def explain(self, error: Exception, values: Sequence[Any]) -> Exception:
         """Returns the error to raise in place of one from below: the broken rule of the contract, if any."""
@@ -295,6 +326,10 @@ class Operator:
         except ContractError as broken:
             return broken
         text = str(error).split("\n")[0]
+        raised = getattr(self._raised, "error", None)
+        if raised is not None and "the reference failed" in text:
+            self._raised.error = None
+            return raised
         prefix = f"{self.declaration.name}: "
         if text.startswith(prefix):
             return KernelError(self.declaration.name, text.removeprefix(prefix))
@@ -306,83 +341,64 @@ class Operator:
             if not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
 
-    # --- registration --------------------------------------------------------------------------------
+    # --- what the dispatcher calls -------------------------------------------------------------------
 
-    def _register(self) -> None:
-        declaration, contract = self.declaration, self.contract
-        name = declaration.name
-        self._library = library = torch.library.Library(declaration.namespace, "FRAGMENT")
-        tags = [torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout]
-        if declaration.random:
-            tags.append(torch.Tag.nondeterministic_seeded)
-        twins = (kernel_twin(name), reference_twin(name))
-        library.define(schema_of(contract, name), tags=tags)
-        for twin in twins:
-            library.define(schema_of(contract, twin), tags=tags)
-            library.impl(twin, torch.library.fallthrough_kernel, "Autograd")
-            library.impl(twin, torch.library.fallthrough_kernel, "ADInplaceOrView")
-        library.impl(name, self._fallback, "CompositeExplicitAutograd")
-        library.impl(twins[0], self._fallback, "CompositeExplicitAutograd")
-        library.impl(twins[1], self._reference, "CompositeExplicitAutograd")
-        torch.library.register_fake(
-            declaration.qualified_name, fake_kernel(contract, self.normalize), lib=library
-        )
-        library.impl(name, autograd_kernel(self), "Autograd", with_keyset=True)
-        library.impl(name, vmap_kernel(self), "FuncTorchBatched")
-        if declaration.autocast is not None:
-            for device, key in DEVICES.items():
-                library.impl(name, autocast_kernel(self, device), key)
-        if contract.mutated:
-            library.impl(name, self._bump_and_go_on, "ADInplaceOrView", with_keyset=True)
-        if contract.outputs:
-            library.define(out_schema_of(contract, name), tags=[torch.Tag.pt2_compliant_tag])
-            library.impl(f"{name}.out", self._fallback_out, "CompositeExplicitAutograd")
-            packet = getattr(getattr(torch.ops, declaration.namespace), name)
-            self._public_out = packet.out
+    def run_coded_reference(self, *values: Any) -> Any:
+        """Runs the reference for the glue, which hands choices over as numbers."""
+        named = [
+            p.choices[v] if p.kind == "choice" else v
+            for p, v in zip(self.contract.parameters, values, strict=True)
+        ]
+        try:
+            return self._run_reference(named)
+        except Exception as error:
+            self._raised.error = error  # C code in between keeps only that there was one
+            raise
 
-    def withdraw(self) -> None:
-        """Takes the operator out of the dispatcher, so that another declaration can take its place."""
-        kernels.unload(self.declaration)
-        self._library._destroy()
-        namespace = getattr(torch.ops, self.declaration.namespace)
-        name = self.declaration.name
-        for entry in (name, kernel_twin(name), reference_twin(name)):
-            if hasattr(namespace, entry):
-                delattr(namespace, entry)
-
-    def _reference(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run_reference(self.normalize(*args, **kwargs))
-
-    def _fallback(self, *args: Any, **kwargs: Any) -> Any:
+    def run_fallback(self, *args: Any, **kwargs: Any) -> Any:
         """Runs where no kernel is registered (yet): loads it, or runs the reference."""
         values = self.normalize(*args, **kwargs)
-        device = next(tensors_in(values)).device.type
-        if device in kernels.BACKENDS and kernels.ensure_loaded(self, device):
+        if self._can_load(values):
             return self.call_kernel(values)
         self._bind(values)
         return self._run_reference(values)
 
-    def _fallback_out(self, *args: Any, **kwargs: Any) -> Any:
+    def run_fallback_out(self, *args: Any, **kwargs: Any) -> Any:
+        """The same for the out variant."""
         outs = [kwargs.pop(name) for name in out_names(self.contract)]
         values = self.normalize(*args, **kwargs)
-        device = next(tensors_in(values)).device.type
-        if device in kernels.BACKENDS and kernels.ensure_loaded(self, device):
+        if self._can_load(values):
             named = dict(zip(out_names(self.contract), outs, strict=True))
-            return self._public_out(*values[: self._positional], **self._keywords(values), **named)
+            return self.entries.public_out(*values[: self._positional], **self._keywords(values), **named)
         self._bind(values)
         for out, result in zip(outs, unpack(self._run_reference(values), self.contract), strict=True):
             out.copy_(result)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
-    def _bind(self, values: Sequence[Any]) -> None:
-        self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
-
-    def _bump_and_go_on(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_bumping(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Bumps the versions of the mutated arguments and goes on."""
         values = self.normalize(*args, **kwargs)
-        mutated = [v for p, v in zip(self.contract.parameters, values, strict=True) if p.mutated]
-        self.bump_versions(mutated)
+        self.bump_versions([v for p, v in zip(self.contract.parameters, values, strict=True) if p.mutated])
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return self.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, values)
+
+    def run_bumping_out(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same for the tensors of the out variant."""
+        self.bump_versions([kwargs[name] for name in out_names(self.contract)])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return self.entries.public_out.redispatch(
+                keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs
+            )
+
+    def _can_load(self, values: Sequence[Any]) -> bool:
+        """Loads the kernels for these arguments; returns whether there are any that can take them."""
+        tensors = list(tensors_in(values))
+        device = tensors[0].device.type if tensors else ""
+        strided = all(t.layout == torch.strided and not t.is_nested for t in tensors)
+        return strided and device in kernels.BACKENDS and kernels.ensure_loaded(self, device)
+
+    def _bind(self, values: Sequence[Any]) -> None:
+        self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
 
 
 def operator_of(target: Any) -> Operator | None:

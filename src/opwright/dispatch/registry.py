@@ -9,10 +9,12 @@ from opwright.errors import NameTakenError
 from opwright.spec.declaration import Declaration
 
 if TYPE_CHECKING:
+    from opwright.dispatch.entries import Entries
     from opwright.dispatch.operator import Operator
 
 lock = threading.RLock()
 operators: dict[str, Operator] = {}
+entries: dict[str, Entries] = {}
 
 
 def check_free(declaration: Declaration) -> Operator | None:
@@ -32,10 +34,13 @@ def check_free(declaration: Declaration) -> Operator | None:
         raise NameTakenError(
             declaration.name,
             "an operator of this name is declared elsewhere",
-            rows=[("there", f"{before.file}:{before.line}"), ("here", f"{declaration.file}:{declaration.line}")],
+            rows=[
+                ("there", f"{before.file}:{before.line}"),
+                ("here", f"{declaration.file}:{declaration.line}"),
+            ],
             hint=f'`@operator("{declaration.namespace}_2::{declaration.name}")`',
         )
-    if torch._C._dispatch_has_kernel(name) or _has_schema(name):
+    if name not in entries and (torch._C._dispatch_has_kernel(name) or _has_schema(name)):
         raise NameTakenError(
             declaration.name,
             "PyTorch already has an operator of this name",

@@ -35,7 +35,8 @@ def vmap_kernel(operator: Operator) -> Callable[..., Any]:
         interpreter = retrieve_current_functorch_interpreter()
         level = interpreter.level()
         axes = joined_axes(contract, [_is_batched(value, level) for value in values])
-        if axes is None:
+        # Random numbers are drawn as vmap's `randomness` says, which only PyTorch's own rules know.
+        if axes is None or operator.declaration.random:
             # Still batched: every operator of the reference applies its own rule.
             return pack(outputs_of(contract, call_reference(values)))
         joined = [
@@ -60,6 +61,11 @@ def joined_axes(contract: Contract, batched: list[bool]) -> set[str] | None:
             if name is None or parameter.kind != "tensor":
                 return None
             axes.add(name)
+    for parameter in contract.tensors:
+        # The same axes in a list, or behind others, would have to grow there too.
+        inside = {a.name for a in parameter.type.axes if isinstance(a, Variadic)}
+        if inside & axes and (parameter.kind == "tensors" or _leading(parameter.type) not in axes):
+            return None
     return axes if all(_leading(output.type) in axes for output in contract.outputs) else None
 
 

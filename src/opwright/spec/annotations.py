@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -65,6 +67,12 @@ def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:
             f"`{parameter}`: an operator has a fixed number of arguments",
             hint=f'`{name}: list[Float[Tensor, "n"]]` takes any number of tensors',
         )
+    if name == "out" or name.startswith("_"):
+        raise AnnotationError(
+            subject,
+            f"`{name}` cannot be the name of an argument",
+            hint="`out` is the argument that every operator has; a name starts with a letter",
+        )
     if annotation is inspect.Parameter.empty:
         raise AnnotationError(
             subject,
@@ -89,6 +97,7 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         if all(isinstance(choice, str) for choice in arguments):
+            _check_choices(arguments, name, subject)
             return {"kind": "choice", "choices": tuple(arguments)}
         hint = f"`{name}: int` for numbers, `{name}: bool` for a switch"
         raise AnnotationError(subject, f"`{name}`: a Literal of strings is expected", hint=hint)
@@ -170,7 +179,9 @@ def _check_default(read: Mapping[str, Any], default: Any, name: str, subject: st
         "tensor": lambda: default is None and read.get("optional", False),
         "tensors": lambda: False,
         "int": lambda: isinstance(default, int) and not isinstance(default, bool),
-        "float": lambda: isinstance(default, (int, float)) and not isinstance(default, bool),
+        "float": lambda: (
+            isinstance(default, (int, float)) and not isinstance(default, bool) and math.isfinite(default)
+        ),
         "bool": lambda: isinstance(default, bool),
         "choice": lambda: default in read["choices"],
     }[kind]()
@@ -178,6 +189,7 @@ def _check_default(read: Mapping[str, Any], default: Any, name: str, subject: st
         hints = {
             "tensor": f"`{name}: {read['type']} | None = None`" if read.get("type") else "",
             "tensors": "remove the default",
+            "float": "a finite number; a schema cannot say inf or nan",
             "choice": f"one of {' '.join(map(repr, read.get('choices', ())))}",
         }
         raise AnnotationError(
@@ -185,6 +197,19 @@ def _check_default(read: Mapping[str, Any], default: Any, name: str, subject: st
             f"`{name}`: the default does not fit the annotation",
             rows=[("default", repr(default))],
             hint=hints.get(kind, f"a default of type {kind}"),
+        )
+
+
+def _check_choices(choices: tuple[str, ...], name: str, subject: str) -> None:
+    # The enumerator of a choice is the choice with every other character replaced by "_".
+    plain = all(re.fullmatch(r"[A-Za-z0-9_.+ -]+", choice) for choice in choices)
+    distinct = len({re.sub(r"\W", "_", choice) for choice in choices}) == len(set(choices)) == len(choices)
+    if not plain or not distinct:
+        raise AnnotationError(
+            subject,
+            f"`{name}`: its choices have no distinct names in C++",
+            rows=[("got", ", ".join(map(repr, choices)))],
+            hint="letters, digits and _ are enough for a choice",
         )
 
 

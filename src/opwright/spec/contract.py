@@ -81,7 +81,7 @@ class Parameter:
     @property
     def is_differentiable(self) -> bool:
         """Whether a gradient can flow to it."""
-        return self.type is not None and self.type.family.is_floating
+        return self.type is not None and self.type.family.has_floats
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,14 @@ class Contract:
     Attributes:
         subject: the operator's short name, used in messages.
         data_dependent: axes of outputs whose size only the reference knows.
+        result_type: the NamedTuple that the Python function returns its outputs in.
     """
 
     subject: str
     parameters: tuple[Parameter, ...]
     outputs: tuple[Output, ...]
     data_dependent: tuple[str, ...] = ()
+    result_type: type | None = None
 
     @property
     def tensors(self) -> tuple[Parameter, ...]:
@@ -188,6 +190,13 @@ class _Binder:
             self._bind_sizes(label, parameter, tensor)
         for label, parameter, tensor in tensors:
             self._check_computed(label, parameter, tensor)
+        if not tensors:
+            raise NotATensorError(
+                self.contract.subject,
+                "a call needs at least one tensor",
+                rows=[(name, describe(value)) for name, value in self.arguments.items()],
+                hint="its device and dtype decide where and how the operator computes",
+            )
         return self.found
 
     def _tensors(self) -> Iterator[tuple[str, Parameter, torch.Tensor]]:
@@ -295,9 +304,7 @@ class _Binder:
             elif isinstance(axis, Named):
                 bound = self.found.sizes.setdefault(axis.name, got[0])
                 source = self.found.source.setdefault(axis.name, label)
-                self._require(
-                    got[0], bound, label, tensor, span, f"{axis.name} = {bound}", source, axis.name
-                )
+                self._require(got[0], bound, label, tensor, span, f"{axis.name} = {bound}", source, axis.name)
             elif isinstance(axis, Variadic) and axis.name:
                 bound_shape = self.found.shapes.setdefault(axis.name, got)
                 source = self.found.source.setdefault(f"*{axis.name}", label)

@@ -49,6 +49,7 @@ class Declaration:
             autocast's dtype), "float32", or None (nothing).
         module, file, line: where it was declared.
         forward: for a backward, the name of the operator that it belongs to.
+        generation: how often the schema of this name has changed in this process.
     """
 
     qualified_name: str
@@ -61,6 +62,7 @@ class Declaration:
     file: str
     line: int
     forward: str | None = None
+    generation: int = 0
 
     @property
     def namespace(self) -> str:
@@ -106,7 +108,8 @@ def declare(
         )
     parameters, returns = read_parameters(reference, subject, local_names or {})
     outputs = read_outputs(returns, subject)
-    contract = Contract(subject, parameters, outputs, tuple(data_dependent))
+    result_type = returns if isinstance(returns, type) and hasattr(returns, "_fields") else None
+    contract = Contract(subject, parameters, outputs, tuple(data_dependent), result_type)
     _check_contract(contract)
     code = reference.__code__
     file = code.co_filename
@@ -148,16 +151,20 @@ def declare_backward(
             hint=f"`def {reference.__name__}({expected}, {inputs}):`",
         )
     parameters = tuple(known[name] for name in names)
-    annotated = inspect.signature(reference).return_annotation is not inspect.Signature.empty
-    if annotated:
-        _, returns = read_parameters_of_backward(reference, subject, local_names)
-        outputs = read_outputs(returns, subject)
-    else:
-        outputs = ()
+    lists = [p.name for p in forward.contract.parameters if p.kind == "tensors" and p.is_differentiable]
+    if lists:
+        raise BackwardError(
+            subject,
+            f"`{lists[0]}` is a list, and a backward returns one tensor for each input",
+            hint=f"leave the backward out: the gradient follows from the reference of `{forward.name}`",
+        )
+    signature = inspect.signature(reference, eval_str=True, locals=dict(local_names))
+    annotated = signature.return_annotation is not inspect.Signature.empty
+    outputs = read_outputs(signature.return_annotation, subject) if annotated else ()
     derived = tuple(
         Output(f"grad_{p.name}", p.type, p.name if p.optional else None)
         for p in forward.contract.parameters
-        if p.is_differentiable and p.kind == "tensor" and not p.mutated
+        if p.is_differentiable and not p.mutated
     )
     if annotated and len(outputs) != len(derived):
         raise BackwardError(
@@ -178,14 +185,6 @@ def declare_backward(
     )
 
 
-def read_parameters_of_backward(
-    reference: Callable[..., Any], subject: str, local_names: Mapping[str, Any]
-) -> tuple[None, Any]:
-    """Returns the evaluated return annotation of a backward."""
-    signature = inspect.signature(reference, eval_str=True, locals=dict(local_names))
-    return None, signature.return_annotation
-
-
 def _gradient_names(contract: Contract) -> list[str]:
     return [f"grad_{output.name}" for output in contract.outputs]
 
@@ -204,8 +203,13 @@ def _backward_parameters(contract: Contract) -> dict[str, Parameter]:
     return known
 
 
+# What the tables of the glue hold: dimensions of a View, bits in a mask of sizes.
+_MOST_AXES, _MOST_SIZES, _MOST_ARGUMENTS = 16, 64, 64
+
+
 def _check_contract(contract: Contract) -> None:
     subject = contract.subject
+    _check_limits(contract)
     named, variadics, families = _bound_names(contract)
     for output in contract.outputs:
         for axis in output.type.axes:
@@ -251,6 +255,32 @@ def _check_contract(contract: Contract) -> None:
         )
 
 
+def _check_limits(contract: Contract) -> None:
+    subject = contract.subject
+    types = {p.name: p.type for p in contract.tensors} | {o.name: o.type for o in contract.outputs}
+    for name, type_ in types.items():
+        if type_.rank > _MOST_AXES:
+            raise AxisError(
+                subject,
+                f"`{name}` has more than {_MOST_AXES} axes",
+                rows=[("got", str(type_.rank))],
+                hint="collect those that vary together in one `*name`",
+            )
+    sizes = {
+        n
+        for t in types.values()
+        for a in t.axes
+        for n in getattr(a, "names", None) or [getattr(a, "name", None)]
+    }
+    if len(contract.parameters) + len(contract.outputs) > _MOST_ARGUMENTS or len(sizes) > _MOST_SIZES:
+        raise AnnotationError(
+            subject,
+            "it has more arguments or named axes than an operator can have",
+            rows=[("arguments", f"at most {_MOST_ARGUMENTS}"), ("axes", f"at most {_MOST_SIZES}")],
+            hint="pass tensors of one kind as a list",
+        )
+
+
 def _bound_names(contract: Contract) -> tuple[dict[str, None], dict[str, None], set[str]]:
     named: dict[str, None] = {p.name: None for p in contract.parameters if p.kind == "int"}
     variadics: dict[str, None] = {}
@@ -287,15 +317,15 @@ def _probe(axis: Computed, value: int) -> dict[str, int]:
     return dict.fromkeys(axis.names, value)
 
 
-def _find_sources(
-    subject: str, file: str, kernels: Mapping[str, str | Path | None]
-) -> dict[str, Source]:
+def _find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | None]) -> dict[str, Source]:
     folder = Path(file).parent
     found: dict[str, Source] = {}
     for backend, given in kernels.items():
         if isinstance(given, str) and "\n" in given:
             line = _line_of(given, file)
-            found[backend] = Source(backend, None, given, file if line else f"<{backend} of {subject}>", line or 1)
+            found[backend] = Source(
+                backend, None, given, file if line else f"<{backend} of {subject}>", line or 1
+            )
             continue
         path = folder / (given or KERNEL_FILES[backend])
         if path.is_file():
@@ -319,4 +349,12 @@ def _line_of(text: str, file: str) -> int | None:
         return None
 
 
-__all__ = ["AUTOCAST_POLICIES", "KERNEL_FILES", "Declaration", "Source", "TensorType", "declare", "declare_backward"]
+__all__ = [
+    "AUTOCAST_POLICIES",
+    "KERNEL_FILES",
+    "Declaration",
+    "Source",
+    "TensorType",
+    "declare",
+    "declare_backward",
+]

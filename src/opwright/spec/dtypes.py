@@ -61,8 +61,13 @@ class Family:
 
     @property
     def is_floating(self) -> bool:
-        """Whether gradients flow through its tensors."""
+        """Whether all of its tensors are floating-point."""
         return all(dtype.is_floating_point for dtype in self.dtypes)
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether gradients may flow through its tensors."""
+        return any(dtype.is_floating_point for dtype in self.dtypes)
 
     def __str__(self) -> str:
         return self.name
@@ -93,4 +98,8 @@ def describe(value: object) -> str:
         return f"{type(value).__name__} of {len(value)}"
     if value is None:
         return "None"
-    return f"{type(value).__name__} {value!r}" if isinstance(value, (int, float, str, bool)) else type(value).__name__
+    return (
+        f"{type(value).__name__} {value!r}"
+        if isinstance(value, (int, float, str, bool))
+        else type(value).__name__
+    )

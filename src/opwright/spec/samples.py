@@ -52,7 +52,9 @@ def case_from_sample(contract: Contract, sample: Any, label: str) -> Case:
     args, kwargs = split_sample(sample)
     names = [p.name for p in contract.parameters]
     given = dict(zip(names, args, strict=False)) | kwargs
-    values = tuple(given.get(p.name, None if p.default is MISSING else p.default) for p in contract.parameters)
+    values = tuple(
+        given.get(p.name, None if p.default is MISSING else p.default) for p in contract.parameters
+    )
     options = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if not p.is_tensor}
     return Case(label, values, options)
 
@@ -73,7 +75,10 @@ class Sweep:
         self.seed = seed
         self.names = _axis_names(contract)
         self.variadics = [
-            axis.name for p in contract.tensors for axis in p.type.axes if isinstance(axis, Variadic) and axis.name
+            axis.name
+            for p in contract.tensors
+            for axis in p.type.axes
+            if isinstance(axis, Variadic) and axis.name
         ]
 
     # --- shapes ----------------------------------------------------------------------------------------
@@ -86,7 +91,9 @@ class Sweep:
 
     def _int_sizes(self) -> dict[str, int]:
         return {
-            p.name: 2 if p.default is MISSING else p.default for p in self.contract.parameters if p.kind == "int"
+            p.name: 2 if p.default is MISSING else p.default
+            for p in self.contract.parameters
+            if p.kind == "int"
         }
 
     def cases(self, dtype: torch.dtype | None) -> Iterator[Case]:
@@ -106,7 +113,9 @@ class Sweep:
             yield self.make(label, dtype, sizes, shape, first)
         for parameter in self.contract.tensors:
             if parameter.optional:
-                yield self.make(f"without {parameter.name}", dtype, base, batch, first, absent={parameter.name})
+                yield self.make(
+                    f"without {parameter.name}", dtype, base, batch, first, absent={parameter.name}
+                )
         for layout in LAYOUTS:
             yield self.make(layout, dtype, base, batch, first, layout=layout)
         large = self.base_sizes(_LARGE)
@@ -172,7 +181,9 @@ class Sweep:
             else:
                 count = 3 if parameter.kind == "tensors" else 1
                 made = [
-                    self._tensor(parameter, dtype, sizes, batch, layout, scale, special and is_first, generator)
+                    self._tensor(
+                        parameter, dtype, sizes, batch, layout, scale, special and is_first, generator
+                    )
                     for _ in range(count)
                 ]
                 values.append(made if parameter.kind == "tensors" else made[0])
@@ -231,7 +242,9 @@ def shape_of(type_: TensorType, sizes: Mapping[str, int], batch: tuple[int, ...]
     return tuple(shape)
 
 
-def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str) -> torch.Tensor:
+def lay_out(
+    fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str
+) -> torch.Tensor:
     """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS."""
     if layout == "offset":
         count = math.prod(shape)
@@ -252,7 +265,11 @@ def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, .
 
 def _with_special_values(noise: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     info = torch.finfo(dtype)
-    ladder = [s * m for m in (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 13, 15, 20, 25, 40, 80, 87, 89, 104, 700, 750) for s in (1, -1)]
+    ladder = [
+        s * m
+        for m in (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 13, 15, 20, 25, 40, 80, 87, 89, 104, 700, 750)
+        for s in (1, -1)
+    ]
     special = [
         0.0, -0.0, math.inf, -math.inf, math.nan, info.tiny, -info.tiny, info.tiny / 2, -info.tiny / 2,
         info.smallest_normal * info.eps, info.max, -info.max, info.eps, -info.eps, 1.0, -1.0, *ladder,

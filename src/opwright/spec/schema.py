@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from opwright.spec.contract import MISSING, Contract, Parameter
 
 
-def kernel_twin(name: str) -> str:
+def kernel_twin(name: str, generation: int = 0) -> str:
     """Returns the name of the operator that reaches the kernels without passing autograd."""
-    return f"_{name}_kernel"
+    return f"_{name}_kernel{generation or ''}"
 
 
-def reference_twin(name: str) -> str:
-    """Returns the name of the operator that always runs the reference."""
-    return f"_{name}_reference"
+def reference_twin(name: str, generation: int = 0) -> str:
+    """Returns the name of the operator that always runs the reference; its choices are numbers."""
+    return f"_{name}_reference{generation or ''}"
 
 
 def schema_of(contract: Contract, name: str) -> str:
     """Returns `name(Tensor input, Tensor bias, *, str approximate="tanh") -> Tensor`."""
     return f"{name}({', '.join(_arguments(contract))}) -> {_returns(contract)}"
+
+
+def coded_schema_of(contract: Contract, name: str) -> str:
+    """Returns the schema with the index of a choice in place of its name, and no defaults.
+
+    Strings that C code hands to the dispatcher leak or not, depending on the version of torch.
+    """
+    coded = [
+        replace(p, kind="int" if p.kind == "choice" else p.kind, default=MISSING, keyword_only=False)
+        for p in contract.parameters
+    ]
+    return schema_of(replace(contract, parameters=tuple(coded)), name)
 
 
 def out_schema_of(contract: Contract, name: str) -> str:

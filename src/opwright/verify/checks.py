@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,7 +102,12 @@ def numerics(subject: Subject) -> Iterator[Finding]:
 
 
 def _judge(
-    subject: Subject, case: Case, values: list[Any], outputs: list[Any], expected: list[Any], mutated: list[int]
+    subject: Subject,
+    case: Case,
+    values: list[Any],
+    outputs: list[Any],
+    expected: list[Any],
+    mutated: list[int],
 ) -> Finding:
     finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
     if len(outputs) != len(expected):
@@ -183,7 +187,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
                 buffer = torch.full((like.numel() + 2 * _GUARD,), _poison(like.dtype), dtype=like.dtype)
                 buffers.append(buffer)
                 outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
-            operator.call_out(_clone(case.values), outs[0] if len(outs) == 1 else tuple(outs))
+            operator.call_with_out(_clone(case.values), outs[0] if len(outs) == 1 else tuple(outs))
             for out, buffer in zip(outs, buffers, strict=True):
                 edges = torch.cat([buffer[:_GUARD], buffer[_GUARD + out.numel() :]])
                 if not _same(edges, torch.full_like(edges, _poison(edges.dtype))):
@@ -191,7 +195,9 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
                     return
             wanted = subject.call(_clone(case.values))
             same = all(_same(a, b) for a, b in zip(wanted, outs, strict=True))
-            yield Finding(str(case), "" if same else "the out variant gives other values, or leaves some unwritten")
+            yield Finding(
+                str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
+            )
 
 
 def _poison(dtype: torch.dtype) -> Any:
@@ -206,16 +212,28 @@ def independence(subject: Subject) -> Iterator[Finding]:
     contract = operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
-    batched = [bool(p.type and p.type.axes and isinstance(p.type.axes[0], Variadic)) for p in contract.parameters]
+    batched = [
+        bool(p.type and p.type.axes and isinstance(p.type.axes[0], Variadic)) for p in contract.parameters
+    ]
     if not any(batched) or joined_axes(contract, batched) is None:
         raise Skipped("no variadic axis leads all outputs")
     with torch.no_grad():
         for _, case in subject.cases():
-            leading = [v.shape[0] for v, b in zip(case.values, batched, strict=True) if b and v is not None and v.ndim]
-            ranks = [v.ndim >= p.type.rank for p, v, b in zip(contract.parameters, case.values, batched, strict=True) if b and v is not None]
+            leading = [
+                v.shape[0]
+                for v, b in zip(case.values, batched, strict=True)
+                if b and v is not None and v.ndim
+            ]
+            ranks = [
+                v.ndim >= p.type.rank
+                for p, v, b in zip(contract.parameters, case.values, batched, strict=True)
+                if b and v is not None
+            ]
             if not leading or not all(ranks) or min(leading) != max(leading) or min(leading) < 2:
                 continue
-            part = tuple(v[1:] if b and v is not None else v for v, b in zip(case.values, batched, strict=True))
+            part = tuple(
+                v[1:] if b and v is not None else v for v, b in zip(case.values, batched, strict=True)
+            )
             whole = [o[1:] for o in subject.call(_clone(case.values))]
             alone = subject.call(part)
             expected = expect(subject.reference, part)
@@ -225,7 +243,9 @@ def independence(subject: Subject) -> Iterator[Finding]:
                     message = message or ("" if _same(w, a) else "differs")
                 else:
                     message = message or compare(w, e).message
-            yield Finding(str(case), message and f"entries 1.. of the whole differ from the call on them: {message}")
+            yield Finding(
+                str(case), message and f"entries 1.. of the whole differ from the call on them: {message}"
+            )
 
 
 # --- gradients ---------------------------------------------------------------------------------------------
@@ -269,9 +289,7 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
 
 def _as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Tensor], Callable[..., Any]]:
     """Returns the floating-point tensors of a case, and the call as a function of them alone."""
-    inputs = [
-        t.detach().clone().requires_grad_() for t in _tensors(case.values) if t.is_floating_point()
-    ]
+    inputs = [t.detach().clone().requires_grad_() for t in _tensors(case.values) if t.is_floating_point()]
 
     def call(*tensors: torch.Tensor) -> Any:
         pending = list(tensors)
@@ -291,20 +309,34 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
     """Gradients in every dtype against those of the reference in float64."""
     _differentiable(subject)
     for _, case in subject.cases():
-        if case.label not in ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "large"):
+        if case.label not in (
+            "base",
+            "one element",
+            "empty batch",
+            "transposed",
+            "sliced",
+            "expanded",
+            "large",
+        ):
             continue
 
         def pull(function: Callable[[Any], list[Any]], values: Any) -> list[Any]:
             values = [
-                v.detach().requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point()
-                else [i.detach().requires_grad_() for i in v] if isinstance(v, (list, tuple)) else v
+                v.detach().requires_grad_()
+                if isinstance(v, torch.Tensor) and v.is_floating_point()
+                else [i.detach().requires_grad_() for i in v]
+                if isinstance(v, (list, tuple))
+                else v
                 for v in values
             ]
             with torch.enable_grad():
                 outputs = [o for o in function(values) if o is not None and o.is_floating_point()]
                 inputs = [t for t in _tensors(values) if t.requires_grad]
                 # Cotangents that differ from element to element, the same in every dtype.
-                seeds = [torch.cos(torch.arange(o.numel(), dtype=torch.float64)).view(o.shape).to(o.dtype) for o in outputs]
+                seeds = [
+                    torch.cos(torch.arange(o.numel(), dtype=torch.float64)).view(o.shape).to(o.dtype)
+                    for o in outputs
+                ]
                 found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
             return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
 
@@ -334,10 +366,14 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
         if not operator.contract.mutated:
             for tensor in _tensors(values):
                 tensor.requires_grad_(tensor.is_floating_point())
-        named = {p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only}
+        named = {
+            p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only
+        }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.library.opcheck(operator.public, tuple(values[:positional]), named, raise_exception=False)
+            found = torch.library.opcheck(
+                operator.public, tuple(values[:positional]), named, raise_exception=False
+            )
         bad = [f"{name}: {_first_line(result)}" for name, result in found.items() if result != "SUCCESS"]
         yield Finding(str(case), "; ".join(bad))
 
@@ -430,7 +466,9 @@ def exported(subject: Subject) -> Iterator[Finding]:
             names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
             name = subject.name.replace("::", ".") + ".default"
             expected, got = subject.call(_clone(case.values)), program.module()(*_clone(inputs))
-        message = "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
+        message = (
+            "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
+        )
         if not all(_same(a, b) for a, b in zip(_tensors(expected), _tensors(got), strict=True)):
             message = "the exported program gives other values"
         yield Finding(f"{case}, {len(fixed)} constants", message)
@@ -450,7 +488,12 @@ def vmapped(subject: Subject) -> Iterator[Finding]:
 
 
 def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
-    stacked = {i: torch.stack([case.values[i], case.values[i].flip(0) if case.values[i].ndim else case.values[i]], -1) for i in chosen}
+    stacked = {
+        i: torch.stack(
+            [case.values[i], case.values[i].flip(0) if case.values[i].ndim else case.values[i]], -1
+        )
+        for i in chosen
+    }
 
     def call(*batched: torch.Tensor) -> Any:
         values = list(case.values)
@@ -480,7 +523,11 @@ def autocast(subject: Subject) -> Iterator[Finding]:
     if family is None or torch.bfloat16 not in family.dtypes or torch.float32 not in family.dtypes:
         raise Skipped("bfloat16 and float32 are not both among its dtypes")
     for case in subject.small_cases(torch.float32)[:1]:
-        floats = [i for i, p in enumerate(contract.parameters) if p.is_differentiable and isinstance(case.values[i], torch.Tensor)]
+        floats = [
+            i
+            for i, p in enumerate(contract.parameters)
+            if p.is_differentiable and isinstance(case.values[i], torch.Tensor)
+        ]
         values = list(_clone(case.values))
         values[floats[0]] = values[floats[0]].bfloat16()
         target = {"lower": torch.bfloat16, "float32": torch.float32}.get(policy)
@@ -519,7 +566,11 @@ def refusals(subject: Subject) -> Iterator[Finding]:
                 subject.call(values)
                 message = "accepted"
             except ContractError as error:
-                message = "" if f"`{parameter.name}`" in str(error) else f"the error does not name it: {_first_line(error)}"
+                message = (
+                    ""
+                    if f"`{parameter.name}`" in str(error)
+                    else f"the error does not name it: {_first_line(error)}"
+                )
             except Exception as error:
                 message = f"raised {type(error).__name__}: {_first_line(error)}"
             yield Finding(f"`{parameter.name}` is {what}", message)
@@ -535,7 +586,9 @@ def survives_copy(subject: Subject) -> Iterator[Finding]:
             self.function = subject.operator.function
 
     module = copy.deepcopy(Module())
-    yield Finding("deepcopy of a module", "" if module.function is subject.operator.function else "it was copied")
+    yield Finding(
+        "deepcopy of a module", "" if module.function is subject.operator.function else "it was copied"
+    )
 
 
 def _need_operator(subject: Subject) -> Any:
@@ -565,4 +618,3 @@ CHECKS: dict[str, Check] = {
     "compile": compiled,
     "export": exported,
 }
-

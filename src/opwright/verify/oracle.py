@@ -154,8 +154,15 @@ def _spread(
 ) -> list[torch.Tensor]:
     # Half a unit in the last place; two in float64, where less would be rounded away.
     least = 2 * torch.finfo(torch.float64).eps
-    units = [max(torch.finfo(e.dtype).eps / 2, least) for e in eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
-    spreads = [torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(()) for e in exact]
+    units = [
+        max(torch.finfo(e.dtype).eps / 2, least)
+        for e in eager
+        if isinstance(e, torch.Tensor) and e.is_floating_point()
+    ]
+    spreads = [
+        torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(())
+        for e in exact
+    ]
     if not units:
         return spreads
     for run in range(_STOCHASTIC_RUNS):
@@ -208,7 +215,11 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     same = torch.where(
         torch.isnan(exact),
         torch.isnan(value),
-        torch.where(overflow | near_limit, (value.abs() >= limit * 0.99) & (value.sign() == exact.sign()), value == rounded),
+        torch.where(
+            overflow | near_limit,
+            (value.abs() >= limit * 0.99) & (value.sign() == exact.sign()),
+            value == rounded,
+        ),
     )
     ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))
     ratio = torch.where(near_limit & same, torch.zeros_like(ratio), ratio)

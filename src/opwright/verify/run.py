@@ -62,7 +62,10 @@ def verify(
             if wanted is not None and name not in wanted:
                 continue
             if is_unsafe:
-                result, found = Check(prefix + name, "skipped", reason="the kernel writes outside of its output"), []
+                result, found = (
+                    Check(prefix + name, "skipped", reason="the kernel writes outside of its output"),
+                    [],
+                )
             else:
                 result, found, is_unsafe = _run_one(prefix + name, check, subject, only)
             record_checks.append(result)
@@ -84,7 +87,11 @@ def _run_one(name: str, check: Callable, subject: Subject, only: str) -> tuple[C
     start = time.perf_counter()
     findings: list[Finding] = []
     try:
-        if subject.operator is not None and subject.operator.declaration.random and name not in _RANDOM_CHECKS:
+        if (
+            subject.operator is not None
+            and subject.operator.declaration.random
+            and name not in _RANDOM_CHECKS
+        ):
             raise Skipped("it draws random numbers")
         for finding in check(subject):
             if only in finding.case or finding.is_fatal:

@@ -56,7 +56,11 @@ class Subject:
     def small_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns the small inputs of one dtype, for the checks that are slow."""
         found = [case for d, case in self.cases() if d in (dtype, None)]
-        return [case for case in found if case.label in ("base", "no batch axes") or case.label.startswith("sample")][:6]
+        return [
+            case
+            for case in found
+            if case.label in ("base", "no batch axes") or case.label.startswith("sample")
+        ][:6]
 
 
 def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) -> Subject:
@@ -97,7 +101,9 @@ def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) 
         args, kwargs = split_sample(tuple(values))
         return as_list(function(*args, **kwargs))
 
-    return Subject(name, lambda values: apply(target, values), lambda values: apply(reference, values), None, samples)
+    return Subject(
+        name, lambda values: apply(target, values), lambda values: apply(reference, values), None, samples
+    )
 
 
 def _plain_cases(samples: Any) -> list[Case]:

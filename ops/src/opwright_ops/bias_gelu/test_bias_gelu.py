@@ -14,7 +14,28 @@ from opwright_ops.bias_gelu import bias_gelu
 mpmath.mp.dps = 60
 VARIANTS = ["tanh", "none", "quick"]
 # The negative tail (F.gelu in float32 is -0.0 at -6), both sides of every branch, the positive side.
-POINTS = [-13.0, -11.0, -9.0, -6.0, -5.5, -5.0, -4.0, -3.0, -2.0, -1.0, -0.75, -0.1, -1e-6, 1e-6, 0.1, 0.5, 1.0, 3.0, 6.0, 20.0]
+POINTS = [
+    -13.0,
+    -11.0,
+    -9.0,
+    -6.0,
+    -5.5,
+    -5.0,
+    -4.0,
+    -3.0,
+    -2.0,
+    -1.0,
+    -0.75,
+    -0.1,
+    -1e-6,
+    1e-6,
+    0.1,
+    0.5,
+    1.0,
+    3.0,
+    6.0,
+    20.0,
+]
 
 
 def exact(x: float, approximate: str) -> mpmath.mpf:
@@ -72,7 +93,9 @@ def test_special_values(approximate: str, dtype: torch.dtype) -> None:
 def test_negative_zero(approximate: str) -> None:
     minus = torch.tensor([-0.0])
     assert math.copysign(1, bias_gelu(minus, minus, approximate=approximate).item()) == -1.0
-    assert math.copysign(1, bias_gelu(minus, torch.zeros(1), approximate=approximate).item()) == 1.0  # -0 + 0 is +0
+    assert (
+        math.copysign(1, bias_gelu(minus, torch.zeros(1), approximate=approximate).item()) == 1.0
+    )  # -0 + 0 is +0
 
 
 def test_the_sum_is_not_rounded_to_16_bits() -> None:
@@ -95,7 +118,9 @@ def test_bias_gradient_accumulates_in_float32(dtype: torch.dtype, rows: int) -> 
     g = torch.randn(rows, 37).to(dtype)
     _, got = torch.autograd.grad(bias_gelu(x, b), (x, b), g)
     xd, bd = x.detach().double().requires_grad_(), b.detach().double().requires_grad_()
-    _, wanted = torch.autograd.grad(torch.nn.functional.gelu(xd + bd, approximate="tanh"), (xd, bd), g.double())
+    _, wanted = torch.autograd.grad(
+        torch.nn.functional.gelu(xd + bd, approximate="tanh"), (xd, bd), g.double()
+    )
     # One rounding of the result to the dtype, and sums in float32 over the rows.
     scale = g.double().abs().sum(0)
     allowed = wanted.abs() * torch.finfo(dtype).eps + scale * torch.finfo(torch.float32).eps * math.sqrt(rows)
@@ -104,7 +129,11 @@ def test_bias_gradient_accumulates_in_float32(dtype: torch.dtype, rows: int) -> 
 
 def test_deterministic_for_any_number_of_threads() -> None:
     torch.manual_seed(0)
-    x, b, g = torch.randn(777, 1031, requires_grad=True), torch.randn(1031, requires_grad=True), torch.randn(777, 1031)
+    x, b, g = (
+        torch.randn(777, 1031, requires_grad=True),
+        torch.randn(1031, requires_grad=True),
+        torch.randn(777, 1031),
+    )
     threads = torch.get_num_threads()
     found = []
     try:

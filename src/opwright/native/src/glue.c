@@ -180,6 +180,12 @@ static int bind_tensor(Call *call, const char *name, const TensorType *type, con
   return 0;
 }
 
+// True when everything that the axis computes from is bound, but for what it may solve for.
+static int is_computable(const Call *call, const Axis *axis) {
+  const u64 missing = axis->needs & ~call->bound;
+  return !missing || (axis->solves >= 0 && missing == 1ULL << axis->solves);
+}
+
 static int check_computed(Call *call, const char *name, const TensorType *type, const Tensor *t) {
   for (i32 a = 0, d = 0; a < type->rank; ++a) {
     const Axis *axis = &type->axes[a];
@@ -189,6 +195,9 @@ static int check_computed(Call *call, const char *name, const TensorType *type, 
     }
     if (axis->kind == kComputed) {
       const i64 size = t->sizes[d];
+      if (!is_computable(call, axis)) {
+        FAIL(call, "%s: axis %d of `%s`, %s, is not bound", call->op->name, d, name, axis->text);
+      }
       if (axis->solves >= 0 && !(call->bound >> axis->solves & 1)) {
         const i64 value = axis->solve(call->variables, size);
         if (value < 0) {
@@ -234,7 +243,7 @@ static int check(Call *call) {
 // ---- allocate -----------------------------------------------------------------------------------------------
 
 static int empty_tensor(Call *call, i64 ndim, const i64 *sizes, i32 dtype, Handle *made) {
-  i64 strides[64];
+  i64 strides[kMaxDims];
   i64 step = 1;
   for (i64 d = ndim - 1; d >= 0; --d) {
     strides[d] = step;
@@ -245,9 +254,16 @@ static int empty_tensor(Call *call, i64 ndim, const i64 *sizes, i32 dtype, Handl
   return 0;
 }
 
-static int output_shape(Call *call, const Output *output, i64 *sizes, i32 *ndim) {
+static int is_absent(const Call *call, i32 output) {
+  const i32 of = call->op->outputs[output].gradient_of;
+  return of >= 0 && !call->values[of].count;
+}
+
+// `sizes` has room for kMaxDims + kMaxRank.
+static int output_shape(Call *call, i32 index, i64 *sizes, i32 *ndim) {
+  const Output *output = &call->op->outputs[index];
   *ndim = 0;
-  if (output->gradient_of >= 0 && !call->values[output->gradient_of].count) {
+  if (is_absent(call, index)) {
     sizes[(*ndim)++] = 0;
     return 0;
   }
@@ -255,7 +271,7 @@ static int output_shape(Call *call, const Output *output, i64 *sizes, i32 *ndim)
     const Axis *axis = &output->type.axes[a];
     if (axis->kind == kVariadic) {
       const Shape *shape = &call->shapes[axis->variable];
-      if (shape->length < 0 || *ndim + shape->length > 64) {
+      if (shape->length < 0 || *ndim + shape->length > kMaxDims) {
         FAIL(call, "%s: the axes %s are not bound", call->op->name, axis->text);
       }
       for (i32 k = 0; k < shape->length; ++k) sizes[(*ndim)++] = shape->sizes[k];
@@ -274,6 +290,7 @@ static int output_shape(Call *call, const Output *output, i64 *sizes, i32 *ndim)
     if (size < 0) FAIL(call, "%s: the axis %s would have size %lld", call->op->name, axis->text, size);
     sizes[(*ndim)++] = size;
   }
+  if (*ndim > kMaxDims) FAIL(call, "%s: `%s` would have %d axes", call->op->name, output->name, *ndim);
   return 0;
 }
 
@@ -288,9 +305,9 @@ static int allocate(Call *call) {
   for (i32 i = 0; i < op->num_outputs; ++i) {
     const Output *output = &op->outputs[i];
     Tensor *t = &call->outputs[i];
-    i64 sizes[64 + kMaxRank];
+    i64 sizes[kMaxDims + kMaxRank];
     i32 ndim, dtype;
-    if (output_shape(call, output, sizes, &ndim) || output_dtype(call, output, &dtype)) return 1;
+    if (output_shape(call, i, sizes, &ndim) || output_dtype(call, output, &dtype)) return 1;
     if (!call->gives_out) {
       Handle made;
       if (empty_tensor(call, ndim, sizes, dtype, &made)) return 1;
@@ -370,6 +387,11 @@ static int overlaps(Call *call, const Tensor *out, const char *data) {
 static int make_view(Call *call, const TensorType *type, Tensor *t, int writes, int is_output) {
   const i32 dtype = type->kernel_dtype >= 0 ? type->kernel_dtype : t->dtype;
   void *data;
+  for (i64 d = 0; writes && d < t->ndim; ++d) {
+    if (t->sizes[d] > 1 && t->strides[d] == 0) {
+      FAIL(call, "%s: it cannot write into an expanded tensor, whose elements share memory", call->op->name);
+    }
+  }
   int direct = dtype == t->dtype && collapse(type, t->ndim, t->sizes, t->strides, t->view);
   if (direct) {
     SHIM(call, writes ? torch_get_mutable_data_ptr(t->handle, &data)
@@ -422,8 +444,7 @@ static int make_views(Call *call, void **arguments) {
   }
   for (i32 i = 0; i < op->num_outputs; ++i) {
     Tensor *t = &call->outputs[i];
-    const i32 is_absent = op->outputs[i].gradient_of >= 0 && !call->values[op->outputs[i].gradient_of].count;
-    if (is_absent) {
+    if (is_absent(call, i)) {
       arguments[op->num_arguments + i] = (void *)absent;
       continue;
     }
@@ -435,22 +456,22 @@ static int make_views(Call *call, void **arguments) {
 
 // ---- launch and finish --------------------------------------------------------------------------------------
 
-static int zero_instead(Call *call, int *empty) {
+// What to do about empty outputs: all are empty, so there is nothing to compute; or some are, which
+// kernels are not asked to handle, so the reference computes the others.
+enum Emptiness { kNoneEmpty, kAllEmpty, kSomeEmpty };
+
+static enum Emptiness emptiness(const Call *call) {
   const Operator *op = call->op;
-  *empty = 0;
+  i32 empty = 0, full = 0;
   for (i32 i = 0; i < op->num_outputs; ++i) {
-    const i32 is_absent = op->outputs[i].gradient_of >= 0 && !call->values[op->outputs[i].gradient_of].count;
-    *empty |= !is_absent && numel(&call->outputs[i]) == 0;
+    if (!is_absent(call, i)) *(numel(&call->outputs[i]) ? &full : &empty) += 1;
   }
-  for (i32 i = 0; !op->num_outputs && i < op->num_arguments; ++i) {
+  for (i32 i = 0; i < op->num_arguments; ++i) {
     for (i64 k = 0; op->arguments[i].mutated && k < call->values[i].count; ++k) {
-      *empty |= numel(&call->values[i].tensors[k]) == 0;
+      *(numel(&call->values[i].tensors[k]) ? &full : &empty) += 1;
     }
   }
-  for (i32 i = 0; *empty && i < op->num_outputs; ++i) {
-    if (numel(&call->outputs[i])) SHIM(call, aoti_torch_zero_(call->outputs[i].handle));
-  }
-  return 0;
+  return !empty ? kNoneEmpty : full ? kSomeEmpty : kAllEmpty;
 }
 
 static int copy_back(Call *call) {
@@ -469,10 +490,7 @@ static int copy_back(Call *call) {
 }
 
 static int compute(Call *call, const Kernel *kernel) {
-  void *arguments[128];
-  int empty;
-  if (allocate(call) || zero_instead(call, &empty)) return 1;
-  if (empty) return 0;
+  void *arguments[2 * kMaxArguments];
   if (make_views(call, arguments)) return 1;
   const char *failure = kernel->launch(call->dtype, arguments);
   if (failure) FAIL(call, "%s: %s", call->op->name, failure);
@@ -512,27 +530,50 @@ static void release(Call *call, int failed) {
   for (i32 i = 0; !failed && i < op->num_outputs; ++i) call->stack[i] = (u64)call->outputs[i].handle;
 }
 
-// A dtype that the kernel was not instantiated for: the reference computes.
-static int call_reference(Call *call, int *raised) {
+// Lets the reference compute: for a dtype that the kernel was not instantiated for, and beside empty
+// outputs. Arguments are handed on with references of their own.
+static int call_reference(Call *call) {
   const Operator *op = call->op;
-  u64 stack[128];
-  for (i32 i = 0; i < op->num_arguments; ++i) stack[i] = call->stack[i];
+  u64 stack[2 * kMaxArguments];
   for (i32 i = 0; i < op->num_arguments; ++i) {
-    if (op->arguments[i].kind == kTensorList) free(call->values[i].tensors);
+    const Argument *argument = &op->arguments[i];
+    const Value *value = &call->values[i];
+    stack[i] = call->stack[i];
+    if (argument->kind == kChoice) stack[i] = (u64)value->number;
+    if (argument->kind == kTensor && value->count) {
+      Handle shared;
+      SHIM(call, aoti_torch_new_tensor_handle(value->tensors[0].handle, &shared));
+      stack[i] = (u64)shared;
+      if (argument->optional) {
+        u64 *cell = operator_new(sizeof *cell);
+        *cell = (u64)shared;
+        stack[i] = (u64)cell;
+      }
+    }
+    if (argument->kind == kTensorList) {
+      Handle list;
+      SHIM(call, torch_new_list_reserve_size((u64)value->count, &list));
+      for (i64 k = 0; k < value->count; ++k) {
+        Handle shared;
+        SHIM(call, aoti_torch_new_tensor_handle(value->tensors[k].handle, &shared));
+        SHIM(call, torch_list_push_back(list, (u64)shared));
+      }
+      stack[i] = (u64)list;
+    }
   }
   if (torch_call_dispatcher(op->reference, "", stack, TARGET_VERSION)) {
-    *raised = 1;  // the stack was consumed
     FAIL(call, "%s: the reference failed", op->name);
   }
   for (i32 i = 0; i < op->num_outputs; ++i) {
+    Tensor *t = &call->outputs[i];
     if (!call->gives_out) {
-      call->stack[i] = stack[i];
+      if (t->handle) aoti_torch_delete_tensor_object(t->handle);
+      t->handle = (Handle)stack[i];
       continue;
     }
-    const u64 out = call->stack[op->num_arguments + i];
-    const i32 failed = aoti_torch_copy_((Handle)out, (Handle)stack[i], 0);
+    t->handle = (Handle)call->stack[op->num_arguments + i];
+    const i32 failed = aoti_torch_copy_(t->handle, (Handle)stack[i], 0);
     aoti_torch_delete_tensor_object((Handle)stack[i]);
-    call->stack[i] = out;
     if (failed) FAIL(call, "%s: out has not the shape of the result", op->name);
   }
   return 0;
@@ -557,12 +598,13 @@ void opwright_run(const Operator *op, const Kernel *kernel, u64 *stack, i32 give
   int failed = read(&call, tensors) || check(&call);
   const int has_kernel = kernel->launch && (op->scalar_family < 0 || (call.dtype >= 0 && *kernel->dtypes >> call.dtype & 1));
   if (!failed && !has_kernel) {
-    int raised = 0;
-    failed = call_reference(&call, &raised);
-  } else {
-    failed = failed || compute(&call, kernel);
-    release(&call, failed);
+    failed = call_reference(&call);
+  } else if (!failed && !(failed = allocate(&call))) {
+    const enum Emptiness empty = emptiness(&call);
+    if (empty == kNoneEmpty) failed = compute(&call, kernel);
+    if (empty == kSomeEmpty) failed = call_reference(&call);
   }
+  release(&call, failed);
   if (failed) aoti_torch_check(0, op->name, "opwright", 0, message);
 }
 

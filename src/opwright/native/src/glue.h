@@ -30,13 +30,15 @@ extern i32 aoti_torch_get_device_type(Handle, i32 *);
 extern i32 aoti_torch_get_device_index(Handle, i32 *);
 extern i32 aoti_torch_empty_strided(i64 ndim, const i64 *sizes, const i64 *strides, i32 dtype,
                                     i32 device_type, i32 device_index, Handle *);
+extern i32 aoti_torch_new_tensor_handle(Handle, Handle *);  // another reference to the same tensor
 extern i32 aoti_torch_copy_(Handle self, Handle source, i32 non_blocking);
-extern i32 aoti_torch_zero_(Handle);
 extern i32 aoti_torch_delete_tensor_object(Handle);
 extern i32 torch_get_const_data_ptr(Handle, const void **);
 extern i32 torch_get_mutable_data_ptr(Handle, void **);
 extern i32 torch_list_size(Handle list, u64 *);
 extern i32 torch_list_get_item(Handle list, u64 index, u64 *);
+extern i32 torch_new_list_reserve_size(u64, Handle *);
+extern i32 torch_list_push_back(Handle list, u64);
 extern i32 torch_delete_list(Handle list);
 extern i32 torch_string_length(Handle string, u64 *);
 extern i32 torch_string_c_str(Handle string, const char **);
@@ -61,11 +63,12 @@ extern void free(void *);
 extern int strncmp(const char *, const char *, u64);
 extern u64 strlen(const char *);
 // `operator delete`: libtorch hands an optional over in a cell that it made with `new`.
+extern void *operator_new(u64) __asm__("_Znwm");
 extern void operator_delete(void *) __asm__("_ZdlPv");
 
 // ---- tables -------------------------------------------------------------------------------------------
 
-enum { kMaxRank = 16, kMaxChoices = 32, kMessage = 512 };
+enum { kMaxRank = 16, kMaxDims = 64, kMaxArguments = 64, kMessage = 512 };
 
 // One axis of a tensor. `variable` indexes the sizes that a call binds; `value` computes from them.
 enum AxisKind { kNamed, kFixed, kComputed, kVariadic, kAnonymous };
@@ -95,7 +98,7 @@ typedef struct {
   TensorType type;
   i32 optional, mutated;
   i32 variable;  // kInt: the size variable of its name, else -1
-  const char *choices[kMaxChoices + 1];
+  const char *const *choices;  // kChoice: their names, then null
 } Argument;
 
 typedef struct {

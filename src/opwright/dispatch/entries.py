@@ -1,0 +1,105 @@
+"""The dispatcher's entries of an operator. They outlive the declaration: a new one takes them over.
+
+PyTorch has no safe way to take an operator's schema back: functions, graphs and compiled code may hold
+a handle to it. So the entries of a schema are made once, and their kernels ask for the declaration that
+is current. Only a declaration with another schema replaces the public entry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opwright.dispatch.autocast import DEVICES
+from opwright.spec.declaration import Declaration
+from opwright.spec.schema import coded_schema_of, kernel_twin, out_schema_of, reference_twin, schema_of
+
+if TYPE_CHECKING:
+    from opwright.dispatch.operator import Operator
+
+
+def signature_of(declaration: Declaration) -> tuple:
+    """Returns what two declarations must have in common to share entries."""
+    contract = declaration.contract
+    return (
+        schema_of(contract, declaration.name),
+        declaration.random,
+        declaration.autocast is not None,
+        tuple(p.name for p in contract.mutated),
+    )
+
+
+class Entries:
+    """What is registered for one schema of one name.
+
+    Attributes:
+        current: the operator whose declaration the kernels follow.
+        generation: how many schemas this name had before.
+    """
+
+    def __init__(self, declaration: Declaration, generation: int) -> None:
+        self.signature = signature_of(declaration)
+        self.generation = generation
+        self.current: Operator | None = None
+        self._namespace = declaration.namespace
+        self._name = declaration.name
+        self._define(declaration)
+        found = getattr(torch.ops, self._namespace)
+        packet = getattr(found, self._name)
+        self.public = packet.default
+        self.public_out = packet.out if declaration.contract.outputs else None
+        self.kernel = getattr(found, kernel_twin(self._name, generation)).default._op
+
+    def _define(self, declaration: Declaration) -> None:
+        contract, name = declaration.contract, self._name
+        tags = [torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout]
+        if declaration.random:
+            tags.append(torch.Tag.nondeterministic_seeded)
+        self._library = public = torch.library.Library(self._namespace, "FRAGMENT")
+        self._twins = twins = torch.library.Library(self._namespace, "FRAGMENT")
+        kernel, reference = kernel_twin(name, self.generation), reference_twin(name, self.generation)
+        twins.define(schema_of(contract, kernel), tags=tags)
+        twins.define(coded_schema_of(contract, reference), tags=tags)
+        for twin in (kernel, reference):
+            twins.impl(twin, torch.library.fallthrough_kernel, "Autograd")
+            twins.impl(twin, torch.library.fallthrough_kernel, "ADInplaceOrView")
+        twins.impl(kernel, lambda *a, **k: self.current.run_fallback(*a, **k), "CompositeExplicitAutograd")
+        twins.impl(reference, lambda *a: self.current.run_coded_reference(*a), "CompositeExplicitAutograd")
+
+        public.define(schema_of(contract, name), tags=tags)
+        public.impl(name, lambda *a, **k: self.current.run_fallback(*a, **k), "CompositeExplicitAutograd")
+        torch.library.register_fake(
+            declaration.qualified_name, lambda *a, **k: self.current.run_fake(*a, **k), lib=public
+        )
+        public.impl(name, lambda *a, **k: self.current.run_autograd(*a, **k), "Autograd", with_keyset=True)
+        public.impl(name, lambda *a, **k: self.current.run_vmap(*a, **k), "FuncTorchBatched")
+        if declaration.autocast is not None:
+            for device, key in DEVICES.items():
+                public.impl(name, self._autocast(device), key)
+        if contract.mutated:
+            public.impl(
+                name, lambda *a, **k: self.current.run_bumping(*a, **k), "ADInplaceOrView", with_keyset=True
+            )
+        if contract.outputs:
+            out = f"{name}.out"
+            public.define(out_schema_of(contract, name), tags=[torch.Tag.pt2_compliant_tag])
+            public.impl(
+                out, lambda *a, **k: self.current.run_fallback_out(*a, **k), "CompositeExplicitAutograd"
+            )
+            public.impl(
+                out,
+                lambda *a, **k: self.current.run_bumping_out(*a, **k),
+                "ADInplaceOrView",
+                with_keyset=True,
+            )
+
+    def _autocast(self, device: str) -> Any:
+        return lambda *args, **kwargs: self.current.run_autocast[device](*args, **kwargs)
+
+    def retire(self) -> None:
+        """Makes room for another schema. The twins stay, for functions that still hold them."""
+        self._library._destroy()
+        namespace = getattr(torch.ops, self._namespace)
+        if hasattr(namespace, self._name):
+            delattr(namespace, self._name)

@@ -67,7 +67,7 @@ def make(mutation: str):
     )
 
 
-def _reference(x: Float[Tensor, "*batch n"], scale: Float[Tensor, n]) -> Float[Tensor, "*batch n"]:
+def _reference(x: Float[Tensor, "*batch n"], scale: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
     v = x * scale
     return torch.where(v == -math.inf, torch.zeros_like(v), 0.5 * v * torch.erfc(-v / math.sqrt(2)))
 

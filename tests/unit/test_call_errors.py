@@ -19,8 +19,8 @@ calls: list[int] = []
 def attend(
     query: Float[Tensor, "*batch t 2*h"],
     table: Float[Tensor, "v h"],
-    index: Int[Tensor, t],
-    bias: Float[Tensor, h] | None = None,
+    index: Int[Tensor, "t"],
+    bias: Float[Tensor, "h"] | None = None,
     *,
     mode: Literal["mean", "sum"] = "mean",
     scale: float = 1.0,

@@ -36,43 +36,43 @@ def message(error: pytest.ExceptionInfo) -> str:
     return text
 
 
-def no_annotation(x) -> Float[Tensor, n]:
+def no_annotation(x) -> Float[Tensor, "n"]:
     return x * 2
 
 
-def bare_tensor(x: Tensor) -> Float[Tensor, n]:
+def bare_tensor(x: Tensor) -> Float[Tensor, "n"]:
     return x * 2
 
 
-def unknown_type(x: Float[Tensor, n], y: str) -> Float[Tensor, n]:
+def unknown_type(x: Float[Tensor, "n"], y: str) -> Float[Tensor, "n"]:
     return x * 2
 
 
-def complex_numbers(x: Complex[Tensor, n]) -> Complex[Tensor, n]:
+def complex_numbers(x: Complex[Tensor, "n"]) -> Complex[Tensor, "n"]:
     return x * 2
 
 
-def no_result(x: Float[Tensor, n]):
+def no_result(x: Float[Tensor, "n"]):
     return x * 2
 
 
-def star_args(*x: Float[Tensor, n]) -> Float[Tensor, n]:
+def star_args(*x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x[0] * 2
 
 
-def optional_number(x: Float[Tensor, n], k: int | None = None) -> Float[Tensor, n]:
+def optional_number(x: Float[Tensor, "n"], k: int | None = None) -> Float[Tensor, "n"]:
     return x * 2
 
 
-def literal_numbers(x: Float[Tensor, n], k: Literal[1, 2] = 1) -> Float[Tensor, n]:
+def literal_numbers(x: Float[Tensor, "n"], k: Literal[1, 2] = 1) -> Float[Tensor, "n"]:
     return x * 2
 
 
-def bad_default(x: Float[Tensor, n], mode: Literal["a", "b"] = "c") -> Float[Tensor, n]:
+def bad_default(x: Float[Tensor, "n"], mode: Literal["a", "b"] = "c") -> Float[Tensor, "n"]:
     return x * 2
 
 
-def broadcasting(x: Float[Tensor, "#n"]) -> Float[Tensor, n]:
+def broadcasting(x: Float[Tensor, "#n"]) -> Float[Tensor, "n"]:
     return x * 2
 
 
@@ -80,64 +80,64 @@ def two_variadics(x: Float[Tensor, "*a *b"]) -> Float[Tensor, "*a *b"]:
     return x * 2
 
 
-def unreadable_axis(x: Float[Tensor, n]) -> Float[Tensor, "n+"]:
+def unreadable_axis(x: Float[Tensor, "n"]) -> Float[Tensor, "n+"]:
     return x * 2
 
 
-def function_axis(x: Float[Tensor, n]) -> Float[Tensor, f(n)]:
+def function_axis(x: Float[Tensor, "n"]) -> Float[Tensor, "f(n)"]:
     return x * 2
 
 
-def unbound_output(x: Float[Tensor, n]) -> Float[Tensor, m]:
+def unbound_output(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
     return x * 2
 
 
-def anonymous_output(x: Float[Tensor, ...]) -> Float[Tensor, ...]:
+def anonymous_output(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return x * 2
 
 
-def unbound_family(x: Int[Tensor, n]) -> Float[Tensor, n]:
+def unbound_family(x: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x.float()
 
 
-def two_unknowns(x: Float[Tensor, a+b]) -> Float[Tensor, a]:
+def two_unknowns(x: Float[Tensor, "a+b"]) -> Float[Tensor, "a"]:
     return x[:1]
 
 
-def nothing_done(x: Float[Tensor, n]) -> None:
+def nothing_done(x: Float[Tensor, "n"]) -> None:
     return None
 
 
-def no_tensor(k: int) -> Float32[Tensor, k]:
+def no_tensor(k: int) -> Float32[Tensor, "k"]:
     return torch.zeros(k)
 
 
-def random_numbers(x: Float[Tensor, n]) -> Float[Tensor, n]:
+def random_numbers(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x + torch.rand_like(x)
 
 
-def dropout(x: Float[Tensor, n]) -> Float[Tensor, n]:
+def dropout(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return torch.nn.functional.dropout(x, 0.5)
 
 
-def depends_on_data(x: Float[Tensor, n]) -> Float[Tensor, n]:
+def depends_on_data(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x[x > 0]
 
 
-def wrong_shape(x: Float[Tensor, "m n"]) -> Float[Tensor, n]:
+def wrong_shape(x: Float[Tensor, "m n"]) -> Float[Tensor, "n"]:
     return x.sum(1)
 
 
-def wrong_dtype(x: Float[Tensor, n]) -> Float[Tensor, n]:
+def wrong_dtype(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x > 0
 
 
-def wrong_count(x: Float[Tensor, n]) -> tuple[Float[Tensor, n], Float[Tensor, n]]:
+def wrong_count(x: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
     return x * 2
 
 
-def returns_nothing(x: Float[Tensor, n]) -> Float[Tensor, n]: ...
-def writes_argument(x: Float[Tensor, n]) -> Float[Tensor, n]:
+def returns_nothing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
+def writes_argument(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x.mul_(2).clone()
 
 
@@ -189,7 +189,7 @@ def test_names(snapshot: SnapshotAssertion) -> None:
         operator("aten::mul")(lambda_reference)
 
 
-def lambda_reference(x: Float[Tensor, n]) -> Float[Tensor, n]:
+def lambda_reference(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
 
 
@@ -211,13 +211,13 @@ def test_accepted_when_declared() -> None:
     torch.manual_seed(0)
     assert torch.equal(first, torch.rand(100)) or torch.equal(first, noisy(x)) or first.std() > 0.2
 
-    def positive(x: Float[Tensor, n]) -> Float[Tensor, k]:
+    def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
         return x[x > 0]
 
     chosen = declared(positive, data_dependent=["k"])
     assert chosen(torch.tensor([1.0, -1.0, 2.0])).tolist() == [1.0, 2.0]
 
-    def add_one(x: Mutates[Float[Tensor, n]]) -> None:
+    def add_one(x: Mutates[Float[Tensor, "n"]]) -> None:
         x.add_(1)
 
     y = torch.zeros(3)
@@ -257,7 +257,7 @@ def test_backward_signatures(snapshot: SnapshotAssertion) -> None:
             op.backward(wrong)
         assert message(caught) == snapshot
 
-    def too_many(grad_output, x) -> tuple[Float[Tensor, n], Float[Tensor, n]]:
+    def too_many(grad_output, x) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         return grad_output, grad_output
 
     with pytest.raises(errors.BackwardError, match="one gradient for each"):
@@ -274,7 +274,7 @@ def test_public_names() -> None:
 
 
 def test_families() -> None:
-    def pick(x: Shaped[Tensor, n]) -> Shaped[Tensor, n]:
+    def pick(x: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
         return x.clone()
 
     op = declared(pick)

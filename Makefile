@@ -1,6 +1,8 @@
 # `make demo` and `make test` need Python, make and a C++ compiler; everything else is installed into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two workers with two threads each: waiting threads must sleep, not spin, on a machine with two cores.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: demo test test-full lint bench clean
@@ -12,10 +14,10 @@ demo: .venv/installed
 	$(BIN)/opwright report reports --out reports/bias_gelu.html
 
 test: .venv/tests
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-full: .venv/tests
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 lint: .venv/tests
 	$(BIN)/ruff check .

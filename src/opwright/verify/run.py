@@ -10,7 +10,8 @@ from opwright.dispatch import kernels
 from opwright.dispatch.operator import operator_of
 from opwright.errors import CheckError
 from opwright.records import Check, Failure, VerifyRecord
-from opwright.verify.checks import CHECKS, Finding, Skipped
+from opwright.verify.checks import CHECKS
+from opwright.verify.finding import Finding, Skipped
 from opwright.verify.machine import machine_card
 from opwright.verify.subject import Subject, subject_of
 

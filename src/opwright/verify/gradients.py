@@ -1,0 +1,114 @@
+"""Checks of gradients: against finite differences in float64, against the oracle in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from opwright.spec.samples import Case
+from opwright.verify.finding import Finding, Skipped, clone_of, first_line, need_operator, tensors_of
+from opwright.verify.oracle import compare, expect, pattern_of
+from opwright.verify.subject import Subject
+
+
+def need_gradient(subject: Subject) -> None:
+    contract = need_operator(subject).contract
+    if contract.mutated:
+        raise Skipped("it mutates its arguments")
+    if subject.operator.declaration.random:
+        raise Skipped("it draws random numbers")
+    if not any(p.is_differentiable for p in contract.parameters) or not any(
+        o.type.family.is_floating for o in contract.outputs
+    ):
+        raise Skipped("nothing floating-point to differentiate")
+    family = contract.scalar_family
+    if family is None or torch.float64 not in family.dtypes:
+        raise Skipped("float64 is not among its dtypes")
+
+
+def gradients(subject: Subject) -> Iterator[Finding]:
+    """First derivatives in float64 against finite differences."""
+    yield from _gradcheck(subject, torch.autograd.gradcheck)
+
+
+def second_gradients(subject: Subject) -> Iterator[Finding]:
+    """Second derivatives in float64 against finite differences."""
+    yield from _gradcheck(subject, torch.autograd.gradgradcheck)
+
+
+def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding]:
+    need_gradient(subject)
+    for case in subject.small_cases(torch.float64):
+        inputs, call = as_function_of_tensors(subject, case)
+        try:
+            check(call, inputs, raise_exception=True, check_batched_grad=False)
+            yield Finding(str(case))
+        except Exception as error:
+            yield Finding(str(case), first_line(error, 3))
+
+
+def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Tensor], Callable[..., Any]]:
+    """Returns the floating-point tensors of a case, and the call as a function of them alone."""
+    inputs = [t.detach().clone().requires_grad_() for t in tensors_of(case.values) if t.is_floating_point()]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        pending = list(tensors)
+
+        def fill(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return pending.pop(0) if value.is_floating_point() else value
+            return [fill(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+        outputs = subject.call([fill(v) for v in case.values])
+        return tuple(o for o in outputs if isinstance(o, torch.Tensor) and o.is_floating_point())
+
+    return inputs, call
+
+
+def gradient_numerics(subject: Subject) -> Iterator[Finding]:
+    """Gradients in every dtype against those of the reference in float64."""
+    need_gradient(subject)
+    for _, case in subject.cases():
+        if case.label not in (
+            "base",
+            "one element",
+            "empty batch",
+            "transposed",
+            "sliced",
+            "expanded",
+            "large",
+        ):
+            continue
+
+        def pull(function: Callable[[Any], list[Any]], values: Any) -> list[Any]:
+            values = [
+                v.detach().requires_grad_()
+                if isinstance(v, torch.Tensor) and v.is_floating_point()
+                else [i.detach().requires_grad_() for i in v]
+                if isinstance(v, (list, tuple))
+                else v
+                for v in values
+            ]
+            with torch.enable_grad():
+                outputs = [o for o in function(values) if o is not None and o.is_floating_point()]
+                inputs = [t for t in tensors_of(values) if t.requires_grad]
+                # Cotangents that differ from element to element, the same in every dtype.
+                seeds = [
+                    torch.cos(torch.arange(o.numel(), dtype=torch.float64)).view(o.shape).to(o.dtype)
+                    for o in outputs
+                ]
+                found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
+            return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
+
+        expected = expect(lambda values: pull(subject.reference, values), case.values)
+        got = pull(subject.call, clone_of(case.values))
+        finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
+        for g, e in zip(got, expected, strict=True):
+            difference = compare(g, e)
+            finding.worst_ulp = max(finding.worst_ulp, difference.worst_ulp)
+            finding.worst_ratio = max(finding.worst_ratio, difference.worst_ratio)
+            if difference.message and not finding.message:
+                finding.message, finding.pattern = difference.message, pattern_of(difference.wrong)
+        yield finding

@@ -1,0 +1,260 @@
+"""Checks of what PyTorch expects of an operator: compile, export, vmap, autocast, refusals, copies."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from opwright.errors import ContractError
+from opwright.spec.samples import Case, Sweep
+from opwright.verify.finding import (
+    Finding,
+    Skipped,
+    clone_of,
+    first_line,
+    is_same,
+    need_operator,
+    tensors_of,
+)
+from opwright.verify.gradients import as_function_of_tensors, need_gradient
+from opwright.verify.subject import Subject
+
+
+def opcheck(subject: Subject) -> Iterator[Finding]:
+    """torch.library.opcheck: schema, autograd registration, fake kernel, AOT dispatch."""
+    operator = need_operator(subject)
+    if operator.contract.data_dependent:
+        raise Skipped("sizes depend on data")
+    for case in subject.small_cases(torch.float32)[:3]:
+        positional = sum(not p.keyword_only for p in operator.contract.parameters)
+        values = list(clone_of(case.values))
+        if not operator.contract.mutated:
+            for tensor in tensors_of(values):
+                tensor.requires_grad_(tensor.is_floating_point())
+        named = {
+            p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = torch.library.opcheck(
+                operator.public, tuple(values[:positional]), named, raise_exception=False
+            )
+        bad = [f"{name}: {first_line(result)}" for name, result in found.items() if result != "SUCCESS"]
+        yield Finding(str(case), "; ".join(bad))
+
+
+def compiled(subject: Subject) -> Iterator[Finding]:
+    """torch.compile(fullgraph, dynamic) gives the same values and gradients, without recompiling."""
+    operator = need_operator(subject)
+    contract = operator.contract
+    if contract.mutated:
+        raise Skipped("it mutates its arguments: see opcheck")
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def count(module: Any, inputs: Any) -> Any:
+        graphs.append(1)
+        return module
+
+    sweep = Sweep(contract)
+    family = contract.scalar_family
+    dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
+    options = sweep.option_sets()[0]
+    if subject._samples is not None or operator._samples is not None:
+        cases = subject.small_cases(torch.float32)[:2]
+        may_recompile = True
+    else:
+        first, second = sweep.base_sizes(), sweep.base_sizes((29, 31, 37, 41))
+        cases = [
+            sweep.make("base", dtype, first, (2, 3), options),
+            sweep.make("other sizes", dtype, second, (4, 5), options),
+        ]
+        may_recompile = False
+
+    def call(values: list[Any]) -> list[Any]:
+        return subject.call(values)
+
+    with torch.no_grad():
+        compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend=count)
+        for case in cases:
+            expected = subject.call(clone_of(case.values))
+            got = compiled_call(list(clone_of(case.values)))
+            same = all(is_same(a, b) for a, b in zip(tensors_of(expected), tensors_of(got), strict=True))
+            yield Finding(str(case), "" if same else "the compiled call gives other values")
+    if not may_recompile:
+        extra = f"{len(graphs)} graphs for 2 sizes" if len(graphs) > 1 else ""
+        yield Finding("two sizes, dynamic shapes", extra and f"it recompiles for another size: {extra}")
+    yield from _compiled_gradients(subject, cases[0])
+
+
+def _compiled_gradients(subject: Subject, case: Case) -> Iterator[Finding]:
+    try:
+        need_gradient(subject)
+    except Skipped:
+        return
+    inputs, call = as_function_of_tensors(subject, case)
+
+    def total(function: Callable[..., Any]) -> torch.Tensor:
+        return sum((o * torch.cos(o.detach())).sum() for o in function(*inputs))
+
+    expected = torch.autograd.grad(total(call), inputs, allow_unused=True)
+    torch._dynamo.reset()
+    compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    got = torch.autograd.grad(total(compiled_call), inputs, allow_unused=True)
+    message = ""
+    for a, b in zip(expected, got, strict=True):
+        if (a is None) != (b is None):
+            message = "the compiled call loses a gradient"
+        elif a is not None and not torch.allclose(a, b, rtol=1e3 * torch.finfo(a.dtype).eps, equal_nan=True):
+            message = "the compiled call gives other gradients"
+    yield Finding(f"{case}, gradients", message)
+
+
+def exported(subject: Subject) -> Iterator[Finding]:
+    """torch.export keeps the operator in the graph, and the exported program gives the same values."""
+    operator = need_operator(subject)
+    if operator.contract.data_dependent:
+        raise Skipped("sizes depend on data")
+    if operator.contract.mutated:
+        raise Skipped("it mutates its arguments: see opcheck")
+    for case in subject.small_cases(torch.float32)[:1]:
+        fixed = [v for v in case.values if not tensors_of([v])]
+
+        class Module(torch.nn.Module):
+            def forward(self, *tensors: Any, case: Case = case) -> Any:
+                pending = list(tensors)
+                return tuple(subject.call([pending.pop(0) if tensors_of([v]) else v for v in case.values]))
+
+        inputs = tuple(v for v in case.values if tensors_of([v]))
+        with torch.no_grad():
+            program = torch.export.export(Module(), clone_of(inputs))
+            names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+            name = subject.name.replace("::", ".") + ".default"
+            expected, got = subject.call(clone_of(case.values)), program.module()(*clone_of(inputs))
+        message = (
+            "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
+        )
+        if not all(is_same(a, b) for a, b in zip(tensors_of(expected), tensors_of(got), strict=True)):
+            message = "the exported program gives other values"
+        yield Finding(f"{case}, {len(fixed)} constants", message)
+
+
+def vmapped(subject: Subject) -> Iterator[Finding]:
+    """torch.vmap over each tensor alone and over all of them, against a loop."""
+    operator = need_operator(subject)
+    if operator.contract.mutated or operator.declaration.random or operator.contract.data_dependent:
+        raise Skipped("it mutates, draws random numbers, or has sizes that depend on data")
+    for case in subject.small_cases(torch.float64)[:2]:
+        positions = [i for i, v in enumerate(case.values) if isinstance(v, torch.Tensor)]
+        if not positions:
+            continue
+        for chosen in [positions, *([p] for p in positions if len(positions) > 1)]:
+            yield _vmap_one(subject, case, chosen)
+
+
+def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
+    stacked = {
+        i: torch.stack(
+            [case.values[i], case.values[i].flip(0) if case.values[i].ndim else case.values[i]], -1
+        )
+        for i in chosen
+    }
+
+    def call(*batched: torch.Tensor) -> Any:
+        values = list(case.values)
+        for i, tensor in zip(chosen, batched, strict=True):
+            values[i] = tensor
+        return tuple(subject.call(values))
+
+    with torch.no_grad():
+        got = torch.vmap(call, in_dims=-1)(*stacked.values())
+        rows = [call(*(t.select(-1, k) for t in stacked.values())) for k in range(2)]
+    wanted = [torch.stack(column) for column in zip(*rows, strict=True)]
+    # The reference may take part (and sum in another order): float64 leaves room for that.
+    same = all(
+        torch.allclose(a.double(), b.double(), rtol=1e-9, atol=1e-12, equal_nan=True)
+        for a, b in zip(got, wanted, strict=True)
+    )
+    return Finding(f"{case} over arguments {chosen}", "" if same else "vmap differs from a loop")
+
+
+def autocast(subject: Subject) -> Iterator[Finding]:
+    """Mixed precisions under autocast follow the operator's policy."""
+    operator = need_operator(subject)
+    contract, policy = operator.contract, operator.declaration.autocast
+    if policy is None:
+        raise Skipped("the operator has no autocast policy")
+    family = contract.scalar_family
+    if family is None or torch.bfloat16 not in family.dtypes or torch.float32 not in family.dtypes:
+        raise Skipped("bfloat16 and float32 are not both among its dtypes")
+    for case in subject.small_cases(torch.float32)[:1]:
+        floats = [
+            i
+            for i, p in enumerate(contract.parameters)
+            if p.is_differentiable and isinstance(case.values[i], torch.Tensor)
+        ]
+        values = list(clone_of(case.values))
+        values[floats[0]] = values[floats[0]].bfloat16()
+        target = {"lower": torch.bfloat16, "float32": torch.float32}.get(policy)
+        if target is None:
+            target = torch.bfloat16 if len(floats) == 1 else torch.float32
+        converted = list(values)
+        for i in floats:
+            if contract.parameters[i].type.family == family and not contract.parameters[i].mutated:
+                converted[i] = values[i].to(target)
+        with torch.no_grad():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                got = subject.call(values)
+            expected = subject.call(converted)
+        same = all(is_same(a, b) for a, b in zip(tensors_of(expected), tensors_of(got), strict=True))
+        yield Finding(f"{case}, first tensor bf16", "" if same else f'not what policy "{policy}" gives')
+
+
+def refusals(subject: Subject) -> Iterator[Finding]:
+    """Wrong calls raise the error of the contract that names the argument, through both entries."""
+    operator = need_operator(subject)
+    contract = operator.contract
+    case = subject.small_cases(torch.float32)[0] if subject.small_cases(torch.float32) else None
+    if case is None:
+        raise Skipped("no small case")
+    for i, parameter in enumerate(contract.parameters):
+        if parameter.kind != "tensor" or case.values[i] is None:
+            continue
+        tensor = case.values[i]
+        wrong: dict[str, Any] = {"a number": 3, "complex": tensor.to(torch.complex64)}
+        if parameter.type.variadic_at is None:
+            wrong["one axis more"] = tensor.unsqueeze(0)
+        for what, value in wrong.items():
+            values = list(clone_of(case.values))
+            values[i] = value
+            try:
+                subject.call(values)
+                message = "accepted"
+            except ContractError as error:
+                message = (
+                    ""
+                    if f"`{parameter.name}`" in str(error)
+                    else f"the error does not name it: {first_line(error)}"
+                )
+            except Exception as error:
+                message = f"raised {type(error).__name__}: {first_line(error)}"
+            yield Finding(f"`{parameter.name}` is {what}", message)
+
+
+def survives_copy(subject: Subject) -> Iterator[Finding]:
+    """Modules that use the operator can be copied."""
+    need_operator(subject)
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.function = subject.operator.function
+
+    module = copy.deepcopy(Module())
+    yield Finding(
+        "deepcopy of a module", "" if module.function is subject.operator.function else "it was copied"
+    )

@@ -1,0 +1,190 @@
+"""Checks of values: numerics, repeatability, memory, the promise of variadic axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from opwright.dispatch.vmap import joined_axes
+from opwright.spec.axes import Variadic
+from opwright.spec.samples import Case
+from opwright.verify.finding import Finding, Skipped, bits_of, clone_of, is_same, need_operator, tensors_of
+from opwright.verify.oracle import compare, expect, pattern_of
+from opwright.verify.subject import Subject
+
+
+def _mutated(subject: Subject) -> list[int]:
+    return [i for i, p in enumerate(subject.contract.parameters) if p.mutated] if subject.contract else []
+
+
+# --- numerics --------------------------------------------------------------------------------------------
+
+
+def numerics(subject: Subject) -> Iterator[Finding]:
+    """Every output of every case against the float64 oracle; inputs unchanged; nothing aliased."""
+    mutated = _mutated(subject)
+
+    def reference(values: Any) -> list[Any]:
+        values = list(values)
+        outputs = subject.reference(values)
+        return [*outputs, *(values[i] for i in mutated)]
+
+    with torch.no_grad():
+        for _, case in subject.cases():
+            values = list(clone_of(tuple(case.values)))
+            expected = expect(reference, case.values)
+            try:
+                outputs = subject.call(values)
+            except Exception as error:
+                yield Finding(str(case), f"raised {type(error).__name__}: {first_line(error)}")
+                continue
+            yield _judge(subject, case, values, [*outputs, *(values[i] for i in mutated)], expected, mutated)
+
+
+def _judge(
+    subject: Subject,
+    case: Case,
+    values: list[Any],
+    outputs: list[Any],
+    expected: list[Any],
+    mutated: list[int],
+) -> Finding:
+    finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
+    if len(outputs) != len(expected):
+        finding.message = f"returned {len(outputs)} outputs, expected {len(expected)}"
+        return finding
+    names = [o.name for o in subject.contract.outputs] if subject.contract else []
+    for i, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        name = names[i] if i < len(names) else f"output{i}"
+        if wanted is None:
+            continue
+        shape = wanted.shape if isinstance(wanted, torch.Tensor) else wanted.exact.shape
+        dtype = wanted.dtype
+        if not isinstance(output, torch.Tensor) or output.shape != shape or output.dtype != dtype:
+            got = f"{output.dtype} {list(output.shape)}" if isinstance(output, torch.Tensor) else str(output)
+            finding.message = f"`{name}`: got {got}, expected {dtype} {list(shape)}"
+            return finding
+        difference = compare(output, wanted)
+        finding.worst_ulp = max(finding.worst_ulp, difference.worst_ulp)
+        finding.worst_ratio = max(finding.worst_ratio, difference.worst_ratio)
+        if difference.message and not finding.message:
+            finding.message, finding.pattern = f"`{name}`: {difference.message}", pattern_of(difference.wrong)
+    if not finding.message:
+        finding.message = _side_effects(case, values, outputs[: len(outputs) - len(mutated)], mutated)
+    return finding
+
+
+def _side_effects(case: Case, values: list[Any], outputs: list[Any], mutated: list[int]) -> str:
+    for i, (before, after) in enumerate(zip(case.values, values, strict=True)):
+        if i not in mutated:
+            for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
+                if not torch.equal(_storage_bytes(a), _storage_bytes(b)):
+                    return f"argument {i} was changed by the call"
+    inputs = {t.untyped_storage().data_ptr() for t in tensors_of(values) if t.untyped_storage().nbytes()}
+    for i, output in enumerate(tensors_of(outputs)):
+        if output.untyped_storage().nbytes() and output.untyped_storage().data_ptr() in inputs:
+            return f"output {i} shares memory with an argument"
+    return ""
+
+
+def _storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+# --- repeatability and memory ----------------------------------------------------------------------------
+
+
+def determinism(subject: Subject) -> Iterator[Finding]:
+    """The same input twice, with another one in between, gives the same bits."""
+    cases = [case for _, case in subject.cases()]
+    with torch.no_grad():
+        for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True):
+            first = tensors_of(subject.call(clone_of(case.values)))
+            first = [bits_of(t).clone() for t in first]
+            subject.call(clone_of(other.values))
+            second = [bits_of(t) for t in tensors_of(subject.call(clone_of(case.values)))]
+            same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+            yield Finding(str(case), "" if same else "the second call gave other bits than the first")
+
+
+_GUARD = 64  # elements on either side of an output
+
+
+def outputs_written(subject: Subject) -> Iterator[Finding]:
+    """`out=` tensors filled with garbage, between guard bands: all written, nothing around them.
+
+    This check comes first, because a kernel that writes elsewhere would bring the process down in any other.
+    """
+    operator = need_operator(subject)
+    if not operator.contract.outputs:
+        raise Skipped("no outputs: it only mutates")
+    with torch.no_grad():
+        for _, case in subject.cases():
+            buffers, outs = [], []
+            for like in subject.reference(clone_of(case.values)):
+                like = torch.empty(0) if like is None else like
+                buffer = torch.full((like.numel() + 2 * _GUARD,), _poison(like.dtype), dtype=like.dtype)
+                buffers.append(buffer)
+                outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
+            operator.call_with_out(clone_of(case.values), outs[0] if len(outs) == 1 else tuple(outs))
+            for out, buffer in zip(outs, buffers, strict=True):
+                edges = torch.cat([buffer[:_GUARD], buffer[_GUARD + out.numel() :]])
+                if not is_same(edges, torch.full_like(edges, _poison(edges.dtype))):
+                    yield Finding(str(case), "the kernel writes outside of its output", is_fatal=True)
+                    return
+            wanted = subject.call(clone_of(case.values))
+            same = all(is_same(a, b) for a, b in zip(wanted, outs, strict=True))
+            yield Finding(
+                str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
+            )
+
+
+def _poison(dtype: torch.dtype) -> Any:
+    if dtype.is_floating_point:
+        return -1234.5
+    return True if dtype == torch.bool else 77
+
+
+def independence(subject: Subject) -> Iterator[Finding]:
+    """The promise of a variadic axis: an entry's result does not depend on the other entries."""
+    operator = need_operator(subject)
+    contract = operator.contract
+    if contract.mutated:
+        raise Skipped("it mutates its arguments")
+    batched = [
+        bool(p.type and p.type.axes and isinstance(p.type.axes[0], Variadic)) for p in contract.parameters
+    ]
+    if not any(batched) or joined_axes(contract, batched) is None:
+        raise Skipped("no variadic axis leads all outputs")
+    with torch.no_grad():
+        for _, case in subject.cases():
+            leading = [
+                v.shape[0]
+                for v, b in zip(case.values, batched, strict=True)
+                if b and v is not None and v.ndim
+            ]
+            ranks = [
+                v.ndim >= p.type.rank
+                for p, v, b in zip(contract.parameters, case.values, batched, strict=True)
+                if b and v is not None
+            ]
+            if not leading or not all(ranks) or min(leading) != max(leading) or min(leading) < 2:
+                continue
+            part = tuple(
+                v[1:] if b and v is not None else v for v, b in zip(case.values, batched, strict=True)
+            )
+            whole = [o[1:] for o in subject.call(clone_of(case.values))]
+            alone = subject.call(part)
+            expected = expect(subject.reference, part)
+            message = ""
+            for w, a, e in zip(whole, alone, expected, strict=True):
+                if isinstance(e, torch.Tensor) or e is None:
+                    message = message or ("" if is_same(w, a) else "differs")
+                else:
+                    message = message or compare(w, e).message
+            yield Finding(
+                str(case), message and f"entries 1.. of the whole differ from the call on them: {message}"
+            )

@@ -17,7 +17,7 @@ from opwright.spec.dtypes import SCALAR_TYPES
 from opwright.spec.schema import kernel_twin, out_schema_of, reference_twin, schema_of
 
 _INT64 = 4
-_AXIS_KINDS = {Named: "kNamed", Fixed: "kFixed", Computed: "kComputed", Variadic: "kVariadic"}
+_AXIS_KINDS = {Named: "kNamedAxis", Fixed: "kFixed", Computed: "kComputed", Variadic: "kVariadic"}
 _ARGUMENT_KINDS = {
     "tensor": "kTensor",
     "tensors": "kTensorList",
@@ -50,7 +50,7 @@ def glue_text(unit: Sequence[Declaration], backend: str) -> str:
     for declaration in unit:
         name = declaration.name
         entries.append(f'    {{"{name}", {name}_call}},')
-        entries.append(f'    {{"{kernel_twin(name, declaration.generation)}", {name}_call}},')
+        entries.append(f'    {{"{kernel_twin(name, declaration.generation)}", {name}_call_coded}},')
         if declaration.contract.outputs:
             entries.append(f'    {{"{name}.out", {name}_call_out}},')
     namespace = unit[0].namespace
@@ -74,12 +74,15 @@ __attribute__((visibility("default"))) int opwright_unregister(void) {{ return o
 def _calls(declaration: Declaration) -> str:
     name = declaration.name
     text = f"""static void {name}_call(u64 *stack, u64 num_arguments, u64 num_outputs) {{
-  opwright_run(&{name}_operator, &{name}_entry, stack, 0);
+  opwright_run(&{name}_operator, &{name}_entry, stack, kNamed);
+}}
+static void {name}_call_coded(u64 *stack, u64 num_arguments, u64 num_outputs) {{
+  opwright_run(&{name}_operator, &{name}_entry, stack, kCoded);
 }}
 """
     if declaration.contract.outputs:
         text += f"""static void {name}_call_out(u64 *stack, u64 num_arguments, u64 num_outputs) {{
-  opwright_run(&{name}_operator, &{name}_entry, stack, 1);
+  opwright_run(&{name}_operator, &{name}_entry, stack, kOut);
 }}
 """
     return text

@@ -59,12 +59,11 @@ class Entries:
         self._library = public = torch.library.Library(self._namespace, "FRAGMENT")
         self._twins = twins = torch.library.Library(self._namespace, "FRAGMENT")
         kernel, reference = kernel_twin(name, self.generation), reference_twin(name, self.generation)
-        twins.define(schema_of(contract, kernel), tags=tags)
-        twins.define(coded_schema_of(contract, reference), tags=tags)
         for twin in (kernel, reference):
+            twins.define(coded_schema_of(contract, twin), tags=tags)
             twins.impl(twin, torch.library.fallthrough_kernel, "Autograd")
             twins.impl(twin, torch.library.fallthrough_kernel, "ADInplaceOrView")
-        twins.impl(kernel, lambda *a, **k: self.current.run_fallback(*a, **k), "CompositeExplicitAutograd")
+        twins.impl(kernel, lambda *a: self.current.run_coded_fallback(*a), "CompositeExplicitAutograd")
         twins.impl(reference, lambda *a: self.current.run_coded_reference(*a), "CompositeExplicitAutograd")
 
         public.define(schema_of(contract, name), tags=tags)

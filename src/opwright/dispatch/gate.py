@@ -59,10 +59,22 @@ def gate(operator: Operator) -> Callable[..., Any]:
         "_entries": operator.entries,
         "_Result": contract.result_type,
     }
+    coded = []
+    for parameter in contract.parameters:
+        if parameter.kind == "choice":
+            names[f"_{parameter.name}_code"] = {choice: i for i, choice in enumerate(parameter.choices)}
+            coded.append(f"_{parameter.name}_code[{parameter.name}]")
+        else:
+            coded.append(parameter.name)
+    kernel_call = f"_kernel({', '.join(coded)})"
     # Through `_entries`: a function from before a new declaration calls what is declared now.
     current = "_entries.current"
     shown = "_Result(*{})" if contract.result_type is not None else "{}"
-    lines = [f"def {name}({_signature(contract, out=bool(contract.outputs))}):"]
+    lines = [
+        f"def _call_kernel({_signature(contract, out=False)}):",
+        f"    return {kernel_call}",
+        f"def {name}({_signature(contract, out=bool(contract.outputs))}):",
+    ]
     if contract.outputs:
         lines += ["    if out is not None:", f"        return {current}.call_with_out(({values},), out)"]
     lines += [
@@ -72,10 +84,10 @@ def gate(operator: Operator) -> Callable[..., Any]:
         "            or _any_autocast() or _forward_ad._current_level >= 0):",
         "        try:",
         f"            if {wants}:",
-        f"                result = {current}.record(_kernel, {values})",
+        f"                result = {current}.record(_call_kernel, {values})",
         "            else:",
-        f"                result = _kernel({call})",
-        "        except RuntimeError as _error:",
+        f"                result = {kernel_call}",
+        "        except (RuntimeError, KeyError, TypeError) as _error:",
         f"            raise {current}.explain(_error, ({values},)) from None",
     ]
     if contract.mutated:

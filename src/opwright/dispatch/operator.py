@@ -210,7 +210,12 @@ class Operator:
     def call_kernel(self, values: Sequence[Any]) -> Any:
         """Calls the kernels below autograd, with the arguments in schema order."""
         try:
-            return self.kernel(*values[: self._positional], **self._keywords(values))
+            return self.kernel(
+                *(
+                    p.choices.index(v) if p.kind == "choice" else v
+                    for p, v in zip(self.contract.parameters, values, strict=True)
+                )
+            )
         except RuntimeError as error:
             raise self.explain(error, values) from None
 
@@ -343,21 +348,28 @@ class Operator:
 
     # --- what the dispatcher calls -------------------------------------------------------------------
 
-    def run_coded_reference(self, *values: Any) -> Any:
-        """Runs the reference for the glue, which hands choices over as numbers."""
-        named = [
-            p.choices[v] if p.kind == "choice" else v
-            for p, v in zip(self.contract.parameters, values, strict=True)
-        ]
+    def _decode(self, coded: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns arguments with the names of choices in place of their numbers."""
+        pairs = zip(self.contract.parameters, coded, strict=True)
+        return tuple(p.choices[v] if p.kind == "choice" else v for p, v in pairs)
+
+    def run_coded_reference(self, *coded: Any) -> Any:
+        """Runs the reference for the glue."""
         try:
-            return self._run_reference(named)
+            return self._run_reference(self._decode(coded))
         except Exception as error:
             self._raised.error = error  # C code in between keeps only that there was one
             raise
 
+    def run_coded_fallback(self, *coded: Any) -> Any:
+        """Runs in place of the kernels, as `run_fallback`."""
+        return self._fall_back(self._decode(coded))
+
     def run_fallback(self, *args: Any, **kwargs: Any) -> Any:
         """Runs where no kernel is registered (yet): loads it, or runs the reference."""
-        values = self.normalize(*args, **kwargs)
+        return self._fall_back(self.normalize(*args, **kwargs))
+
+    def _fall_back(self, values: tuple[Any, ...]) -> Any:
         if self._can_load(values):
             return self.call_kernel(values)
         self._bind(values)

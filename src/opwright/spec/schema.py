@@ -13,7 +13,7 @@ def kernel_twin(name: str, generation: int = 0) -> str:
 
 
 def reference_twin(name: str, generation: int = 0) -> str:
-    """Returns the name of the operator that always runs the reference; its choices are numbers."""
+    """Returns the name of the operator that always runs the reference."""
     return f"_{name}_reference{generation or ''}"
 
 
@@ -23,9 +23,10 @@ def schema_of(contract: Contract, name: str) -> str:
 
 
 def coded_schema_of(contract: Contract, name: str) -> str:
-    """Returns the schema with the index of a choice in place of its name, and no defaults.
+    """Returns the schema of the hidden entries: the index of a choice in place of its name, no defaults.
 
-    Strings that C code hands to the dispatcher leak or not, depending on the version of torch.
+    A string costs 0.2 us on its way to C, and one that C hands back to the dispatcher leaks or not,
+    depending on the version of torch.
     """
     coded = [
         replace(p, kind="int" if p.kind == "choice" else p.kind, default=MISSING, keyword_only=False)

@@ -152,6 +152,7 @@ class Bias {
       }
       for (; i < n; ++i) buffer_[i] = from[i * view_.stride(0)];
       for (i = n; i < count; ++i) buffer_[i] = buffer_[i - n];
+      for (; i % kLanes<T> != 0; ++i) buffer_[i] = 0;
     }
     return buffer_;
   }
@@ -160,7 +161,7 @@ class Bias {
   View<const T, 1> view_;
   const Grid& grid_;
   int64_t block_ = -1;
-  compute_t<T> buffer_[kBlock] = {};
+  compute_t<T> buffer_[kBlock];  // whole vectors of it are filled, as far as a block goes
 };
 
 template <typename T, Approximate kApproximate>
@@ -312,7 +313,9 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
     S sums[kBlock];
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = i / parts, part = i % parts;
-      for (S& sum : sums) sum = 0;
+      // Not all of `sums`: at one row of few columns that would be most of the time.
+      const int64_t summed = grid.columns_in(0, block) + kLanes<T> - 1;
+      for (int64_t c = 0; c < summed / kLanes<T> * kLanes<T>; ++c) sums[c] = 0;
       const int64_t first = part * part_panels;
       const int64_t last = first + part_panels < grid.panels ? first + part_panels : grid.panels;
       for (int64_t panel = first; panel < last; ++panel) {

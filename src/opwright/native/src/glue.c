@@ -11,7 +11,7 @@ typedef struct {
   i32 *families;   // dtypes of families, -1 while unbound
   u64 bound;       // mask of the bound variables
   i32 device_type, device_index, dtype;
-  i32 has_device, gives_out;
+  i32 has_device, gives_out, is_coded;
   char *message;
 } Call;
 
@@ -101,7 +101,8 @@ static int read(Call *call, Tensor *tensors) {
         value->number = (word & 0xff) != 0;
         break;
       case kChoice:
-        if (read_choice(call, argument, value, (Handle)word)) return 1;
+        value->number = (i64)word;
+        if (!call->is_coded && read_choice(call, argument, value, (Handle)word)) return 1;
         break;
     }
   }
@@ -147,7 +148,7 @@ static int bind_tensor(Call *call, const char *name, const TensorType *type, con
           FAIL(call, "%s: axis %d of `%s` has size %lld, expected %lld", op, d, name, size, axis->size);
         }
         break;
-      case kNamed:
+      case kNamedAxis:
         if (!(call->bound >> axis->variable & 1)) {
           call->bound |= 1ULL << axis->variable;
           call->variables[axis->variable] = size;
@@ -278,7 +279,7 @@ static int output_shape(Call *call, i32 index, i64 *sizes, i32 *ndim) {
       continue;
     }
     i64 size = axis->size;
-    if (axis->kind == kNamed) {
+    if (axis->kind == kNamedAxis) {
       if (!(call->bound >> axis->variable & 1)) {
         FAIL(call, "%s: the axis %s is not bound", call->op->name, axis->text);
       }
@@ -519,7 +520,7 @@ static void release(Call *call, int failed) {
       free(value->tensors);
       free(value->views);
     }
-    if (argument->kind == kChoice) torch_delete_string((Handle)call->stack[i]);
+    if (argument->kind == kChoice && !call->is_coded) torch_delete_string((Handle)call->stack[i]);
   }
   for (i32 i = 0; i < op->num_outputs; ++i) {
     Tensor *t = &call->outputs[i];
@@ -579,7 +580,7 @@ static int call_reference(Call *call) {
   return 0;
 }
 
-void opwright_run(const Operator *op, const Kernel *kernel, u64 *stack, i32 gives_out) {
+void opwright_run(const Operator *op, const Kernel *kernel, u64 *stack, enum Form form) {
   char message[kMessage];
   Value values[op->num_arguments + 1];
   Tensor tensors[op->num_arguments + 1], outputs[op->num_outputs + 1];
@@ -588,7 +589,7 @@ void opwright_run(const Operator *op, const Kernel *kernel, u64 *stack, i32 give
   i32 families[op->num_families + 1];
   Call call = {.op = op, .stack = stack, .values = values, .outputs = outputs,
                .variables = variables, .shapes = shapes, .families = families,
-               .gives_out = gives_out, .message = message};
+               .gives_out = form == kOut, .is_coded = form == kCoded, .message = message};
   for (i32 i = 0; i < op->num_arguments; ++i) values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
   for (i32 i = 0; i < op->num_variables; ++i) variables[i] = 0;
   for (i32 i = 0; i < op->num_shapes; ++i) shapes[i].length = -1;

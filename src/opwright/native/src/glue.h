@@ -71,12 +71,12 @@ extern void operator_delete(void *) __asm__("_ZdlPv");
 enum { kMaxRank = 16, kMaxDims = 64, kMaxArguments = 64, kMessage = 512 };
 
 // One axis of a tensor. `variable` indexes the sizes that a call binds; `value` computes from them.
-enum AxisKind { kNamed, kFixed, kComputed, kVariadic, kAnonymous };
+enum AxisKind { kNamedAxis, kFixed, kComputed, kVariadic, kAnonymous };
 typedef struct {
   enum AxisKind kind;
   const char *text;            // as written, for messages
   i64 size;                    // kFixed
-  i32 variable;                // kNamed; kVariadic: index of the bound shape, -1 when it has no name
+  i32 variable;                // kNamedAxis; kVariadic: index of the bound shape, -1 when it has no name
   i64 (*value)(const i64 *);   // kComputed
   i32 solves;                  // kComputed: the variable that only this axis can bind, else -1
   i64 (*solve)(const i64 *, i64);  // kComputed with solves: its value, -1 when there is none
@@ -160,8 +160,11 @@ typedef struct {
   BoxedKernel kernel;
 } Entry;
 
-// One call from the dispatcher. `gives_out`: the stack ends with the tensors to write into.
-extern void opwright_run(const Operator *, const Kernel *, u64 *stack, i32 gives_out);
+// How a call comes: with choices by name; the same, and the tensors to write into at the end of the
+// stack; with choices by number.
+enum Form { kNamed, kOut, kCoded };
+// One call from the dispatcher.
+extern void opwright_run(const Operator *, const Kernel *, u64 *stack, enum Form);
 // Makes the kernels of this library the registered ones, and takes them back. Zero on success.
 extern i32 opwright_register_entries(const char *ns, const char *key, const Entry *, i32 count);
 extern i32 opwright_unregister_entries(void);

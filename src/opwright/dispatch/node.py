@@ -9,12 +9,16 @@ plain node is the right thing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright.dispatch.autograd import reference_gradient
+
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
+    from opwright.spec.contract import Parameter
 
 
 def recorder(operator: Operator) -> Callable[..., Any]:
@@ -26,64 +30,27 @@ def recorder(operator: Operator) -> Callable[..., Any]:
     contract = operator.contract
     lists = [p for p in contract.parameters if p.kind == "tensors"]
     plain = [p for p in contract.parameters if p.kind != "tensors"]
-    counts = [f"{p.name}_count" for p in lists]
-    parameters = ["compute", *(p.name for p in plain), *counts, *(["*flat"] if lists else [])]
-    call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
-    kept = dict(zip([p.name for p in contract.parameters], operator.saved_inputs, strict=True))
-    tensors = [p.name for p in plain if p.is_tensor and kept[p.name]]
-    constants = [p.name for p in plain if not p.is_tensor]
-    outputs = [o.name for o in contract.outputs]
-    saved_outputs = [f"result_{outputs[i]}" for i in operator.saved_outputs]
-    integral = [f"result_{o.name}" for o in contract.outputs if not o.type.family.is_floating]
-    forward: list[str] = []
-    for i, (p, count) in enumerate(zip(lists, counts, strict=True)):
-        before = " + ".join(counts[:i]) or "0"
-        forward.append(f"{p.name} = list(flat[{before}:{before} + {count}])")
-    forward.append(f"result = compute({call})")
-    if outputs:
-        targets = ", ".join(f"result_{name}" for name in outputs)
-        forward.append(f"{targets} = result")
-    saved = [*tensors, *saved_outputs, *(f"*{p.name}" for p in lists if kept[p.name])]
-    if saved:
-        forward.append(f"ctx.save_for_backward({', '.join(saved)})")
-    if constants or lists:
-        forward.append(f"ctx.constants = ({''.join(name + ', ' for name in [*constants, *counts])})")
-    if integral:
-        # By what came out, not by the family: `Shaped` may be either.
-        forward.append(f"fixed = [o for o in ({', '.join(integral)},) if not o.is_floating_point()]")
-        forward.append("ctx.mark_non_differentiable(*fixed)")
-    forward.append("return result")
-
-    backward: list[str] = []
-    if saved:
-        rest = ["*flat"] if any(kept[p.name] for p in lists) else []
-        backward.append(f"{', '.join([*tensors, *saved_outputs, *rest])}, = ctx.saved_tensors")
-    if constants or lists:
-        backward.append(f"{', '.join([*constants, *counts])}, = ctx.constants")
-    start = "0"
-    for p, count in zip(lists, counts, strict=True):
-        backward.append(f"{p.name} = flat[{start}:{start} + {count}]" if kept[p.name] else f"{p.name} = None")
-        start += f" + {count}" if kept[p.name] else ""
-    values = ", ".join(p.name if kept[p.name] or not p.is_tensor else "None" for p in contract.parameters)
-    backward.append(
-        f"found = _pull(gradients, ({values},), ({''.join(name + ', ' for name in saved_outputs)}))"
+    counts = [f"_{p.name}_count" for p in lists]
+    # Names of arguments never start with an underscore, so the function's own do.
+    parameters = ["_compute", *(p.name for p in plain), *counts, *(["*_flat"] if lists else [])]
+    forward, backward = (
+        _forward_lines(operator, lists, plain, counts),
+        _backward_lines(operator, lists, plain, counts),
     )
-    gradients = [f"found.get({p.name!r})" if p.is_differentiable else "None" for p in plain]
-    spread = [f"*(found.get({p.name!r}) or [None] * {count})" for p, count in zip(lists, counts, strict=True)]
-    backward.append(f"return {', '.join(['None', *gradients, *('None' for _ in counts), *spread])}")
-
     source = "\n".join(
         [
             "class Node(torch.autograd.Function):",
             "    @staticmethod",
-            f"    def forward(ctx, {', '.join(parameters)}):",
+            f"    def forward(_ctx, {', '.join(parameters)}):",
             *(f"        {line}" for line in forward),
             "    @staticmethod",
-            "    def backward(ctx, *gradients):",
+            "    def backward(_ctx, *_gradients):",
             *(f"        {line}" for line in backward),
         ]
     )
-    namespace: dict[str, Any] = {"torch": torch, "_pull": operator.pull}
+    namespace: dict[str, Any] = {"torch": torch, "_reference_gradient": partial(reference_gradient, operator)}
+    if operator.backward_operator is not None:
+        namespace["_backward"] = operator.backward_operator.function
     exec(compile(source, f"<opwright node of {operator.declaration.qualified_name}>", "exec"), namespace)
     node = namespace["Node"]
     node.__name__ = node.__qualname__ = f"{contract.subject}_node"
@@ -98,3 +65,85 @@ def recorder(operator: Operator) -> Callable[..., Any]:
         return apply(compute, *others, *map(len, given), *(t for v in given for t in v))
 
     return record
+
+
+def _kept(operator: Operator) -> dict[str, bool]:
+    """Returns which arguments the node keeps for the backward, by name."""
+    return dict(zip([p.name for p in operator.contract.parameters], operator.saved_inputs, strict=True))
+
+
+def _saved(operator: Operator, lists: list[Parameter], plain: list[Parameter]) -> tuple[list[str], bool]:
+    """Returns the names of what is saved, and whether lists follow behind."""
+    contract, kept = operator.contract, _kept(operator)
+    tensors = [p.name for p in plain if p.is_tensor and kept[p.name]]
+    outputs = [f"_{contract.outputs[i].name}" for i in operator.saved_outputs]
+    return [*tensors, *outputs], any(kept[p.name] for p in lists)
+
+
+def _forward_lines(
+    operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]
+) -> list[str]:
+    contract, kept = operator.contract, _kept(operator)
+    call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
+    integral = [f"_{o.name}" for o in contract.outputs if not o.type.family.is_floating]
+    constants = [p.name for p in plain if not p.is_tensor]
+    lines: list[str] = []
+    for i, (p, count) in enumerate(zip(lists, counts, strict=True)):
+        before = " + ".join(counts[:i]) or "0"
+        lines.append(f"{p.name} = list(_flat[{before}:{before} + {count}])")
+    lines.append(f"_result = _compute({call})")
+    if contract.outputs:
+        lines.append(f"{', '.join(f'_{o.name}' for o in contract.outputs)} = _result")
+    names, _ = _saved(operator, lists, plain)
+    saved = [*names, *(f"*{p.name}" for p in lists if kept[p.name])]
+    if saved:
+        lines.append(f"_ctx.save_for_backward({', '.join(saved)})")
+    if constants or lists:
+        lines.append(f"_ctx.constants = ({''.join(name + ', ' for name in [*constants, *counts])})")
+    if integral:
+        # By what came out, not by the family: `Shaped` may be either.
+        lines.append(f"_fixed = [o for o in ({', '.join(integral)},) if not o.is_floating_point()]")
+        lines.append("_ctx.mark_non_differentiable(*_fixed)")
+    return [*lines, "return _result"]
+
+
+def _backward_lines(
+    operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]
+) -> list[str]:
+    contract, kept, declared = operator.contract, _kept(operator), operator.backward_operator
+    constants = [p.name for p in plain if not p.is_tensor]
+    lines: list[str] = []
+    names, has_lists = _saved(operator, lists, plain)
+    if names or has_lists:
+        lines.append(f"{', '.join([*names, *(['*_flat'] if has_lists else [])])}, = _ctx.saved_tensors")
+    if constants or lists:
+        lines.append(f"{', '.join([*constants, *counts])}, = _ctx.constants")
+    start = "0"
+    for p, count in zip(lists, counts, strict=True):
+        lines.append(f"{p.name} = _flat[{start}:{start} + {count}]" if kept[p.name] else f"{p.name} = None")
+        start += f" + {count}" if kept[p.name] else ""
+    if declared is not None:
+        # The gradients come in the order of the floating-point tensors among the arguments.
+        known = {f"grad_{o.name}": f"_gradients[{i}]" for i, o in enumerate(contract.outputs)}
+        known |= {o.name: f"_{o.name}" for o in contract.outputs} | {
+            p.name: p.name for p in contract.parameters
+        }
+        arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.contract.parameters)
+        found = [f"_{o.name}" for o in declared.contract.outputs]
+        lines.append(f"{', '.join(found)} = _backward({arguments})")
+        gradients = {
+            o.name.removeprefix("grad_"): f"_{o.name} if {o.gradient_of} is not None else None"
+            if o.gradient_of
+            else f"_{o.name}"
+            for o in declared.contract.outputs
+        }
+        returned = [gradients.get(p.name, "None") for p in plain]
+    else:
+        values = ", ".join(p.name for p in contract.parameters)
+        lines.append(f"_found = _reference_gradient(({values},), _gradients)")
+        returned = [f"_found.get({p.name!r})" if p.is_differentiable else "None" for p in plain]
+    spread = [
+        f"*([None] * {count})" if declared is not None else f"*(_found.get({p.name!r}) or [None] * {count})"
+        for p, count in zip(lists, counts, strict=True)
+    ]
+    return [*lines, f"return {', '.join(['None', *returned, *('None' for _ in counts), *spread])}"]

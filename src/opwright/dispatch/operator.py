@@ -16,7 +16,6 @@ from opwright.dispatch.autocast import DEVICES, autocast_kernel
 from opwright.dispatch.autograd import (
     autograd_kernel,
     composite_recorder,
-    reference_gradient,
     refuse_mutation,
 )
 from opwright.dispatch.entries import Entries, signature_of
@@ -286,23 +285,6 @@ class Operator:
                     rows=[("out", describe(tensor)), ("expected", text)],
                     hint="`torch.empty_like(result)` of a first call without `out=`",
                 )
-
-    def pull(
-        self, gradients: Sequence[torch.Tensor], values: Sequence[Any], saved_outputs: Sequence[torch.Tensor]
-    ) -> dict[str, Any]:
-        """Returns the gradients by the names of the inputs, from the declared backward or the reference."""
-        backward = self.backward_operator
-        if backward is None:
-            return reference_gradient(self, values, gradients)
-        known = {f"grad_{o.name}": g for o, g in zip(self.contract.outputs, gradients, strict=True)}
-        known |= {p.name: v for p, v in zip(self.contract.parameters, values, strict=True)}
-        for i, output in zip(self.saved_outputs, saved_outputs, strict=True):
-            known[self.contract.outputs[i].name] = output
-        arguments = {p.name: known[p.name] for p in backward.contract.parameters}
-        found = unpack(backward.function(**arguments), backward.contract)
-        absent = {p.name for p in self.contract.parameters if p.optional and known[p.name] is None}
-        names = [output.name.removeprefix("grad_") for output in backward.contract.outputs]
-        return {n: None if n in absent else g for n, g in zip(names, found, strict=True)}
 
     def _set_saved(self, backward: Operator | None) -> None:
         names = [p.name for p in self.contract.parameters]

@@ -158,6 +158,17 @@ def declare_backward(
             f"`{lists[0]}` is a list, and a backward returns one tensor for each input",
             hint=f"leave the backward out: the gradient follows from the reference of `{forward.name}`",
         )
+    unseen = [
+        p.name
+        for p in forward.contract.parameters
+        if p.optional and p.is_differentiable and p.name not in names
+    ]
+    if unseen:
+        raise BackwardError(
+            subject,
+            f"`{unseen[0]}` may be absent, so the backward must take it to know",
+            hint=f"`def {reference.__name__}({', '.join([*names, unseen[0]])}):`",
+        )
     signature = inspect.signature(reference, eval_str=True, locals=dict(local_names))
     annotated = signature.return_annotation is not inspect.Signature.empty
     outputs = read_outputs(signature.return_annotation, subject) if annotated else ()

@@ -29,6 +29,12 @@ OTHERS = {
 }
 
 
+def gelu_backward_and_sum(grad_output, input, bias, *, approximate="tanh"):
+    """Eager's backward without autograd's own cost; `input` stands for the sum input + bias that eager keeps."""
+    grad_input = torch.ops.aten.gelu_backward(grad_output, input, approximate=approximate)
+    return grad_input, grad_input.sum(0)
+
+
 def show(m: Measurement) -> None:
     rivals = "  ".join(f"{t.candidate} {m.speedup_over(t.candidate):5.2f}x" for t in m.timings[1:])
     ours = m.timings[0]
@@ -59,6 +65,17 @@ def main() -> None:
         record.measurements = measurements
         slower += [m for m in measurements if m.speedup_over("eager") < 1]
         save(record, RESULTS / f"bias_gelu_{approximate}.json")
+    print("the backward alone, without autograd's engine on either side:")
+    record = opwright.bench(
+        bias_gelu.operator.backward_operator.function,
+        [gelu_backward_and_sum],
+        sweep=MAIN,
+        directions=["forward"],
+        seconds=0.5,
+        verified=verified,
+        on_measurement=show,
+    )
+    save(record, RESULTS / "bias_gelu_backward_alone.json")
     print(f"slower than eager: {len(slower)} of all inputs")
     for m in slower:
         show(m)

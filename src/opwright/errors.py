@@ -23,10 +23,10 @@
     ├── BuildError (RuntimeError)             a kernel cannot be built or loaded      OPW2xx
     │   ├── NoCompilerError                   OPW201
     │   ├── CompileError                      OPW202
-    │   ├── KernelError                       OPW203
     │   ├── StoreError                        OPW204
     │   ├── StoreOwnerError                   OPW205
     │   └── LoadError                         OPW206
+    ├── KernelError (RuntimeError)            a kernel gave up while running          OPW203
     └── CheckError                            verify, bench and the commands          OPW3xx
         ├── NotVerifiedError                  OPW301
         ├── TargetError                       OPW302
@@ -268,7 +268,7 @@ class CompileError(BuildError):
     code = "OPW202"
 
 
-class KernelError(BuildError):
+class KernelError(OpwrightError, RuntimeError):
     """A kernel gave up while running, through `opwright::check` or an exception of its own."""
 
     code = "OPW203"

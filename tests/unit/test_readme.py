@@ -25,7 +25,7 @@ def test_python_blocks_run_and_print_what_is_shown(run_python, tmp_path: Path) -
 def test_the_readme_operator_passes_verify(run_python, tmp_path: Path) -> None:
     (tmp_path / "scale_shift.py").write_text(next(text for language, text in BLOCKS if language == "python"))
     console = next(text for language, text in BLOCKS if language == "console")
-    assert "$ opwright verify scale_shift.py" in console
+    assert "$ opwright verify scale_shift.py --out reports" in console
     result = run_python(
         "import sys; sys.argv = ['opwright', 'verify', 'scale_shift.py']\nfrom opwright.cli import main; main()",
         check=False,

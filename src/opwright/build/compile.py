@@ -27,7 +27,7 @@ from opwright.build.toolchain import (
     headers_digest,
     machine_identity,
 )
-from opwright.errors import LoadError, NoCompilerError
+from opwright.errors import CompileError, LoadError, NoCompilerError
 from opwright.spec.declaration import Declaration, Source
 
 _LEAST_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left failed for want of space
@@ -97,6 +97,7 @@ def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
 
 def _build(request: Request, compiler: Compiler, store: Store, work: Path) -> Entry:
     start = time.perf_counter()
+    _check_exports(request)
     (work / "unit.c").write_text(request.glue)
     (work / "contract.h").write_text(request.header)
     commands = {}
@@ -128,6 +129,19 @@ def _build(request: Request, compiler: Compiler, store: Store, work: Path) -> En
     for name in (*objects, *(p.name for p in work.glob("*.d"))):
         (work / name).unlink(missing_ok=True)
     return store.publish(work, request.key, record)
+
+
+def _check_exports(request: Request) -> None:
+    """Refuses sources that export nothing: the reference would run, and nobody would know."""
+    if any("OPWRIGHT_KERNEL(" in text for text in request.texts):
+        return
+    name = next((d.name for d in request.unit if d.forward is None), request.unit[0].name)
+    raise CompileError(
+        name,
+        "its source exports no kernel",
+        rows=[("source", source.origin) for source in request.sources],
+        hint=f"`OPWRIGHT_KERNEL({name}, float, double)` behind the function, with the types it is good for",
+    )
 
 
 _SUPPORT = ("glue.o", "libtorch_cpu.so")

@@ -289,10 +289,15 @@ def _entry_macro(declaration: Declaration, backend: str) -> str:
         alias = f"template <typename T> using {name} = void({', '.join(types)});"
         body = f"return ::opwright::detail::dispatch<__VA_ARGS__>(dtype, [&]<typename T>() {{ {call} }});"
         mask = "::opwright::detail::kTypeMask<__VA_ARGS__>"
+        allowed = sum(1 << SCALAR_TYPES[dtype][0] for dtype in contract.scalar_family.dtypes)
+        family = contract.scalar_family
+        check = (
+            f'static_assert(({mask} & ~{allowed}ull) == 0, "the kernel has a type that is not in {family}"); '
+        )
     else:
         alias = f"using {name} = void({', '.join(types)});"
         body = f"return ::opwright::detail::guarded([&] {{ {call} }});"
-        mask = "~0ull"
+        mask, check = "~0ull", ""
     hidden = '__attribute__((visibility("hidden")))'
     return f"""
 // {kernel_signature(declaration)}
@@ -302,7 +307,7 @@ namespace opwright::contract {{ {alias} }}
   extern const unsigned long long {symbol}_dtypes; \\
   {hidden} const unsigned long long {symbol}_dtypes = {mask}; \\
   {hidden} const char* {symbol}([[maybe_unused]] int dtype, void** arguments) {{ \\
-    {body} \\
+    {check}{body} \\
   }} \\
   }}
 """

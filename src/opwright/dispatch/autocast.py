@@ -39,6 +39,13 @@ def autocast_kernel(operator: Operator, device: str) -> Callable[..., Any]:
 
 
 def _target(contract: Contract, values: Sequence[Any], policy: str, device: str) -> torch.dtype | None:
+    written = [
+        v.dtype
+        for p, v in zip(contract.parameters, values, strict=True)
+        if p.mutated and p.type.family == contract.scalar_family and isinstance(v, torch.Tensor)
+    ]
+    if written:
+        return written[0]  # what is written into cannot be converted, so the others follow it
     if policy == "lower":
         return torch.get_autocast_dtype(device)
     if policy == "float32":

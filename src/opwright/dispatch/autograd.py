@@ -72,10 +72,16 @@ def refuse_mutation(operator: Operator, values: Sequence[Any]) -> None:
     mutated = operator.declaration.contract.mutated
     if mutated:
         name = operator.declaration.name
+        asking = [
+            p.name
+            for p, value in zip(operator.contract.parameters, values, strict=True)
+            if any(t.requires_grad for t in tensors_in([value]))
+        ]
         raise NotDifferentiableError(
             name,
             f"it writes into `{mutated[0].name}`, so it has no gradient",
-            hint=f"`with torch.no_grad(): {name}(...)`, or pass `{mutated[0].name}.detach()`",
+            rows=[("gradient asked for", ", ".join(asking))],
+            hint=f"`with torch.no_grad(): {name}(...)`, or pass `{asking[0]}.detach()`",
         )
 
 

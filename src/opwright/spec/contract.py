@@ -213,7 +213,9 @@ class _Binder:
     def _check_kind(self, parameter: Parameter, value: Any) -> None:
         def refuse(expected: str) -> NotATensorError:
             rows = [("got", describe(value)), ("expected", expected)]
-            hint = f"`{parameter.name}=torch.as_tensor(...)`" if parameter.is_tensor else ""
+            hint = (
+                f"`torch.as_tensor({parameter.name})`" if parameter.is_tensor else f"`{parameter.kind}(...)`"
+            )
             rule = f"`{parameter.name}` has the wrong kind"
             return NotATensorError(self.contract.subject, rule, rows=rows, hint=hint)
 

@@ -20,6 +20,7 @@ _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 # parallel kernels use all their threads.
 _LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
 _LARGE_BATCH = (3, 13)
+_MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,21 @@ def split_sample(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 class Sweep:
     """Makes the cases of a contract. The same seed makes the same cases."""
 
-    def __init__(self, contract: Contract, seed: int = 0) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        seed: int = 0,
+        forward: tuple[Contract, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
+    ) -> None:
+        """Makes a sweep.
+
+        Args:
+            forward: for a backward, the contract and the reference of its operator: arguments that are
+                outputs of it are computed, because not every tensor can be one.
+        """
         self.contract = contract
         self.seed = seed
+        self.forward = forward
         self.names = _axis_names(contract)
         self.variadics = [
             axis.name
@@ -88,6 +101,20 @@ class Sweep:
         fixed = self._int_sizes()
         free = [name for name in self.names if name not in fixed]
         return fixed | dict(zip(free, itertools.cycle(table), strict=False))
+
+    def large_sizes(self) -> tuple[dict[str, int], tuple[int, ...]]:
+        """Returns sizes for large cases: enough elements for all threads, and not many more."""
+        sizes = self.base_sizes(_LARGE)
+        free = [name for name in self.names if name not in self._int_sizes()]
+        batch = _LARGE_BATCH if free else (_LARGE_BATCH[0], _MOST_ELEMENTS // _LARGE_BATCH[0] // 2 * 2 - 1)
+
+        def elements() -> int:
+            return max(math.prod(shape_of(p.type, sizes, batch)) for p in self.contract.tensors)
+
+        while elements() > _MOST_ELEMENTS and any(sizes[name] > 3 for name in free):
+            widest = max(free, key=sizes.__getitem__)
+            sizes[widest] = sizes[widest] // 2 | 1
+        return sizes, batch
 
     def _int_sizes(self) -> dict[str, int]:
         return {
@@ -118,14 +145,18 @@ class Sweep:
                 )
         for layout in LAYOUTS:
             yield self.make(layout, dtype, base, batch, first, layout=layout)
-        large = self.base_sizes(_LARGE)
+        if self.variadics:
+            # One batch axis is passed on with its stride; several that cannot be joined are copied.
+            for layout in LAYOUTS:
+                yield self.make(f"{layout}, one batch axis", dtype, base, (7,), first, layout=layout)
+        large, large_batch = self.large_sizes()
         for options in (first, *others):
             for scale in (1e-3, 1.0, 10.0, 1e3):
                 yield self.make(f"values around {scale:g}", dtype, large, (5,), options, scale=scale)
             yield self.make("special values", dtype, large, (5,), options, special=True)
-            yield self.make("large", dtype, large, _LARGE_BATCH, options)
+            yield self.make("large", dtype, large, large_batch, options)
         for layout in LAYOUTS:
-            yield self.make(f"large, {layout}", dtype, large, _LARGE_BATCH, first, layout=layout)
+            yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
 
     def _empty(
         self, base: Mapping[str, int], batch: tuple[int, ...]
@@ -148,7 +179,8 @@ class Sweep:
             elif p.kind == "int":
                 values = [2 if p.default is MISSING else p.default]
             elif p.kind == "float":
-                values = [0.5 if p.default is MISSING else p.default]
+                usual = 0.5 if p.default is MISSING else p.default
+                values = [usual, 0.5 * usual + 0.25]  # a kernel that ignores it is right at one value only
             else:
                 continue
             axes.append([(p.name, value) for value in values])
@@ -188,7 +220,39 @@ class Sweep:
                 ]
                 values.append(made if parameter.kind == "tensors" else made[0])
                 is_first = False
+        if self.forward is not None:
+            values = self._with_outputs(values, dtype, sizes, batch, options, scale, special)
         return Case(label, tuple(values), dict(options))
+
+    def _with_outputs(
+        self,
+        values: list[Any],
+        dtype: torch.dtype | None,
+        sizes: Mapping[str, int],
+        batch: tuple[int, ...],
+        options: Mapping[str, Any],
+        scale: float,
+        special: bool,
+    ) -> list[Any]:
+        """Returns the arguments of a backward with those that are outputs of its operator computed."""
+        contract, reference = self.forward
+        given = dict(zip([p.name for p in self.contract.parameters], values, strict=True))
+        outputs = {o.name: i for i, o in enumerate(contract.outputs)}
+        inputs = {p.name for p in contract.parameters}
+        if not any(name in outputs and name not in inputs for name in given):
+            return values
+        maker = Sweep(contract, self.seed + 1)
+        chosen = maker.option_sets()[0] | dict(options)
+        made = maker.make(
+            "forward", dtype, maker.base_sizes() | dict(sizes), batch, chosen, scale=scale, special=special
+        )
+        arguments = [given.get(p.name, v) for p, v in zip(contract.parameters, made.values, strict=True)]
+        with torch.no_grad():
+            results = reference(arguments)
+        return [
+            results[outputs[name]] if name in outputs and name not in inputs else value
+            for name, value in given.items()
+        ]
 
     def _tensor(
         self,

@@ -40,7 +40,7 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
 
 def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding]:
     need_gradient(subject)
-    for case in subject.small_cases(torch.float64):
+    for case in subject.tiny_cases(torch.float64):
         inputs, call = as_function_of_tensors(subject, case)
         try:
             check(call, inputs, raise_exception=True, check_batched_grad=False)

@@ -32,11 +32,13 @@ class Expected:
         exact: the value in float64.
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
+        overflowed: where PyTorch itself gets no finite number in this dtype.
     """
 
     exact: torch.Tensor
     allowance: torch.Tensor
     ulp: torch.Tensor
+    overflowed: torch.Tensor
     dtype: torch.dtype
 
 
@@ -74,7 +76,8 @@ def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) ->
     ulp = ulp_of(exact, plain.dtype)
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
-    return Expected(exact, allowance, ulp, plain.dtype)
+    overflowed = torch.isfinite(exact) & ~torch.isfinite(plain)
+    return Expected(exact, allowance, ulp, overflowed, plain.dtype)
 
 
 def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -99,27 +102,40 @@ class _Jitter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        packet = func.overloadpacket
-        if packet in _REDUCTIONS:
-            args = self._move_terms(packet, args)
-        result = func(*args, **(kwargs or {}))
-        # Views and in-place writes keep their tensor; constants and moved data are exact.
-        if any(a.alias_info is not None for a in func._schema.returns) or packet in _EXACT:
+        packet, kwargs = func.overloadpacket, kwargs or {}
+        unit = self.unit
+        if packet in _PRODUCTS:
+            args = self._move_terms(args, args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel())
+        elif packet in _SUMS:
+            whole, reduced = args[0].numel(), _first(func(*args, **kwargs)).numel()
+            args = self._move_terms(args, whole / max(reduced, 1))
+        elif packet in _NORMALIZATIONS:
+            unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
+        result = func(*args, **kwargs)
+        returns = [a.alias_info for a in func._schema.returns]
+        if packet in _EXACT or any(info is not None and not info.is_write for info in returns):
+            return result  # views, constants and moved data are exact
+        if any(info is not None for info in returns):
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+                result.copy_(self._move(result, unit))  # an in-place operator rounds what it leaves
             return result
         if isinstance(result, (tuple, list)):
-            return type(result)(self._move(r, self.unit) for r in result)
-        return self._move(result, self.unit)
+            return type(result)(self._move(r, unit) for r in result)
+        return self._move(result, unit)
 
-    def _move_terms(self, packet: Any, args: Any) -> Any:
-        """Moves the terms of a sum as far as adding them one by one, rounding each time, would.
+    def _sum_unit(self, terms: float) -> float:
+        """Returns the relative error of adding that many terms one by one, rounding each time.
 
         PyTorch accumulates 16-bit types in float32, so that is the rounding, at most.
         """
+        return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
+
+    def _move_terms(self, args: Any, terms: float) -> Any:
+        """Moves the terms of a sum as far as adding them would."""
         tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dtype == torch.float64]
         if not tensors:
             return args
-        terms = tensors[-1].shape[-2] if packet in _PRODUCTS and tensors[-1].ndim > 1 else tensors[0].numel()
-        unit = min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(terms)
+        unit = self._sum_unit(terms)
         return [self._move(a, unit) if a is tensors[0] else a for a in args]
 
     def _move(self, value: Any, unit: float) -> Any:
@@ -137,8 +153,13 @@ def _packets(names: str) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name) for name in names.split())
 
 
+def _first(result: Any) -> torch.Tensor:
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
 _PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
-_REDUCTIONS = _PRODUCTS | _packets("sum mean var var_mean std cumsum linalg_vector_norm convolution")
+_SUMS = _packets("sum mean var var_mean std cumsum linalg_vector_norm")
+_NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm convolution")
 _EXACT = _packets(
     "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
     "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"
@@ -221,6 +242,7 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
             value == rounded,
         ),
     )
+    same = same | (expected.overflowed & ~torch.isfinite(value))  # an intermediate result has no room
     ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))
     ratio = torch.where(near_limit & same, torch.zeros_like(ratio), ratio)
     # Below the normal numbers an ulp says nothing about the error that matters.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opwright.dispatch import registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
@@ -31,13 +32,33 @@ class Subject:
     reference: Callable[[Sequence[Any]], list[Any]]
     operator: Operator | None
     _samples: Iterable[Any] | Callable[[], Iterable[Any]] | None
+    _cases: list[tuple[torch.dtype | None, Case]] | None = None
 
     @property
     def contract(self) -> Contract | None:
         return self.operator.contract if self.operator else None
 
-    def cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
-        """Yields every input with the dtype it is about, small ones first within a dtype."""
+    def cases(self) -> list[tuple[torch.dtype | None, Case]]:
+        """Returns every input with the dtype it is about, small ones first within a dtype.
+
+        Inputs that the reference refuses (an empty axis, say) are no inputs of the operator.
+        """
+        if self._cases is None:
+            self._cases = [(dtype, case) for dtype, case in self._all_cases() if self._accepts(case)]
+        return self._cases
+
+    def _accepts(self, case: Case) -> bool:
+        if self.operator is None:
+            return True
+        copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
+        try:
+            with torch.no_grad():
+                self.reference(copied)
+        except Exception:  # whatever a reference may raise to refuse
+            return False
+        return True
+
+    def _all_cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
         if self.operator is None:
             for case in _plain_cases(self._samples):
                 yield _dtype_of(case), case
@@ -50,8 +71,26 @@ class Subject:
             return
         family = contract.scalar_family
         for dtype in family.dtypes if family else (None,):
-            for case in Sweep(contract).cases(dtype):
+            for case in Sweep(contract, forward=self._forward()).cases(dtype):
                 yield dtype, case
+
+    def _forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
+        """Returns the contract and the reference of the operator that this one is the backward of."""
+        forward = registry.operators.get(self.operator.declaration.forward or "")
+        if forward is None:
+            return None
+        call = caller(forward.contract, forward.declaration.reference)
+        return forward.contract, lambda values: outputs_of(forward.contract, call(values))
+
+    def tiny_cases(self, dtype: torch.dtype) -> list[Case]:
+        """Returns inputs of a few elements, one for each combination of options: finite differences call
+        the operator for every one of them."""
+        if self.operator is None or self._samples is not None or self.operator._samples is not None:
+            return self.small_cases(dtype)
+        maker = Sweep(self.operator.contract, forward=self._forward())
+        sizes = maker.base_sizes((3, 2, 4))
+        made = [maker.make("tiny", dtype, sizes, (2,), options) for options in maker.option_sets()[:6]]
+        return [case for case in made if self._accepts(case)]
 
     def small_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns the small inputs of one dtype, for the checks that are slow."""

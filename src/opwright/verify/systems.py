@@ -186,8 +186,8 @@ def autocast(subject: Subject) -> Iterator[Finding]:
     """Mixed precisions under autocast follow the operator's policy."""
     operator = need_operator(subject)
     contract, policy = operator.contract, operator.declaration.autocast
-    if policy is None:
-        raise Skipped("the operator has no autocast policy")
+    if policy is None or contract.mutated:
+        raise Skipped("the operator has no autocast policy" if policy is None else "it mutates its arguments")
     family = contract.scalar_family
     if family is None or torch.bfloat16 not in family.dtypes or torch.float32 not in family.dtypes:
         raise Skipped("bfloat16 and float32 are not both among its dtypes")

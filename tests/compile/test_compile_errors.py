@@ -53,6 +53,7 @@ MISTAKES = {
     ),
     "unknown operator": (GOOD.replace("OPWRIGHT_KERNEL(twice", "OPWRIGHT_KERNEL(thrice"), 8),
     "too many indices": (GOOD.replace("x(i)", "x(i, 0)"), 6),
+    "type outside the family": (GOOD.replace("opwright::half)", "int32_t)"), 8),
     "missing header": ('#include "nowhere.h"\n' + GOOD, 1),
     "pytorch header": ("#include <torch/extension.h>\n" + GOOD, 1),
 }
@@ -126,3 +127,10 @@ def test_an_exception_in_a_kernel_names_the_operator(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match=r"twice.*seven is not allowed"):
             call(torch.ones(7))
     assert op(torch.ones(8)).tolist() == [2.0] * 8
+
+
+def test_a_source_that_exports_nothing_is_refused(tmp_path: Path) -> None:
+    """The reference would run in its place, and nobody would know."""
+    text = failure(GOOD.replace("OPWRIGHT_KERNEL(twice, float, opwright::half)", ""), tmp_path)
+    assert "exports no kernel" in text
+    assert "OPWRIGHT_KERNEL(twice, float, double)" in text

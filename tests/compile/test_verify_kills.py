@@ -100,6 +100,61 @@ def test_a_failure_tells_where_and_how_to_repeat() -> None:
     assert "--check 'numerics'" in failure.repeat
 
 
+FLAT = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void average_(View<T, 1> average, View<const T, 1> value, double decay) {
+  using C = opwright::compute_t<T>;
+  const C kept = C(DECAY), added = C(1 - DECAY);
+  for (int64_t i = 0; i < value.size(0); ++i) average(i) = T(C(average(i)) * kept + C(VALUE) * added);
+}
+OPWRIGHT_KERNEL(average_, float, double, opwright::half, opwright::bfloat16)
+"""
+
+
+def make_flat(value: str, decay: str):
+    source = FLAT.replace("VALUE", value).replace("DECAY", decay)
+
+    @opwright.operator(f"kills{next(_numbers)}::average_", cpu=source)
+    def average_(
+        average: opwright.Mutates[Float[Tensor, "*s"]], value: Float[Tensor, "*s"], decay: float = 0.9
+    ) -> None:
+        average.mul_(decay).add_(value * (1 - decay))
+
+    return average_
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("value", "decay", "passes"),
+    [
+        ("value(i)", "decay", True),
+        ("value.data()[i]", "decay", False),  # the stride of a single axis ignored
+        ("value(i)", "0.9", False),  # right at the default only
+    ],
+)
+def test_an_operator_that_mutates(value: str, decay: str, passes: bool) -> None:
+    record = opwright.verify(make_flat(value, decay))
+    assert record.passed == passes, record.failures
+
+
+@pytest.mark.compiler
+def test_a_backward_is_tried_on_outputs_that_can_be() -> None:
+    """softmax's backward takes the output, which is never larger than 1."""
+
+    @opwright.operator(f"kills{next(_numbers)}::softmax")
+    def softmax(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        return torch.softmax(x, -1)
+
+    @softmax.backward
+    def softmax_backward(grad_output, output):
+        return output * (grad_output - (grad_output * output).sum(-1, keepdim=True))
+
+    record = opwright.verify(softmax, checks=["numerics", "gradients", "gradient numerics"])
+    assert record.passed, record.failures
+
+
 # --- any callable ------------------------------------------------------------------------------------------
 
 

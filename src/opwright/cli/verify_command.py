@@ -63,7 +63,8 @@ def verify_one(
         print_record(record)
     cases = sum(c.cases for c in record.checks)
     word = "Verified" if record.passed else "Failed" if record.failures else "Nothing ran for"
-    say(f"{word} {record.name} on {cases} cases in {time.perf_counter() - started:.1f} s")
+    ran = " and ".join(record.backends)
+    say(f"{word} {record.name} ({ran}) on {cases} cases in {time.perf_counter() - started:.1f} s")
     return record
 
 

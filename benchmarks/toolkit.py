@@ -26,7 +26,7 @@ import json, sys, time, timeit
 import torch
 from jaxtyping import Float
 from torch import Tensor
-import filelock, msgspec, platformdirs
+import filelock, platformdirs
 import opwright.build.compile, opwright.build.load, opwright.build.store
 from opwright import operator
 clock = time.perf_counter

@@ -18,16 +18,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import msgspec
 
 from opwright import settings
 from opwright.errors import StoreError, StoreOwnerError
@@ -35,7 +34,8 @@ from opwright.errors import StoreError, StoreOwnerError
 _STALE_SECONDS = 24 * 3600  # a work directory this old belongs to a build that was killed
 
 
-class BuildRecord(msgspec.Struct, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class BuildRecord:
     """What is kept beside a library.
 
     Attributes:
@@ -110,9 +110,9 @@ class Store:
     def _read(self, path: Path) -> Entry | None:
         try:
             self._check_owner(path)
-            record = msgspec.json.decode((path / "record.json").read_bytes(), type=BuildRecord)
+            record = BuildRecord(**json.loads((path / "record.json").read_bytes()))
             whole = digest_of((path / "library.so").read_bytes()) == record.library
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, TypeError, AttributeError):  # missing, no JSON, another layout
             return None
         # An entry that was copied from another address is whole, and still the wrong library.
         return Entry(path, record) if whole and record.request == path.parent.name else None
@@ -175,14 +175,14 @@ class Store:
 
     def publish(self, work: Path, request: str, record: BuildRecord) -> Entry:
         """Moves a finished build into place, all at once."""
-        (work / "record.json").write_bytes(msgspec.json.encode(record))
+        (work / "record.json").write_text(json.dumps(asdict(record)))
         for name in ("library.so", "record.json"):
             with open(work / name, "rb") as f:
                 os.fsync(f.fileno())
         folder = self.root / "entries" / request
         self._make(folder.parent)
         self._make(folder)
-        target = folder / digest_of(msgspec.json.encode([record.compiler, record.files]))[:32]
+        target = folder / digest_of(json.dumps([record.compiler, record.files]).encode())[:32]
         if target.exists():  # an earlier build that was found damaged or out of date
             doomed = self.root / "work" / secrets.token_hex(8)
             target.rename(doomed)
@@ -195,9 +195,9 @@ class Store:
         folder = self.root / "support" / key
         try:
             self._check_owner(folder)
-            digests = msgspec.json.decode((folder / "digests.json").read_bytes(), type=dict[str, str])
+            digests = json.loads((folder / "digests.json").read_bytes())
             whole = all(digest_of((folder / name).read_bytes()) == d for name, d in digests.items())
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, TypeError, AttributeError):  # missing, no JSON, another layout
             return None
         return folder if whole else None
 
@@ -211,7 +211,7 @@ class Store:
         for name in names:
             (work / name).rename(staged / name)
             digests[name] = digest_of((staged / name).read_bytes())
-        (staged / "digests.json").write_bytes(msgspec.json.encode(digests))
+        (staged / "digests.json").write_text(json.dumps(digests))
         try:
             if target.exists() and self.support(key) is None:
                 target.rename(self.root / "work" / secrets.token_hex(8))  # damaged

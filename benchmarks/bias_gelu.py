@@ -1,14 +1,16 @@
 """bias_gelu on the CPU against eager and torch.compile: all variants, dtypes and sizes.
 
-    python benchmarks/bias_gelu.py [--quick]
+    python benchmarks/bias_gelu.py [--quick | --others]
 
 Candidates are timed in turn on the same inputs; the outputs are allocated by each. torch.compile gets static
 shapes and a fresh compile for each input, and is timed at (512, 4096) only, where the bar is. Writes
-results/bias_gelu_*.json (records that `opwright report` shows). `--quick` measures (512, 4096) only.
+results/bias_gelu_*.json (records that `opwright report` shows). `--quick` measures (512, 4096) only,
+`--others` all other sizes only.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -47,24 +49,28 @@ def show(m: Measurement) -> None:
 def main() -> None:
     verified = opwright.verify(bias_gelu, checks=["numerics", "gradients"])
     slower: list[Measurement] = []
-    for approximate in ("tanh", "none", "quick"):
-        runs = {"main": MAIN} if "--quick" in sys.argv else {"main": MAIN, **OTHERS}
+    runs = {"": {"main": MAIN}, "_other_sizes": OTHERS}
+    if "--quick" in sys.argv:
+        del runs["_other_sizes"]
+    if "--others" in sys.argv:
+        del runs[""]
+    for (ending, sweeps), approximate in itertools.product(runs.items(), ("tanh", "none", "quick")):
         measurements: list[Measurement] = []
-        for name, sweep in runs.items():
+        for sweep in sweeps.values():
             record = opwright.bench(
                 bias_gelu,
-                ["eager", "compile"] if name == "main" else ["eager"],
+                ["eager", "compile"] if not ending else ["eager"],
                 sweep=sweep,
                 options={"approximate": approximate},
                 dtypes=[torch.float32, torch.bfloat16, torch.float16, torch.float64],
-                seconds=0.5 if name == "main" else 0.15,
+                seconds=0.5 if not ending else 0.06,
                 verified=verified,
                 on_measurement=show,
             )
             measurements += record.measurements
         record.measurements = measurements
         slower += [m for m in measurements if m.speedup_over("eager") < 1]
-        save(record, RESULTS / f"bias_gelu_{approximate}.json")
+        save(record, RESULTS / f"bias_gelu_{approximate}{ending}.json")
     print("the backward alone, without autograd's engine on either side:")
     record = opwright.bench(
         bias_gelu.operator.backward_operator.function,

@@ -65,7 +65,7 @@ def test_relative_error_in_the_tail(approximate: str) -> None:
 
 
 def test_pytorch_is_wrong_where_we_are_right() -> None:
-    """Guards the claim of the README of this folder; goes once PyTorch mends its tail."""
+    """Guards the claim of NOTES.md about PyTorch's tail; goes once PyTorch mends it."""
     x = torch.tensor([-6.0])
     wanted = float(exact(-6.0, "tanh"))
     assert bias_gelu(x, torch.zeros(1)).item() == pytest.approx(wanted, rel=1e-4)

@@ -25,8 +25,12 @@
     │   ├── CompileError                      OPW202
     │   ├── StoreError                        OPW204
     │   ├── StoreOwnerError                   OPW205
-    │   └── LoadError                         OPW206
+    │   ├── LoadError                         OPW206
+    │   ├── NoNvccError (NoCompilerError)     OPW207
+    │   ├── HostCompilerError                 OPW208
+    │   └── ArchitectureError                 OPW209
     ├── KernelError (RuntimeError)            a kernel gave up while running          OPW203
+    │   └── DeviceFaultError                  OPW210
     └── CheckError                            verify, bench and the commands          OPW3xx
         ├── NotVerifiedError                  OPW301
         ├── TargetError                       OPW302
@@ -274,6 +278,17 @@ class KernelError(OpwrightError, RuntimeError):
     code = "OPW203"
 
 
+class DeviceFaultError(KernelError):
+    """A kernel faulted on the GPU: it read or wrote an address that is not its own, or trapped.
+
+    Kernels run after their call has returned, so a fault shows at a later call. `CUDA_LAUNCH_BLOCKING=1`
+    makes it show at the call that caused it, and `compute-sanitizer python program.py` names the line.
+    After an illegal address CUDA refuses all further work on the device until the process ends.
+    """
+
+    code = "OPW210"
+
+
 class StoreError(BuildError):
     """The store of builds cannot be written: a read-only or full disk, or missing permission.
 
@@ -297,6 +312,40 @@ class LoadError(BuildError):
     """A built library cannot be loaded."""
 
     code = "OPW206"
+
+
+class NoNvccError(NoCompilerError):
+    """No CUDA compiler was found, and kernels are required; or the one that was named is not there.
+
+    nvcc is looked for under CUDA_HOME, on PATH, under /usr/local/cuda and among Python's packages.
+    Without OPWRIGHT_REQUIRE_KERNELS=1 the reference runs on CUDA instead, with one warning. From PyPI:
+    `pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`.
+    """
+
+    code = "OPW207"
+
+
+class HostCompilerError(BuildError):
+    """nvcc refuses every C++ compiler of this machine, as too new or too old.
+
+    nvcc compiles the host half of a source with a C++ compiler, and each release knows which versions
+    it works with. The preferred one is that of OPWRIGHT_CXX; when it is refused, every `g++-N` and
+    `clang++-N` on PATH is tried. `apt-get install g++-13` installs one more beside the system's own.
+    """
+
+    code = "OPW208"
+
+
+class ArchitectureError(BuildError):
+    """The compiler, the library or the driver does not know this GPU's architecture.
+
+    A library holds machine code for the architectures that it was built for and PTX of the newest, which
+    the driver compiles for newer GPUs. Name others with OPWRIGHT_ARCH (`OPWRIGHT_ARCH=80,90`). nvcc
+    knows what `nvcc --list-gpu-arch` lists; a newer one is on PyPI (`pip install -U nvidia-cuda-nvcc`).
+    A driver that is older than the toolkit cannot compile its PTX: name the GPU's own architecture.
+    """
+
+    code = "OPW209"
 
 
 # --- verify, bench, commands --------------------------------------------------------------------------

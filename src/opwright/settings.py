@@ -4,12 +4,14 @@ OPWRIGHT_CACHE_DIR        --cache-dir        where builds are kept
 OPWRIGHT_CXX              --cxx              the C++ compiler
 OPWRIGHT_CXXFLAGS         --cxxflags         flags added after Opwright's own
 OPWRIGHT_JOBS             --jobs             compilers running at the same time
+OPWRIGHT_ARCH             --arch             GPU architectures to compile for: 90, sm_90a, "80,90"
 OPWRIGHT_REQUIRE_KERNELS  --require-kernels  1: a kernel that cannot be built is an error
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -44,6 +46,24 @@ def jobs() -> int:
     if not text.isdigit() or int(text) < 1:
         raise SettingError("OPWRIGHT_JOBS", "must be a positive number", rows=[("got", repr(text))])
     return int(text)
+
+
+def architectures() -> tuple[str, ...]:
+    """Returns the GPU architectures that the user named, as "90" or "90a"; empty: none was named."""
+    text = os.environ.get("OPWRIGHT_ARCH", "")
+    names = []
+    for word in re.split(r"[,;\s]+", text.strip()):
+        found = re.fullmatch(r"(?:sm_|compute_)?(\d+)(?:\.(\d))?([af]?)(?:\+PTX)?", word, re.IGNORECASE)
+        if word and not found:
+            raise SettingError(
+                "OPWRIGHT_ARCH",
+                "must be a list of GPU architectures",
+                rows=[("got", repr(word))],
+                hint="`OPWRIGHT_ARCH=90` or `OPWRIGHT_ARCH=80,90a`; `nvcc --list-gpu-arch` lists what there is",
+            )
+        if found:
+            names.append(f"{found[1]}{found[2] or ''}{found[3].lower()}")
+    return tuple(names)
 
 
 def require_kernels() -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opwright import settings
+from opwright.build import cuda
+from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import compile_error
 from opwright.build.glue import glue_text, header_text
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
@@ -27,46 +29,90 @@ from opwright.build.toolchain import (
     headers_digest,
     machine_identity,
 )
-from opwright.errors import CompileError, LoadError, NoCompilerError
+from opwright.errors import CompileError, LoadError, NoCompilerError, NoNvccError
 from opwright.spec.declaration import Declaration, Source
 
 _LEAST_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left failed for want of space
-_FORMAT = 1  # changes when the layout of a library changes
+_FORMAT = 2  # changes when the layout of a library changes
 
 
 @dataclass
 class Request:
-    """What is to be built, and its address in the store."""
+    """What is to be built, and its address in the store.
+
+    Attributes:
+        unit: the operators of the library.
+        backends: whose kernels it holds.
+        sources: the sources of each backend.
+        texts: their contents, in the same order.
+        glue, headers: generated from the contracts; a header for each backend.
+        flags: of each backend's compiler.
+    """
 
     unit: tuple[Declaration, ...]
-    backend: str
-    sources: tuple[Source, ...]
+    backends: tuple[str, ...]
+    sources: dict[str, tuple[Source, ...]]
     texts: tuple[str, ...]
     glue: str
-    header: str
-    flags: tuple[str, ...]
+    headers: dict[str, str]
+    flags: dict[str, tuple[str, ...]]
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = [
-            f"format {_FORMAT}", self.backend, machine_identity(), headers_digest(),
-            *GLUE_FLAGS, *LINK_FLAGS, *self.flags, self.glue, self.header, *self.texts,
-        ]  # fmt: skip
+        parts = [f"format {_FORMAT}", headers_digest(), *GLUE_FLAGS, *LINK_FLAGS, self.glue, *self.texts]
+        for backend in self.backends:
+            parts += [backend, *self.flags[backend], self.headers[backend]]
+        if "cpu" in self.backends:
+            parts.append(machine_identity())
         self.key = digest_of("\0".join(parts).encode())[:40]
 
+    @property
+    def subject(self) -> str:
+        """The operator that errors are about."""
+        return next((d.name for d in self.unit if d.forward is None), self.unit[0].name)
 
-def make_request(unit: Sequence[Declaration], backend: str) -> Request:
+    def known_architectures(self) -> list[str]:
+        """Returns the architectures that nvcc knows."""
+        nvcc = cuda.find_nvcc(Store().identities)
+        return cuda.known_architectures(nvcc) if nvcc else []
+
+
+def make_request(unit: Sequence[Declaration], backends: Sequence[str]) -> Request:
     """Returns the request for the kernels of a unit, from the sources as they are now."""
-    sources = tuple(dict.fromkeys(d.sources[backend] for d in unit if backend in d.sources))
+    sources = {b: tuple(dict.fromkeys(d.sources[b] for d in unit if b in d.sources)) for b in backends}
     return Request(
         unit=tuple(unit),
-        backend=backend,
+        backends=tuple(backends),
         sources=sources,
-        texts=tuple(source.read() for source in sources),
-        glue=glue_text(unit, backend),
-        header=header_text(unit, backend),
-        flags=(*KERNEL_FLAGS, *settings.cxxflags()),
+        texts=tuple(source.read() for found in sources.values() for source in found),
+        glue=glue_text(unit, backends),
+        headers={backend: header_text(unit, backend) for backend in backends},
+        flags={backend: _flags(backend) for backend in backends},
     )
+
+
+def _flags(backend: str) -> tuple[str, ...]:
+    if backend == "cpu":
+        return (*KERNEL_FLAGS, *settings.cxxflags())
+    # nvcc reads these two itself; they belong to the address.
+    own = [f"-DNVCC_{n}={v}" for n in ("PREPEND", "APPEND") if (v := os.environ.get(f"NVCC_{n}_FLAGS"))]
+    return (*cuda.NVCC_FLAGS, *cuda.architecture_flags(cuda.architectures()), *own)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The compilers that a request needs; None where there is none."""
+
+    compiler: Compiler | None
+    nvcc: Nvcc | None
+    needs_nvcc: bool
+
+    @property
+    def identity(self) -> str | None:
+        """What a build is recorded under; None when a tool is missing, so that any build will do."""
+        if self.compiler is None or (self.needs_nvcc and self.nvcc is None):
+            return None
+        return f"{self.compiler.identity}; {self.nvcc.identity}" if self.nvcc else self.compiler.identity
 
 
 def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
@@ -77,74 +123,105 @@ def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
         CompileError: a source does not compile.
         StoreError: the store cannot be written, or belongs to someone else.
     """
-    compiler = find_compiler(store.identities)
-    entry = store.find(request.key, compiler.identity if compiler else None)
+    tools = _find_tools(request, store)
+    entry = store.find(request.key, tools.identity)
     if entry:
         return entry, False
-    if compiler is None:
-        raise NoCompilerError(
-            request.unit[0].name,
-            "there is no C++ compiler to build its kernel with",
-            hint="`apt-get install g++`, or `OPWRIGHT_CXX=/path/to/c++`",
-        )
+    _require(tools, request)
     with store.lock(request.key):
-        entry = store.find(request.key, compiler.identity)  # another process may have built it
+        entry = store.find(request.key, tools.identity)  # another process may have built it
         if entry:
             return entry, False
         with store.work() as work:
-            return _build(request, compiler, store, work), True
+            return _build(request, tools, store, work), True
 
 
-def _build(request: Request, compiler: Compiler, store: Store, work: Path) -> Entry:
+def _find_tools(request: Request, store: Store) -> Tools:
+    needs_nvcc = "cuda" in request.backends
+    nvcc = cuda.find_nvcc(store.identities) if needs_nvcc else None
+    return Tools(find_compiler(store.identities), nvcc, needs_nvcc)
+
+
+def _require(tools: Tools, request: Request) -> None:
+    if tools.needs_nvcc and tools.nvcc is None:
+        raise NoNvccError(
+            request.subject,
+            "there is no CUDA compiler (nvcc) to build its kernel with",
+            rows=[
+                ("architecture", ", ".join(f"sm_{name}" for name in cuda.architectures())),
+                ("looked in", "CUDA_HOME, PATH, /usr/local/cuda, Python's packages"),
+            ],
+            hint="`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`, "
+            "or `export CUDA_HOME=/path/to/cuda`",
+        )
+    if tools.compiler is None:
+        raise NoCompilerError(
+            request.subject,
+            "there is no C++ compiler to build its kernel with",
+            hint="`apt-get install g++`, or `OPWRIGHT_CXX=/path/to/c++`",
+        )
+
+
+def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
     start = time.perf_counter()
     _check_exports(request)
+    compiler = tools.compiler
     (work / "unit.c").write_text(request.glue)
-    (work / "contract.h").write_text(request.header)
-    commands = {}
-    for i, source in enumerate(request.sources):
-        commands[source.origin] = _kernel_command(request, compiler, work, i)
+    kernels = _Kernels(request, tools, store.identities, work)
+    commands = dict(kernels.commands())
     # The part of the glue that is the same for all operators is kept in the store as an object.
     support = store.support(_support_key(compiler))
     if support is None:
         commands |= _support_commands(compiler, work)
-    glue = [compiler.path, *GLUE_FLAGS, "-I", str(NATIVE / "src"), "-c", "unit.c", "-o", "unit.o"]
-    commands["glue"] = glue
-    seconds = _run_all(commands, work, request)
+    commands["glue"] = [
+        compiler.path, *GLUE_FLAGS, "-I", str(NATIVE / "src"), "-c", "unit.c", "-o", "unit.o",
+    ]  # fmt: skip
+    try:
+        seconds = _run_all(commands, work, request)
+    except HostRefused:
+        kernels.host = cuda.choose_host_compiler(tools.nvcc, compiler, store.identities, request.subject)
+        seconds = _run_all(commands | kernels.commands(), work, request)
     if support is None:
         support = store.publish_support(work, _support_key(compiler), _SUPPORT)
-    objects = ["unit.o", *(f"kernel{i}.o" for i in range(len(request.sources)))]
     shared = [str(support / name) for name in _SUPPORT]
-    link = [compiler.path, *LINK_FLAGS, *objects, *shared, "-o", "library.so"]
-    seconds |= _run_all({"link": link}, work, request)
+    link = [compiler.path, *LINK_FLAGS, "unit.o", *kernels.objects, *shared]
+    if tools.nvcc:
+        link += cuda.link_flags(tools.nvcc)
+    seconds |= _run_all({"link": [*link, "-o", "library.so"]}, work, request)
     seconds["all"] = time.perf_counter() - start
     record = BuildRecord(
         request=request.key,
         library=digest_of((work / "library.so").read_bytes()),
-        compiler=compiler.identity,
-        files=_files_read(request, work),
+        compiler=tools.identity,
+        files=_files_read(request, tools, work),
         operators=[d.qualified_name for d in request.unit],
         seconds=seconds,
         created=time.time(),
     )
-    for name in (*objects, *(p.name for p in work.glob("*.d"))):
+    for name in ("unit.o", *kernels.objects, *(p.name for p in work.glob("*.d"))):
         (work / name).unlink(missing_ok=True)
-    return store.publish(work, request.key, record)
+    entry = store.publish(work, request.key, record)
+    if len(request.backends) > 1:
+        for backend in request.backends:  # so that a call, which asks for one backend, finds it too
+            part = make_request(request.unit, (backend,))
+            store.alias(entry, part.key, _find_tools(part, store).identity)
+    return entry
 
 
 def _check_exports(request: Request) -> None:
     """Refuses sources that export nothing: the reference would run, and nobody would know."""
-    if any("OPWRIGHT_KERNEL(" in text for text in request.texts):
+    if all("OPWRIGHT_KERNEL(" in text for text in request.texts):
         return
-    name = next((d.name for d in request.unit if d.forward is None), request.unit[0].name)
     raise CompileError(
-        name,
+        request.subject,
         "its source exports no kernel",
-        rows=[("source", source.origin) for source in request.sources],
-        hint=f"`OPWRIGHT_KERNEL({name}, float, double)` behind the function, with the types it is good for",
+        rows=[("source", source.origin) for found in request.sources.values() for source in found],
+        hint=f"`OPWRIGHT_KERNEL({request.subject}, float, double)` behind the function, with the types it "
+        "is good for",
     )
 
 
-_SUPPORT = ("glue.o", "libtorch_cpu.so")
+_SUPPORT = ("glue.o", "libtorch_cpu.so", "libtorch.so")
 
 
 def _support_key(compiler: Compiler) -> str:
@@ -153,24 +230,62 @@ def _support_key(compiler: Compiler) -> str:
 
 def _support_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
     (work / "stub.c").write_text(_stub_text())
-    stub = [
-        compiler.path, "-x", "c", "-w", "-shared", "-nostdlib", "-fPIC", "stub.c",
-        "-Wl,-soname,libtorch_cpu.so", "-o", "libtorch_cpu.so",
-    ]  # fmt: skip
+    (work / "empty.c").write_text("")
+
+    def stub(name: str, source: str) -> list[str]:
+        return [
+            compiler.path, "-x", "c", "-w", "-shared", "-nostdlib", "-fPIC", source,
+            f"-Wl,-soname,{name}", "-o", name,
+        ]  # fmt: skip
+
     runtime = [compiler.path, *GLUE_FLAGS, "-c", str(NATIVE / "src" / "glue.c"), "-o", "glue.o"]
-    return {"glue runtime": runtime, "stub": stub}
+    return {
+        "glue runtime": runtime,
+        "stub of libtorch_cpu": stub("libtorch_cpu.so", "stub.c"),
+        # Where torch has CUDA, libtorch.so brings libtorch_cuda.so, which the weak functions are in.
+        "stub of libtorch": stub("libtorch.so", "empty.c"),
+    }
 
 
-def _kernel_command(request: Request, compiler: Compiler, work: Path, index: int) -> list[str]:
-    source = request.sources[index]
-    path = source.path
-    if path is None:
-        path = work / f"kernel{index}.cpp"
-        path.write_text(f'#line {source.line} "{source.origin}"\n{source.inline}')
-    return [
-        compiler.path, *request.flags, "-I", str(INCLUDE), "-include", "contract.h",
-        "-MMD", "-MF", f"kernel{index}.d", "-c", str(path), "-o", f"kernel{index}.o",
-    ]  # fmt: skip
+class _Kernels:
+    """The compiles of a request's kernels.
+
+    Attributes:
+        host: the compiler of the host half of CUDA sources.
+        objects: what the compiles make.
+    """
+
+    def __init__(self, request: Request, tools: Tools, identities: Path, work: Path) -> None:
+        self._request, self._tools, self._work = request, tools, work
+        self.host = cuda.host_compiler(tools.nvcc, tools.compiler, identities) if tools.nvcc else ""
+        self._sources = [(b, source) for b in request.backends for source in request.sources[b]]
+        self.objects = [f"{self._stem(i)}.o" for i in range(len(self._sources))]
+        for backend, header in request.headers.items():
+            (work / f"contract_{backend}.h").write_text(header)
+
+    def _stem(self, index: int) -> str:
+        return f"kernel{index}_{self._sources[index][0]}"
+
+    def commands(self) -> dict[str, list[str]]:
+        return {self._stem(i): self._command(i) for i in range(len(self._sources))}
+
+    def _command(self, index: int) -> list[str]:
+        backend, source = self._sources[index]
+        stem, path, flags = self._stem(index), source.path, self._request.flags[backend]
+        if path is None:
+            path = self._work / f"{stem}.{'cpp' if backend == 'cpu' else 'cu'}"
+            path.write_text(f'#line {source.line} "{source.origin}"\n{source.inline}')
+        header = f"contract_{backend}.h"
+        if backend == "cuda":
+            return cuda.compile_command(self._tools.nvcc, self.host, flags, path, header, stem)
+        return [
+            self._tools.compiler.path, *flags, "-I", str(INCLUDE), "-include", header,
+            "-MMD", "-MF", f"{stem}.d", "-c", str(path), "-o", f"{stem}.o",
+        ]  # fmt: skip
+
+
+class HostRefused(Exception):
+    """nvcc refuses the host compiler."""
 
 
 def _run_all(commands: dict[str, list[str]], work: Path, request: Request) -> dict[str, float]:
@@ -207,6 +322,8 @@ def _run_all(commands: dict[str, list[str]], work: Path, request: Request) -> di
         f.write("\n".join(logs))
     if failed:
         name, text = failed[0]
+        if "cuda" in request.backends and cuda.is_refusal(text):
+            raise HostRefused
         if "No space left on device" in text or shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
         raise compile_error(request, name, text, "\n".join(logs))
@@ -226,14 +343,15 @@ def _wait_for_one(running: dict[str, tuple[subprocess.Popen, float, Path]]) -> s
         time.sleep(0.001)
 
 
-def _files_read(request: Request, work: Path) -> dict[str, str]:
+def _files_read(request: Request, tools: Tools, work: Path) -> dict[str, str]:
     """Returns the digests of the files that the sources included, Opwright's own and systems' left out."""
-    own = {str(source.path) for source in request.sources}
+    own = {str(source.path) for found in request.sources.values() for source in found}
+    known = [NATIVE, work.resolve(), *([tools.nvcc.root] if tools.nvcc else [])]
     found: dict[str, str] = {}
     for path in work.glob("*.d"):
         for name in _dependencies(path.read_text()):
             full = (work / name).resolve()
-            if full.is_relative_to(NATIVE) or full.is_relative_to(work.resolve()) or str(full) in own:
+            if str(full) in own or any(full.is_relative_to(folder) for folder in known):
                 continue
             found[str(full)] = digest_of(full.read_bytes())
     return found
@@ -251,7 +369,8 @@ def _stub_text() -> str:
     matter to the linker, and the loader finds the library that the process already holds.
     """
     text = (NATIVE / "src" / "glue.h").read_text()
-    names = re.findall(r"^extern \w+ ((?:aoti_)?torch_\w+)\(", text, re.MULTILINE)
+    declared = re.findall(r"^extern \w+ ((?:aoti_)?torch_\w+)(\([^;]*);", text, re.MULTILINE)
+    names = [name for name, rest in declared if "weak" not in rest]
     return "".join(f"void {name}(void) {{}}\n" for name in names)
 
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opwright.errors import CompileError
+from opwright.errors import ArchitectureError, CompileError
 
 if TYPE_CHECKING:
     from opwright.build.compile import Request
@@ -16,30 +16,48 @@ if TYPE_CHECKING:
 _MESSAGE = re.compile(
     r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<kind>[a-z ]+): (?P<text>.*)$"
 )
+# The device half of nvcc has a form of its own.
+_NVCC_MESSAGE = re.compile(
+    r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<kind>[a-z ]+?)(?: #\d+-D)?: (?P<text>.*)$"
+)
+_NVCC_UNKNOWN = re.compile(r"Unsupported gpu architecture '(?:compute|sm)_(\w+)'")
 _EXPORT = re.compile(r"^>.*OPWRIGHT_KERNEL\(\s*(\w+)")
 _HELP = [
     (r"cannot convert .*(half|bfloat16)", "compute in `opwright::compute_t<T>`, and convert with `T(value)`"),
+    (
+        r"`?__device__|calling a __host__ function",
+        "mark the function `__device__`, or `OPWRIGHT_HOST_DEVICE`",
+    ),
     (r"No such file or directory", "includes are found beside the source and in Opwright's own headers"),
     (r"torch/|ATen/|c10/", "kernels see no PyTorch header; host code includes <opwright/tensor.h>"),
 ]
 
 
-def compile_error(request: Request, step: str, output: str, log: str) -> CompileError:
+def compile_error(request: Request, step: str, output: str, log: str) -> CompileError | ArchitectureError:
     """Returns the error for a failed step of a build; the full log is kept in a file that it names."""
+    unknown = _NVCC_UNKNOWN.search(output)
+    if unknown:
+        return ArchitectureError(
+            request.subject,
+            f"nvcc does not know the architecture sm_{unknown[1]}",
+            rows=[("it knows", " ".join(request.known_architectures()))],
+            hint="`pip install --upgrade nvidia-cuda-nvcc`, or `OPWRIGHT_ARCH=` one that it knows: the driver "
+            "compiles its PTX for newer GPUs",
+        )
     log_path = _keep(log, request.unit[0].name)
-    sources = {source.origin: source for source in request.sources}
-    messages = [m for m in map(_MESSAGE.match, output.splitlines()) if m]
+    sources = {source.origin: source for found in request.sources.values() for source in found}
+    messages = [m for line in output.splitlines() if (m := _MESSAGE.match(line) or _NVCC_MESSAGE.match(line))]
     errors = [m for m in messages if "error" in m["kind"]]
     name = request.unit[0].name
     if not errors:
-        rule = (
-            f"the step `{step}` of its build failed" if step not in sources else "its kernel does not compile"
-        )
+        is_kernel = step.startswith("kernel")
+        rule = "its kernel does not compile" if is_kernel else f"the step `{step}` of its build failed"
         body = "\n".join(output.strip().splitlines()[-6:])
         return CompileError(name, rule, body=body, hint=f"the log: {log_path}")
     first = errors[0]
     at = _author_line(output.splitlines(), messages, first, sources)
     text = first["text"].removeprefix("static assertion failed: ")
+    text = re.sub(r'^static assertion failed with "(.*)"$', r"\1", text)
     hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "")
     excerpt = _excerpt(request, at[0], at[1])
     exported = next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
@@ -78,11 +96,16 @@ def _author_line(
         for found in re.finditer(r"(?:^|from |In file included from )([^\s:][^:\n]*):(\d+)", line):
             if found[1] in sources:
                 return found[1], int(found[2])
+        inside = re.search(r"at line (\d+) of (\S+)", line)  # nvcc's words for "required from here"
+        if inside and inside[2] in sources:
+            return inside[2], int(inside[1])
     return first["file"], int(first["line"])
 
 
 def _excerpt(request: Request, file: str, line: int) -> list[str]:
-    source = next((s for s in request.sources if s.origin == file), None)
+    every = [source for found in request.sources.values() for source in found if source.origin == file]
+    # Several sources may be strings in one file: the last that starts above the line.
+    source = max((s for s in every if s.path or s.line <= line), key=lambda s: s.line, default=None)
     try:
         if source and source.path is None:
             text, first = source.inline.splitlines(), source.line

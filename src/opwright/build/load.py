@@ -12,23 +12,26 @@ from opwright.errors import LoadError
 
 @dataclass
 class Library:
-    """A library that is loaded; its kernels are the registered ones between `register` and `unregister`."""
+    """A library that is loaded.
+
+    Its kernels for a backend are the registered ones between `register` and `unregister`.
+    """
 
     entry: Entry
     handle: ctypes.CDLL
 
-    def register(self) -> None:
-        """Makes its kernels the ones that the dispatcher calls.
+    def register(self, backend: str) -> None:
+        """Makes its kernels for a backend the ones that the dispatcher calls.
 
         Raises:
             LoadError: the dispatcher refuses them.
         """
-        if self.handle.opwright_register() != 0:
-            raise LoadError(self.entry.record.operators[0], "the dispatcher refuses its kernels")
+        if self.handle.opwright_register(backend.encode()) != 0:
+            raise LoadError(self.entry.record.operators[0], f"the dispatcher refuses its {backend} kernels")
 
-    def unregister(self) -> None:
+    def unregister(self, backend: str) -> None:
         """Takes its kernels back. The library itself stays: a call may still be running in it."""
-        self.handle.opwright_unregister()
+        self.handle.opwright_unregister(backend.encode())
 
 
 def load(entry: Entry) -> Library:

@@ -25,7 +25,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from opwright import settings
@@ -182,13 +182,24 @@ class Store:
         folder = self.root / "entries" / request
         self._make(folder.parent)
         self._make(folder)
-        target = folder / digest_of(json.dumps([record.compiler, record.files]).encode())[:32]
+        target = folder / _build_name(record)
         if target.exists():  # an earlier build that was found damaged or out of date
             doomed = self.root / "work" / secrets.token_hex(8)
             target.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
         work.rename(target)
         return Entry(target, record)
+
+    def alias(self, entry: Entry, request: str, compiler: str) -> None:
+        """Makes a build the answer to another request too, one for a part of it, where it has none yet."""
+        record = replace(entry.record, request=request, compiler=compiler)
+        with self.work() as staged:
+            os.link(entry.library, staged / "library.so")
+            (staged / "record.json").write_text(json.dumps(asdict(record)))
+            target = self.root / "entries" / request / _build_name(record)
+            self._make(target.parent)
+            with contextlib.suppress(OSError):  # there is one
+                staged.rename(target)
 
     def support(self, key: str) -> Path | None:
         """Returns the directory of the objects that every build links, or None when it is not whole."""
@@ -263,6 +274,10 @@ class Store:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _build_name(record: BuildRecord) -> str:
+    return digest_of(json.dumps([record.compiler, record.files]).encode())[:32]
 
 
 def _is_current(entry: Entry) -> bool:

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def find_compiler(identities: Path) -> Compiler | None:
     for candidate in candidates:
         found = shutil.which(candidate)
         if found:
-            return Compiler(found, _identity(Path(found), identities))
+            return Compiler(found, _identity(found, identities))
     if named:
         raise NoCompilerError(
             "OPWRIGHT_CXX", "this compiler does not exist", rows=[("got", named)], hint="unset OPWRIGHT_CXX"
@@ -67,26 +68,45 @@ def find_compiler(identities: Path) -> Compiler | None:
     return None
 
 
-def _identity(path: Path, identities: Path) -> str:
-    real = path.resolve()
+def file_signature(path: str) -> str:
+    """Returns what changes when the file behind a path is replaced."""
+    real = Path(path).resolve()
     stat = real.stat()
-    key = hashlib.sha256(f"{real}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()[:32]
+    return f"{real}|{stat.st_size}|{stat.st_mtime_ns}"
+
+
+def remember(subject: str | None, identities: Path, ask: Callable[[], str], name: str = "") -> str:
+    """Returns the answer to a question about a compiler, asked only when it was not asked before.
+
+    Args:
+        subject: what the answer depends on; None asks anew.
+        name: the name of the file that holds the answer, in place of a digest of `subject`.
+    """
+    key = name or hashlib.sha256(str(subject).encode()).hexdigest()[:32]
     remembered = identities / key
-    try:
-        return remembered.read_text()
-    except OSError:
-        pass
-    result = subprocess.run([str(path), "--version"], capture_output=True, text=True)
-    identity = result.stdout.splitlines()[0] if result.stdout else str(real)
+    if subject is not None:
+        try:
+            return remembered.read_text()
+        except OSError:
+            pass
+    answer = ask()
     try:
         identities.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         identities.mkdir(mode=0o700, exist_ok=True)
         temporary = identities / f"{key}.{os.getpid()}"
-        temporary.write_text(identity)
+        temporary.write_text(answer)
         temporary.rename(remembered)
     except OSError:
         pass  # a read-only store: the compiler is asked again next time
-    return identity
+    return answer
+
+
+def _identity(path: str, identities: Path) -> str:
+    def ask() -> str:
+        result = subprocess.run([path, "--version"], capture_output=True, text=True)
+        return result.stdout.splitlines()[0] if result.stdout else str(Path(path).resolve())
+
+    return remember(file_signature(path), identities, ask)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ FLAGS = {
     "--cache-dir": "Where builds are kept (OPWRIGHT_CACHE_DIR).",
     "--cxx": "The C++ compiler (OPWRIGHT_CXX).",
     "--cxxflags": "Compiler flags after Opwright's own (OPWRIGHT_CXXFLAGS).",
+    "--arch": "GPU architectures to compile for (OPWRIGHT_ARCH).",
     "--jobs": "Compilers at a time (OPWRIGHT_JOBS).",
     "--require-kernels": "A kernel that cannot be built is an error (OPWRIGHT_REQUIRE_KERNELS).",
 }

@@ -31,7 +31,7 @@ def inspect_operators(target: str, *, glue: bool = False, header: bool = False, 
                 operator.declaration
             ]
             if unit[0] is operator.declaration or len(found) == 1:
-                print(glue_text(unit, "cpu") if glue else header_text(unit, "cpu"))
+                print(glue_text(unit, ["cpu"]) if glue else header_text(unit, "cpu"))
         return 0
     facts = []
     for operator in found:
@@ -42,7 +42,7 @@ def inspect_operators(target: str, *, glue: bool = False, header: bool = False, 
                 "declared": f"{declaration.file}:{declaration.line}",
                 "schema": schema_of(contract, declaration.name),
                 **({"out schema": out_schema_of(contract, declaration.name)} if contract.outputs else {}),
-                "kernel": kernel_signature(declaration),
+                "kernel": kernel_signature(declaration, "cpu"),
                 "kernels": {b: s.origin for b, s in declaration.sources.items()},
                 "backward": operator.backward_operator.declaration.qualified_name
                 if operator.backward_operator

@@ -21,6 +21,7 @@ def launch(
     cache_dir: Annotated[str | None, Parameter(help=FLAGS["--cache-dir"])] = None,
     cxx: Annotated[str | None, Parameter(help=FLAGS["--cxx"])] = None,
     cxxflags: Annotated[str | None, Parameter(help=FLAGS["--cxxflags"])] = None,
+    arch: Annotated[str | None, Parameter(help=FLAGS["--arch"])] = None,
     jobs: Annotated[int | None, Parameter(help=FLAGS["--jobs"])] = None,
     require_kernels: Annotated[bool, Parameter(negative="", help=FLAGS["--require-kernels"])] = False,
 ) -> int:
@@ -29,6 +30,7 @@ def launch(
         "OPWRIGHT_CACHE_DIR": cache_dir,
         "OPWRIGHT_CXX": cxx,
         "OPWRIGHT_CXXFLAGS": cxxflags,
+        "OPWRIGHT_ARCH": arch,
         "OPWRIGHT_JOBS": jobs,
         "OPWRIGHT_REQUIRE_KERNELS": "1" if require_kernels else None,
     }

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from opwright import settings
 from opwright.dispatch import registry
-from opwright.errors import NoCompilerError
+from opwright.errors import NoCompilerError, NoNvccError
 
 if TYPE_CHECKING:
     from opwright.build.load import Library
     from opwright.dispatch.operator import Operator
     from opwright.spec.declaration import Declaration
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "cuda")
 
 _loaded: dict[tuple, Library] = {}
 _tried: set[tuple] = set()
-_has_warned = False
+_warned: set[str] = set()
 
 
 def unit_key(declaration: Declaration, backend: str) -> tuple | None:
@@ -58,7 +59,6 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
     Raises:
         BuildError: the kernel cannot be built, and that is not just a missing compiler.
     """
-    global _has_warned
     key = unit_key(operator.declaration, backend)
     if key is None:
         return False
@@ -75,29 +75,48 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
             if settings.require_kernels():
                 raise
             _tried.add(key)
-            if not _has_warned:
-                _has_warned = True
+            if backend not in _warned:
+                _warned.add(backend)
+                missing = "CUDA compiler (nvcc)" if isinstance(error, NoNvccError) else "C++ compiler"
                 warnings.warn(
-                    f"{error.subject}: no C++ compiler was found, so operators run their PyTorch reference, "
+                    f"{error.subject}: no {missing} was found, so operators run their PyTorch reference, "
                     f"slower. hint: {error.hint}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
             return False
-        library.register()
+        library.register(backend)
         _loaded[key] = library
         return True
 
 
-def build(key: tuple) -> tuple[Library, bool]:
-    """Builds the library of a unit and opens it; the second result is whether a compiler ran."""
+def build(*keys: tuple) -> tuple[Library, bool]:
+    """Builds one library of the units of these keys, which hold the same operators, and opens it.
+
+    The second result is whether a compiler ran.
+    """
     # Only here: a process whose operators have no kernels never imports the builder.
     from opwright.build.compile import ensure_built, make_request
     from opwright.build.load import load
     from opwright.build.store import Store
 
-    entry, is_new = ensure_built(make_request(unit_of(key), key[1]), Store())
+    entry, is_new = ensure_built(make_request(unit_of(keys[0]), [key[1] for key in keys]), Store())
     return load(entry), is_new
+
+
+def libraries_of(operators: Iterable[Operator]) -> list[tuple[tuple, ...]]:
+    """Returns the keys that go into each library when the kernels of all backends are built.
+
+    Backends share a library when their sources hold the same operators, as they do in a folder.
+    """
+    found: list[tuple[tuple, ...]] = []
+    for operator in operators:
+        keys = [key for b in BACKENDS if (key := unit_key(operator.declaration, b)) is not None]
+        shared = {tuple(d.qualified_name for d in unit_of(key)) for key in keys}
+        for group in [tuple(keys)] if len(shared) == 1 else [(key,) for key in keys]:
+            if group and group not in found:
+                found.append(group)
+    return sorted(found)
 
 
 def unload(declaration: Declaration) -> None:
@@ -108,7 +127,7 @@ def unload(declaration: Declaration) -> None:
             _tried.discard(key)
             library = _loaded.pop(key, None)
             if library is not None:
-                library.unregister()
+                library.unregister(backend)
 
 
 def is_loaded(operator: Operator, backend: str) -> bool:

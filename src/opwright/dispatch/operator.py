@@ -18,6 +18,7 @@ from opwright.dispatch.autograd import (
     composite_recorder,
     refuse_mutation,
 )
+from opwright.dispatch.device_errors import device_error
 from opwright.dispatch.entries import Entries, signature_of
 from opwright.dispatch.fake import fake_kernel, unpack
 from opwright.dispatch.gate import gate, normalizer
@@ -318,6 +319,9 @@ class Operator:
             self._raised.error = None
             return raised
         prefix = f"{self.declaration.name}: "
+        found = device_error(self, text.removeprefix(prefix), list(tensors_in(values)))
+        if found is not None:
+            return found
         if text.startswith(prefix):
             return KernelError(self.declaration.name, text.removeprefix(prefix))
         return error

@@ -8,7 +8,7 @@
 //   check     dtypes, device, ranks, sizes; binds the named axes
 //   allocate  the outputs (or takes those of the out variant)
 //   view      pointers, sizes and strides, variadic axes collapsed into one
-//   launch    the kernel
+//   launch    the kernel; on a GPU with its device current, on its current stream
 //   finish    copies back, frees, returns or raises
 #pragma once
 
@@ -53,6 +53,12 @@ extern i32 aoti_torch_delete_library_object(Handle);
 extern void aoti_torch_check(_Bool claim, const char *function, const char *file, u32 line,
                              const char *message);
 
+// In libtorch_cuda, which a CPU build of torch does not have: weak, so that the library loads there
+// too and its CPU kernels run.
+extern i32 aoti_torch_create_cuda_guard(i32 device_index, Handle *) __attribute__((weak));
+extern i32 aoti_torch_delete_cuda_guard(Handle) __attribute__((weak));
+extern i32 aoti_torch_get_current_cuda_stream(i32 device_index, void **) __attribute__((weak));
+
 #define TARGET_VERSION ((2ULL << 56) | (11ULL << 48))  // the least torch: 2.11
 
 // ---- libc and the C++ run time ------------------------------------------------------------------------
@@ -60,6 +66,7 @@ extern void aoti_torch_check(_Bool claim, const char *function, const char *file
 extern int snprintf(char *, u64, const char *, ...);
 extern void *malloc(u64);
 extern void free(void *);
+extern int strcmp(const char *, const char *);
 extern int strncmp(const char *, const char *, u64);
 extern u64 strlen(const char *);
 // `operator delete`: libtorch hands an optional over in a cell that it made with `new`.
@@ -68,7 +75,8 @@ extern void operator_delete(void *) __asm__("_ZdlPv");
 
 // ---- tables -------------------------------------------------------------------------------------------
 
-enum { kMaxRank = 16, kMaxDims = 64, kMaxArguments = 64, kMessage = 512 };
+enum { kMaxRank = 16, kMaxDims = 64, kMaxArguments = 64, kMaxScratch = 8, kMessage = 512 };
+enum { kUInt8 = 0, kCuda = 1 };  // PyTorch's numbers of a scalar type and of a device type
 
 // One axis of a tensor. `variable` indexes the sizes that a call binds; `value` computes from them.
 enum AxisKind { kNamedAxis, kFixed, kComputed, kVariadic, kAnonymous };
@@ -165,6 +173,16 @@ typedef struct {
 enum Form { kNamed, kOut, kCoded };
 // One call from the dispatcher.
 extern void opwright_run(const Operator *, const Kernel *, u64 *stack, enum Form);
-// Makes the kernels of this library the registered ones, and takes them back. Zero on success.
-extern i32 opwright_register_entries(const char *ns, const char *key, const Entry *, i32 count);
-extern i32 opwright_unregister_entries(void);
+
+// The kernels of one backend; `library` is the dispatcher's handle while they are registered.
+typedef struct {
+  const char *name, *key;  // "cuda", "CUDA"
+  const Entry *entries;
+  u64 count;
+  Handle library;
+} Backend;
+
+// Makes the kernels of a backend the registered ones, and takes them back. Zero on success. The list
+// ends with an entry without a name.
+extern i32 opwright_register_backend(const char *ns, const char *backend, Backend *);
+extern i32 opwright_unregister_backend(const char *backend, Backend *);

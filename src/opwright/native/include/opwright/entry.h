@@ -2,6 +2,9 @@
 #pragma once
 
 #include <exception>
+#if defined(__CUDACC__)
+#include <cstdio>
+#endif
 
 #include "opwright/types.h"
 
@@ -56,6 +59,19 @@ const char* dispatch(int dtype, const Call& call) noexcept {
 // The scalar types a kernel was instantiated for, as a mask of PyTorch's numbers.
 template <typename... Types>
 inline constexpr unsigned long long kTypeMask = ((1ull << kScalarType<Types>) | ... | 0ull);
+
+#if defined(__CUDACC__)
+// Raises what a launch left behind. The text starts with the error's number, which the caller turns
+// into an error of its own with the remedy.
+inline void check_launch() {
+  const cudaError_t code = cudaGetLastError();
+  if (code == cudaSuccess) return;
+  static thread_local char text[256];
+  std::snprintf(text, sizeof text, "CUDA error %d, %s: %s", static_cast<int>(code),
+                cudaGetErrorName(code), cudaGetErrorString(code));
+  throw Error(text);
+}
+#endif
 
 }  // namespace detail
 }  // namespace opwright

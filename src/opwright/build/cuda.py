@@ -1,0 +1,255 @@
+"""nvcc: where it is, the architectures it compiles for, the host compiler it accepts."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from opwright import settings
+from opwright.build.toolchain import INCLUDE, NATIVE, Compiler, file_signature, remember
+from opwright.errors import HostCompilerError, NoNvccError
+
+# Every GPU from Ampere on: 8.x runs the first, 9.0 the second, and the driver compiles the PTX of the
+# last for what is newer.
+DEFAULT_ARCHITECTURES = ("80", "90")
+
+NVCC_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "--expt-relaxed-constexpr",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
+    "-Xcompiler=-ffile-prefix-map=" + str(NATIVE) + "=opwright",
+)
+_HOST_COMPILERS = tuple(f"g++-{version}" for version in range(16, 8, -1)) + tuple(
+    f"clang++-{version}" for version in range(21, 12, -1)
+)
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A CUDA compiler.
+
+    Attributes:
+        path: how to call it.
+        identity: changes when it is updated.
+        root: the toolkit that it belongs to; headers below it need no digests of their own.
+        cudart: the directory of libcudart_static.a.
+    """
+
+    path: str
+    identity: str
+    root: Path
+    cudart: Path
+
+
+def find_nvcc(identities: Path) -> Nvcc | None:
+    """Returns the CUDA compiler to use, or None when the machine has none.
+
+    It is looked for under CUDA_HOME, on PATH, under /usr/local/cuda, and among the installed packages
+    of Python (`nvidia-cuda-nvcc`).
+
+    Args:
+        identities: a directory in which answers of compilers are remembered.
+
+    Raises:
+        NoNvccError: CUDA_HOME names a directory without nvcc, or the toolkit is incomplete.
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home and not shutil.which("nvcc", path=os.path.join(home, "bin")):
+        raise NoNvccError(
+            "CUDA_HOME",
+            "there is no nvcc in its directory `bin`",
+            rows=[("got", home)],
+            hint="unset CUDA_HOME, or `export CUDA_HOME=/usr/local/cuda`",
+        )
+    for path in _places(home):
+        found = _ask(path, identities)
+        if found is not None:
+            return found
+    return None
+
+
+def _places(home: str | None) -> Iterator[str]:
+    """Yields the nvcc that there are, the preferred first."""
+    folders = [os.path.join(home, "bin")] if home else []
+    folders += [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/cuda/bin"]
+    found = shutil.which("nvcc", path=os.pathsep.join(folders))
+    if found:
+        yield found
+    for entry in sys.path:
+        for package in sorted(Path(entry or ".").glob("nvidia/*/bin/nvcc"), reverse=True):
+            if os.access(package, os.X_OK):
+                yield str(package)
+
+
+def _ask(path: str, identities: Path) -> Nvcc | None:
+    """Returns what nvcc says about itself; None when it cannot run."""
+
+    def ask() -> str:
+        version = subprocess.run([path, "--version"], capture_output=True, text=True)
+        plan = subprocess.run([path, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
+        release = re.search(r"release .*", version.stdout)
+        top = re.search(r"^#\$ TOP=(.*)$", plan.stderr, re.MULTILINE)
+        if not release or not top:
+            return ""
+        return f"nvcc {release[0]}\n{Path(top[1]).resolve()}"
+
+    try:
+        answer = remember(f"nvcc|{file_signature(path)}", identities, ask)
+    except OSError:
+        return None
+    if not answer:
+        return None
+    identity, top = answer.split("\n")
+    root = Path(top)
+    places = [root / "lib64", root / "lib", *sorted(root.glob("targets/*/lib"))]
+    cudart = next((place for place in places if (place / "libcudart_static.a").exists()), None)
+    if cudart is None:
+        raise NoNvccError(
+            path,
+            "its toolkit has no libcudart_static.a",
+            rows=[("looked in", ", ".join(map(str, places)))],
+            hint="`pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm` of the same version",
+        )
+    return Nvcc(path, identity, root, cudart)
+
+
+# --- architectures ------------------------------------------------------------------------------------
+
+
+def architectures() -> tuple[str, ...]:
+    """Returns what to compile for: OPWRIGHT_ARCH, else the GPUs present, else DEFAULT_ARCHITECTURES."""
+    return settings.architectures() or gpu_architectures() or DEFAULT_ARCHITECTURES
+
+
+@functools.cache
+def gpu_architectures() -> tuple[str, ...]:
+    """Returns the architectures of the GPUs present, as "90"; asks the driver, so needs no torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    found = set()
+    for index in range(count.value):
+        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # compute capability, major
+        driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)  # minor
+        found.add(10 * major.value + minor.value)
+    return tuple(str(number) for number in sorted(found))
+
+
+def driver_version() -> str:
+    """Returns the newest CUDA that the driver knows, as "13.0"; "none" without a driver."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return "none"
+    return "none" if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def architecture_flags(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the flags for machine code of each architecture and PTX of the newest."""
+    ordered = sorted(dict.fromkeys(names), key=_number)
+    flags = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in ordered[:-1]]
+    newest = ordered[-1]
+    return (*flags, f"-gencode=arch=compute_{newest},code=[sm_{newest},compute_{newest}]")
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = name.rstrip("af")
+    return int(digits), name[len(digits) :]
+
+
+def known_architectures(nvcc: Nvcc) -> list[str]:
+    """Returns what `nvcc --list-gpu-arch` lists, as "90"."""
+    listed = subprocess.run([nvcc.path, "--list-gpu-arch"], capture_output=True, text=True).stdout
+    return re.findall(r"compute_(\w+)", listed)
+
+
+# --- commands -----------------------------------------------------------------------------------------
+
+
+def compile_command(
+    nvcc: Nvcc, host: str, flags: Sequence[str], source: Path, header: str, stem: str
+) -> list[str]:
+    """Returns the command that compiles one source to `<stem>.o` and notes what it read in `<stem>.d`."""
+    return [
+        nvcc.path, *flags, "-ccbin", host, "-I", str(INCLUDE), "-include", header,
+        "-MMD", "-MF", f"{stem}.d", "-x", "cu", "-c", str(source), "-o", f"{stem}.o",
+    ]  # fmt: skip
+
+
+def link_flags(nvcc: Nvcc) -> list[str]:
+    """Returns the flags that link the static runtime, and keep its functions to the library.
+
+    Exported, they would be replaced by those of the runtime that torch has loaded, another version.
+    """
+    return [f"-L{nvcc.cudart}", "-lcudart_static", "-ldl", "-lpthread", "-lrt", "-Wl,--exclude-libs,ALL"]
+
+
+def host_compiler(nvcc: Nvcc, preferred: Compiler, identities: Path) -> str:
+    """Returns the host compiler that was found to work with nvcc, `preferred` when none was refused."""
+    path = identities / f"host-{_pair(nvcc, preferred)}"
+    try:
+        chosen = path.read_text()
+    except OSError:
+        return preferred.path
+    return chosen if os.access(chosen, os.X_OK) else preferred.path
+
+
+def is_refusal(output: str) -> bool:
+    """Returns whether a failed compile failed because nvcc refuses the host compiler."""
+    return bool(re.search(r"#error -- unsupported|host compiler .* (not supported|cannot be found)", output))
+
+
+def choose_host_compiler(nvcc: Nvcc, refused: Compiler, identities: Path, subject: str) -> str:
+    """Returns another host compiler, one that nvcc accepts, and remembers it.
+
+    Raises:
+        HostCompilerError: there is none.
+    """
+    tried = [refused.path]
+    for name in ("g++", "c++", "clang++", *_HOST_COMPILERS):
+        path = shutil.which(name)
+        if path is None or path in tried:
+            continue
+        tried.append(path)
+        probe = [nvcc.path, "-ccbin", path, "-std=c++20", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
+        if subprocess.run(probe, capture_output=True).returncode == 0:
+            remember(None, identities, lambda path=path: path, name=f"host-{_pair(nvcc, refused)}")
+            return path
+    version = re.search(r"GNUC__ > (\d+)", _host_config(nvcc))
+    newest = version[1] if version else "13"
+    raise HostCompilerError(
+        subject,
+        "nvcc accepts none of the host compilers here",
+        rows=[("nvcc", nvcc.identity), *(("refused", path) for path in tried)],
+        hint=f"`apt-get install g++-{newest}`, which is found by itself",
+    )
+
+
+def _pair(nvcc: Nvcc, compiler: Compiler) -> str:
+    return re.sub(r"\W+", "-", f"{nvcc.identity} {compiler.path} {compiler.identity}")[:200]
+
+
+def _host_config(nvcc: Nvcc) -> str:
+    for path in (
+        nvcc.root / "include/crt/host_config.h",
+        *nvcc.root.glob("targets/*/include/crt/host_config.h"),
+    ):
+        if path.exists():
+            return path.read_text(errors="replace")
+    return ""

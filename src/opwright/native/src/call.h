@@ -1,0 +1,34 @@
+// One call on its way through the steps (see glue.h), and what all steps use.
+#pragma once
+
+#include "glue.h"
+
+typedef struct {
+  const Operator *op;
+  u64 *stack;
+  Value *values;
+  Tensor *outputs;
+  i64 *variables;  // sizes of named axes, -1 while unbound
+  Shape *shapes;   // bound variadic axes
+  i32 *families;   // dtypes of families, -1 while unbound
+  u64 bound;       // mask of the bound variables
+  i32 device_type, device_index, dtype;
+  i32 has_device, gives_out, is_coded;
+  i32 num_scratch;
+  Handle scratch[kMaxScratch];
+  char *message;
+} Call;
+
+static __thread Call *running;  // the call whose kernel is being launched by this thread
+
+#define FAIL(call, ...)                                \
+  do {                                                 \
+    snprintf((call)->message, kMessage, __VA_ARGS__);  \
+    return 1;                                          \
+  } while (0)
+#define SHIM(call, expression)                                                     \
+  do {                                                                             \
+    if (expression) FAIL(call, "%s: %s failed", (call)->op->name, #expression);    \
+  } while (0)
+
+static u64 no_data;  // what the views of empty tensors point to: only absent ones are null

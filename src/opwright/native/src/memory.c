@@ -1,0 +1,245 @@
+// What kernels see of memory: outputs that are allocated, views of tensors, scratch space.
+#include "call.h"
+
+// ---- allocate -----------------------------------------------------------------------------------------------
+
+static int empty_tensor(Call *call, i64 ndim, const i64 *sizes, i32 dtype, Handle *made) {
+  i64 strides[kMaxDims];
+  i64 step = 1;
+  for (i64 d = ndim - 1; d >= 0; --d) {
+    strides[d] = step;
+    step *= sizes[d] > 1 ? sizes[d] : 1;
+  }
+  SHIM(call, aoti_torch_empty_strided(ndim, sizes, strides, dtype, call->device_type,
+                                      call->device_index, made));
+  return 0;
+}
+
+static int is_absent(const Call *call, i32 output) {
+  const i32 of = call->op->outputs[output].gradient_of;
+  return of >= 0 && !call->values[of].count;
+}
+
+// `sizes` has room for kMaxDims + kMaxRank.
+static int output_shape(Call *call, i32 index, i64 *sizes, i32 *ndim) {
+  const Output *output = &call->op->outputs[index];
+  *ndim = 0;
+  if (is_absent(call, index)) {
+    sizes[(*ndim)++] = 0;
+    return 0;
+  }
+  for (i32 a = 0; a < output->type.rank; ++a) {
+    const Axis *axis = &output->type.axes[a];
+    if (axis->kind == kVariadic) {
+      const Shape *shape = &call->shapes[axis->variable];
+      if (shape->length < 0 || *ndim + shape->length > kMaxDims) {
+        FAIL(call, "%s: the axes %s are not bound", call->op->name, axis->text);
+      }
+      for (i32 k = 0; k < shape->length; ++k) sizes[(*ndim)++] = shape->sizes[k];
+      continue;
+    }
+    i64 size = axis->size;
+    if (axis->kind == kNamedAxis) {
+      if (!(call->bound >> axis->variable & 1)) {
+        FAIL(call, "%s: the axis %s is not bound", call->op->name, axis->text);
+      }
+      size = call->variables[axis->variable];
+    } else if (axis->kind == kComputed) {
+      if (axis->needs & ~call->bound) FAIL(call, "%s: the axis %s is not bound", call->op->name, axis->text);
+      size = axis->value(call->variables);
+    }
+    if (size < 0) FAIL(call, "%s: the axis %s would have size %lld", call->op->name, axis->text, size);
+    sizes[(*ndim)++] = size;
+  }
+  if (*ndim > kMaxDims) FAIL(call, "%s: `%s` would have %d axes", call->op->name, output->name, *ndim);
+  return 0;
+}
+
+static int output_dtype(Call *call, const Output *output, i32 *dtype) {
+  *dtype = output->type.family >= 0 ? call->families[output->type.family] : output->type.kernel_dtype;
+  if (*dtype < 0) FAIL(call, "%s: the dtype of `%s` is not bound", call->op->name, output->name);
+  return 0;
+}
+
+static int cannot_allocate(Call *call, const char *what, i32 ndim, const i64 *sizes) {
+  char shape[256];
+  i32 length = 0;
+  shape[0] = 0;
+  for (i32 d = 0; d < ndim && length < 200; ++d) {
+    length += snprintf(shape + length, sizeof shape - (u64)length, d ? ", %lld" : "%lld", sizes[d]);
+  }
+  FAIL(call, "%s: cannot allocate `%s` [%s]", call->op->name, what, shape);
+}
+
+static int allocate(Call *call) {
+  const Operator *op = call->op;
+  for (i32 i = 0; i < op->num_outputs; ++i) {
+    const Output *output = &op->outputs[i];
+    Tensor *t = &call->outputs[i];
+    i64 sizes[kMaxDims + kMaxRank];
+    i32 ndim, dtype;
+    if (output_shape(call, i, sizes, &ndim) || output_dtype(call, output, &dtype)) return 1;
+    if (!call->gives_out) {
+      Handle made;
+      if (empty_tensor(call, ndim, sizes, dtype, &made)) {
+        return cannot_allocate(call, output->name, ndim, sizes);
+      }
+      if (inspect(call, t, made)) return 1;
+      continue;
+    }
+    if (inspect(call, t, (Handle)call->stack[op->num_arguments + i])) return 1;
+    i32 differs = t->ndim != ndim || t->dtype != dtype;
+    for (i32 d = 0; !differs && d < ndim; ++d) differs = t->sizes[d] != sizes[d];
+    i32 device_type, device_index;
+    SHIM(call, aoti_torch_get_device_type(t->handle, &device_type));
+    SHIM(call, aoti_torch_get_device_index(t->handle, &device_index));
+    differs |= device_type != call->device_type || device_index != call->device_index;
+    if (differs) FAIL(call, "%s: out has not the shape, dtype and device of the result", op->name);
+  }
+  return 0;
+}
+
+// ---- view -----------------------------------------------------------------------------------------------------
+
+static i64 numel(const Tensor *t) {
+  i64 count = 1;
+  for (i64 d = 0; d < t->ndim; ++d) count *= t->sizes[d];
+  return count;
+}
+
+// Fills sizes and strides of the view; returns 0 when a variadic axis cannot be one dimension.
+static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i64 *strides, u64 *view) {
+  i64 *out_sizes = (i64 *)view + 1, *out_strides = out_sizes + type->rank;
+  for (i32 a = 0, d = 0; a < type->rank; ++a) {
+    const i32 length = type->axes[a].kind == kVariadic ? (i32)ndim - (type->rank - 1) : 1;
+    i64 size = 1, stride = 1, is_empty = 0;
+    for (i32 k = d + length - 1; k >= d; --k) {
+      if (sizes[k] == 1) continue;
+      is_empty |= sizes[k] == 0;
+      if (size == 1) {
+        size = sizes[k];
+        stride = strides[k];
+      } else if (is_empty || strides[k] == size * stride) {
+        size *= sizes[k];
+      } else {
+        return 0;
+      }
+    }
+    out_sizes[a] = is_empty ? 0 : size;
+    out_strides[a] = stride;
+    d += length;
+  }
+  return 1;
+}
+
+static int overlaps(Call *call, const Tensor *out, const char *data) {
+  // The address range of `out` against those of the inputs; elements are at most 8 bytes.
+  i64 low = 0, high = 0;
+  for (i64 d = 0; d < out->ndim; ++d) {
+    const i64 reach = (out->sizes[d] - 1) * out->strides[d];
+    *(reach < 0 ? &low : &high) += reach;
+  }
+  for (i32 i = 0; i < call->op->num_arguments; ++i) {
+    for (i64 k = 0; k < call->values[i].count; ++k) {
+      const Tensor *t = &call->values[i].tensors[k];
+      const void *other;
+      if (torch_get_const_data_ptr(t->handle, &other)) return 1;
+      i64 from = 0, to = 0;
+      for (i64 d = 0; d < t->ndim; ++d) {
+        const i64 reach = (t->sizes[d] - 1) * t->strides[d];
+        *(reach < 0 ? &from : &to) += reach;
+      }
+      const char *begin = (const char *)other + from * 8, *end = (const char *)other + (to + 1) * 8;
+      if (begin < data + (high + 1) * 8 && data + low * 8 < end) return 1;
+    }
+  }
+  return 0;
+}
+
+// Prepares what the kernel sees of one tensor. `writes`: it is an output or mutated.
+static int make_view(Call *call, const TensorType *type, Tensor *t, int writes, int is_output) {
+  const i32 dtype = type->kernel_dtype >= 0 ? type->kernel_dtype : t->dtype;
+  void *data;
+  for (i64 d = 0; writes && d < t->ndim; ++d) {
+    if (t->sizes[d] > 1 && t->strides[d] == 0) {
+      FAIL(call, "%s: it cannot write into an expanded tensor, whose elements share memory", call->op->name);
+    }
+  }
+  int direct = dtype == t->dtype && collapse(type, t->ndim, t->sizes, t->strides, t->view);
+  if (direct) {
+    SHIM(call, writes ? torch_get_mutable_data_ptr(t->handle, &data)
+                      : torch_get_const_data_ptr(t->handle, (const void **)&data));
+    if (is_output && call->gives_out && overlaps(call, t, data)) direct = 0;
+  }
+  if (!direct) {
+    i64 *sizes, *strides;
+    if (empty_tensor(call, t->ndim, t->sizes, dtype, &t->copy)) return 1;
+    if (!is_output) SHIM(call, aoti_torch_copy_(t->copy, t->handle, 0));
+    SHIM(call, aoti_torch_get_sizes(t->copy, &sizes));
+    SHIM(call, aoti_torch_get_strides(t->copy, &strides));
+    collapse(type, t->ndim, sizes, strides, t->view);
+    SHIM(call, torch_get_mutable_data_ptr(t->copy, &data));
+  }
+  t->view[0] = (u64)(data ? data : &no_data);
+  return 0;
+}
+
+static int make_views(Call *call, void **arguments) {
+  static const u64 absent[1 + 2 * kMaxRank];
+  const Operator *op = call->op;
+  for (i32 i = 0; i < op->num_arguments; ++i) {
+    const Argument *argument = &op->arguments[i];
+    Value *value = &call->values[i];
+    for (i64 k = 0; k < value->count; ++k) {
+      if (make_view(call, &argument->type, &value->tensors[k], argument->mutated, 0)) return 1;
+    }
+    switch (argument->kind) {
+      case kTensor:
+        arguments[i] = value->count ? (void *)value->tensors[0].view : (void *)absent;
+        break;
+      case kTensorList: {
+        const u64 bytes = 8 * (1 + 2 * (u64)argument->type.rank);
+        value->views = malloc((value->count ? (u64)value->count : 1) * bytes);
+        for (i64 k = 0; k < value->count; ++k) {
+          __builtin_memcpy((char *)value->views + (u64)k * bytes, value->tensors[k].view, bytes);
+        }
+        value->list.data = value->views;
+        value->list.size = value->count;
+        arguments[i] = &value->list;
+        break;
+      }
+      case kFloat:
+        arguments[i] = &value->real;
+        break;
+      default:
+        arguments[i] = &value->number;
+    }
+  }
+  for (i32 i = 0; i < op->num_outputs; ++i) {
+    Tensor *t = &call->outputs[i];
+    if (is_absent(call, i)) {
+      arguments[op->num_arguments + i] = (void *)absent;
+      continue;
+    }
+    if (make_view(call, &op->outputs[i].type, t, 1, 1)) return 1;
+    arguments[op->num_arguments + i] = t->view;
+  }
+  return 0;
+}
+
+// ---- scratch --------------------------------------------------------------------------------------------------
+
+// For kernels (scratch.h): memory on the device of the call that this thread is launching.
+void *opwright_scratch(i64 bytes) {
+  Call *call = running;
+  const i64 stride = 1;
+  if (!call || call->num_scratch == kMaxScratch || bytes < 0) return 0;
+  Handle *made = &call->scratch[call->num_scratch];
+  void *data;
+  if (aoti_torch_empty_strided(1, &bytes, &stride, kUInt8, call->device_type, call->device_index, made)) {
+    return 0;
+  }
+  ++call->num_scratch;
+  if (torch_get_mutable_data_ptr(*made, &data)) return 0;
+  return data ? data : &no_data;
+}

@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full lint bench clean
+.PHONY: demo test test-full test-gpu lint bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -18,6 +18,10 @@ test: .venv/tests
 
 test-full: .venv/tests
 	$(PYTEST)
+
+# On a machine that has torch with CUDA and nvcc: nothing is installed, $(PYTHON) runs the tests as it is.
+test-gpu:
+	PYTHONPATH=src:ops/src $(PYTHON) -m pytest -m gpu tests/gpu
 
 lint: .venv/tests
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,18 +24,25 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     has_compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    has_nvcc = _has_nvcc()
     has_chromium = any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     for item in items:
         if item.get_closest_marker("compiler") and not has_compiler:
             item.add_marker(pytest.mark.skip(reason="no C++ compiler on PATH"))
+        if item.get_closest_marker("nvcc") and not has_nvcc:
+            item.add_marker(pytest.mark.skip(reason="no nvcc under CUDA_HOME, on PATH or in /usr/local/cuda"))
         if item.get_closest_marker("chromium") and not has_chromium:
             item.add_marker(pytest.mark.skip(reason="no Chromium on PATH"))
+
+
+def _has_nvcc() -> bool:
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return bool(shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin"))
 
 
 @pytest.fixture
 def run_python(tmp_path: Path):
     """Runs a Python program in a fresh process; returns the completed process."""
-    import os
     import subprocess
 
     def run(program: str, *, env: dict[str, str] | None = None, check: bool = True, timeout: float = 300):

@@ -71,11 +71,15 @@ __attribute__((visibility("default"))) int opwright_unregister(const char *backe
   return opwright_unregister_backend(backend, backends);
 }}
 """
-    digest = hashlib.sha256(text.encode()).hexdigest()
     return f"""{text}
 // What this library was made from: a process with other contracts must not use it.
-__attribute__((visibility("default"))) const char opwright_contents[] = "{digest}";
+__attribute__((visibility("default"))) const char opwright_contents[] = "{hashlib.sha256(text.encode()).hexdigest()}";
 """
+
+
+def glue_digest(unit: Sequence[Declaration], backends: Sequence[str]) -> str:
+    """Returns the `opwright_contents` of a library of these operators and backends."""
+    return re.findall(r'opwright_contents\[\] = "(\w+)"', glue_text(unit, backends))[0]
 
 
 def _backend_text(unit: Sequence[Declaration], backend: str) -> str:

@@ -20,6 +20,11 @@ class Library:
     entry: Entry
     handle: ctypes.CDLL
 
+    @property
+    def contents(self) -> str:
+        """The digest of the glue that it was made from."""
+        return (ctypes.c_char * 64).in_dll(self.handle, "opwright_contents").value.decode()
+
     def register(self, backend: str) -> None:
         """Makes its kernels for a backend the ones that the dispatcher calls.
 

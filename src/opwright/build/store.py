@@ -110,12 +110,11 @@ class Store:
     def _read(self, path: Path) -> Entry | None:
         try:
             self._check_owner(path)
-            record = BuildRecord(**json.loads((path / "record.json").read_bytes()))
-            whole = digest_of((path / "library.so").read_bytes()) == record.library
-        except (OSError, ValueError, TypeError, AttributeError):  # missing, no JSON, another layout
+        except OSError:
             return None
+        entry = read_entry(path)
         # An entry that was copied from another address is whole, and still the wrong library.
-        return Entry(path, record) if whole and record.request == path.parent.name else None
+        return entry if entry and entry.record.request == path.parent.name else None
 
     def _check_owner(self, path: Path) -> None:
         info = os.stat(path)
@@ -274,6 +273,16 @@ class Store:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def read_entry(path: Path) -> Entry | None:
+    """Returns the build in a directory, or None when it is not whole."""
+    try:
+        record = BuildRecord(**json.loads((path / "record.json").read_bytes()))
+        whole = digest_of((path / "library.so").read_bytes()) == record.library
+    except (OSError, ValueError, TypeError, AttributeError):  # missing, no JSON, another layout
+        return None
+    return Entry(path, record) if whole else None
 
 
 def _build_name(record: BuildRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opwright import settings
@@ -102,6 +103,46 @@ def build(*keys: tuple) -> tuple[Library, bool]:
 
     entry, is_new = ensure_built(make_request(unit_of(keys[0]), [key[1] for key in keys]), Store())
     return load(entry), is_new
+
+
+def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
+    """Takes the kernels of an operator's unit from a build that was copied from elsewhere.
+
+    Args:
+        folder: a directory of the store, with library.so and record.json.
+
+    Returns:
+        The backends whose kernels are now the registered ones.
+
+    Raises:
+        LoadError: it is damaged, cannot be loaded, or was built from other contracts.
+    """
+    from opwright.build.glue import glue_digest
+    from opwright.build.load import load
+    from opwright.build.store import read_entry
+    from opwright.errors import LoadError
+
+    keys = {b: key for b in BACKENDS if (key := unit_key(operator.declaration, b)) is not None}
+    unit = unit_of(next(iter(keys.values())))
+    entry = read_entry(folder)
+    if entry is None:
+        raise LoadError(operator.declaration.name, "there is no whole build", rows=[("directory", str(folder))])
+    library = load(entry)
+    for backends in (tuple(keys), *((backend,) for backend in keys)):
+        if library.contents == glue_digest(unit, backends):
+            break
+    else:
+        raise LoadError(
+            operator.declaration.name,
+            "the library was built from other contracts, or by another Opwright",
+            rows=[("library", str(entry.library)), ("operators", ", ".join(entry.record.operators))],
+            hint="build it again from these sources",
+        )
+    with registry.lock:
+        for backend in backends:
+            library.register(backend)
+            _loaded[keys[backend]] = library
+    return backends
 
 
 def libraries_of(operators: Iterable[Operator]) -> list[tuple[tuple, ...]]:

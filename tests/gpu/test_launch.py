@@ -1,0 +1,237 @@
+"""What the glue does for every CUDA kernel: device, stream, memory, errors of a launch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_operators import broken, plus, square, total
+
+from jaxtyping import Float
+
+import opwright
+from opwright.errors import DeviceError, KernelError
+
+
+def test_the_kernel_runs_for_its_dtypes_and_the_reference_for_others() -> None:
+    for dtype, amount in [(torch.float32, 1), (torch.float16, 1), (torch.bfloat16, 1), (torch.float64, 1000)]:
+        x = torch.arange(1000, device="cuda").to(dtype)
+        assert torch.equal(plus(x), x + amount)
+        assert torch.equal(torch.ops.gpu_tests.plus(x), x + amount)
+
+
+def test_layouts() -> None:
+    x = torch.arange(6000.0, device="cuda").view(20, 10, 30)
+    for view in (x[:, 3:5], x.mT, x[..., ::7], x[5:6].expand(4, 10, 30), x.flip(0), x[0, 0, 1:], x[3, 3, 3]):
+        assert torch.equal(plus(view), view + 1)
+    out = torch.zeros(10, 20, 30, device="cuda").transpose(0, 1)
+    assert plus(x, out=out) is out
+    assert torch.equal(out, x + 1)
+
+
+def test_empty_tensors_launch_nothing() -> None:
+    for shape in [(0,), (5, 0), (0, 5)]:
+        assert plus(torch.empty(shape, device="cuda")).shape == shape
+    torch.cuda.synchronize()
+    assert torch.equal(plus(torch.zeros(3, device="cuda")).cpu(), torch.ones(3))
+
+
+def _slow_input(stream: torch.cuda.Stream, size: int = 1 << 20) -> torch.Tensor:
+    """Returns a tensor of zeros that a stream will fill with 7 after a while."""
+    x = torch.zeros(size, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(7)
+    return x
+
+
+@pytest.mark.parametrize("entry", [plus, torch.ops.gpu_tests.plus], ids=["function", "torch.ops"])
+def test_side_stream_with_a_slow_producer(entry) -> None:
+    stream = torch.cuda.Stream()
+    x = _slow_input(stream)
+    with torch.cuda.stream(stream):
+        result = entry(x)
+    assert not stream.query(), "the producer has finished before the call returned: nothing was tried"
+    stream.synchronize()
+    assert torch.equal(result, torch.full_like(x, 8))
+
+
+def test_backward_on_a_side_stream() -> None:
+    stream = torch.cuda.Stream()
+    x = _slow_input(stream)
+    with torch.cuda.stream(stream):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(plus(leaf), leaf, x)
+    stream.synchronize()
+    assert torch.equal(gradient, torch.full_like(x, 17))
+
+
+def test_scratch_is_not_handed_on_before_the_stream_is_through() -> None:
+    x = torch.ones(100_000, device="cuda")
+    results = []
+    for _ in range(200):
+        results.append(total(x))
+        torch.full((128,), float("nan"), device="cuda")  # takes the scratch memory of the call before
+    assert torch.equal(torch.stack(results).cpu(), torch.full((200,), 100_000.0))
+
+
+@pytest.mark.two_gpus
+def test_a_device_that_is_not_current() -> None:
+    x = torch.arange(1000.0, device="cuda:1")
+    assert torch.cuda.current_device() == 0
+    result = plus(x)
+    assert result.device == x.device
+    assert torch.equal(result, x + 1)
+    assert torch.cuda.current_device() == 0
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(plus(leaf), leaf, torch.ones_like(x))
+    assert torch.equal(gradient, torch.full_like(x, 11))
+    assert torch.equal(total(x.new_ones(10)).cpu(), torch.tensor(10.0))
+    # And from a thread that has never touched a device.
+    found = []
+    thread = threading.Thread(target=lambda: found.append(plus(x)))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], x + 1)
+
+
+@pytest.mark.two_gpus
+def test_tensors_on_two_devices_are_refused() -> None:
+    from opwright_ops.bias_gelu import bias_gelu
+
+    with pytest.raises(DeviceError, match="bias"):
+        bias_gelu(torch.ones(2, 3, device="cuda:0"), torch.ones(3, device="cuda:1"))
+
+
+def test_graph_capture_and_replay_with_new_data() -> None:
+    x = torch.zeros(5000, device="cuda")
+    plus(x), total(x)  # built and loaded before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, s = plus(plus(x)), total(x)
+    for value in (3.0, -5.0):
+        x.fill_(value)
+        graph.replay()
+        assert torch.equal(y, x + 2)
+        assert s.item() == 5000 * value
+
+
+def test_first_load_inside_a_capture(run_python) -> None:
+    # A library that is loaded during a capture brings its module to the device there.
+    program = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+from gpu_operators import plus
+x = torch.zeros(100, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = plus(x)
+x.fill_(4)
+graph.replay()
+print(y.sum().item())
+"""
+    assert run_python(program.format(folder=str(Path(__file__).parent))).stdout.strip() == "500.0"
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compile(mode: str) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, mode=mode)
+    def function(x):
+        return plus(x * 2) * 3
+
+    for value in (1.0, 2.0, 3.0, 4.0):
+        x = torch.full((300,), value, device="cuda")
+        assert torch.equal(function(x).clone(), (x * 2 + 1) * 3)
+
+
+def test_compiled_gradient() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: plus(x) * 2, fullgraph=True)
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    compiled(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 12))
+
+
+def test_threads() -> None:
+    inputs = [torch.full((100_000,), float(i), device="cuda") for i in range(8)]
+    torch.cuda.synchronize()
+    failures: list[int] = []
+
+    def work(index: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(200):
+                x = plus(inputs[index])
+            stream.synchronize()
+            if not torch.equal(x, inputs[index] + 1):
+                failures.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_autocast() -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert plus(torch.ones(3, device="cuda", dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_more_than_2_31_elements() -> None:
+    size = (1 << 31) + 77
+    x = torch.zeros(size, dtype=torch.float16, device="cuda")
+    x[-3:] = 5
+    result = plus(x)
+    assert result[-4:].tolist() == [1, 6, 6, 6]
+    assert result[(1 << 31) - 1 : (1 << 31) + 2].tolist() == [1, 1, 1]
+    assert torch.equal(result[: 1 << 20], torch.ones(1 << 20, dtype=torch.float16, device="cuda"))
+
+
+def test_swap_of_a_cuda_kernel() -> None:
+    def declare(amount: int):
+        source = """
+#include <opwright/kernel.h>
+__global__ void swapped_kernel(float* y) { y[threadIdx.x] = %d; }
+template <typename T>
+void swapped(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStream_t stream) {
+  swapped_kernel<<<1, unsigned(x.size(0)), 0, stream>>>(output.data());
+}
+OPWRIGHT_KERNEL(swapped, float)
+""" % amount
+
+        def swapped(x):
+            return x.clone()
+
+        swapped.__annotations__ = {"x": Float[torch.Tensor, "n"], "return": Float[torch.Tensor, "n"]}
+        return opwright.operator("gpu_tests::swapped", cuda=source)(swapped)
+
+    x = torch.zeros(4, device="cuda")
+    first = declare(1)
+    assert first(x).tolist() == [1] * 4
+    second = declare(2)
+    assert second(x).tolist() == [2] * 4
+    assert first(x).tolist() == [2] * 4
+
+
+def test_out_of_memory_is_told_and_the_next_call_works() -> None:
+    x = torch.ones(2_000_000, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="(?s)`square`.*not enough memory.*2000000, 2000000.*MiB free"):
+        square(x)
+    assert torch.equal(square(x[:3]).cpu(), torch.ones(3, 3))
+
+
+def test_a_bad_launch_is_told_and_the_next_call_works() -> None:
+    x = torch.ones(3, device="cuda")
+    with pytest.raises(KernelError, match="(?s)`broken`.*cannot be launched.*sm_.*cudaErrorInvalid"):
+        broken(x, False, 4096)
+    with pytest.raises(KernelError, match="threads must not be negative"):
+        broken(x, False, -1)
+    assert broken(x, False, 1)[0] == 1
+    assert torch.equal(plus(x), x + 1)

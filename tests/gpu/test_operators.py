@@ -1,0 +1,111 @@
+"""The CUDA kernels of the operator library: verify, large sizes, the sanitizers."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import opwright
+from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
+from opwright_ops.d_sigmoid.op import d_sigmoid
+
+_SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
+    "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+)
+
+
+@pytest.mark.parametrize("op", [bias_gelu, d_sigmoid], ids=["bias_gelu", "d_sigmoid"])
+def test_verify(op) -> None:
+    record = opwright.verify(op, devices=["cuda"])
+    assert record.passed, record.failures
+    assert "cuda" in record.backends
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_more_than_2_31_elements(approximate: str) -> None:
+    rows, n = 70_000, 32_768
+    x = torch.randn(1, n, device="cuda").expand(rows, n).to(torch.bfloat16).contiguous()
+    bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
+    row = bias_gelu(x[:1].clone(), bias, approximate=approximate)
+    result = bias_gelu(x, bias, approximate=approximate)
+    assert all(torch.equal(part, row.expand_as(part)) for part in result.split(4096))
+    del result
+    grad = torch.ones(1, 1, device="cuda", dtype=torch.bfloat16).expand(rows, n)
+    grad_input, grad_bias = bias_gelu_backward(grad, x, bias, approximate=approximate)
+    first, _ = bias_gelu_backward(grad[:1], x[:1].clone(), bias, approximate=approximate)
+    assert all(torch.equal(part, first.expand_as(part)) for part in grad_input.split(4096))
+    # Every row is the same, so the sum is rows times the unrounded gradient of one.
+    x64, b64 = x[0].double(), bias.double()
+    v = (x64 + b64).requires_grad_()
+    (slope,) = torch.autograd.grad(_gelu64(v, approximate).sum(), v)
+    torch.testing.assert_close(grad_bias.double(), rows * slope, rtol=1e-2, atol=rows * 2e-5)
+
+
+def _gelu64(v: torch.Tensor, approximate: str) -> torch.Tensor:
+    if approximate == "none":
+        return 0.5 * v * torch.erfc(-v / math.sqrt(2))
+    return v * torch.sigmoid(math.sqrt(8 / math.pi) * (v + 0.044715 * v**3))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (100_000, 3), (3, 100_000), (4096, 77), (1, 5), (66_000, 1)])
+def test_bias_gradient_is_the_same_in_every_run(shape: tuple[int, int]) -> None:
+    x, grad = torch.randn(2, *shape, device="cuda")
+    bias = torch.randn(shape[1], device="cuda")
+    first = bias_gelu_backward(grad, x, bias)
+    for _ in range(20):
+        again = bias_gelu_backward(grad, x, bias)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_empty_rows_zero_the_bias_gradient() -> None:
+    x = torch.empty(0, 5, device="cuda", requires_grad=True)
+    bias = torch.randn(5, device="cuda", requires_grad=True)
+    bias_gelu(x, bias).sum().backward()
+    assert torch.equal(bias.grad, torch.zeros_like(bias))
+
+
+_PROGRAM = """
+import torch
+from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
+from opwright_ops.d_sigmoid.op import d_sigmoid, d_sigmoid_backward
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    for rows, n in [(3, 5), (70, 77), (33, 256), (2, 4096), (300, 3)]:
+        x = torch.randn(rows, n + 3, device="cuda").to(dtype)
+        bias = torch.randn(n, device="cuda").to(dtype)
+        plain = x[:, :n].contiguous()
+        shifted = torch.randn(rows * n + 1, device="cuda").to(dtype)[1:].view(rows, n)
+        for view in (plain, x[:, 1 : n + 1], shifted, plain.T.contiguous().T, plain[:1].expand(rows, n)):
+            for approximate in ("tanh", "none", "quick"):
+                y = bias_gelu(view, bias, approximate=approximate)
+                bias_gelu_backward(y, view, bias, approximate=approximate)
+            d_sigmoid_backward(d_sigmoid(view), view)
+torch.cuda.synchronize()
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_SANITIZER is None, reason="no compute-sanitizer on PATH or under /usr/local/cuda")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
+def test_sanitizer(tool: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    # Without PyTorch's cache of memory every allocation is one of CUDA's, so that its bounds are known.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    options = ["--tool", tool, "--error-exitcode", "9", "--kernel-name-exclude", "kernel_substring=at::"]
+    result = subprocess.run(
+        [_SANITIZER, *options, sys.executable, str(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert "done" in result.stdout, result.stdout[-2000:] + result.stderr[-2000:]
+    assert result.returncode == 0, result.stdout[-4000:]

@@ -175,3 +175,10 @@ def test_bad_settings(command, tmp_path: Path) -> None:
     assert "OPW303" in command("build", "good.py", OPWRIGHT_JOBS="many", OPWRIGHT_CACHE_DIR=fresh).stderr
     assert command("build", "good.py", "--cxx", "/no/such/compiler").returncode == 2
     assert command("frobnicate").returncode == 2
+
+
+def test_a_module_of_a_package_means_its_own_operators(command) -> None:
+    # Importing it imports its package first, which declares others.
+    listed = command("list", "opwright_ops.d_sigmoid").stdout
+    assert "opwright_ops::d_sigmoid" in listed
+    assert "bias_gelu" not in listed

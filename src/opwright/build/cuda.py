@@ -21,9 +21,11 @@ from opwright.errors import HostCompilerError, NoNvccError
 # last for what is newer.
 DEFAULT_ARCHITECTURES = ("80", "90")
 
+# -O1 is about the host half; device code is always compiled at -O3. -O3 takes 0.2 s longer for d_sigmoid and
+# 0.45 s for bias_gelu, and a call is not faster.
 NVCC_FLAGS = (
     "-std=c++20",
-    "-O3",
+    "-O1",
     "--expt-relaxed-constexpr",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
     "-Xcompiler=-ffile-prefix-map=" + str(NATIVE) + "=opwright",

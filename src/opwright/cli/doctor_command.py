@@ -22,7 +22,7 @@ def doctor(*, json: bool = False) -> int:
     Args:
         json: Print JSON.
     """
-    findings = [_python(), _torch(), _compiler(), _cpu(), _store()]
+    findings = [_python(), _torch(), _compiler(), _cpu(), _nvcc(), _gpu(), _store()]
     if json:
         print_json([{"subject": a, "state": b, "detail": c, "hint": d} for a, b, c, d in findings])
     else:
@@ -61,6 +61,38 @@ def _cpu() -> tuple[str, str, str, str]:
     import torch
 
     return ("CPU", "ok", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads", "")
+
+
+def _nvcc() -> tuple[str, str, str, str]:
+    from opwright.build import cuda
+    from opwright.build.store import Store
+    from opwright.errors import NoNvccError
+
+    try:
+        nvcc = cuda.find_nvcc(Store().identities)
+    except NoNvccError as error:
+        return ("nvcc", "missing", f"{error.subject}: {error.rule}", error.hint)
+    if nvcc is None:
+        hint = "`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`"
+        return ("nvcc", "none", "operators run their reference on CUDA", hint)
+    compiled_for = " ".join(f"sm_{name}" for name in cuda.architectures())
+    return ("nvcc", "ok", f"{nvcc.path}  {nvcc.identity}, compiles for {compiled_for}", "")
+
+
+def _gpu() -> tuple[str, str, str, str]:
+    import torch
+
+    from opwright.build import cuda
+
+    present = cuda.gpu_architectures()
+    if not present:
+        return ("GPU", "none", f"driver: {cuda.driver_version()}", "")
+    driver = f"driver for CUDA {cuda.driver_version()}"
+    if not torch.cuda.is_available():
+        hint = "install a torch with CUDA"
+        return ("GPU", "none", f"sm_{present[-1]}, {driver}, but this torch has no CUDA", hint)
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return ("GPU", "ok", f"{names}, sm_{' sm_'.join(present)}, {driver}", "")
 
 
 def _store() -> tuple[str, str, str, str]:

@@ -10,28 +10,33 @@ inspect_app = App(name="inspect")
 
 
 @inspect_app.default
-def inspect_operators(target: str, *, glue: bool = False, header: bool = False, json: bool = False) -> int:
+def inspect_operators(
+    target: str, *, glue: bool = False, header: bool = False, backend: str = "cpu", json: bool = False
+) -> int:
     """Show the contract, schema and generated code of the operators of TARGET.
 
     Args:
         target: A module, a file, or either with ::name.
         glue: Print the generated C glue.
         header: Print the generated C++ contract header.
+        backend: Whose glue, header and kernel signature: cpu or cuda.
         json: Print the contract as JSON.
     """
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.cli.target import find_operators
+    from opwright.errors import CheckError
     from opwright.dispatch import kernels
     from opwright.spec.schema import out_schema_of, schema_of
 
+    if backend not in kernels.BACKENDS:
+        raise CheckError("--backend", f"there is no backend {backend!r}", hint="`--backend cuda`")
     found = find_operators(target, with_backward=True)
     if glue or header:
         for operator in found:
-            unit = kernels.unit_of(kernels.unit_key(operator.declaration, "cpu") or ()) or [
-                operator.declaration
-            ]
+            key = kernels.unit_key(operator.declaration, backend)
+            unit = kernels.unit_of(key) if key else [operator.declaration]
             if unit[0] is operator.declaration or len(found) == 1:
-                print(glue_text(unit, ["cpu"]) if glue else header_text(unit, "cpu"))
+                print(glue_text(unit, [backend]) if glue else header_text(unit, backend))
         return 0
     facts = []
     for operator in found:
@@ -42,7 +47,7 @@ def inspect_operators(target: str, *, glue: bool = False, header: bool = False, 
                 "declared": f"{declaration.file}:{declaration.line}",
                 "schema": schema_of(contract, declaration.name),
                 **({"out schema": out_schema_of(contract, declaration.name)} if contract.outputs else {}),
-                "kernel": kernel_signature(declaration, "cpu"),
+                "kernel": kernel_signature(declaration, backend),
                 "kernels": {b: s.origin for b, s in declaration.sources.items()},
                 "backward": operator.backward_operator.declaration.qualified_name
                 if operator.backward_operator

@@ -29,11 +29,11 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
     files = {getattr(sys.modules[m], "__file__", None) for m in _modules_of(module)}
     found = [
         operator
-        for qualified, operator in registry.operators.items()
-        if operator.declaration.file in files
-        or operator.declaration.module == module
-        or qualified not in before
+        for operator in registry.operators.values()
+        if operator.declaration.file in files or operator.declaration.module == module
     ]
+    if not found:  # those of modules that it imports
+        found = [operator for qualified, operator in registry.operators.items() if qualified not in before]
     if not with_backward:
         found = [operator for operator in found if operator.declaration.forward is None]
     if name:

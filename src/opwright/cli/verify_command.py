@@ -22,6 +22,7 @@ def verify_operators(
     *,
     check: Annotated[list[str] | None, Parameter(negative="")] = None,
     only: str = "",
+    device: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -31,13 +32,15 @@ def verify_operators(
         target: A module, a file, or either with ::name.
         check: Run only this check; may be repeated.
         only: Run only cases whose description contains this text.
+        device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
+            GPU when there is one and a CUDA kernel for it.
         out: A folder to write the records into.
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
 
     records = [
-        verify_one(operator, check=check, only=only, out=out, quiet=json)
+        verify_one(operator, check=check, only=only, device=device, out=out, quiet=json)
         for operator in find_operators(target)
     ]
     if json:
@@ -48,7 +51,13 @@ def verify_operators(
 
 
 def verify_one(
-    operator, *, check: list[str] | None = None, only: str = "", out: Path | None = None, quiet: bool = False
+    operator,
+    *,
+    check: list[str] | None = None,
+    only: str = "",
+    device: list[str] | None = None,
+    out: Path | None = None,
+    quiet: bool = False,
 ) -> VerifyRecord:
     """Verifies one operator, prints the result and writes the record."""
     from opwright.records import save
@@ -56,7 +65,13 @@ def verify_one(
 
     started = time.perf_counter()
     with progress(f"Verifying {operator.declaration.name}") as line:
-        record = verify(operator.function, checks=check, only=only, on_check=lambda c: line.update(c.name))
+        record = verify(
+            operator.function,
+            checks=check,
+            only=only,
+            devices=device,
+            on_check=lambda c: line.update(c.title),
+        )
     if out is not None:
         save(record, out / f"{operator.declaration.name}.verify.json")
     if not quiet:
@@ -74,7 +89,7 @@ def print_record(record: VerifyRecord) -> None:
     for c in record.checks:
         rows.append(
             (
-                c.name,
+                c.title,
                 c.outcome,
                 str(c.cases) if c.cases else "",
                 "" if c.worst_ulp is None else f"{c.worst_ulp:.3g}",
@@ -84,7 +99,7 @@ def print_record(record: VerifyRecord) -> None:
         )
     print_rows(rows)
     for failure in record.failures:
-        print(f"\nFAILED {failure.check}")
+        print(f"\nFAILED {failure.title}")
         print_rows(
             [
                 ("  case", failure.case),

@@ -32,7 +32,7 @@ _DEBUG = "`CUDA_LAUNCH_BLOCKING=1` shows which call it was, `compute-sanitizer p
 def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> Exception | None:
     """Returns the error for a call on CUDA tensors that failed with this text; None: it is another matter."""
     device = next((t.device for t in tensors if t.is_cuda), None)
-    if device is None or torch.cuda.is_current_stream_capturing():  # asking the device would end the capture
+    if device is None:
         return None
     name = operator.declaration.name
     gpu = ("GPU", _gpu(device))
@@ -62,7 +62,8 @@ def _fault(name: str, gpu: tuple[str, str], shown: tuple[str, str]) -> DeviceFau
 
 
 def _out_of_memory(name: str, text: str, device: torch.device, tensors: list[torch.Tensor]) -> Exception:
-    free, total = torch.cuda.mem_get_info(device)
+    memory = torch.cuda.mem_get_info(device) if not torch.cuda.is_current_stream_capturing() else (0, 0)
+    held = torch.cuda.memory_reserved(device)
     asked = re.search(r"cannot allocate (.*)", text)
     error = KernelError(
         name,
@@ -82,7 +83,8 @@ def _out_of_memory(name: str, text: str, device: torch.device, tensors: list[tor
 
 def _is_alive(device: torch.device) -> bool:
     try:
-        torch.cuda.synchronize(device)
+        if not torch.cuda.is_current_stream_capturing():  # waiting would end the capture
+            torch.cuda.synchronize(device)
     except RuntimeError:
         return False
     return True

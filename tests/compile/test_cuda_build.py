@@ -148,7 +148,9 @@ def test_nvcc_belongs_to_the_address(ns: str, monkeypatch: pytest.MonkeyPatch) -
     op = declare(ns)
     first = build(op, "cuda").entry
     real = cuda.find_nvcc(Store().identities)
-    monkeypatch.setattr(cuda, "find_nvcc", lambda _: real.__class__(real.path, "another", real.root, real.cudart))
+    monkeypatch.setattr(
+        cuda, "find_nvcc", lambda _: real.__class__(real.path, "another", real.root, real.cudart)
+    )
     assert build(op, "cuda").entry.path != first.path
 
 
@@ -179,14 +181,18 @@ def test_a_wrong_architecture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nvcc_too_old_for_the_architecture(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWRIGHT_ARCH", "999")
-    with pytest.raises(ArchitectureError, match="(?s)`plus`: nvcc does not know.*sm_999.*it knows .*90.*hint: "):
+    with pytest.raises(
+        ArchitectureError, match="(?s)`plus`: nvcc does not know.*sm_999.*it knows .*90.*hint: "
+    ):
         build(declare(ns), "cuda")
 
 
 def test_no_nvcc(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_places", lambda home: iter(()))
     op = declare(ns, source=CUDA.replace("T(1)", "T(3)"))  # none that is in the store
-    with pytest.raises(NoNvccError, match="(?s)`plus`: there is no CUDA compiler.*sm_80.*pip install nvidia-cuda-nvcc"):
+    with pytest.raises(
+        NoNvccError, match="(?s)`plus`: there is no CUDA compiler.*sm_80.*pip install nvidia-cuda-nvcc"
+    ):
         build(op, "cuda")
     with pytest.warns(RuntimeWarning, match="no CUDA compiler"):
         assert not kernels.ensure_loaded(op.operator, "cuda")
@@ -213,12 +219,16 @@ def test_nvcc_among_pythons_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def _refused_compiler(folder: Path) -> Path:
     """Writes a C++ compiler that claims to be of a version that no nvcc knows."""
     path = folder / "c++"
-    path.write_text('#!/bin/sh\ncase "$*" in *__CUDACC__*) set -- -U__GNUC__ -D__GNUC__=99 "$@";; esac\nexec /usr/bin/c++ "$@"\n')
+    path.write_text(
+        '#!/bin/sh\ncase "$*" in *__CUDACC__*) set -- -U__GNUC__ -D__GNUC__=99 "$@";; esac\nexec /usr/bin/c++ "$@"\n'
+    )
     path.chmod(0o755)
     return path
 
 
-def test_a_host_compiler_that_nvcc_accepts_is_chosen(ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_host_compiler_that_nvcc_accepts_is_chosen(
+    ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("OPWRIGHT_CXX", str(_refused_compiler(tmp_path)))
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
     entry = build(declare(ns), "cuda").entry
@@ -237,8 +247,12 @@ def test_no_host_compiler_is_accepted(ns: str, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(cuda, "_HOST_COMPILERS", ())
     which = shutil.which
-    monkeypatch.setattr(cuda.shutil, "which", lambda name, **k: None if name == "clang++" else which(name, **k))
-    with pytest.raises(HostCompilerError, match=r"(?s)`plus`: nvcc accepts none.*refused.*apt-get install g\+\+-\d+"):
+    monkeypatch.setattr(
+        cuda.shutil, "which", lambda name, **k: None if name == "clang++" else which(name, **k)
+    )
+    with pytest.raises(
+        HostCompilerError, match=r"(?s)`plus`: nvcc accepts none.*refused.*apt-get install g\+\+-\d+"
+    ):
         build(declare(ns), "cuda")
 
 
@@ -252,7 +266,9 @@ def test_a_compile_error_is_shown_at_the_authors_line(ns: str) -> None:
 
 
 def test_a_wrong_signature_is_told_with_the_right_one(ns: str) -> None:
-    wrong = CUDA.replace("View<T, 1> output, cudaStream_t stream)", "View<T, 1> output)").replace("0, stream", "0, 0")
+    wrong = CUDA.replace("View<T, 1> output, cudaStream_t stream)", "View<T, 1> output)").replace(
+        "0, stream", "0, 0"
+    )
     with pytest.raises(CompileError, match="must be declared as.*cudaStream_t stream"):
         build(declare(ns, source=wrong), "cuda")
 

@@ -16,13 +16,16 @@ x = torch.ones(3, device="cuda")
 
 
 def test_an_illegal_address_names_the_operator(run_python) -> None:
-    program = _HEAD + """
+    program = (
+        _HEAD
+        + """
 plus(x)
 try:
     broken(x, True)
 except DeviceFaultError as error:
     print(error)
 """
+    )
     text = run_python(program, env={"CUDA_LAUNCH_BLOCKING": "1"}).stdout
     assert "`broken`: its kernel faulted" in text
     assert "sm_" in text
@@ -31,7 +34,9 @@ except DeviceFaultError as error:
 
 
 def test_an_illegal_address_that_shows_later_names_the_suspects(run_python) -> None:
-    program = _HEAD + """
+    program = (
+        _HEAD
+        + """
 plus(x)
 broken(x, True)
 try:
@@ -43,6 +48,7 @@ try:
 except DeviceFaultError as error:
     print(error)
 """
+    )
     text = run_python(program).stdout
     assert "`plus`: it, or a kernel launched before it, faulted" in text
     assert "broken" in text
@@ -51,7 +57,9 @@ except DeviceFaultError as error:
 
 def test_no_code_for_this_gpu(run_python) -> None:
     # PTX and machine code of an architecture that is newer than any GPU here.
-    program = _HEAD + """
+    program = (
+        _HEAD
+        + """
 import os, torch
 if torch.cuda.get_device_capability()[0] >= 12:
     sys.exit("skip")
@@ -65,6 +73,7 @@ broken(x, False)  # another operator still works
 torch.cuda.synchronize()
 print("works")
 """
+    )
     text = run_python(program, check=False).stdout
     if not text:
         pytest.skip("this GPU is as new as the newest architecture that nvcc knows")
@@ -75,16 +84,21 @@ print("works")
 
 
 def test_ptx_alone_is_compiled_by_the_driver(run_python) -> None:
-    program = _HEAD + """
+    program = (
+        _HEAD
+        + """
 import os
 os.environ["OPWRIGHT_ARCH"] = "75"
 print(plus(x).tolist())
 """
+    )
     assert run_python(program).stdout.strip() == "[2.0, 2.0, 2.0]"
 
 
 def test_without_nvcc_the_reference_runs_with_one_warning(run_python, tmp_path) -> None:
-    program = _HEAD + """
+    program = (
+        _HEAD
+        + """
 import warnings
 import opwright.build.cuda as cuda
 cuda._places = lambda home: iter(())
@@ -93,6 +107,7 @@ with warnings.catch_warnings(record=True) as caught:
     print(plus(x).tolist(), broken(x, False).tolist())
 print(*[w.message for w in caught])
 """
+    )
     environment = {"OPWRIGHT_REQUIRE_KERNELS": "0", "OPWRIGHT_CACHE_DIR": str(tmp_path / "empty")}
     text = run_python(program, env=environment).stdout
     assert "[1001.0, 1001.0, 1001.0] [1.0, 1.0, 1.0]" in text

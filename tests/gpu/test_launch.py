@@ -196,7 +196,8 @@ def test_more_than_2_31_elements() -> None:
 
 def test_swap_of_a_cuda_kernel() -> None:
     def declare(amount: int):
-        source = """
+        source = (
+            """
 #include <opwright/kernel.h>
 __global__ void swapped_kernel(float* y) { y[threadIdx.x] = %d; }
 template <typename T>
@@ -204,7 +205,9 @@ void swapped(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStre
   swapped_kernel<<<1, unsigned(x.size(0)), 0, stream>>>(output.data());
 }
 OPWRIGHT_KERNEL(swapped, float)
-""" % amount
+"""
+            % amount
+        )
 
         def swapped(x):
             return x.clone()
@@ -222,7 +225,9 @@ OPWRIGHT_KERNEL(swapped, float)
 
 def test_out_of_memory_is_told_and_the_next_call_works() -> None:
     x = torch.ones(2_000_000, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError, match="(?s)`square`.*not enough memory.*2000000, 2000000.*MiB free"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match="(?s)`square`.*not enough memory.*2000000, 2000000.*MiB free"
+    ):
         square(x)
     assert torch.equal(square(x[:3]).cpu(), torch.ones(3, 3))
 

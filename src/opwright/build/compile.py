@@ -258,25 +258,28 @@ class _Kernels:
     def __init__(self, request: Request, tools: Tools, identities: Path, work: Path) -> None:
         self._request, self._tools, self._work = request, tools, work
         self.host = cuda.host_compiler(tools.nvcc, tools.compiler, identities) if tools.nvcc else ""
-        self._sources = [(b, source) for b in request.backends for source in request.sources[b]]
-        self.objects = [f"{self._stem(i)}.o" for i in range(len(self._sources))]
+        self._compiles = []
+        for backend in request.backends:
+            for i, source in enumerate(request.sources[backend]):
+                path = source.path or self._write(f"source{i}_{backend}", backend, source)
+                for part in cuda.parts_of(source.read()) if backend == "cuda" else ("",):
+                    self._compiles.append((backend, path, f"kernel{i}_{backend}{part}", part))
+        self.objects = [f"{stem}.o" for _, _, stem, _ in self._compiles]
         for backend, header in request.headers.items():
             (work / f"contract_{backend}.h").write_text(header)
 
-    def _stem(self, index: int) -> str:
-        return f"kernel{index}_{self._sources[index][0]}"
+    def _write(self, stem: str, backend: str, source: Source) -> Path:
+        path = self._work / f"{stem}.{'cpp' if backend == 'cpu' else 'cu'}"
+        path.write_text(f'#line {source.line} "{source.origin}"\n{source.inline}')
+        return path
 
     def commands(self) -> dict[str, list[str]]:
-        return {self._stem(i): self._command(i) for i in range(len(self._sources))}
+        return {found[2]: self._command(*found) for found in self._compiles}
 
-    def _command(self, index: int) -> list[str]:
-        backend, source = self._sources[index]
-        stem, path, flags = self._stem(index), source.path, self._request.flags[backend]
-        if path is None:
-            path = self._work / f"{stem}.{'cpp' if backend == 'cpu' else 'cu'}"
-            path.write_text(f'#line {source.line} "{source.origin}"\n{source.inline}')
-        header = f"contract_{backend}.h"
+    def _command(self, backend: str, path: Path, stem: str, part: str) -> list[str]:
+        header, flags = f"contract_{backend}.h", self._request.flags[backend]
         if backend == "cuda":
+            flags = (*flags, *cuda.PARTS[part])
             return cuda.compile_command(self._tools.nvcc, self.host, flags, path, header, stem)
         return [
             self._tools.compiler.path, *flags, "-I", str(INCLUDE), "-include", header,

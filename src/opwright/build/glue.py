@@ -88,11 +88,14 @@ def _backend_text(unit: Sequence[Declaration], backend: str) -> str:
     entries: list[str] = []
     for declaration in unit:
         name, symbol = declaration.name, entry_symbol(backend, declaration.name)
-        calls += [
-            f'__attribute__((weak, visibility("hidden"))) extern const char *{symbol}(i32, void **);',
-            f'__attribute__((weak, visibility("hidden"))) extern const u64 {symbol}_dtypes;',
-            f"static const Kernel {name}_{backend} = {{{symbol}, &{symbol}_dtypes}};",
-        ]
+        parts = [(symbol, f"{symbol}_dtypes"), (f"{symbol}_16bit", f"{symbol}_dtypes_16bit")]
+        for launch, dtypes in parts:
+            calls += [
+                f'__attribute__((weak, visibility("hidden"))) extern const char *{launch}(i32, void **);',
+                f'__attribute__((weak, visibility("hidden"))) extern const u64 {dtypes};',
+            ]
+        table = ", ".join(f"{{{launch}, &{dtypes}}}" for launch, dtypes in parts)
+        calls.append(f"static const Kernel {name}_{backend}[] = {{{table}}};")
         forms = {name: "kNamed", kernel_twin(name, declaration.generation): "kCoded"}
         if declaration.contract.outputs:
             forms[f"{name}.out"] = "kOut"
@@ -100,7 +103,7 @@ def _backend_text(unit: Sequence[Declaration], backend: str) -> str:
             function = f"{name}_{backend}_{form}"
             calls += [
                 f"static void {function}(u64 *stack, u64 num_arguments, u64 num_outputs) {{",
-                f"  opwright_run(&{name}_operator, &{name}_{backend}, stack, {form});",
+                f"  opwright_run(&{name}_operator, {name}_{backend}, stack, {form});",
                 "}",
             ]
             entries.append(f'    {{"{entry}", {function}}},')
@@ -306,28 +309,31 @@ def _entry_macro(declaration: Declaration, backend: str) -> str:
     if template:
         alias = f"template <typename T> using {name} = void({', '.join(types)});"
         body = f"return ::opwright::detail::dispatch<__VA_ARGS__>(dtype, [&]<typename T>() {{ {call} }});"
-        mask = "::opwright::detail::kTypeMask<__VA_ARGS__>"
+        named = "::opwright::detail::kTypeMask<__VA_ARGS__>"
+        mask = "::opwright::detail::kCompiledMask<__VA_ARGS__>"
         allowed = sum(1 << SCALAR_TYPES[dtype][0] for dtype in contract.scalar_family.dtypes)
         family = contract.scalar_family
-        check = (
-            f'static_assert(({mask} & ~{allowed}ull) == 0, "the kernel has a type that is not in {family}"); '
-        )
+        check = f'static_assert(({named} & ~{allowed}ull) == 0, "the kernel has a type that is not in {family}"); '
     else:
         alias = f"using {name} = void({', '.join(types)});"
         body = f"return ::opwright::detail::guarded([&] {{ {call} }});"
         mask, check = "~0ull", ""
     hidden = '__attribute__((visibility("hidden")))'
-    return f"""
-// {kernel_signature(declaration, backend)}
-namespace opwright::contract {{ {alias} }}
-#define OPWRIGHT_ENTRY_{name}(...) \\
+    types_symbol, symbol = f"OPWRIGHT_ENTRY_SYMBOL({symbol}_dtypes)", f"OPWRIGHT_ENTRY_SYMBOL({symbol})"
+    text = f"""#define OPWRIGHT_ENTRY_{name}(...) \\
   extern "C" {{ \\
-  extern const unsigned long long {symbol}_dtypes; \\
-  {hidden} const unsigned long long {symbol}_dtypes = {mask}; \\
+  extern const unsigned long long {types_symbol}; \\
+  {hidden} const unsigned long long {types_symbol} = {mask}; \\
   {hidden} const char* {symbol}([[maybe_unused]] int dtype, void** arguments) {{ \\
     {check}{body} \\
   }} \\
-  }}
+  }}"""
+    if not template:  # one function, so it is compiled once
+        text = f"#if OPWRIGHT_ONLY_16BIT\n#define OPWRIGHT_ENTRY_{name}(...)\n#else\n{text}\n#endif"
+    return f"""
+// {kernel_signature(declaration, backend)}
+namespace opwright::contract {{ {alias} }}
+{text}
 """
 
 

@@ -43,9 +43,7 @@ def bench_operators(
     records, code = [], 0
     for operator in find_operators(target):
         try:
-            found = bench_one(
-                operator, against=against, device=device, seconds=seconds, out=out, quiet=json
-            )
+            found = bench_one(operator, against=against, device=device, seconds=seconds, out=out, quiet=json)
             records.append(found)
         except NotVerifiedError as error:
             say(f"error: {error}")

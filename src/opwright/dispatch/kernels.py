@@ -126,7 +126,9 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
     unit = unit_of(next(iter(keys.values())))
     entry = read_entry(folder)
     if entry is None:
-        raise LoadError(operator.declaration.name, "there is no whole build", rows=[("directory", str(folder))])
+        raise LoadError(
+            operator.declaration.name, "there is no whole build", rows=[("directory", str(folder))]
+        )
     library = load(entry)
     for backends in (tuple(keys), *((backend,) for backend in keys)):
         if library.contents == glue_digest(unit, backends):

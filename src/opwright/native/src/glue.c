@@ -149,7 +149,16 @@ static int call_reference(Call *call) {
   return 0;
 }
 
-void opwright_run(const Operator *op, const Kernel *kernel, u64 *stack, enum Form form) {
+static const Kernel *part_for(const Call *call, const Kernel *kernels) {
+  const int is_single = call->op->scalar_family < 0;
+  for (const Kernel *part = kernels; part != kernels + kParts; ++part) {
+    if (!part->launch) continue;
+    if (is_single || (call->dtype >= 0 && *part->dtypes >> call->dtype & 1)) return part;
+  }
+  return 0;
+}
+
+void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Form form) {
   char message[kMessage];
   Value values[op->num_arguments + 1];
   Tensor tensors[op->num_arguments + 1], outputs[op->num_outputs + 1];
@@ -166,8 +175,8 @@ void opwright_run(const Operator *op, const Kernel *kernel, u64 *stack, enum For
   for (i32 i = 0; i < op->num_outputs; ++i) outputs[i].handle = 0, outputs[i].copy = 0;
 
   int failed = read(&call, tensors) || check(&call);
-  const int has_kernel = kernel->launch && (op->scalar_family < 0 || (call.dtype >= 0 && *kernel->dtypes >> call.dtype & 1));
-  if (!failed && !has_kernel) {
+  const Kernel *kernel = failed ? 0 : part_for(&call, kernels);
+  if (!failed && !kernel) {
     failed = call_reference(&call);
   } else if (!failed && !(failed = allocate(&call))) {
     const enum Emptiness empty = emptiness(&call);

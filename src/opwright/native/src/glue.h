@@ -126,9 +126,11 @@ typedef struct {
   i32 scalar_family;  // the family of the kernel's template parameter, -1 when it has none
 } Operator;
 
+// A kernel comes in two parts, by the dtypes that they were instantiated for; a part may be missing.
+enum { kParts = 2 };
 typedef struct {
   Launcher launch;
-  const u64 *dtypes;  // mask of the dtypes it was instantiated for
+  const u64 *dtypes;  // mask of scalar types
 } Kernel;
 
 // ---- one call -------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ typedef struct {
 // How a call comes: with choices by name; the same, and the tensors to write into at the end of the
 // stack; with choices by number.
 enum Form { kNamed, kOut, kCoded };
-// One call from the dispatcher.
+// One call from the dispatcher. The kernel is given by its parts.
 extern void opwright_run(const Operator *, const Kernel *, u64 *stack, enum Form);
 
 // The kernels of one backend; `library` is the dispatcher's handle while they are registered.

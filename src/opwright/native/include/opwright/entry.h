@@ -45,20 +45,43 @@ const char* guarded(const Call& call) noexcept {
   }
 }
 
+// A CUDA source is compiled twice, side by side: OPWRIGHT_ONLY_16BIT is 0 for its 32- and 64-bit types
+// and 1 for its 16-bit types. Undefined: all types at once.
+#if !defined(OPWRIGHT_ONLY_16BIT)
+#define OPWRIGHT_ENTRY_SYMBOL(NAME) NAME
+template <typename T> inline constexpr bool kIsCompiled = true;
+#elif OPWRIGHT_ONLY_16BIT
+#define OPWRIGHT_ENTRY_SYMBOL(NAME) NAME##_16bit
+template <typename T> inline constexpr bool kIsCompiled = sizeof(T) == 2;
+#else
+#define OPWRIGHT_ENTRY_SYMBOL(NAME) NAME
+template <typename T> inline constexpr bool kIsCompiled = sizeof(T) != 2;
+#endif
+
+// Calls call.template operator()<T>() if `dtype` is the scalar type of T; returns whether it did.
+template <typename T, typename Call>
+bool call_if([[maybe_unused]] int dtype, [[maybe_unused]] const Call& call) {
+  if constexpr (kIsCompiled<T>) {
+    if (dtype == kScalarType<T>) return call.template operator()<T>(), true;
+  }
+  return false;
+}
+
 // Calls call.template operator()<T>() for the one T of Types whose scalar type is `dtype`.
 template <typename... Types, typename Call>
 const char* dispatch(int dtype, const Call& call) noexcept {
   bool found = false;
-  const char* failure = guarded([&] {
-    ((dtype == kScalarType<Types> ? (found = true, call.template operator()<Types>()) : void()), ...);
-  });
+  const char* failure = guarded([&] { found = (call_if<Types>(dtype, call) || ...); });
   if (failure) return failure;
   return found ? nullptr : "unsupported dtype";
 }
 
-// The scalar types a kernel was instantiated for, as a mask of PyTorch's numbers.
+// Scalar types as a mask of PyTorch's numbers: those named, and those compiled here.
 template <typename... Types>
 inline constexpr unsigned long long kTypeMask = ((1ull << kScalarType<Types>) | ... | 0ull);
+template <typename... Types>
+inline constexpr unsigned long long kCompiledMask =
+    ((kIsCompiled<Types> ? 1ull << kScalarType<Types> : 0ull) | ... | 0ull);
 
 #if defined(__CUDACC__)
 // Raises what a launch left behind. The text starts with the error's number, which the caller turns

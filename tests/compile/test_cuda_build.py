@@ -300,3 +300,67 @@ main()
     required = run_python(program, env={"OPWRIGHT_ARCH": "90"}, check=False)
     assert required.returncode == 2
     assert "OPW207" in required.stderr
+
+
+def test_the_kernel_of_the_guide_compiles(ns: str) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "cuda.md"
+    (source,) = re.findall(r"```cuda\n(.*?)```", guide.read_text(), re.DOTALL)
+
+    @operator(f"{ns}::scale_shift", cuda=source)
+    def scale_shift(
+        input: Float[Tensor, "*batch n"], scale: Float[Tensor, "n"], shift: float = 0.0
+    ) -> Float[Tensor, "*batch n"]:
+        return input * scale + shift
+
+    assert build(scale_shift, "cuda").entry.record.operators == [f"{ns}::scale_shift"]
+
+
+# --- halves -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exports", "rest", "parts"),
+    [
+        ("plus, float, double", "", 1),
+        ("plus, opwright::half, opwright::bfloat16", "", 1),
+        ("plus, float, opwright::half", "", 2),
+        ("plus, float,\n                bfloat16", "", 2),
+        ("plus, float, opwright::half", "__constant__ float table[4];", 1),
+    ],
+)
+def test_a_source_is_cut_where_that_is_safe(exports: str, rest: str, parts: int) -> None:
+    assert len(cuda.parts_of(f"{rest}\nOPWRIGHT_KERNEL({exports})\n")) == parts
+
+
+def test_both_halves_are_in_the_library(ns: str) -> None:
+    # A function and a variable that both halves define, and kernels that are no templates.
+    source = CUDA.replace(
+        "OPWRIGHT_KERNEL(plus, float)", "OPWRIGHT_KERNEL(plus, float, double, opwright::half)"
+    )
+    source = source.replace("template <typename T> void plus", "int shared_count = 0;\nint count() { return ++shared_count; }\n"
+        "__global__ void plain_kernel() {}\nvoid plain(cudaStream_t s) { plain_kernel<<<1, 1, 0, s>>>(); }\n"
+        "template <typename T> void plus")  # fmt: skip
+    source = source.replace("T(x[i] + T(1))", "T(float(x[i]) + 1.0f)")
+    library = build(declare(ns, source=source), "cuda")
+    assert {"kernel0_cuda_32bit", "kernel0_cuda_16bit"} <= set(library.entry.record.seconds)
+    names = tool("nm", "--defined-only", str(library.entry.library))
+    assert "opwright_cuda_plus_16bit" in names
+    assert "opwright_cuda_plus_dtypes_16bit" in names
+
+
+def test_a_kernel_without_a_template_is_exported_once(ns: str) -> None:
+    source = """
+#include <opwright/kernel.h>
+__global__ void widen_kernel(const opwright::half* x, float* y) { y[threadIdx.x] = float(x[threadIdx.x]); }
+void widen(opwright::View<const opwright::half, 1> x, opwright::View<float, 1> output, cudaStream_t stream) {
+  widen_kernel<<<1, unsigned(x.size(0)), 0, stream>>>(x.data(), output.data());
+}
+OPWRIGHT_KERNEL(widen)
+"""
+    from jaxtyping import Float16, Float32
+
+    @operator(f"{ns}::widen", cuda=source)
+    def widen(x: Float16[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x.float()
+
+    assert build(widen, "cuda").entry.record.operators == [f"{ns}::widen"]

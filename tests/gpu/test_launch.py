@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -240,3 +241,18 @@ def test_a_bad_launch_is_told_and_the_next_call_works() -> None:
         broken(x, False, -1)
     assert broken(x, False, 1)[0] == 1
     assert torch.equal(plus(x), x + 1)
+
+
+def test_the_kernel_of_the_guide() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "cuda.md"
+    (source,) = re.findall(r"```cuda\n(.*?)```", guide.read_text(), re.DOTALL)
+
+    @opwright.operator("gpu_tests::scale_shift", cuda=source)
+    def scale_shift(
+        input: Float[torch.Tensor, "*batch n"], scale: Float[torch.Tensor, "n"], shift: float = 0.0
+    ) -> Float[torch.Tensor, "*batch n"]:
+        return input * scale + shift
+
+    record = opwright.verify(scale_shift, devices=["cuda"])
+    assert record.passed, record.failures
+    assert "cuda" in record.backends

@@ -41,7 +41,7 @@ def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> 
     shown = ("CUDA", f"{found[2]}: {found[3]}") if found else ("CUDA", text)
     if code in _NO_CODE:
         return ArchitectureError(
-            name, _NO_CODE[code], rows=[gpu, _driver(), shown], hint=_remedy(code, device)
+            name, _NO_CODE[code], rows=[gpu, *_code_and_driver(), shown], hint=_remedy(code, device)
         )
     if code in _FAULTS or (code is None and not _is_alive(device)):
         return _fault(name, gpu, shown)
@@ -71,10 +71,7 @@ def _out_of_memory(name: str, text: str, device: torch.device, tensors: list[tor
         rows=[
             ("asked for", asked[1] if asked else "scratch space"),
             *(("given", describe(tensor)) for tensor in tensors),
-            (
-                str(device),
-                f"{free >> 20} of {total >> 20} MiB free, {torch.cuda.memory_reserved(device) >> 20} held",
-            ),
+            (str(device), f"{memory[0] >> 20} of {memory[1] >> 20} MiB free, {held >> 20} held by PyTorch"),
         ],
         hint="smaller batches, or `torch.cuda.empty_cache()`",
     )
@@ -98,10 +95,11 @@ def _gpu(device: torch.device) -> str:
     return f"{device}, {found.name}, sm_{found.major}{found.minor}"
 
 
-def _driver() -> tuple[str, str]:
-    from opwright.build.cuda import driver_version
+def _code_and_driver() -> list[tuple[str, str]]:
+    from opwright.build import cuda
 
-    return ("driver", f"for CUDA {driver_version()}")
+    wanted = ", ".join(f"sm_{name}" for name in cuda.architectures())
+    return [("compiled for", wanted), ("driver", f"for CUDA {cuda.driver_version()}")]
 
 
 def _remedy(code: int, device: torch.device) -> str:

@@ -16,14 +16,16 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 
 from opwright.errors import RecordError
-from opwright.records import BenchRecord, Check, Failure, Machine, Measurement, Timing, VerifyRecord
+from opwright.records import BenchRecord, Check, Failure, Machine, Measurement, Timing, VerifyRecord, read
 from opwright.report import verdict, write_report
 from opwright.report.cards import collect_cards
 from opwright.report.quantities import COMPUTE, RATE, TIME, percent, round_to, tick_with_unit, with_unit
 from opwright.report.scales import LogScale, log_scale, spread
+from opwright.report.svg import _SHAPES, marker
 
 COPY_GB_S, COMPUTE_GFLOPS = 40.0, 125.0
 SIZES = (1024, 65536, 2**24)
@@ -239,6 +241,18 @@ def test_verdict_of_several_operators():
     )
 
 
+def test_verdict_and_failures_name_a_device_that_is_not_the_cpu(tmp_path):
+    failure = Failure("numerics", "f32[7]", "off by one", device="cuda")
+    record = make_verify(failures=[failure], checks=[Check("numerics", "failed", 3, device="cuda")])
+    assert (
+        verdict([record])
+        == "ns::bias_gelu FAILS verify: 1 failure, first: cuda: numerics on f32[7]: off by one."
+    )
+    page = show(tmp_path, record)
+    assert page.cells("cuda: numerics")[1] == "failed"
+    assert "<h4>cuda: numerics <code>f32[7]</code></h4>" in page.source
+
+
 def test_no_records_is_an_error_with_a_hint(tmp_path):
     with pytest.raises(RecordError, match="there are no records") as caught:
         write_report([], tmp_path / "x.html")
@@ -335,6 +349,101 @@ def test_the_page_says_what_its_words_mean(tmp_path):
         "One call on the smallest input: opwright 3.10 µs, eager 6.28 µs.",
     ):
         assert words in source
+
+
+# --- a GPU --------------------------------------------------------------------------------------------
+
+
+GPU = make_machine(
+    device="H200",
+    driver="580.1 (CUDA 13.0)",
+    gpu_memory_bytes=150 * 10**9,
+    gpu_l2_bytes=60 * 2**20,
+    multiprocessors=132,
+    copy_gb_s=4250.0,
+    compute_gflops=51000.0,
+)
+
+
+def make_gpu_bench(name="ns::bias_gelu", **changes) -> BenchRecord:
+    bench = make_bench(name, GPU, device="cuda", **changes)
+    for m in bench.measurements:
+        m.copy_us = 0.75 * m.timings[0].median_us
+        for t in m.timings:
+            t.warm_us, t.host_us = 0.5 * t.median_us, 4.25
+    return bench
+
+
+def test_a_gpu_shows_cold_warm_and_host_times_and_the_copy_of_the_same_size(tmp_path):
+    bench = make_gpu_bench()
+    page = show(tmp_path, bench)
+    assert page.mistakes == []
+    one = bench.measurements[1]
+    rows = [[" ".join(cell.split()) for cell in row] for row in page.rows]
+    head = next(row for row in rows if row[:1] == ["input"])
+    assert head[2:5] == ["Opwright, cold ± noise", "warm", "host"]
+    row = next(row for row in rows if row[0] == one.case)
+    ours = one.time_of("opwright")
+    assert row[2] == f"{three(ours)} µs"
+    assert row[4:6] == [f"{three(ours / 2)} µs", "4.25 µs"]
+    assert row[7] == f"{three(one.time_of('eager') / ours)}x"
+    assert row[-1] == "75.0 %"
+    assert "(on H200, load average 0.500)" in page.source
+    assert "Median device time of a call on a cold cache" in page.source
+    assert "of this GPU's copy bandwidth" in page.heading
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page.source))
+    assert facts["GPU: copy bandwidth"] == "4.25 TB/s"
+    assert facts["GPU memory"] == "150 GB"
+    assert facts["L2 cache"] == "62.9 MB"
+    assert facts["GPU driver"] == "580.1 (CUDA 13.0)"
+    assert "copy bandwidth" not in facts
+    assert not {"warm", "host"} & {cell for row in show(tmp_path, make_bench()).rows for cell in row}
+
+
+def test_cpu_and_gpu_of_one_machine_are_two_cards_with_one_verify(tmp_path):
+    on_cpu = make_bench(
+        machine=make_machine(device="H200", copy_gb_s=COPY_GB_S, compute_gflops=COMPUTE_GFLOPS)
+    )
+    checked = make_verify(machine=make_machine(device="H200"))
+    old = make_gpu_bench(created=1.0)
+    cards = collect_cards([on_cpu, make_gpu_bench(), checked, old])
+    assert sorted((card.place, card.is_verified, card.cases, card.older) for card in cards) == [
+        ("EPYC 9B14", True, 412, 1),
+        ("H200", True, 412, 1),
+    ]
+    page = show(tmp_path, on_cpu, make_gpu_bench(), checked)
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page.source))
+    assert (facts["copy bandwidth"], facts["GPU: copy bandwidth"]) == ("40.0 GB/s", "4.25 TB/s")
+    assert '<span class="muted">EPYC 9B14</span>' in page.source
+    assert '<span class="muted">H200</span>' in page.source
+
+
+def test_a_call_that_waits_for_the_gpu_is_pointed_out(tmp_path):
+    bench = make_gpu_bench()
+    bench.measurements[0].timings[0].waits = True
+    page = show(tmp_path, bench)
+    assert "On 1 input the call waits for the GPU by itself" in page.source
+    assert "4.25 µs, waits" in page.source
+
+
+def test_records_of_before_there_were_devices_are_read(tmp_path):
+    """Of a record as version 1 wrote it, without any field that came later."""
+    later = {"device", "driver", "gpu_memory_bytes", "gpu_l2_bytes", "multiprocessors"}
+    later |= {"warm_us", "host_us", "waits", "copy_us"}
+    content = msgspec.to_builtins(make_bench())
+    host_us = content["host_us"]
+
+    def strip(value):
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if k not in later}
+        return [strip(v) for v in value] if isinstance(value, list) else value
+
+    stripped = strip(content) | {"host_us": host_us}
+    stripped["machine"]["device"] = ""
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(stripped))
+    assert read(path) == make_bench()
+    assert not read(path).on_gpu
 
 
 # --- the page -----------------------------------------------------------------------------------------
@@ -492,6 +601,17 @@ def test_specifications_hold_the_data_of_the_pictures(tmp_path):
         assert value["time_us"] == pytest.approx(m.time_of(value["candidate"]), rel=1e-4)
         assert value["copy_us"] == pytest.approx(m.bytes_moved / COPY_GB_S / 1e3, rel=1e-4)
         assert value["low_us"] < value["time_us"] < value["high_us"]
+
+
+@pytest.mark.parametrize("shape", range(len(_SHAPES)))
+def test_every_marker_has_an_area(shape):
+    """The fifth kind, a cross, was a polygon of no area: nothing was painted."""
+    drawn = marker(shape, 0.0, 0.0, class_="filled")
+    if "circle" in drawn:
+        return
+    points = numbers(r"(-?[\d.]+),(-?[\d.]+)", drawn)
+    area = sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[0]], strict=True))
+    assert abs(area) / 2 > 10
 
 
 # --- numbers and scales -------------------------------------------------------------------------------

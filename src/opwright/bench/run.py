@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from opwright.bench.limits import compute_gflops, copy_gb_s, last_level_cache_bytes
-from opwright.bench.timing import time_interleaved
+from opwright.bench.inputs import Plan, all_tensors, one_element, plans
+from opwright.bench.limits import CpuBench, GpuBench, bench_on
 from opwright.dispatch.operator import Operator, operator_of
-from opwright.dispatch.reference import caller, outputs_of, tensors_in
+from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.spec.cost import Cost, default_cost
 from opwright.spec.dtypes import short_name
-from opwright.spec.samples import Case, Sweep, declared_cases, split_sample
+from opwright.spec.samples import Case
+from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
+from opwright.verify.tensors import are_same, copy_of
 
 _VERIFY_FIRST = ("numerics", "outputs written", "gradients", "gradient numerics")
 _DTYPES = (torch.float32, torch.bfloat16)
+
+Calls = dict[str, list[Callable[[], object]]]
 
 
 def bench(
@@ -35,11 +40,14 @@ def bench(
     options: Mapping[str, Any] | None = None,
     dtypes: Sequence[torch.dtype] = _DTYPES,
     directions: Sequence[str] = ("forward", "backward"),
+    device: str | torch.device | None = None,
     seconds: float = 0.25,
     verified: VerifyRecord | None = None,
     on_measurement: Callable[[Measurement], None] | None = None,
 ) -> BenchRecord:
     """Measures how fast an operator is, against PyTorch and others, as a share of what the machine can do.
+
+    On a GPU the times are device times on a cold cache; those on a warm one, and the host's, stand beside.
 
     Args:
         target: an operator, its `torch.ops` entry, or a callable with `reference` and `samples`.
@@ -51,12 +59,14 @@ def bench(
         options: values of choices and numbers, for this run.
         dtypes: dtypes of the floating-point family.
         directions: "forward" (no gradient needed) and "backward" (autograd's, on a kept graph).
+        device: "cpu", "cuda", "cuda:1"; by default the GPU when there is one and the operator has a CUDA
+            kernel, else the CPU; for a callable where its samples are.
         seconds: how long to measure each candidate on each input.
-        verified: a record of `verify`; without one the numerics are checked first.
+        verified: a record of `verify` on this kind of device; without one the numerics are checked first.
         on_measurement: called with each measurement when it is there.
 
     Raises:
-        NotVerifiedError: the operator does not pass verify.
+        NotVerifiedError: the operator does not pass verify, or its results change while it is timed.
     """
     started = time.time()
     operator = operator_of(target)
@@ -66,100 +76,62 @@ def bench(
             "a callable is measured against a reference, on samples",
             hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
         )
-    checked = verified or verify(target, reference, samples, checks=_VERIFY_FIRST)
+    where = _device(operator, samples, device)
+    is_known = verified is not None and any(_type_of(c.device) == where.type for c in verified.checks)
+    checked = (
+        verified if is_known else verify(target, reference, samples, checks=_VERIFY_FIRST, devices=[where])
+    )
     if not checked.passed:
         first = checked.failures[0]
         raise NotVerifiedError(
             checked.name,
             "it does not pass verify, so it is not measured",
-            rows=[("check", first.check), ("case", first.case), ("found", first.message)],
+            rows=[("check", first.title), ("case", first.case), ("found", first.message)],
             hint=first.repeat or "`opwright.verify(...)` shows all failures",
         )
-    machine = machine_card()
-    machine.copy_gb_s, machine.compute_gflops = copy_gb_s(), compute_gflops()
+    place = bench_on(where)
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
-    cases = list(_cases(operator, samples, sweep, options, dtypes))
     measurements: list[Measurement] = []
-    for direction, (case, axes) in itertools.product(directions, cases):
-        if direction == "backward" and not _has_gradient(operator, case):
-            continue
-        # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
-        torch._dynamo.reset()
-        candidates = {
-            name: _bind(function, case, operator, direction)
-            for name, function in _candidates(call, baseline, against).items()
-        }
-        found = _measure(direction, case, axes, candidates, operator, machine.copy_gb_s, seconds)
-        measurements.append(found)
-        if on_measurement is not None:
-            on_measurement(found)
+    with place.current():
+        machine = machine_card(place.device)
+        machine.copy_gb_s, machine.compute_gflops = place.copy_gb_s(), place.compute_gflops()
+        planned = plans(operator, samples, sweep, options, dtypes, place.device)
+        for direction, plan in itertools.product(directions, planned):
+            if direction == "backward" and not _has_gradient(operator, plan):
+                continue
+            # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
+            torch._dynamo.reset()
+            rivals = _candidates(call, baseline, against)
+            found = _measure(direction, plan, rivals, operator, place, machine.copy_gb_s, seconds)
+            measurements.append(found)
+            if on_measurement is not None:
+                on_measurement(found)
+        host_us = _host_times(call, baseline, operator, place) if planned else {}
     return BenchRecord(
         name=checked.name,
         measurements=measurements,
-        host_us=_host_times(call, baseline, operator, cases),
+        host_us=host_us,
         verified=True,
         threads=torch.get_num_threads(),
         machine=machine,
         created=started,
         seconds=time.time() - started,
+        device=str(where),
     )
 
 
-# --- inputs ------------------------------------------------------------------------------------------------
+def _type_of(device: str) -> str:
+    return torch.device(device or "cpu").type
 
 
-def _cases(
-    operator: Operator | None,
-    samples: Any,
-    sweep: Mapping[str, Sequence[Any]] | None,
-    options: Mapping[str, Any] | None,
-    dtypes: Sequence[torch.dtype],
-) -> Iterator[tuple[Case, dict[str, Any]]]:
+def _device(operator: Operator | None, samples: Any, named: str | torch.device | None) -> torch.device:
+    if named is not None:
+        return parse_device(named)
     if operator is None:
-        given = samples() if callable(samples) else samples
-        for i, sample in enumerate(given):
-            args, kwargs = split_sample(sample)
-            case = Case(f"sample {i}", (args, kwargs), kwargs)
-            yield case, {"elements": _elements(case)}
-        return
-    contract = operator.contract
-    if samples is not None:
-        for case in declared_cases(contract, samples):
-            yield case, {"elements": _elements(case)}
-        return
-    maker = Sweep(contract)
-    family = contract.scalar_family
-    wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
-    axes = dict(sweep or operator._sweep or _default_sweep(maker))
-    shapes = axes.pop("batch", [(256,)] if maker.variadics else [()])
-    names = list(axes)
-    chosen = {**maker.option_sets()[0], **(options or {})}
-    for dtype in wanted:
-        for batch in shapes:
-            for sizes in itertools.product(*axes.values()):
-                bound = maker.base_sizes() | dict(zip(names, sizes, strict=True))
-                shape = (batch,) if isinstance(batch, int) else tuple(batch)
-                case = maker.make("bench", dtype, bound, shape, chosen)
-                yield case, {"elements": _elements(case), **dict(zip(names, sizes, strict=True)), **chosen}
-
-
-def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
-    free = [name for name in maker.names if name not in maker._int_sizes()]
-    if maker.variadics and not free:
-        return {"batch": [(4096,), (65536,), (1 << 20,), (1 << 23,)]}
-    if maker.variadics:
-        return {"batch": [(4,), (64,), (512,), (4096,)], **{name: [1024] for name in free}}
-    return {name: [256, 1024] if i == 0 else [1024] for i, name in enumerate(free)}
-
-
-def _elements(case: Case) -> int:
-    return max((t.numel() for t in _tensors(case.values)), default=0)
-
-
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    found = list(tensors_in(values))
-    return found + [t for v in values if isinstance(v, dict) for t in tensors_in(list(v.values()))]
+        given = plans(None, samples, None, None, (), torch.device("cpu"))
+        return device_of([t for plan in given for t in all_tensors(plan.make(0).values)])
+    return torch.device("cuda" if torch.cuda.is_available() and has_cuda(operator) else "cpu")
 
 
 # --- candidates ----------------------------------------------------------------------------------------------
@@ -189,7 +161,7 @@ def _bind(
     if direction == "forward":
         return lambda: apply(case.values)
     values = [_with_gradient(v) for v in case.values]
-    inputs = [t for t in _tensors(values) if t.requires_grad]
+    inputs = [t for t in all_tensors(values) if t.requires_grad]
     outputs = [o for o in _as_list(apply(values)) if o.is_floating_point() and o.requires_grad]
     seeds = [torch.randn_like(o) for o in outputs]
 
@@ -211,13 +183,14 @@ def _as_list(result: Any) -> list[torch.Tensor]:
 
 def _with_gradient(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.is_floating_point())
+        # With its strides and its offset, or a slice would be measured as a whole tensor.
+        return copy_of(value).requires_grad_(value.is_floating_point())
     return type(value)(_with_gradient(v) for v in value) if isinstance(value, (list, tuple)) else value
 
 
-def _has_gradient(operator: Operator | None, case: Case) -> bool:
+def _has_gradient(operator: Operator | None, plan: Plan) -> bool:
     if operator is None:
-        return any(t.is_floating_point() for t in _tensors(case.values))
+        return any(t.is_floating_point() for t in all_tensors(plan.make(0).values))
     contract = operator.contract
     return (
         not contract.mutated
@@ -231,37 +204,53 @@ def _has_gradient(operator: Operator | None, case: Case) -> bool:
 
 def _measure(
     direction: str,
-    case: Case,
-    axes: dict[str, Any],
-    candidates: Mapping[str, Callable[[], object]],
+    plan: Plan,
+    candidates: Mapping[str, Callable[..., Any]],
     operator: Operator | None,
+    place: CpuBench | GpuBench,
     copy_rate: float,
     seconds: float,
 ) -> Measurement:
     with torch.set_grad_enabled(direction == "backward"):
-        cost = _cost(direction, case, operator, candidates)
-        timings = time_interleaved(candidates, seconds)
-    floats = [t.dtype for t in _tensors(case.values) if t.is_floating_point()]
+        case = plan.make(0)
+        calls: Calls = {n: [_bind(f, case, operator, direction)] for n, f in candidates.items()}
+        cost = _cost(direction, case, operator, calls["opwright"][0])
+        for number in range(1, place.input_sets(cost.bytes_moved, len(candidates))):
+            another = plan.make(number)
+            for name, function in candidates.items():
+                calls[name].append(_bind(function, another, operator, direction))
+        is_repeatable = operator is None or not (operator.contract.mutated or operator.declaration.random)
+        before = [_as_list(call()) for call in calls["opwright"]] if is_repeatable else []
+        timings, copy_us = place.time(calls, cost.bytes_moved, seconds)
+        after = [_as_list(call()) for call in calls["opwright"]] if is_repeatable else []
+    floats = [t.dtype for t in all_tensors(case.values) if t.is_floating_point()]
+    described = re.sub(r"(\]) cuda:\d+", r"\1", str(case).removesuffix(f" ({case.label})"))
+    if not are_same(before, after):
+        raise NotVerifiedError(
+            operator.declaration.name if operator else "bench",
+            "its results changed while it was timed",
+            rows=[("direction", direction), ("input", described)],
+            hint="`opwright verify` with `--check determinism`",
+        )
     rate = cost.bytes_moved / timings[0].median_us / 1e3  # GB/s
     return Measurement(
         direction=direction,
-        case=str(case).removesuffix(f" ({case.label})"),
-        axes=axes,
+        case=described,
+        axes=plan.axes,
         dtype=short_name(floats[0]) if floats else "",
         bytes_moved=cost.bytes_moved,
         flop=cost.flop,
         timings=timings,
         roof_share=rate / copy_rate,
-        in_cache=cost.bytes_moved <= last_level_cache_bytes(),
+        in_cache=cost.bytes_moved <= place.cache_bytes(),
+        copy_us=copy_us,
     )
 
 
-def _cost(
-    direction: str, case: Case, operator: Operator | None, candidates: Mapping[str, Callable[[], object]]
-) -> Cost:
-    outputs = [o for o in _as_list(candidates["opwright"]()) if isinstance(o, torch.Tensor)]
+def _cost(direction: str, case: Case, operator: Operator | None, call: Callable[[], object]) -> Cost:
+    outputs = [o for o in _as_list(call()) if isinstance(o, torch.Tensor)]
     if operator is None:
-        return Cost(sum(t.numel() * t.element_size() for t in [*_tensors(case.values), *outputs]))
+        return Cost(sum(_size(t) for t in [*all_tensors(case.values), *outputs]))
     if direction == "forward":
         return operator.cost_of(case.values, outputs)
     backward = operator.backward_operator
@@ -283,20 +272,18 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _host_times(
-    call: Callable[..., Any], baseline: Callable[..., Any], operator: Operator | None, cases: Sequence[Any]
+    call: Callable[..., Any],
+    baseline: Callable[..., Any],
+    operator: Operator | None,
+    place: CpuBench | GpuBench,
 ) -> dict[str, float]:
     """Returns the time of a call on the smallest input there is: what it costs before any work."""
-    if operator is None or not cases:
+    if operator is None:
         return {}
-    maker = Sweep(operator.contract)
-    ints = maker._int_sizes()
-    ones = {name: size if name in ints else 1 for name, size in maker.base_sizes().items()}
-    family = operator.contract.scalar_family
-    dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
-    case = maker.make("one element", dtype, ones, (1,), maker.option_sets()[0])
+    case = one_element(operator, place.device)
     candidates = {"opwright": call, "eager": baseline}
     bound = {name: _bind(function, case, operator, "forward") for name, function in candidates.items()}
-    a, b = torch.ones(1), torch.ones(1)
+    a, b = torch.ones(1, device=place.device), torch.ones(1, device=place.device)
     bound["torch.add"] = lambda: torch.add(a, b)
     with torch.no_grad():
-        return {t.candidate: t.min_us for t in time_interleaved(bound, 0.1)}
+        return place.host_us(bound)

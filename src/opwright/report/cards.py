@@ -1,4 +1,4 @@
-"""Sorts records into cards: one for each operator on each machine."""
+"""Sorts records into cards: one for each operator on each machine, and on each device that was measured there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DIRECTIONS = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of one operator on one machine.
+    """What is known of one operator on one machine, measured on one of its devices.
 
     Attributes:
         older: how many records were left out, because a newer one of the same kind exists.
@@ -39,6 +39,17 @@ class Card:
         record = self.bench or self.verify
         assert record is not None
         return record
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the times are those of a GPU."""
+        return self.bench is not None and self.bench.on_gpu
+
+    @property
+    def place(self) -> str:
+        """What it was measured or verified on: the name of the GPU or of the CPU."""
+        is_cpu = self.bench is not None and not self.on_gpu
+        return self.machine.cpu if is_cpu else self.machine.device or self.machine.cpu
 
     @property
     def fails(self) -> bool:
@@ -93,7 +104,7 @@ class Card:
 def collect_cards(records: Sequence[Record]) -> list[Card]:
     """Sorts records into cards, those that fail first, else in the order of the records.
 
-    Of several records of one kind the newest counts.
+    Of several records of one kind the newest counts; benchmarks on the CPU and on a GPU are two kinds.
 
     Raises:
         RecordError: there are no records.
@@ -107,8 +118,9 @@ def collect_cards(records: Sequence[Record]) -> list[Card]:
     for group in groups.values():
         newest = sorted(group, key=lambda record: record.created, reverse=True)
         verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
-        bench = next((r for r in newest if isinstance(r, BenchRecord)), None)
-        cards.append(Card(verify, bench, len(group) - (verify is not None) - (bench is not None)))
+        benches = {r.device: r for r in reversed(newest) if isinstance(r, BenchRecord)}
+        older = len(group) - (verify is not None) - len(benches)
+        cards += [Card(verify, bench, older) for bench in benches.values() or [None]]
     return sorted(cards, key=lambda card: not card.fails)
 
 

@@ -12,7 +12,7 @@ import jinja2
 import msgspec
 
 from opwright import __version__
-from opwright.records import BenchRecord, Machine, Record
+from opwright.records import BenchRecord, Record
 from opwright.report.cards import Card, collect_cards
 from opwright.report.quantities import TIME, date, percent, plural, round_to, with_unit
 from opwright.report.roofline import draw_roofline
@@ -58,16 +58,18 @@ def render(records: Sequence[Record]) -> str:
         verdict=verdict(records),
         fails=any(card.fails for card in cards),
         machines=_list_machines(cards, records),
+        names_places=len({card.place for card in cards}) > 1,
+        on_gpu=any(card.on_gpu for card in cards),
         operators=[_show(card, index) for index, card in enumerate(cards, start=1)],
     )
 
 
 def _list_machines(cards: Sequence[Card], records: Sequence[Record]) -> list[list[tuple[str, str]]]:
-    groups: dict[tuple[str, str], list[Machine]] = {}
+    groups: dict[tuple[str, str], list[Record]] = {}
     # The benchmark's machine first: where records differ, its values are named first.
     for record in sorted(records, key=lambda record: not isinstance(record, BenchRecord)):
-        groups.setdefault((record.machine.cpu, record.machine.device), []).append(record.machine)
-    return [describe_machine(machines) for machines in groups.values()]
+        groups.setdefault((record.machine.cpu, record.machine.device), []).append(record)
+    return [describe_machine(group) for group in groups.values()]
 
 
 def _show(card: Card, index: int) -> dict[str, Any]:
@@ -81,7 +83,8 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "name": card.name,
         "state": "fails" if card.fails else "verified" if card.is_verified else "not verified",
         "sentence": judge(card),
-        "device": card.machine.device or card.machine.cpu,
+        "device": card.place,
+        "on_gpu": card.on_gpu,
         "provenance": _tell_origin(card),
         "warnings": warn(card),
         "failures": card.verify.failures if card.verify else [],
@@ -112,9 +115,10 @@ def _tell_origin(card: Card) -> list[str]:
         told.append(f"verified {date(verify.created)} in {took} (backends: {backends})")
     if card.bench:
         bench = card.bench
+        place = f"on {card.place}" if bench.on_gpu else plural(bench.threads, "thread")
         told.append(
             f"measured {date(bench.created)} in {with_unit(bench.seconds * 1e6, TIME)} "
-            f"({plural(bench.threads, 'thread')}, load average {round_to(bench.machine.load)})"
+            f"({place}, load average {round_to(bench.machine.load)})"
         )
     return told
 

@@ -41,6 +41,7 @@ class _Strip:
     def __init__(self, card: Card, measured: Sequence[Measurement]) -> None:
         self.measured = measured
         self.copy_gb_s = card.machine.copy_gb_s
+        self.place = "GPU" if card.on_gpu else "machine"
         longest = max(length for m in measured for length in self._lengths(m) if length is not None)
         self.limit = min(max(1.0, longest), _LONGEST) if self.copy_gb_s else longest
         groups = len({(m.direction, m.dtype) for m in measured})
@@ -75,7 +76,9 @@ class _Strip:
         """Tells a reader what the bars show."""
         told = f"Bars: Opwright; short lines: {_BASELINE}; outlined bars fit the cache."
         if self.copy_gb_s:
-            told += f" 100 % is copying at {with_unit(self.copy_gb_s, RATE)}, as measured on this machine."
+            told += (
+                f" 100 % is copying at {with_unit(self.copy_gb_s, RATE)}, as measured on this {self.place}."
+            )
             if any((self._lengths(m)[0]) > self.limit for m in self.measured):
                 told += f" Bars beyond {percent(self.limit, 1)} are cut."
         return told

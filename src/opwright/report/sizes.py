@@ -164,11 +164,13 @@ class _Panels:
 
 
 def _explain(card: Card, panels: _Panels) -> str:
-    text = "Median time of a call, both axes logarithmic; vertical bars are the noise, where it is larger than the point; hollow points fit the cache."
+    time = "device time of a call on a cold cache" if card.on_gpu else "time of a call"
+    text = f"Median {time}, both axes logarithmic; vertical bars are the noise, where it is larger than the point; hollow points fit the cache."
     if panels.copy_gb_s:
         text += " Dashed, copy: the time that the measured copy bandwidth needs for the bytes of the input."
     if panels.host_us:
-        text += f" Dashed, host: what a call costs before any work, {with_unit(panels.host_us, TIME)}."
+        host = f"what a call costs {'the host' if card.on_gpu else 'before any work'}"
+        text += f" Dashed, host: {host}, {with_unit(panels.host_us, TIME)}."
     sizes = [_size(m, panels.by_elements) for m in card.measurements]
     keys = [(m.direction, m.dtype, size) for m, size in zip(card.measurements, sizes)]
     if len(set(keys)) < len(keys):

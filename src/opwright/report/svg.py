@@ -71,6 +71,7 @@ def marker(shape: int, x: float, y: float, *children: str, size: float = 3.4, **
     if kind == "circle":
         return element("circle", *children, cx=x, cy=y, r=size, **attributes)
     s = size * 1.15
+    t = s * 0.36  # half the thickness of a cross
     corners = {
         "square": (
             (-s * 0.85, -s * 0.85),
@@ -80,7 +81,10 @@ def marker(shape: int, x: float, y: float, *children: str, size: float = 3.4, **
         ),
         "triangle": ((0, -s * 1.1), (s, s * 0.8), (-s, s * 0.8)),
         "diamond": ((0, -s * 1.2), (s * 1.2, 0), (0, s * 1.2), (-s * 1.2, 0)),
-        "cross": ((-s, -s), (s, s), (0, 0), (-s, s), (s, -s), (0, 0)),
+        "cross": (
+            *((-t, -s), (t, -s), (t, -t), (s, -t), (s, t), (t, t)),
+            *((t, s), (-t, s), (-t, t), (-s, t), (-s, -t), (-t, -t)),
+        ),
         "down": ((0, s * 1.1), (s, -s * 0.8), (-s, -s * 0.8)),
     }[kind]
     points = " ".join(f"{_number(x + dx)},{_number(y + dy)}" for dx, dy in corners)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opwright.records import Machine, Measurement, Timing
+from opwright.records import BenchRecord, Measurement, Record, Timing
 from opwright.report.cards import Card
-from opwright.report.quantities import COMPUTE, RATE, TIME, percent, plural, rate_gb_s, round_to, with_unit
+from opwright.report.quantities import (
+    BYTES,
+    COMPUTE,
+    RATE,
+    TIME,
+    percent,
+    plural,
+    rate_gb_s,
+    round_to,
+    with_unit,
+)
 
 _NOISY = 0.05  # a noise above this is pointed out
 
@@ -43,7 +53,12 @@ class Rival:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One input, with Opwright's time and that of every baseline; None where one was not timed."""
+    """One input, with Opwright's time and that of every baseline; None where one was not timed.
+
+    Attributes:
+        warm, host: on a GPU, device time with a warm cache, and the host's time of the call; else "".
+        same_share: on a GPU, the share of what a copy of as many bytes reaches; else "".
+    """
 
     case: str
     in_cache: bool
@@ -53,13 +68,16 @@ class BenchRow:
     rate: str
     share: str
     roof_share: float | None
+    warm: str = ""
+    host: str = ""
+    same_share: str = ""
 
 
 def list_checks(card: Card) -> list[CheckRow]:
     """Returns a row for each check."""
     return [
         CheckRow(
-            name=check.name,
+            name=check.title,
             outcome=check.outcome,
             cases=f"{check.cases:,}" if check.outcome != "skipped" else "",
             worst_ulp="" if check.worst_ulp is None else f"{round_to(check.worst_ulp)} ulp",
@@ -86,27 +104,45 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
             rate=with_unit(rate_gb_s(measurement.bytes_moved, ours.median_us), RATE),
             share="" if measurement.roof_share is None else percent(measurement.roof_share),
             roof_share=measurement.roof_share,
+            warm=_time(ours.warm_us),
+            host=_time(ours.host_us) + (", waits" if ours.waits else ""),
+            same_share="" if measurement.copy_share is None else percent(measurement.copy_share),
         )
         groups.setdefault(f"{measurement.direction} {measurement.dtype}", []).append(row)
     return groups
 
 
-def describe_machine(machines: Sequence[Machine]) -> list[tuple[str, str]]:
-    """Returns the rows of a machine card; a value that differs between records is given as its range."""
+def describe_machine(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Returns the rows of the card of one machine; a value that differs between records is given as its range."""
+    machines = [r.machine for r in records]
+    on_gpu = [r.machine for r in records if isinstance(r, BenchRecord) and r.on_gpu]
+    on_cpu = [r.machine for r in records if not (isinstance(r, BenchRecord) and r.on_gpu)]
     loads = [m.load for m in machines]
-    copies = [m.copy_gb_s for m in machines if m.copy_gb_s is not None]
-    computes = [m.compute_gflops for m in machines if m.compute_gflops is not None]
+    limits = []
+    # A machine whose CPU nobody measured has no row for that, if its GPU was.
+    measured_cpu = any(m.copy_gb_s or m.compute_gflops for m in on_cpu)
+    for of, chosen in (("", on_cpu if measured_cpu or not on_gpu else []), ("GPU: ", on_gpu)):
+        if chosen:
+            copies = [m.copy_gb_s for m in chosen if m.copy_gb_s is not None]
+            computes = [m.compute_gflops for m in chosen if m.compute_gflops is not None]
+            limits.append((f"{of}copy bandwidth", _range(copies, RATE)))
+            limits.append((f"{of}float32 matrix product", _range(computes, COMPUTE)))
+    memory = [with_unit(m.gpu_memory_bytes, BYTES) for m in machines if m.gpu_memory_bytes]
+    cache = [with_unit(m.gpu_l2_bytes, BYTES) for m in machines if m.gpu_l2_bytes]
     rows = [
         ("CPU", _distinct(m.cpu for m in machines)),
         ("cores used", _distinct(str(m.cores) for m in machines)),
         ("GPU", _distinct(m.device for m in machines) or "none"),
+        ("multiprocessors", _distinct(str(m.multiprocessors or "") for m in machines)),
+        ("GPU memory", _distinct(memory)),
+        ("L2 cache", _distinct(cache)),
+        ("GPU driver", _distinct(m.driver for m in machines)),
         ("system", _distinct(m.system for m in machines)),
         ("PyTorch", _distinct(m.torch for m in machines)),
         ("Python", _distinct(m.python for m in machines)),
         ("compiler", _distinct(m.compiler for m in machines) or "none"),
         ("load average", " to ".join(dict.fromkeys(round_to(x) for x in (min(loads), max(loads))))),
-        ("copy bandwidth", _range(copies, RATE)),
-        ("float32 matrix product", _range(computes, COMPUTE)),
+        *limits,
     ]
     return [(label, value) for label, value in rows if value]
 
@@ -129,13 +165,22 @@ def warn(card: Card) -> list[str]:
                 f"{noisy} of {plural(len(card.measurements), 'input')} have a noise above {percent(_NOISY, 1)}: "
                 "smaller differences mean nothing there."
             )
+        waiting = sum(m.timings[0].waits for m in card.measurements)
+        if waiting:
+            notes.append(
+                f"On {plural(waiting, 'input')} the call waits for the GPU by itself: the host's time is in it."
+            )
         if machine.copy_gb_s is None:
             notes.append(
-                "The copy bandwidth of the machine was not measured, so no share of it can be given."
+                f"The copy bandwidth of the {'GPU' if card.on_gpu else 'machine'} was not measured, so no share of it can be given."
             )
     if card.older:
         notes.append(f"{plural(card.older, 'older record')} of this operator on this machine not shown.")
     return notes
+
+
+def _time(microseconds: float | None) -> str:
+    return with_unit(microseconds, TIME) if microseconds else ""
 
 
 def _compare(measurement: Measurement, candidate: str) -> Rival | None:
@@ -146,7 +191,8 @@ def _compare(measurement: Measurement, candidate: str) -> Rival | None:
         return None
     return Rival(
         time=with_unit(other.median_us, TIME),
-        noise=f"± {percent(other.noise, 2)}",
+        noise=f"± {percent(other.noise, 2)}"
+        + (f", warm {_time(other.warm_us)}, host {_time(other.host_us)}" if other.warm_us else ""),
         speedup=f"{round_to(speedup)}x",
         is_noise=_overlap(ours, other),
         is_faster=speedup < 1,

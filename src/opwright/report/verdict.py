@@ -80,7 +80,7 @@ def _first_failure(card: Card) -> str:
         return f"{_count_failures(card)}."
     first = card.verify.failures[0]
     message = next((line.strip() for line in first.message.splitlines() if line.strip()), "no message")
-    return f"{_count_failures(card)}, first: {first.check} on {first.case}: {message.rstrip('.:')}."
+    return f"{_count_failures(card)}, first: {first.title} on {first.case}: {message.rstrip('.:')}."
 
 
 def _correctness(card: Card) -> str:
@@ -112,5 +112,5 @@ def _share(card: Card) -> str:
     outside, inside = card.roof_shares()
     if not outside:
         return ""
-    text = f"at {percent(median(outside), 2)} of this machine's copy bandwidth"
+    text = f"at {percent(median(outside), 2)} of this {'GPU' if card.on_gpu else 'machine'}'s copy bandwidth"
     return text + (f" on the {len(outside)} that do not fit the cache" if inside else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from opwright.verify.concurrency import graph_replays, other_device, side_stream, threads
 from opwright.verify.finding import Finding
 from opwright.verify.gradients import gradient_numerics, gradients, second_gradients
 from opwright.verify.subject import Subject
@@ -27,4 +28,8 @@ CHECKS: dict[str, Check] = {
     "opcheck": opcheck,
     "compile": compiled,
     "export": exported,
+    "side stream": side_stream,
+    "other device": other_device,
+    "graph": graph_replays,
+    "threads": threads,
 }

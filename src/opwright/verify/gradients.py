@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from opwright.spec.samples import Case
-from opwright.verify.finding import Finding, Skipped, clone_of, first_line, need_operator, tensors_of
+from opwright.verify.devices import DeviceLost, is_lost, wait_for
+from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.oracle import compare, expect, pattern_of
 from opwright.verify.subject import Subject
+from opwright.verify.tensors import tensors_of
 
 
 def need_gradient(subject: Subject) -> None:
@@ -46,12 +48,15 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
             check(call, inputs, raise_exception=True, check_batched_grad=False)
             yield Finding(str(case))
         except Exception as error:
+            if is_lost(subject.device):
+                raise DeviceLost(str(error)) from error
             yield Finding(str(case), first_line(error, 3))
 
 
 def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Tensor], Callable[..., Any]]:
     """Returns the floating-point tensors of a case, and the call as a function of them alone."""
-    inputs = [t.detach().clone().requires_grad_() for t in tensors_of(case.values) if t.is_floating_point()]
+    values = subject.inputs(case)
+    inputs = [t.detach().clone().requires_grad_() for t in tensors_of(values) if t.is_floating_point()]
 
     def call(*tensors: torch.Tensor) -> Any:
         pending = list(tensors)
@@ -61,10 +66,15 @@ def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Ten
                 return pending.pop(0) if value.is_floating_point() else value
             return [fill(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-        outputs = subject.call([fill(v) for v in case.values])
+        outputs = subject.call([fill(v) for v in values])
         return tuple(o for o in outputs if isinstance(o, torch.Tensor) and o.is_floating_point())
 
     return inputs, call
+
+
+def seed_like(output: torch.Tensor) -> torch.Tensor:
+    """Returns a cotangent whose entries differ, the same on every device and, but for rounding, in every dtype."""
+    return torch.cos(torch.arange(output.numel(), dtype=torch.float64)).view(output.shape).to(output)
 
 
 def gradient_numerics(subject: Subject) -> Iterator[Finding]:
@@ -94,16 +104,13 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
             with torch.enable_grad():
                 outputs = [o for o in function(values) if o is not None and o.is_floating_point()]
                 inputs = [t for t in tensors_of(values) if t.requires_grad]
-                # Cotangents that differ from element to element, the same in every dtype.
-                seeds = [
-                    torch.cos(torch.arange(o.numel(), dtype=torch.float64)).view(o.shape).to(o.dtype)
-                    for o in outputs
-                ]
+                seeds = [seed_like(o) for o in outputs]
                 found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
             return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
 
         expected = expect(lambda values: pull(subject.reference, values), case.values)
-        got = pull(subject.call, clone_of(case.values))
+        got = pull(subject.run, subject.inputs(case))
+        wait_for(subject.device)
         finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
         for g, e in zip(got, expected, strict=True):
             difference = compare(g, e)

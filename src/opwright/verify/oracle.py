@@ -142,7 +142,7 @@ class _Jitter(TorchDispatchMode):
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
             return value
         # Up or down by 0.5 to 1.5 units: equal steps would cancel between two operators too often.
-        noise = torch.rand(value.shape, generator=self.generator) * 2 - 1
+        noise = torch.rand(value.shape, generator=self.generator).to(value.device) * 2 - 1
         step = (noise + noise.sign() * 0.5).double() * unit
         # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
         step = torch.where(value.abs() < _TINY, step.sign() * _TINY, value * step)
@@ -220,7 +220,8 @@ class Difference:
 
 
 def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
-    """Returns how far an output is from what it must be."""
+    """Returns how far an output, on any device, is from what it must be."""
+    got = got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device)
     if isinstance(expected, torch.Tensor):
         wrong = got != expected
         ratio = math.inf if bool(wrong.any()) else 0.0

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from opwright.dispatch import kernels
-from opwright.dispatch.operator import operator_of
 from opwright.errors import CheckError
 from opwright.records import Check, Failure, VerifyRecord
 from opwright.verify.checks import CHECKS
+from opwright.verify.devices import DeviceLost, device_of, devices_for, is_lost, parse_device
 from opwright.verify.finding import Finding, Skipped
 from opwright.verify.machine import machine_card
 from opwright.verify.subject import Subject, subject_of
+from opwright.verify.tensors import tensors_of
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
 
@@ -25,6 +28,7 @@ def verify(
     *,
     checks: Iterable[str] | None = None,
     only: str = "",
+    devices: Iterable[str | torch.device] | None = None,
     on_check: Callable[[Check], None] | None = None,
 ) -> VerifyRecord:
     """Checks whether an operator, or any callable, is right.
@@ -38,55 +42,77 @@ def verify(
         samples: an iterable, or a function giving one, of argument tuples or of `(args, kwargs)`.
         checks: names of the checks to run; all by default.
         only: run only cases whose description contains this text.
+        devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
+            operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
         on_check: called with each check when it has finished.
 
     Returns:
         The record; `.passed` and `.failures` say how it went.
 
     Raises:
-        CheckError: a callable comes without a reference or samples, or there is no such check.
+        CheckError: a callable comes without a reference or samples, or there is no such check or device.
     """
     started = time.time()
     wanted = set(checks) if checks is not None else None
     for name in sorted((wanted or set()) - set(CHECKS)):
         raise CheckError("verify", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))])
-    subjects = [subject_of(target, reference, samples)]
-    operator = operator_of(target)
+    subject = subject_of(target, reference, samples)
+    operator = subject.operator
+    chosen = _devices(subject, samples, devices)
+    subjects = {"": subject}
     if operator is not None and operator.backward_operator is not None and samples is None:
-        subjects.append(subject_of(operator.backward_operator.function, None, None))
+        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None)
+    machine = machine_card()
     record_checks: list[Check] = []
     failures: list[Failure] = []
-    is_unsafe = False
-    for subject in subjects:
-        prefix = "backward: " if subject is not subjects[0] else ""
-        for name, check in CHECKS.items():
-            if wanted is not None and name not in wanted:
-                continue
-            if is_unsafe:
-                result, found = (
-                    Check(prefix + name, "skipped", reason="the kernel writes outside of its output"),
-                    [],
-                )
-            else:
-                result, found, is_unsafe = _run_one(prefix + name, check, subject, only)
-            record_checks.append(result)
-            failures.extend(found)
-            if on_check is not None:
-                on_check(result)
+    unsafe: dict[str, str] = {}  # why nothing more is called, by type of device
+    for device in chosen:
+        for prefix, each in subjects.items():
+            here = each.on(device)
+            for name, check in CHECKS.items():
+                if wanted is not None and name not in wanted:
+                    continue
+                known = unsafe.get("cpu") or unsafe.get(device.type)  # a damaged heap is everybody's
+                if known:
+                    result, found = Check(prefix + name, "skipped", reason=known, device=str(device)), []
+                else:
+                    result, found, reason = _run_one(prefix, name, check, here, only)
+                    if reason:
+                        unsafe[device.type] = reason
+                record_checks.append(result)
+                failures.extend(found)
+                if on_check is not None:
+                    on_check(result)
     return VerifyRecord(
-        name=subjects[0].name,
+        name=subject.name,
         checks=record_checks,
         failures=failures,
-        backends=_backends(operator),
-        machine=machine_card(),
+        backends=_backends(operator, chosen),
+        machine=machine,
         created=started,
         seconds=time.time() - started,
     )
 
 
-def _run_one(name: str, check: Callable, subject: Subject, only: str) -> tuple[Check, list[Failure], bool]:
+def _devices(
+    subject: Subject, samples: Any, named: Iterable[str | torch.device] | None
+) -> list[torch.device]:
+    if named is not None:
+        return [parse_device(name) for name in named]
+    if subject.operator is None:
+        return [device_of([t for _, case in subject.cases() for t in tensors_of(case.values)])]
+    is_iterator = callable(samples) or hasattr(samples, "__next__")
+    return devices_for(subject.operator, [] if samples is None or is_iterator else tensors_of(samples))
+
+
+def _run_one(
+    prefix: str, name: str, check: Callable, subject: Subject, only: str
+) -> tuple[Check, list[Failure], str]:
+    """Runs one check; the last result is why no further call is safe, if one is not."""
     start = time.perf_counter()
     findings: list[Finding] = []
+    device = str(subject.device)
+    subject.current = None
     try:
         if (
             subject.operator is not None
@@ -98,26 +124,37 @@ def _run_one(name: str, check: Callable, subject: Subject, only: str) -> tuple[C
             if only in finding.case or finding.is_fatal:
                 findings.append(finding)
     except Skipped as reason:
-        return Check(name, "skipped", reason=str(reason)), [], False
+        return Check(prefix + name, "skipped", reason=str(reason), device=device), [], ""
     except Exception as error:  # a check that breaks down has found something
-        findings.append(Finding("the check itself", f"raised {type(error).__name__}: {error}"[:600]))
+        findings.append(_broken(error, subject))
     bad = [finding for finding in findings if finding.message]
     outcome = "failed" if bad else "passed" if findings else "skipped"
     ulps = [f.worst_ulp for f in findings if f.worst_ulp is not None]
     ratios = [f.worst_ratio for f in findings if f.worst_ratio is not None]
     result = Check(
-        name,
+        prefix + name,
         outcome,
         cases=len(findings),
         reason="" if findings else "no case applies",
         worst_ulp=max(ulps, default=None),
         worst_ratio=max(ratios, default=None),
         seconds=time.perf_counter() - start,
+        device=device,
     )
-    return result, [_failure(name, bad, subject)] if bad else [], any(f.is_fatal for f in findings)
+    fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
+    return result, [_failure(prefix, name, bad, subject)] if bad else [], fatal
 
 
-def _failure(name: str, bad: list[Finding], subject: Subject) -> Failure:
+def _broken(error: Exception, subject: Subject) -> Finding:
+    case = str(subject.current) if subject.current else "the check itself"
+    if isinstance(error, DeviceLost) or is_lost(subject.device):
+        cause = error if isinstance(error, DeviceLost) else f"{type(error).__name__}: {error}"
+        message = f"the GPU accepts no more work after this call: {cause}"[:600]
+        return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU")
+    return Finding(case, f"raised {type(error).__name__}: {error}"[:600])
+
+
+def _failure(prefix: str, name: str, bad: list[Finding], subject: Subject) -> Failure:
     # Cases come small ones first, so the first is the smallest.
     first = bad[0]
     more = f" (and {len(bad) - 1} more cases)" if len(bad) > 1 else ""
@@ -125,12 +162,18 @@ def _failure(name: str, bad: list[Finding], subject: Subject) -> Failure:
     if subject.operator is not None:
         declaration = subject.operator.declaration
         owner = (declaration.forward or declaration.qualified_name).split("::")[1]
-        repeat = f"opwright verify {declaration.file}::{owner} --check '{name.removeprefix('backward: ')}'"
-    return Failure(name, first.case, first.message + more, first.pattern, repeat)
+        repeat = f"opwright verify {declaration.file}::{owner} --check '{name}' --device {subject.device}"
+    return Failure(
+        prefix + name, first.case, first.message + more, first.pattern, repeat, str(subject.device)
+    )
 
 
-def _backends(operator: Any) -> list[str]:
+def _backends(operator: Any, devices: Sequence[torch.device]) -> list[str]:
     if operator is None:
         return ["callable"]
-    found = [b for b in kernels.BACKENDS if kernels.is_loaded(operator, b)]
-    return found or ["reference"]
+    behind = [o for o in (operator, operator.backward_operator) if o is not None]
+    return list(
+        dict.fromkeys(
+            d.type if any(kernels.is_loaded(o, d.type) for o in behind) else "reference" for d in devices
+        )
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,17 +14,24 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.spec.contract import Contract
 from opwright.spec.samples import Case, Sweep, declared_cases, split_sample
+from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
+from opwright.verify.tensors import copy_of, poison_memory_for, tensors_of
 
 
 @dataclass
 class Subject:
-    """One thing under test.
+    """One thing under test, on one device.
+
+    The cases of an operator are on the CPU, where the oracle computes; `inputs` puts them on the device.
+    Those of a callable stay where its samples are, for it and for its reference.
 
     Attributes:
         name: how it is called in messages.
-        call: takes the arguments in order, returns the outputs.
+        call: takes the arguments in order, returns the outputs; does not wait for a GPU.
         reference: the same computation in PyTorch.
         operator: the operator behind it; None for a callable.
+        device: where it runs.
+        current: the case that was given out last.
     """
 
     name: str
@@ -33,6 +40,37 @@ class Subject:
     operator: Operator | None
     _samples: Iterable[Any] | Callable[[], Iterable[Any]] | None
     _cases: list[tuple[torch.dtype | None, Case]] | None = None
+    device: torch.device = CPU
+    current: Case | None = None
+
+    def on(self, device: torch.device) -> Subject:
+        """Returns the same thing on another device, with the same cases."""
+        return replace(self, device=device, current=None, _cases=self.cases())
+
+    def inputs(self, case: Case) -> list[Any]:
+        """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
+        self.current = case
+        return list(copy_of(case.values, None if self.operator is None else self.device))
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Calls it, on a GPU with poisoned memory, and waits until the work is done.
+
+        Raises:
+            DeviceLost: the call left the device in a state in which it accepts no more work.
+        """
+        try:
+            poison_memory_for(values)
+            outputs = self.call(values)
+            wait_for(self.device)
+        except Exception as error:
+            if is_lost(self.device):
+                raise DeviceLost(str(error)) from error
+            raise
+        return outputs
+
+    def mutated(self) -> list[int]:
+        """Returns the positions of the arguments that it writes into."""
+        return [i for i, p in enumerate(self.contract.parameters) if p.mutated] if self.contract else []
 
     @property
     def contract(self) -> Contract | None:
@@ -44,7 +82,10 @@ class Subject:
         Inputs that the reference refuses (an empty axis, say) are no inputs of the operator.
         """
         if self._cases is None:
-            self._cases = [(dtype, case) for dtype, case in self._all_cases() if self._accepts(case)]
+            found = list(self._all_cases())
+            if self.operator is not None:  # declared samples may be anywhere
+                found = [(dtype, replace(case, values=_on_cpu(case.values))) for dtype, case in found]
+            self._cases = [(dtype, case) for dtype, case in found if self._accepts(case)]
         return self._cases
 
     def _accepts(self, case: Case) -> bool:
@@ -91,6 +132,15 @@ class Subject:
         sizes = maker.base_sizes((3, 2, 4))
         made = [maker.make("tiny", dtype, sizes, (2,), options) for options in maker.option_sets()[:6]]
         return [case for case in made if self._accepts(case)]
+
+    def run_cases(self) -> list[Case]:
+        """Returns a small input and a large one: for the checks of how calls run, not of what they compute."""
+        wanted = [case for dtype, case in self.cases() if dtype in (torch.float32, None)]
+        wanted = wanted or [case for _, case in self.cases()]
+        if self.operator is None or any(case.label.startswith("sample") for case in wanted):
+            return sorted(wanted, key=_elements)[:: max(len(wanted) - 1, 1)][:2]
+        first = [next((c for c in wanted if c.label == label), None) for label in ("base", "large")]
+        return [case for case in first if case is not None]
 
     def small_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns the small inputs of one dtype, for the checks that are slow."""
@@ -161,3 +211,11 @@ def _dtype_of(case: Case) -> torch.dtype | None:
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 return tensor.dtype
     return None
+
+
+def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
+
+
+def _elements(case: Case) -> int:
+    return sum(t.numel() for t in tensors_of(case.values))

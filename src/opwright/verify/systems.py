@@ -11,17 +11,11 @@ import torch
 
 from opwright.errors import ContractError
 from opwright.spec.samples import Case, Sweep
-from opwright.verify.finding import (
-    Finding,
-    Skipped,
-    clone_of,
-    first_line,
-    is_same,
-    need_operator,
-    tensors_of,
-)
+from opwright.verify.devices import DeviceLost
+from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.gradients import as_function_of_tensors, need_gradient
 from opwright.verify.subject import Subject
+from opwright.verify.tensors import are_same, copy_of, tensors_of
 
 
 def opcheck(subject: Subject) -> Iterator[Finding]:
@@ -31,7 +25,7 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
         raise Skipped("sizes depend on data")
     for case in subject.small_cases(torch.float32)[:3]:
         positional = sum(not p.keyword_only for p in operator.contract.parameters)
-        values = list(clone_of(case.values))
+        values = subject.inputs(case)
         if not operator.contract.mutated:
             for tensor in tensors_of(values):
                 tensor.requires_grad_(tensor.is_floating_point())
@@ -81,9 +75,9 @@ def compiled(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad():
         compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend=count)
         for case in cases:
-            expected = subject.call(clone_of(case.values))
-            got = compiled_call(list(clone_of(case.values)))
-            same = all(is_same(a, b) for a, b in zip(tensors_of(expected), tensors_of(got), strict=True))
+            expected = subject.call(subject.inputs(case))
+            got = compiled_call(subject.inputs(case))
+            same = are_same(expected, got)
             yield Finding(str(case), "" if same else "the compiled call gives other values")
     if not may_recompile:
         extra = f"{len(graphs)} graphs for 2 sizes" if len(graphs) > 1 else ""
@@ -122,23 +116,24 @@ def exported(subject: Subject) -> Iterator[Finding]:
     if operator.contract.mutated:
         raise Skipped("it mutates its arguments: see opcheck")
     for case in subject.small_cases(torch.float32)[:1]:
-        fixed = [v for v in case.values if not tensors_of([v])]
+        given = subject.inputs(case)
+        fixed = [v for v in given if not tensors_of([v])]
 
         class Module(torch.nn.Module):
-            def forward(self, *tensors: Any, case: Case = case) -> Any:
+            def forward(self, *tensors: Any, given: list[Any] = given) -> Any:
                 pending = list(tensors)
-                return tuple(subject.call([pending.pop(0) if tensors_of([v]) else v for v in case.values]))
+                return tuple(subject.call([pending.pop(0) if tensors_of([v]) else v for v in given]))
 
-        inputs = tuple(v for v in case.values if tensors_of([v]))
+        inputs = tuple(v for v in given if tensors_of([v]))
         with torch.no_grad():
-            program = torch.export.export(Module(), clone_of(inputs))
+            program = torch.export.export(Module(), copy_of(inputs))
             names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
             name = subject.name.replace("::", ".") + ".default"
-            expected, got = subject.call(clone_of(case.values)), program.module()(*clone_of(inputs))
+            expected, got = subject.call(subject.inputs(case)), program.module()(*copy_of(inputs))
         message = (
             "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
         )
-        if not all(is_same(a, b) for a, b in zip(tensors_of(expected), tensors_of(got), strict=True)):
+        if not are_same(expected, got):
             message = "the exported program gives other values"
         yield Finding(f"{case}, {len(fixed)} constants", message)
 
@@ -157,15 +152,13 @@ def vmapped(subject: Subject) -> Iterator[Finding]:
 
 
 def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
+    given = subject.inputs(case)
     stacked = {
-        i: torch.stack(
-            [case.values[i], case.values[i].flip(0) if case.values[i].ndim else case.values[i]], -1
-        )
-        for i in chosen
+        i: torch.stack([given[i], given[i].flip(0) if given[i].ndim else given[i]], -1) for i in chosen
     }
 
     def call(*batched: torch.Tensor) -> Any:
-        values = list(case.values)
+        values = list(given)
         for i, tensor in zip(chosen, batched, strict=True):
             values[i] = tensor
         return tuple(subject.call(values))
@@ -197,7 +190,7 @@ def autocast(subject: Subject) -> Iterator[Finding]:
             for i, p in enumerate(contract.parameters)
             if p.is_differentiable and isinstance(case.values[i], torch.Tensor)
         ]
-        values = list(clone_of(case.values))
+        values = subject.inputs(case)
         values[floats[0]] = values[floats[0]].bfloat16()
         target = {"lower": torch.bfloat16, "float32": torch.float32}.get(policy)
         if target is None:
@@ -207,10 +200,10 @@ def autocast(subject: Subject) -> Iterator[Finding]:
             if contract.parameters[i].type.family == family and not contract.parameters[i].mutated:
                 converted[i] = values[i].to(target)
         with torch.no_grad():
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(subject.device.type, dtype=torch.bfloat16):
                 got = subject.call(values)
             expected = subject.call(converted)
-        same = all(is_same(a, b) for a, b in zip(tensors_of(expected), tensors_of(got), strict=True))
+        same = are_same(expected, got)
         yield Finding(f"{case}, first tensor bf16", "" if same else f'not what policy "{policy}" gives')
 
 
@@ -224,15 +217,15 @@ def refusals(subject: Subject) -> Iterator[Finding]:
     for i, parameter in enumerate(contract.parameters):
         if parameter.kind != "tensor" or case.values[i] is None:
             continue
-        tensor = case.values[i]
+        tensor = subject.inputs(case)[i]
         wrong: dict[str, Any] = {"a number": 3, "complex": tensor.to(torch.complex64)}
         if parameter.type.variadic_at is None:
             wrong["one axis more"] = tensor.unsqueeze(0)
         for what, value in wrong.items():
-            values = list(clone_of(case.values))
+            values = subject.inputs(case)
             values[i] = value
             try:
-                subject.call(values)
+                subject.run(values)
                 message = "accepted"
             except ContractError as error:
                 message = (
@@ -240,6 +233,8 @@ def refusals(subject: Subject) -> Iterator[Finding]:
                     if f"`{parameter.name}`" in str(error)
                     else f"the error does not name it: {first_line(error)}"
                 )
+            except DeviceLost:
+                raise
             except Exception as error:
                 message = f"raised {type(error).__name__}: {first_line(error)}"
             yield Finding(f"`{parameter.name}` is {what}", message)

@@ -10,21 +10,18 @@ import torch
 from opwright.dispatch.vmap import joined_axes
 from opwright.spec.axes import Variadic
 from opwright.spec.samples import Case
-from opwright.verify.finding import Finding, Skipped, bits_of, clone_of, is_same, need_operator, tensors_of
+from opwright.verify.devices import DeviceLost, wait_for
+from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.oracle import compare, expect, pattern_of
 from opwright.verify.subject import Subject
-
-
-def _mutated(subject: Subject) -> list[int]:
-    return [i for i, p in enumerate(subject.contract.parameters) if p.mutated] if subject.contract else []
-
+from opwright.verify.tensors import are_same, bits_of, copy_of, is_same, storage_bytes, tensors_of
 
 # --- numerics --------------------------------------------------------------------------------------------
 
 
 def numerics(subject: Subject) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; inputs unchanged; nothing aliased."""
-    mutated = _mutated(subject)
+    mutated = subject.mutated()
 
     def reference(values: Any) -> list[Any]:
         values = list(values)
@@ -33,10 +30,12 @@ def numerics(subject: Subject) -> Iterator[Finding]:
 
     with torch.no_grad():
         for _, case in subject.cases():
-            values = list(clone_of(tuple(case.values)))
+            values = subject.inputs(case)
             expected = expect(reference, case.values)
             try:
-                outputs = subject.call(values)
+                outputs = subject.run(values)
+            except DeviceLost:
+                raise
             except Exception as error:
                 yield Finding(str(case), f"raised {type(error).__name__}: {first_line(error)}")
                 continue
@@ -80,18 +79,13 @@ def _side_effects(case: Case, values: list[Any], outputs: list[Any], mutated: li
     for i, (before, after) in enumerate(zip(case.values, values, strict=True)):
         if i not in mutated:
             for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
-                if not torch.equal(_storage_bytes(a), _storage_bytes(b)):
+                if not is_same(storage_bytes(b), storage_bytes(a)):
                     return f"argument {i} was changed by the call"
     inputs = {t.untyped_storage().data_ptr() for t in tensors_of(values) if t.untyped_storage().nbytes()}
     for i, output in enumerate(tensors_of(outputs)):
         if output.untyped_storage().nbytes() and output.untyped_storage().data_ptr() in inputs:
             return f"output {i} shares memory with an argument"
     return ""
-
-
-def _storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 # --- repeatability and memory ----------------------------------------------------------------------------
@@ -102,15 +96,16 @@ def determinism(subject: Subject) -> Iterator[Finding]:
     cases = [case for _, case in subject.cases()]
     with torch.no_grad():
         for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True):
-            first = tensors_of(subject.call(clone_of(case.values)))
+            first = tensors_of(subject.run(subject.inputs(case)))
             first = [bits_of(t).clone() for t in first]
-            subject.call(clone_of(other.values))
-            second = [bits_of(t) for t in tensors_of(subject.call(clone_of(case.values)))]
+            subject.run(subject.inputs(other))
+            second = [bits_of(t) for t in tensors_of(subject.run(subject.inputs(case)))]
             same = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
             yield Finding(str(case), "" if same else "the second call gave other bits than the first")
 
 
 _GUARD = 64  # elements on either side of an output
+_WRITES_ELSEWHERE = "the kernel writes outside of its output"
 
 
 def outputs_written(subject: Subject) -> Iterator[Finding]:
@@ -124,19 +119,20 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad():
         for _, case in subject.cases():
             buffers, outs = [], []
-            for like in subject.reference(clone_of(case.values)):
+            for like in subject.reference(copy_of(case.values)):
                 like = torch.empty(0) if like is None else like
-                buffer = torch.full((like.numel() + 2 * _GUARD,), _poison(like.dtype), dtype=like.dtype)
+                size = like.numel() + 2 * _GUARD
+                buffer = torch.full((size,), _poison(like.dtype), dtype=like.dtype, device=subject.device)
                 buffers.append(buffer)
                 outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
-            operator.call_with_out(clone_of(case.values), outs[0] if len(outs) == 1 else tuple(outs))
+            operator.call_with_out(tuple(subject.inputs(case)), outs[0] if len(outs) == 1 else tuple(outs))
+            wait_for(subject.device)
             for out, buffer in zip(outs, buffers, strict=True):
                 edges = torch.cat([buffer[:_GUARD], buffer[_GUARD + out.numel() :]])
                 if not is_same(edges, torch.full_like(edges, _poison(edges.dtype))):
-                    yield Finding(str(case), "the kernel writes outside of its output", is_fatal=True)
+                    yield Finding(str(case), _WRITES_ELSEWHERE, is_fatal=_WRITES_ELSEWHERE)
                     return
-            wanted = subject.call(clone_of(case.values))
-            same = all(is_same(a, b) for a, b in zip(wanted, outs, strict=True))
+            same = are_same(subject.run(subject.inputs(case)), outs)
             yield Finding(
                 str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
             )
@@ -173,12 +169,15 @@ def independence(subject: Subject) -> Iterator[Finding]:
             ]
             if not leading or not all(ranks) or min(leading) != max(leading) or min(leading) < 2:
                 continue
-            part = tuple(
-                v[1:] if b and v is not None else v for v, b in zip(case.values, batched, strict=True)
-            )
-            whole = [o[1:] for o in subject.call(clone_of(case.values))]
-            alone = subject.call(part)
-            expected = expect(subject.reference, part)
+
+            def part_of(values: Any) -> tuple[Any, ...]:
+                return tuple(
+                    v[1:] if b and v is not None else v for v, b in zip(values, batched, strict=True)
+                )
+
+            whole = [o[1:] for o in subject.run(subject.inputs(case))]
+            alone = subject.run(part_of(subject.inputs(case)))
+            expected = expect(subject.reference, part_of(case.values))
             message = ""
             for w, a, e in zip(whole, alone, expected, strict=True):
                 if isinstance(e, torch.Tensor) or e is None:

@@ -1,0 +1,321 @@
+"""bias_gelu on a GPU against eager, torch.compile and the bias inside the GEMM.
+
+    python benchmarks/bias_gelu_cuda.py [--seconds 230]
+
+Times are device times with a cold L2 (the median of single calls, candidates in turn), as a share of what a
+large copy_ reaches in the same run ("copy") and of a copy_ of as many bytes in the same rounds ("same"); beside
+them device time with a warm L2 and the host's time. What is timed otherwise says so. Writes
+results/bias_gelu_cuda.json, section by section, and results/bias_gelu_cuda_record.json (a record that
+`opwright report` shows). A section that fails is named and the others go on; it ends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from opwright_ops.bias_gelu import bias_gelu
+
+import opwright
+from opwright.bench.gpu_timing import Gpu, time_on_gpu
+from opwright.bench.limits import GpuBench
+from opwright.records import BenchRecord, Measurement, Timing, VerifyRecord, save
+
+RESULTS = Path(__file__).parent / "results"
+DEVICE = torch.device("cuda")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = [(8192, 4096), (16384, 16384)]
+WIDTHS = [4095, 1000, 77]
+AT_LEAST_BYTES = 64 << 20
+SECONDS = 0.12  # for each candidate on each input
+gelu_bias_backward = bias_gelu.operator.backward_operator.function
+
+
+class OutOfTime(Exception):
+    """Ends the section that is running, and all that follow."""
+
+
+class Run:
+    """What has been measured so far, and until when to measure."""
+
+    def __init__(self, seconds: float) -> None:
+        self.started = time.monotonic()
+        self.seconds = seconds
+        self.sections: dict[str, Any] = {}
+        self.measurements: list[Measurement] = []
+        self.records: list[BenchRecord] = []
+        self.verified: VerifyRecord | None = None
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def check_time(self) -> None:
+        if self.elapsed > self.seconds:
+            raise OutOfTime(f"{self.seconds:.0f} s are over")
+
+    def do(self, name: str, section: Callable[[Run], Any]) -> None:
+        """Runs a section, and writes down what there is."""
+        print(f"\n{name}  [{self.elapsed:.0f} s]", flush=True)
+        before = len(self.measurements)
+        try:
+            self.check_time()
+            found = section(self)
+        except OutOfTime as error:
+            found = {"left out": str(error)}
+            print(f"  left out: {error}", flush=True)
+        except Exception as error:
+            found = {"failed": f"{type(error).__name__}: {error}"}
+            traceback.print_exc(limit=3)
+        measured = [msgspec.to_builtins(m) for m in self.measurements[before:]]
+        for each in (t for m in measured for t in m["timings"]):
+            del each["samples_us"]
+        self.sections[name] = {**(found or {}), **({"measurements": measured} if measured else {})}
+        self.save()
+
+    def save(self) -> None:
+        RESULTS.mkdir(exist_ok=True)
+        machine = self.records[-1].machine if self.records else None
+        content = {"machine": msgspec.to_builtins(machine), "sections": self.sections}
+        (RESULTS / "bias_gelu_cuda.json").write_text(json.dumps(content, indent=1) + "\n")
+        if self.records:
+            record = msgspec.structs.replace(self.records[0], measurements=self.measurements)
+            record.seconds = self.elapsed
+            save(record, RESULTS / "bias_gelu_cuda_record.json")
+
+    def bench(self, rivals: Any = ("eager", "compile"), note: str = "", **options: Any) -> None:
+        """Measures inputs and shows each when it is there, with a note on what its shapes do not tell."""
+
+        def on_measurement(m: Measurement) -> None:
+            m.case += note and f" {note}"
+            self.measurements.append(m)
+            show(m)
+            self.check_time()
+
+        record = opwright.bench(
+            bias_gelu,
+            rivals,
+            device=DEVICE,
+            seconds=SECONDS,
+            verified=self.verified,
+            on_measurement=on_measurement,
+            **options,
+        )
+        self.records.append(record)
+
+
+def show(m: Measurement) -> None:
+    ours = m.timings[0]
+    rivals = "  ".join(f"{t.candidate} {m.speedup_over(t.candidate):5.2f}x" for t in m.timings[1:])
+    print(
+        f"  {m.direction:<8} {m.case:<56} {ours.median_us:8.1f} us +-{100 * ours.noise:2.0f} %"
+        f"  copy {100 * m.roof_share:4.0f} %  same {100 * m.copy_share:4.0f} %"
+        f"  warm {ours.warm_us:8.1f}  host {ours.host_us:5.1f}  {rivals}",
+        flush=True,
+    )
+
+
+def show_timings(title: str, timings: list[Timing]) -> dict[str, Any]:
+    """Prints candidates beside each other; the first is the one to compare with."""
+    first = timings[0].median_us
+    print(f"  {title}", flush=True)
+    for t in timings:
+        print(
+            f"    {t.candidate:<32} {t.median_us:9.1f} us +-{100 * t.noise:2.0f} %  warm {t.warm_us:9.1f}"
+            f"  host {t.host_us:6.1f}  {t.median_us / first:5.2f}",
+            flush=True,
+        )
+    return {
+        t.candidate: {"median_us": t.median_us, "noise": t.noise, "warm_us": t.warm_us, "host_us": t.host_us}
+        for t in timings
+    }
+
+
+# --- sections ------------------------------------------------------------------------------------------------
+
+
+def check(run: Run) -> dict[str, Any]:
+    """It is right: nothing else is measured before that."""
+    run.verified = opwright.verify(bias_gelu, checks=["numerics", "gradients"], devices=[DEVICE])
+    for failure in run.verified.failures:
+        print(f"  FAILED {failure.title} {failure.case}: {failure.message}", flush=True)
+    print(f"  {'right' if run.verified.passed else 'WRONG'} ({', '.join(run.verified.backends)})", flush=True)
+    return {"passed": run.verified.passed, "backends": run.verified.backends}
+
+
+def host_time(run: Run) -> dict[str, Any]:
+    """Host time of a call on a small tensor without a gradient; the work is not waited for."""
+    x, b = torch.randn(4, 32, device=DEVICE), torch.randn(32, device=DEVICE)
+    place = GpuBench(DEVICE)
+    with torch.no_grad():
+        found = place.host_us(
+            {
+                "torch.add": lambda: torch.add(x, b),
+                "bias_gelu": lambda: bias_gelu(x, b),
+                "F.gelu(x + b)": lambda: F.gelu(x + b, approximate="tanh"),
+                "torch.ops": lambda: torch.ops.opwright_ops.bias_gelu(x, b),
+            }
+        )
+    for name, microseconds in found.items():
+        print(f"  {name:<16} {microseconds:6.2f} us  {microseconds / found['torch.add']:5.2f}x torch.add")
+    return found
+
+
+def do_bench_512(run: Run) -> dict[str, Any]:
+    """(512, 4096) float32 as triton.testing.do_bench sees it: launch included, L2 cold, median."""
+    from triton.testing import do_bench
+
+    x = torch.randn(512, 4096, device=DEVICE, requires_grad=True)
+    b = torch.randn(4096, device=DEVICE, requires_grad=True)
+    dy = torch.randn_like(x)
+
+    def eager(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x + b, approximate="tanh")
+
+    compiled = torch.compile(eager, dynamic=False)
+    functions = {"bias_gelu": bias_gelu, "eager": eager, "compile": compiled}
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for name, function in functions.items():
+            found[f"forward {name}"] = do_bench(lambda f=function: f(x, b), return_mode="median") * 1e3
+    for name, function in functions.items():
+        y = function(x, b)
+        found[f"backward {name}"] = (
+            do_bench(lambda y=y: torch.autograd.grad(y, (x, b), dy, retain_graph=True), return_mode="median")
+            * 1e3
+        )
+    xd, bd = x.detach(), b.detach()
+
+    def eager_backward() -> object:
+        grad = torch.ops.aten.gelu_backward(dy, xd, approximate="tanh")
+        return grad, grad.sum(0)
+
+    found["backward bias_gelu, no autograd"] = (
+        do_bench(lambda: gelu_bias_backward(dy, xd, bd), return_mode="median") * 1e3
+    )
+    found["backward eager, no autograd"] = do_bench(eager_backward, return_mode="median") * 1e3
+    for name, microseconds in found.items():
+        print(f"  {name:<34} {microseconds:7.2f} us", flush=True)
+    return found
+
+
+def device_time_512(run: Run) -> None:
+    """(512, 4096): device time, without the launch."""
+    run.bench(sweep={"batch": [(512,)], "n": [4096]}, dtypes=DTYPES)
+
+
+def large(approximate: str, shape: tuple[int, int]) -> Callable[[Run], None]:
+    def section(run: Run) -> None:
+        sweep = {"batch": [shape[:1]], "n": [shape[1]]}
+        run.bench(sweep=sweep, options={"approximate": approximate}, dtypes=DTYPES)
+
+    return section
+
+
+def odd_widths(run: Run) -> None:
+    """Widths that no vector divides, at 64 MiB and above."""
+    for dtype in DTYPES:
+        for n in WIDTHS:
+            rows = -(-AT_LEAST_BYTES // (n * dtype.itemsize))
+            run.bench(rivals=["eager"], sweep={"batch": [(rows,)], "n": [n]}, dtypes=[dtype])
+
+
+def offset_slices(run: Run) -> None:
+    """x[1:] of a flat tensor, which is misaligned, and x[:, 1:], whose rows are as well; 64 MiB and above."""
+    rows, n = 8192, 4096
+    for dtype in DTYPES:
+        bias = torch.randn(n, device=DEVICE, dtype=dtype)
+        flat = torch.randn(rows * n + 1, device=DEVICE, dtype=dtype)[1:].view(rows, n)
+        columns = torch.randn(rows, n + 1, device=DEVICE, dtype=dtype)[:, 1:]
+        for kind, x in (("x.flatten()[1:]", flat), ("x[:, 1:]", columns)):
+            run.bench(rivals=["eager"], note=kind, samples=[(x, bias)])
+
+
+def linear(run: Run) -> dict[str, Any]:
+    """F.linear(x, w, b) and F.gelu, the bias inside the GEMM, against F.linear(x, w) and bias_gelu."""
+    found = {}
+    gpu = Gpu(DEVICE)
+    for tokens, width, hidden, dtype in (
+        (8192, 4096, 16384, torch.bfloat16),
+        (2048, 1024, 4096, torch.bfloat16),
+        (2048, 1024, 4096, torch.float32),
+    ):
+        run.check_time()
+        x = torch.randn(tokens, width, device=DEVICE, dtype=dtype)
+        w = torch.randn(hidden, width, device=DEVICE, dtype=dtype) / width**0.5
+        b = torch.randn(hidden, device=DEVICE, dtype=dtype)
+        title = f"({tokens}, {width}) x ({hidden}, {width}) {str(dtype).removeprefix('torch.')}"
+
+        def inside(x, w, b):
+            return F.gelu(F.linear(x, w, b), approximate="tanh")
+
+        def behind(x, w, b):
+            return bias_gelu(F.linear(x, w), b)
+
+        functions = {
+            "linear(x, w) + bias_gelu": behind,
+            "linear(x, w, b) + F.gelu": inside,
+            "the same, compiled": torch.compile(inside, dynamic=False),
+        }
+        with torch.no_grad():
+            z = F.linear(x, w, b)
+            parts = {
+                "bias_gelu alone": lambda z=z, b=b: bias_gelu(z, b),
+                "F.gelu alone": lambda z=z: F.gelu(z, approximate="tanh"),
+            }
+            calls = {name: [lambda f=f, x=x, w=w, b=b: f(x, w, b)] for name, f in functions.items()}
+            calls |= {name: [part] for name, part in parts.items()}
+            timings = time_on_gpu(calls, SECONDS, gpu)
+        found[f"{title} forward"] = show_timings(f"{title} forward", timings)
+        leaves = [t.detach().requires_grad_() for t in (x, w, b)]
+        dy = torch.randn(tokens, hidden, device=DEVICE, dtype=dtype)
+        backwards = {}
+        for name, function in functions.items():
+            y = function(*leaves)
+            backwards[name] = [
+                lambda y=y, leaves=leaves, dy=dy: torch.autograd.grad(y, leaves, dy, retain_graph=True)
+            ]
+        zd = z.detach()
+
+        def gelu_backward_and_sum(dy=dy, zd=zd) -> object:
+            grad = torch.ops.aten.gelu_backward(dy, zd, approximate="tanh")
+            return grad, grad.sum(0)
+
+        backwards["bias_gelu's backward alone"] = [lambda dy=dy, zd=zd, b=b: gelu_bias_backward(dy, zd, b)]
+        backwards["gelu_backward + sum alone"] = [gelu_backward_and_sum]
+        timings = time_on_gpu(backwards, SECONDS, gpu)
+        found[f"{title} backward"] = show_timings(f"{title} backward", timings)
+    return found
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("there is no GPU here: this measures CUDA kernels")
+    seconds = float(sys.argv[sys.argv.index("--seconds") + 1]) if "--seconds" in sys.argv else 230.0
+    run = Run(seconds)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    run.do("verify", check)
+    if run.verified is None or not run.verified.passed:
+        sys.exit("it is not right, so it is not measured")
+    run.do("host time of a small call", host_time)
+    run.do("(512, 4096) float32 by do_bench", do_bench_512)
+    for approximate in ("tanh", "none"):
+        for shape in SHAPES:
+            run.do(f"{shape} {approximate}", large(approximate, shape))
+    run.do("odd widths", odd_widths)
+    run.do("offset slices", offset_slices)
+    run.do("bias inside the GEMM", linear)
+    run.do("(512, 4096) device time", device_time_512)
+    print(f"\nwrote {RESULTS / 'bias_gelu_cuda.json'} in {run.elapsed:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

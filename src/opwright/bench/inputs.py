@@ -1,0 +1,146 @@
+"""The inputs of a benchmark: sizes from the sweep, random data, made on the device that is measured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from opwright.dispatch.operator import Operator
+from opwright.dispatch.reference import tensors_in
+from opwright.spec.samples import Case, Sweep, declared_cases, lay_out, shape_of, split_sample, tensor_dtype
+from opwright.verify.tensors import copy_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One input to be measured.
+
+    Attributes:
+        make: returns the input; another number gives another set of tensors, with other data where the
+            data are ours to choose.
+        axes: sizes and options that vary over the sweep.
+    """
+
+    make: Callable[[int], Case]
+    axes: dict[str, Any]
+
+
+def plans(
+    operator: Operator | None,
+    samples: Any,
+    sweep: Mapping[str, Sequence[Any]] | None,
+    options: Mapping[str, Any] | None,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> list[Plan]:
+    """Returns what is to be measured, smallest first within a dtype."""
+    if operator is None:
+        given = samples() if callable(samples) else samples
+        cases = []
+        for i, sample in enumerate(given):
+            args, kwargs = split_sample(sample)
+            cases.append(Case(f"sample {i}", (args, kwargs), kwargs))
+        return [_plan_of(case, None) for case in cases]
+    if samples is not None:
+        return [_plan_of(case, device) for case in declared_cases(operator.contract, samples)]
+    return list(_swept(operator, sweep, options, dtypes, device))
+
+
+def _plan_of(case: Case, device: torch.device | None) -> Plan:
+    """Returns the plan of a given sample, which is moved to the device, and copied for a further set."""
+
+    def make(number: int) -> Case:
+        is_there = device is None or all(t.device.type == device.type for t in all_tensors(case.values))
+        if number == 0 and is_there:
+            return case
+        return replace(case, values=copy_of(case.values, None if is_there else device))
+
+    return Plan(make, {"elements": elements_of(case)})
+
+
+def _swept(
+    operator: Operator,
+    sweep: Mapping[str, Sequence[Any]] | None,
+    options: Mapping[str, Any] | None,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> Iterator[Plan]:
+    contract = operator.contract
+    maker = DeviceSweep(contract, device)
+    family = contract.scalar_family
+    wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
+    axes = dict(sweep or operator._sweep or _default_sweep(maker))
+    shapes = axes.pop("batch", [(256,)] if maker.variadics else [()])
+    names = list(axes)
+    chosen = {**maker.option_sets()[0], **(options or {})}
+    for dtype, batch, sizes in itertools.product(wanted, shapes, itertools.product(*axes.values())):
+        bound = maker.base_sizes() | dict(zip(names, sizes, strict=True))
+        shape = (batch,) if isinstance(batch, int) else tuple(batch)
+        largest = max(torch.Size(shape_of(p.type, bound, shape)).numel() for p in contract.tensors)
+
+        def make(number: int, dtype=dtype, bound=bound, shape=shape) -> Case:
+            return DeviceSweep(contract, device, number).make("bench", dtype, bound, shape, chosen)
+
+        yield Plan(make, {"elements": largest, **dict(zip(names, sizes, strict=True)), **chosen})
+
+
+class DeviceSweep(Sweep):
+    """Makes cases on a device: on a GPU a gigabyte takes a millisecond, where the CPU needs seconds."""
+
+    def __init__(self, contract: Any, device: torch.device, seed: int = 0) -> None:
+        super().__init__(contract, seed)
+        self.device = device
+
+    def _tensor(self, parameter: Any, dtype: Any, sizes: Any, batch: Any, *args: Any) -> torch.Tensor:
+        if self.device.type == "cpu":
+            return super()._tensor(parameter, dtype, sizes, batch, *args)
+        shape = shape_of(parameter.type, sizes, batch)
+        own = tensor_dtype(self.contract, parameter.type, dtype)
+        smallest = min([size for size in shape if size > 0], default=2)
+        position = [p.name for p in self.contract.parameters].index(parameter.name)
+        generator = torch.Generator(self.device).manual_seed(1000 * self.seed + position)
+
+        def fill(wanted: tuple[int, ...]) -> torch.Tensor:
+            if own.is_floating_point:
+                return torch.randn(wanted, generator=generator, dtype=own, device=self.device)
+            high = 2 if own == torch.bool else max(smallest, 2)
+            return torch.randint(0, high, wanted, generator=generator, device=self.device).to(own)
+
+        return lay_out(fill, shape, "contiguous")
+
+
+def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
+    free = [name for name in maker.names if name not in maker._int_sizes()]
+    if maker.variadics and not free:
+        return {"batch": [(4096,), (65536,), (1 << 20,), (1 << 23,)]}
+    if maker.variadics:
+        return {"batch": [(4,), (64,), (512,), (4096,)], **{name: [1024] for name in free}}
+    return {name: [256, 1024] if i == 0 else [1024] for i, name in enumerate(free)}
+
+
+def one_element(operator: Operator, device: torch.device) -> Case:
+    """Returns the smallest input there is."""
+    maker = DeviceSweep(operator.contract, device)
+    ints = maker._int_sizes()
+    ones = {name: size if name in ints else 1 for name, size in maker.base_sizes().items()}
+    family = operator.contract.scalar_family
+    dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
+    return maker.make("one element", dtype, ones, (1,), maker.option_sets()[0])
+
+
+def all_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the tensors of a case, those of named arguments included."""
+    found = list(tensors_in(values))
+    for value in values:
+        if isinstance(value, dict):
+            found += tensors_in(list(value.values()))
+    return found
+
+
+def elements_of(case: Case) -> int:
+    """Returns the elements of the largest tensor."""
+    return max((t.numel() for t in all_tensors(case.values)), default=0)

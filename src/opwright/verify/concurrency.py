@@ -1,0 +1,304 @@
+"""Checks of what only a GPU can show: streams, devices, graphs, threads.
+
+A kernel may be right on every input and still be launched on the wrong stream, on the wrong device, or
+keep state between calls. Each check runs a trial, a computation forward or with its gradient, in such
+surroundings and wants the bits that the same trial gives alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opwright.dispatch import kernels
+from opwright.spec.samples import Case
+from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.finding import Finding, Skipped, first_line
+from opwright.verify.gradients import need_gradient, seed_like
+from opwright.verify.subject import Subject
+from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
+
+# How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
+# call has outlasted it, for whatever reason, once more with the longer one.
+_BUSY_MS = (30, 600)
+_THREADS, _ROUNDS = 4, 16
+
+
+@dataclass
+class Trial:
+    """A computation to be run in several surroundings.
+
+    Attributes:
+        label: the case and the direction.
+        values: what it reads, on the device: arguments, and cotangents of a gradient.
+        compute: takes `values` or a copy; returns all results, mutated arguments included.
+    """
+
+    label: str
+    values: list[Any]
+    compute: Callable[[list[Any]], list[torch.Tensor]]
+
+
+def trials(subject: Subject) -> Iterator[Trial]:
+    """Yields the forward of a small and of a large case, and their gradients where there are any."""
+    for case in subject.run_cases():
+        yield _forward(subject, case)
+        gradient = _gradient(subject, case)
+        if gradient is not None:
+            yield gradient
+
+
+def _forward(subject: Subject, case: Case) -> Trial:
+    def compute(values: list[Any]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            outputs = subject.call(values)
+        return tensors_of([*outputs, *(values[i] for i in subject.mutated())])
+
+    return Trial(str(case), subject.inputs(case), compute)
+
+
+def _gradient(subject: Subject, case: Case) -> Trial | None:
+    try:
+        need_gradient(subject)
+    except Skipped:
+        return None
+
+    def run(values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        leaves = _with_gradients(values)
+        with torch.enable_grad():
+            outputs = [o for o in subject.call(leaves) if o is not None and o.requires_grad]
+        return outputs, [t for t in tensors_of(leaves) if t.requires_grad]
+
+    def compute(both: list[Any]) -> list[torch.Tensor]:
+        values, seeds = both
+        found = torch.autograd.grad(*run(values), seeds, allow_unused=True)
+        return [g for g in found if g is not None]
+
+    values = subject.inputs(case)
+    outputs, _ = run(values)
+    return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute) if outputs else None
+
+
+def _with_gradients(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().requires_grad_() if value.is_floating_point() else value
+    return [_with_gradients(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def other_values(values: list[Any]) -> list[Any]:
+    """Returns other data of the same layout: floating-point tensors reversed and halved."""
+    found = copy_of(values)
+    for tensor in tensors_of(found):
+        if tensor.is_floating_point():
+            tensor.copy_(0.5 * tensor.flip(tuple(range(tensor.ndim))))
+    return found
+
+
+def fill_from(targets: list[Any], sources: list[Any]) -> None:
+    """Copies data into tensors of the same layout, on the current stream."""
+    for target, source in zip(tensors_of(targets), tensors_of(sources), strict=True):
+        storage_bytes(target).copy_(storage_bytes(source), non_blocking=True)
+
+
+def clear(values: list[Any]) -> list[Any]:
+    """Returns tensors of the same layout that are all zero."""
+    found = copy_of(values)
+    for tensor in tensors_of(found):
+        storage_bytes(tensor).zero_()
+    return found
+
+
+def need_gpu(subject: Subject) -> None:
+    if subject.device.type != "cuda":
+        raise Skipped("only on a GPU")
+
+
+def _alone(trial: Trial, values: list[Any]) -> list[torch.Tensor]:
+    result = [t.detach().clone() for t in trial.compute(copy_of(values))]
+    torch.cuda.synchronize()
+    return result
+
+
+# --- streams -----------------------------------------------------------------------------------------------
+
+
+def side_stream(subject: Subject) -> Iterator[Finding]:
+    """On a side stream, behind a slow producer of its input, while the default stream is busy with something else."""
+    need_gpu(subject)
+    with torch.cuda.device(subject.device):
+        busy = _Busy()
+        for trial in trials(subject):
+            yield Finding(trial.label, _on_side_stream(trial, busy))
+
+
+def _on_side_stream(trial: Trial, busy: _Busy) -> str:
+    wanted = _alone(trial, trial.values)
+    stream = torch.cuda.Stream()
+    early = clear(trial.values)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        trial.compute(early)  # whatever a first call on a stream has to do, memory for one, is done
+    torch.cuda.synchronize()
+    early = clear(trial.values)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        busy.keep(_BUSY_MS[0])
+        fill_from(early, trial.values)
+        got = trial.compute(early)
+    stream.synchronize()
+    same = are_same(wanted, got)
+    torch.cuda.synchronize()
+    if not same:
+        return "on a side stream it reads its input before the stream has produced it, or returns before it is done"
+    for milliseconds in _BUSY_MS:
+        values = copy_of(trial.values)
+        torch.cuda.synchronize()
+        busy.keep(milliseconds)  # on the default stream
+        end = torch.cuda.Event()
+        end.record()
+        with torch.cuda.stream(stream):
+            trial.compute(values)
+        stream.synchronize()
+        waited = end.query()
+        torch.cuda.synchronize()
+        if not waited:
+            return ""
+    return "on a side stream it waits for the default stream"
+
+
+class _Busy:
+    """Keeps the current stream busy for a time."""
+
+    def __init__(self) -> None:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(1_000_000)
+        start.record()
+        torch.cuda._sleep(10_000_000)
+        end.record()
+        torch.cuda.synchronize()
+        self.cycles_per_ms = 10_000_000 / start.elapsed_time(end)
+
+    def keep(self, milliseconds: float) -> None:
+        torch.cuda._sleep(int(self.cycles_per_ms * milliseconds))
+
+
+# --- devices -----------------------------------------------------------------------------------------------
+
+
+def other_device(subject: Subject) -> Iterator[Finding]:
+    """On tensors of a device that is not the current one."""
+    need_gpu(subject)
+    count = torch.cuda.device_count()
+    if count < 2:
+        raise Skipped("there is one GPU")
+    if subject.operator is None:
+        raise Skipped("the samples of a callable are on one device")
+    home = torch.device(
+        "cuda", torch.cuda.current_device() if subject.device.index is None else subject.device.index
+    )
+    other = torch.device("cuda", (home.index + 1) % count)
+    for trial in trials(subject):
+        for own, current in ((home, other), (other, home)):
+            values = copy_of(trial.values, own)
+            with torch.cuda.device(own):
+                wanted = _alone(trial, values)
+            with torch.cuda.device(current):
+                got = trial.compute(copy_of(values))
+                is_home = all(t.device == own for t in got)
+            torch.cuda.synchronize(own)
+            torch.cuda.synchronize(current)
+            message = "" if are_same(wanted, got) else "other values than with its own device current"
+            if not is_home:
+                message = f"results are on {', '.join(sorted({str(t.device) for t in got}))}"
+            yield Finding(f"{trial.label}, tensors on {own}, {current} current", message)
+
+
+# --- graphs ------------------------------------------------------------------------------------------------
+
+
+def graph_replays(subject: Subject) -> Iterator[Finding]:
+    """Captured into a CUDA graph and replayed, with the same data and with other data."""
+    need_gpu(subject)
+    if subject.operator is not None and subject.operator.contract.data_dependent:
+        raise Skipped("sizes depend on data")
+    with torch.cuda.device(subject.device):
+        for trial in trials(subject):
+            yield Finding(trial.label, _in_graph(trial, subject))
+
+
+def _in_graph(trial: Trial, subject: Subject) -> str:
+    given = [trial.values, other_values(trial.values)]
+    wanted = [_alone(trial, values) for values in given]
+    static = copy_of(trial.values)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            trial.compute(static)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            got = trial.compute(static)
+    except Exception as error:
+        if is_lost(subject.device):
+            raise DeviceLost(str(error)) from error
+        if subject.operator is not None and not kernels.is_loaded(subject.operator, "cuda"):
+            raise Skipped(f"its reference cannot be captured: {first_line(error)}") from None
+        return f"it cannot be captured: {first_line(error, 3)}"
+    for values, right in zip([*given, given[0]], [*wanted, wanted[0]], strict=True):
+        fill_from(static, values)
+        graph.replay()
+        torch.cuda.synchronize()
+        if not are_same(right, got):
+            data = "the data it was captured with" if values is given[0] else "other data"
+            return f"a replay with {data} gives other values than a call"
+    return ""
+
+
+# --- threads -----------------------------------------------------------------------------------------------
+
+
+def threads(subject: Subject) -> Iterator[Finding]:
+    """In several threads at once, each with data and a stream of its own."""
+    need_gpu(subject)
+    with torch.cuda.device(subject.device):
+        for trial in trials(subject):
+            yield Finding(trial.label, _in_threads(trial))
+
+
+def _in_threads(trial: Trial) -> str:
+    given = [trial.values]
+    while len(given) < _THREADS:
+        given.append(other_values(given[-1]))
+    wanted = [_alone(trial, values) for values in given]
+    device = torch.cuda.current_device()
+    start, bad = threading.Barrier(_THREADS), []
+
+    def work(values: list[Any], right: list[torch.Tensor]) -> None:
+        try:
+            torch.cuda.set_device(device)
+            stream = torch.cuda.Stream()
+            copies = [copy_of(values) for _ in range(_ROUNDS)]
+            torch.cuda.synchronize()
+            start.wait(60)
+            with torch.cuda.stream(stream):
+                results = [trial.compute(copied) for copied in copies]
+            stream.synchronize()
+            if not all(are_same(right, result) for result in results):
+                bad.append("several threads at once give other values than one")
+        except Exception as error:
+            start.abort()
+            bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
+
+    running = [threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    torch.cuda.synchronize()
+    return bad[0] if bad else ""

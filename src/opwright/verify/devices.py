@@ -1,0 +1,85 @@
+"""On which devices something is verified, and whether a device still works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from opwright.dispatch.operator import Operator
+from opwright.errors import CheckError
+
+CPU = torch.device("cpu")
+
+
+class DeviceLost(Exception):
+    """A call left its device in a state in which it accepts no more work until the process ends."""
+
+
+def parse_device(name: str | torch.device) -> torch.device:
+    """Returns the device of that name.
+
+    Raises:
+        CheckError: there is no such device, or not here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise CheckError(str(name), "this is no device", hint='"cpu", "cuda" or "cuda:1"') from None
+    if device.type not in ("cpu", "cuda"):
+        raise CheckError(str(name), "kernels run on CPUs and on CUDA GPUs only", hint='"cpu" or "cuda"')
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise CheckError(
+                str(name),
+                "there is no such device here",
+                rows=[("GPUs", str(count)), ("torch", str(torch.__version__))],
+                hint="`opwright doctor`" if count == 0 else f"`cuda:0` to `cuda:{count - 1}`",
+            )
+    return device
+
+
+def devices_for(operator: Operator, samples: Sequence[torch.Tensor]) -> list[torch.device]:
+    """Returns the devices on which an operator has something to check.
+
+    Args:
+        samples: the tensors of the samples that the caller gave; they decide when one is on a GPU.
+    """
+    given = _distinct(t.device for t in samples if t.is_cuda)
+    if given:
+        return given
+    return [CPU, torch.device("cuda")] if has_cuda(operator) and torch.cuda.is_available() else [CPU]
+
+
+def has_cuda(operator: Operator) -> bool:
+    """Returns whether the operator or its backward has a CUDA kernel."""
+    behind = [operator, operator.backward_operator]
+    return any(o is not None and o.declaration.sources.get("cuda") is not None for o in behind)
+
+
+def device_of(samples: Sequence[torch.Tensor]) -> torch.device:
+    """Returns where the samples of a callable are."""
+    return next((t.device for t in samples if t.is_cuda), CPU)
+
+
+def wait_for(device: torch.device) -> None:
+    """Waits until a device has done its work, so that a fault shows at the call that caused it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def is_lost(device: torch.device) -> bool:
+    """Returns whether a device accepts no more work: after an illegal address, say."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except Exception:  # CUDA answers every call with the same error from then on
+        return True
+    return False
+
+
+def _distinct(devices: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(devices))

@@ -1,0 +1,74 @@
+"""How checks find, copy and compare the tensors among arguments and results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """Returns the tensors among these values, those in lists and dictionaries included."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_of(value)
+        elif isinstance(value, dict):
+            found += tensors_of(value.values())
+    return found
+
+
+def copy_of(value: Any, device: torch.device | None = None) -> Any:
+    """Returns a copy, its tensors on `device`, else where they are; strides and offset are kept.
+
+    The copy owns a whole storage of its own, so what is misaligned or expanded stays so.
+    """
+    if isinstance(value, torch.Tensor):
+        data = storage_bytes(value.detach())
+        data = data.clone() if device is None else data.to(device, copy=True)
+        empty = torch.empty(0, dtype=value.dtype, device=data.device)
+        return empty.set_(data.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+    if isinstance(value, (list, tuple)):
+        return type(value)(copy_of(v, device) for v in value)
+    return {k: copy_of(v, device) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the whole storage behind a tensor, as bytes."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether two tensors are equal bit for bit, wherever they are."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits_of(a).to(b.device), bits_of(b))
+
+
+def are_same(a: Any, b: Any) -> bool:
+    """Returns whether the tensors among two lists of values are equal bit for bit."""
+    return all(is_same(x, y) for x, y in zip(tensors_of(a), tensors_of(b), strict=True))
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().contiguous()
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def poison_memory_for(values: Any) -> None:
+    """Fills the memory that the next allocations on a GPU of the sizes of these tensors get with NaN.
+
+    Results mostly have the size of one of the arguments, and PyTorch's allocator of GPU memory hands a block
+    that it gets back to whoever asks for that size next. An element that a kernel leaves unwritten is then
+    wrong, and not what an earlier call has left there. Memory of the CPU goes other ways: see `out=`.
+    """
+    blocks = []
+    for tensor in tensors_of(values):
+        if tensor.is_cuda:
+            size = tensor.numel() * tensor.element_size()
+            # All bits set is NaN in every floating-point type.
+            blocks += [torch.full((size,), 255, dtype=torch.uint8, device=tensor.device) for _ in range(2)]
+    del blocks

@@ -1,0 +1,201 @@
+"""What a benchmark measures: inputs, devices, results checked again behind the clock."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import opwright
+from opwright.bench import run
+from opwright.bench.inputs import DeviceSweep, plans
+from opwright.bench.limits import CpuBench
+from opwright.bench.timing import summarize
+from opwright.errors import NotVerifiedError
+
+CPU = torch.device("cpu")
+
+
+@opwright.operator("bench_tests::scale")
+def scale(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], by: float = 2.0) -> Float[Tensor, "*batch n"]:
+    return x * w * by
+
+
+class PretendGpu(CpuBench):
+    """Measures nothing: keeps what it is given, and claims three sets of inputs."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict] = []
+
+    def copy_gb_s(self) -> float:
+        return 100.0
+
+    def compute_gflops(self) -> float:
+        return 1000.0
+
+    def input_sets(self, bytes_moved: int, candidates: int) -> int:
+        return 3
+
+    def time(self, calls, bytes_moved, seconds):
+        self.calls.append({name: [call() for call in sets] for name, sets in calls.items()})
+        timings = [summarize(name, [10.0, 10.0, 10.0]) for name in calls]
+        timings[0].warm_us, timings[0].host_us = 5.0, 3.0
+        return timings, 8.0
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, target=scale, **options):
+    place = PretendGpu()
+    monkeypatch.setattr(run, "bench_on", lambda device: place)
+    return opwright.bench(target, ["eager"], **options), place.calls
+
+
+def test_sets_of_inputs_differ_and_candidates_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = {"batch": [(3,)], "n": [5]}
+    record, calls = measure(monkeypatch, sweep=sweep, dtypes=[torch.float32])
+    assert [m.direction for m in record.measurements] == ["forward", "backward"]
+    forward = calls[0]
+    assert len(forward["opwright"]) == 3
+    for ours, eager in zip(forward["opwright"], forward["eager"], strict=True):
+        assert torch.equal(ours, eager)
+    for a, b in itertools.combinations(forward["opwright"], 2):
+        assert not torch.equal(a, b)
+
+
+def test_shares_come_from_the_copy_of_the_device_and_of_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, _ = measure(monkeypatch, sweep={"batch": [(3,)], "n": [5]}, directions=["forward"])
+    m = record.measurements[0]
+    assert m.bytes_moved == 4 * (15 + 15 + 5)
+    assert m.roof_share == pytest.approx(m.bytes_moved / 10e-6 / 100e9)
+    assert m.copy_share == pytest.approx(0.8)
+    assert (m.timings[0].warm_us, m.timings[0].host_us) == (5.0, 3.0)
+    assert record.device == "cpu"
+
+
+def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the 30th call it has drifted by one part in a billion: right for verify, another result for sure."""
+    count = itertools.count()
+
+    def drifting(x: Tensor) -> Tensor:
+        return x * (2.0 if next(count) < 30 else 2.0 + 2e-9)
+
+    def steady(x: Tensor) -> Tensor:
+        return x * 2.0
+
+    x = torch.randn(100, dtype=torch.float64)
+    options = {"reference": steady, "samples": [(x,)], "directions": ["forward"], "seconds": 0.0}
+    checked = opwright.verify(steady, reference=steady, samples=[(x,)], checks=["numerics"])
+    with pytest.raises(NotVerifiedError, match="its results changed while it was timed"):
+        opwright.bench(drifting, [], verified=checked, **options)
+    assert opwright.bench(steady, [], verified=checked, **options).measurements
+
+
+def test_a_record_of_another_device_does_not_count() -> None:
+    """Right on the CPU says nothing about the kernel of a GPU, and the other way round."""
+
+    def wrong(x: Tensor) -> Tensor:
+        return x * 2.1
+
+    options = {"reference": lambda x: x * 2, "samples": [(torch.ones(3),)], "directions": ["forward"]}
+    elsewhere = opwright.verify(lambda x: x * 2, options["reference"], options["samples"])
+    assert opwright.bench(wrong, [], verified=elsewhere, seconds=0.0, **options).verified
+    for check in elsewhere.checks:
+        check.device = "cuda:0"
+    with pytest.raises(NotVerifiedError, match="does not pass verify"):
+        opwright.bench(wrong, [], verified=elsewhere, **options)
+
+
+def test_a_slice_is_measured_as_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every set and in the backward: a clone would be aligned and contiguous."""
+    seen: set[tuple] = set()
+
+    def double(x: Tensor) -> Tensor:
+        seen.add((tuple(x.shape), x.stride(), x.storage_offset()))
+        return x * 2
+
+    x = torch.randn(4, 9)[:, 1:]
+    options = {"reference": lambda x: x * 2, "samples": [(x,)], "directions": ["forward", "backward"]}
+    verified = opwright.verify(double, reference=double, samples=[(x,)], checks=["numerics"])
+    seen.clear()
+    measure(monkeypatch, double, verified=verified, **options)
+    assert seen == {((4, 8), (9, 1), 1)}
+
+
+def test_sets_of_a_declared_sample_own_their_memory() -> None:
+    x, w = torch.randn(4, 9)[:, 1:], torch.randn(8)
+    (plan,) = plans(scale.operator, [(x, w)], None, None, (), CPU)
+    assert plan.axes == {"elements": 32}
+    first, second = plan.make(0).values[0], plan.make(1).values[0]
+    assert torch.equal(first, second)
+    assert first.stride() == second.stride()
+    assert first.data_ptr() == x.data_ptr() != second.data_ptr()
+
+
+def test_inputs_for_a_gpu_have_the_shapes_and_dtypes_of_those_for_the_cpu() -> None:
+    """On `meta`, which stands for a device that is not the CPU, up to the generator of random numbers."""
+    contract = scale.operator.contract
+    sizes = {"n": 6}
+    there = DeviceSweep(contract, torch.device("meta"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch, "Generator", lambda device=None: type("G", (), {"manual_seed": lambda s, n: None})()
+        )
+        made = there.make("bench", torch.bfloat16, sizes, (2, 3), {"by": 2.0})
+    wanted = DeviceSweep(contract, CPU).make("bench", torch.bfloat16, sizes, (2, 3), {"by": 2.0})
+    for a, b in zip(made.values, wanted.values, strict=True):
+        if isinstance(a, Tensor):
+            assert (a.shape, a.dtype, a.device.type) == (b.shape, b.dtype, "meta")
+        else:
+            assert a == b
+
+
+def test_device_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "template <typename T> void on_gpu();\n"
+
+    @opwright.operator("bench_tests::on_gpu", cuda=source)
+    def on_gpu(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return x * 2
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run._device(on_gpu.operator, None, None) == torch.device("cuda")
+    assert run._device(on_gpu.operator, None, "cpu") == CPU
+    assert run._device(scale.operator, None, None) == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run._device(on_gpu.operator, None, None) == CPU
+    assert run._device(None, [(torch.ones(2),)], None) == CPU
+
+
+PROGRAM = """
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+@operator("bench_cli::twice")
+def twice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x * 2
+
+twice.sweep(batch=[(64,)])
+"""
+
+
+@pytest.mark.parametrize("verb", ["verify", "bench"])
+def test_the_commands_take_a_device(verb: str, run_python, tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(PROGRAM)
+    flags = {"verify": ["--check", "numerics"], "bench": ["--against", "eager", "--seconds", "0.01"]}[verb]
+
+    def command(device: str):
+        arguments = ["opwright", verb, "twice.py", *flags, "--device", device]
+        program = f"import sys; sys.argv = {arguments!r}\nfrom opwright.cli import main; main()"
+        return run_python(program, check=False)
+
+    good = command("cpu")
+    assert good.returncode == 0, good.stderr
+    assert {"verify": "numerics", "bench": "us"}[verb] in good.stdout
+    bad = command("cuda:77")
+    assert bad.returncode == 2
+    assert "`cuda:77`: there is no such device here" in bad.stderr
+    assert "Traceback" not in bad.stderr

@@ -16,10 +16,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.nn.functional as F
 from opwright_ops.bias_gelu import bias_gelu
@@ -27,7 +27,7 @@ from opwright_ops.bias_gelu import bias_gelu
 import opwright
 from opwright.bench.gpu_timing import Gpu, time_on_gpu
 from opwright.bench.limits import GpuBench
-from opwright.records import BenchRecord, Measurement, Timing, VerifyRecord, save
+from opwright.records import BenchRecord, Measurement, Timing, VerifyRecord, builtins_of, save
 
 RESULTS = Path(__file__).parent / "results"
 DEVICE = torch.device("cuda")
@@ -75,7 +75,7 @@ class Run:
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {error}"}
             traceback.print_exc(limit=3)
-        measured = [msgspec.to_builtins(m) for m in self.measurements[before:]]
+        measured = [builtins_of(m) for m in self.measurements[before:]]
         for each in (t for m in measured for t in m["timings"]):
             del each["samples_us"]
         self.sections[name] = {**(found or {}), **({"measurements": measured} if measured else {})}
@@ -84,10 +84,10 @@ class Run:
     def save(self) -> None:
         RESULTS.mkdir(exist_ok=True)
         machine = self.records[-1].machine if self.records else None
-        content = {"machine": msgspec.to_builtins(machine), "sections": self.sections}
+        content = {"machine": builtins_of(machine), "sections": self.sections}
         (RESULTS / "bias_gelu_cuda.json").write_text(json.dumps(content, indent=1) + "\n")
         if self.records:
-            record = msgspec.structs.replace(self.records[0], measurements=self.measurements)
+            record = replace(self.records[0], measurements=self.measurements)
             record.seconds = self.elapsed
             save(record, RESULTS / "bias_gelu_cuda_record.json")
 

@@ -192,11 +192,10 @@ def help_seconds() -> float:
 
 
 def main() -> None:
-    import msgspec
-
+    from opwright.records import builtins_of
     from opwright.verify.machine import machine_card
 
-    card = msgspec.to_builtins(machine_card())
+    card = builtins_of(machine_card())
     rows: dict[str, float] = {}
     rows["cold build, d_sigmoid inline, s"], cold = median_of(COLD, 7)
     rows["  its glue, s"] = statistics.median(c["steps"]["glue"] for c in cold)

@@ -5,17 +5,21 @@ Times are in microseconds, sizes in bytes, rates in GB/s (1e9 bytes per second).
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from opwright.errors import RecordError
 
 VERSION = 1
 
 
-class Machine(msgspec.Struct, forbid_unknown_fields=True):
+@dataclass
+class Machine:
     """The machine card: where a record was made.
 
     Attributes:
@@ -45,7 +49,8 @@ class Machine(msgspec.Struct, forbid_unknown_fields=True):
     multiprocessors: int | None = None
 
 
-class Check(msgspec.Struct, forbid_unknown_fields=True):
+@dataclass
+class Check:
     """One kind of check, over all its cases.
 
     Attributes:
@@ -74,7 +79,8 @@ class Check(msgspec.Struct, forbid_unknown_fields=True):
         return _titled(self.name, self.device)
 
 
-class Failure(msgspec.Struct, forbid_unknown_fields=True):
+@dataclass
+class Failure:
     """One failed case, the smallest of its kind.
 
     Attributes:
@@ -103,7 +109,8 @@ def _titled(name: str, device: str) -> str:
     return name if device in ("", "cpu") else f"{device}: {name}"
 
 
-class VerifyRecord(msgspec.Struct, forbid_unknown_fields=True, tag="verify"):
+@dataclass
+class VerifyRecord:
     """The result of verifying one operator or callable.
 
     Attributes:
@@ -125,7 +132,8 @@ class VerifyRecord(msgspec.Struct, forbid_unknown_fields=True, tag="verify"):
         return not self.failures and any(check.outcome == "passed" for check in self.checks)
 
 
-class Timing(msgspec.Struct, forbid_unknown_fields=True):
+@dataclass
+class Timing:
     """How long one candidate took on one input.
 
     On a GPU the samples are of device time: nothing of the host, and nothing of the input in the L2.
@@ -150,7 +158,8 @@ class Timing(msgspec.Struct, forbid_unknown_fields=True):
     waits: bool = False
 
 
-class Measurement(msgspec.Struct, forbid_unknown_fields=True):
+@dataclass
+class Measurement:
     """All candidates on one input.
 
     Attributes:
@@ -192,7 +201,8 @@ class Measurement(msgspec.Struct, forbid_unknown_fields=True):
         return other / self.timings[0].median_us if other else None
 
 
-class BenchRecord(msgspec.Struct, forbid_unknown_fields=True, tag="bench"):
+@dataclass
+class BenchRecord:
     """The result of benchmarking one operator or callable.
 
     Attributes:
@@ -219,12 +229,26 @@ class BenchRecord(msgspec.Struct, forbid_unknown_fields=True, tag="bench"):
 
 
 Record = VerifyRecord | BenchRecord
+_KINDS = {"verify": VerifyRecord, "bench": BenchRecord}
+
+
+def builtins_of(record: Any) -> Any:
+    """Returns a record, or a part of one, as dicts and lists that JSON knows."""
+    return _finite(asdict(record))
+
+
+def encodable(value: Any) -> Any:
+    """Returns records, lists of them or plain data as what is written to JSON."""
+    if isinstance(value, (list, tuple)):
+        return [encodable(item) for item in value]
+    kind = next((name for name, type_ in _KINDS.items() if type(value) is type_), None)
+    return _finite(value) if kind is None else {"type": kind, **builtins_of(value)}
 
 
 def save(record: Record, path: Path) -> None:
     """Writes a record as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    path.write_text(json.dumps(encodable(record), indent=2) + "\n")
 
 
 def read(path: Path) -> Record:
@@ -234,6 +258,59 @@ def read(path: Path) -> Record:
         RecordError: the file is damaged, or written by a newer version.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=VerifyRecord | BenchRecord)
-    except (OSError, msgspec.DecodeError) as error:
+        content = json.loads(path.read_bytes())
+        kind = content.pop("type") if isinstance(content, dict) and "type" in content else None
+        if kind not in _KINDS:
+            raise ValueError(f"it is of no known kind: {kind!r}")
+        return _decode(_KINDS[kind], content, "record")
+    except (OSError, ValueError) as error:
         raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
+
+
+def _finite(value: Any) -> Any:
+    """Replaces what JSON has no number for by null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@cache
+def _types_of(type_: type) -> dict[str, Any]:
+    return get_type_hints(type_)
+
+
+def _decode(type_: Any, value: Any, at: str) -> Any:
+    """Returns JSON's value as the annotated type; a value of another type is a ValueError."""
+    if type_ is Any:
+        return value
+    if get_origin(type_) is UnionType:
+        if value is None and NoneType in get_args(type_):
+            return None
+        return _decode(get_args(type_)[0], value, at)
+    if is_dataclass(type_) and isinstance(value, dict):
+        return _decode_fields(type_, value, at)
+    if get_origin(type_) is list and isinstance(value, list):
+        return [_decode(get_args(type_)[0], item, f"{at}[{i}]") for i, item in enumerate(value)]
+    if get_origin(type_) is dict and isinstance(value, dict):
+        return {key: _decode(get_args(type_)[1], item, f"{at}.{key}") for key, item in value.items()}
+    if type_ is float and type(value) is int:
+        return float(value)
+    if type(value) is not type_:
+        raise ValueError(f"{at} is {type(value).__name__}, not {getattr(type_, '__name__', type_)}")
+    return value
+
+
+def _decode_fields(type_: type, value: dict[str, Any], at: str) -> Any:
+    known = {field.name: field for field in fields(type_)}
+    unknown = sorted(value.keys() - known.keys())
+    missing = [
+        name
+        for name, field in known.items()
+        if name not in value and field.default is MISSING and field.default_factory is MISSING
+    ]
+    if unknown or missing:
+        raise ValueError(f"{at} has {'no' if missing else 'an unknown'} field `{(missing or unknown)[0]}`")
+    types = _types_of(type_)
+    return type_(**{name: _decode(types[name], item, f"{at}.{name}") for name, item in value.items()})

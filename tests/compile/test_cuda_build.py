@@ -172,7 +172,7 @@ def test_without_a_gpu_the_default_set_is_compiled(ns: str, monkeypatch: pytest.
 
 def test_a_wrong_architecture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWRIGHT_ARCH", "hopper")
-    with pytest.raises(SettingError, match="(?s)OPWRIGHT_ARCH.*'hopper'.*OPWRIGHT_ARCH=90"):
+    with pytest.raises(SettingError, match=r"(?s)OPWRIGHT_ARCH.*'hopper'.*OPWRIGHT_ARCH=90"):
         cuda.architectures()
 
 
@@ -182,7 +182,7 @@ def test_a_wrong_architecture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nvcc_too_old_for_the_architecture(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWRIGHT_ARCH", "999")
     with pytest.raises(
-        ArchitectureError, match="(?s)`plus`: nvcc does not know.*sm_999.*it knows .*90.*hint: "
+        ArchitectureError, match=r"(?s)`plus`: nvcc does not know.*sm_999.*it knows .*90.*hint: "
     ):
         build(declare(ns), "cuda")
 
@@ -191,7 +191,7 @@ def test_no_nvcc(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_places", lambda home: iter(()))
     op = declare(ns, source=CUDA.replace("T(1)", "T(3)"))  # none that is in the store
     with pytest.raises(
-        NoNvccError, match="(?s)`plus`: there is no CUDA compiler.*sm_80.*pip install nvidia-cuda-nvcc"
+        NoNvccError, match=r"(?s)`plus`: there is no CUDA compiler.*sm_80.*pip install nvidia-cuda-nvcc"
     ):
         build(op, "cuda")
     with pytest.warns(RuntimeWarning, match="no CUDA compiler"):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_operators import broken, plus, square, total
-
 from jaxtyping import Float
 
 import opwright
@@ -200,7 +199,7 @@ def test_swap_of_a_cuda_kernel() -> None:
         source = (
             """
 #include <opwright/kernel.h>
-__global__ void swapped_kernel(float* y) { y[threadIdx.x] = %d; }
+__global__ void swapped_kernel(float* y) { y[threadIdx.x] = AMOUNT; }
 template <typename T>
 void swapped(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStream_t stream) {
   swapped_kernel<<<1, unsigned(x.size(0)), 0, stream>>>(output.data());
@@ -227,7 +226,7 @@ OPWRIGHT_KERNEL(swapped, float)
 def test_out_of_memory_is_told_and_the_next_call_works() -> None:
     x = torch.ones(2_000_000, device="cuda")
     with pytest.raises(
-        torch.OutOfMemoryError, match="(?s)`square`.*not enough memory.*2000000, 2000000.*MiB free"
+        torch.OutOfMemoryError, match=r"(?s)`square`.*not enough memory.*2000000, 2000000.*MiB free"
     ):
         square(x)
     assert torch.equal(square(x[:3]).cpu(), torch.ones(3, 3))
@@ -235,7 +234,7 @@ def test_out_of_memory_is_told_and_the_next_call_works() -> None:
 
 def test_a_bad_launch_is_told_and_the_next_call_works() -> None:
     x = torch.ones(3, device="cuda")
-    with pytest.raises(KernelError, match="(?s)`broken`.*cannot be launched.*sm_.*cudaErrorInvalid"):
+    with pytest.raises(KernelError, match=r"(?s)`broken`.*cannot be launched.*sm_.*cudaErrorInvalid"):
         broken(x, False, 4096)
     with pytest.raises(KernelError, match="threads must not be negative"):
         broken(x, False, -1)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-import opwright
 from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
 from opwright_ops.d_sigmoid.op import d_sigmoid
+
+import opwright
 
 _SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
     "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"

@@ -16,11 +16,20 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import pytest
 
 from opwright.errors import RecordError
-from opwright.records import BenchRecord, Check, Failure, Machine, Measurement, Timing, VerifyRecord, read
+from opwright.records import (
+    BenchRecord,
+    Check,
+    Failure,
+    Machine,
+    Measurement,
+    Timing,
+    VerifyRecord,
+    encodable,
+    read,
+)
 from opwright.report import verdict, write_report
 from opwright.report.cards import collect_cards
 from opwright.report.quantities import COMPUTE, RATE, TIME, percent, round_to, tick_with_unit, with_unit
@@ -430,7 +439,7 @@ def test_records_of_before_there_were_devices_are_read(tmp_path):
     """Of a record as version 1 wrote it, without any field that came later."""
     later = {"device", "driver", "gpu_memory_bytes", "gpu_l2_bytes", "multiprocessors"}
     later |= {"warm_us", "host_us", "waits", "copy_us"}
-    content = msgspec.to_builtins(make_bench())
+    content = encodable(make_bench())
     host_us = content["host_us"]
 
     def strip(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -22,9 +23,9 @@ def print_rows(rows: Sequence[tuple[str, ...]]) -> None:
 
 def print_json(value: Any) -> None:
     """Prints a record or plain data as JSON to stdout."""
-    import msgspec
+    from opwright.records import encodable
 
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    print(json.dumps(encodable(value), indent=2))
 
 
 def say(text: str) -> None:

@@ -24,8 +24,8 @@ def inspect_operators(
     """
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.cli.target import find_operators
-    from opwright.errors import CheckError
     from opwright.dispatch import kernels
+    from opwright.errors import CheckError
     from opwright.spec.schema import out_schema_of, schema_of
 
     if backend not in kernels.BACKENDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import jinja2
-import msgspec
 
 from opwright import __version__
 from opwright.records import BenchRecord, Record
@@ -123,11 +123,15 @@ def _tell_origin(card: Card) -> list[str]:
     return told
 
 
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def _encode(picture: Picture) -> str:
     # One line for each value: short, and still possible to read.
-    rows = [msgspec.json.encode(value).decode() for value in picture.spec["data"]["values"]]
+    rows = [_compact(value) for value in picture.spec["data"]["values"]]
     rest = {key: value for key, value in picture.spec.items() if key != "data"}
-    text = msgspec.json.encode(rest).decode().removesuffix("}")
+    text = _compact(rest).removesuffix("}")
     text += ',"data":{"values":[\n' + ",\n".join(rows) + "\n]}}"
     # A script element ends at the first `</`, and a comment in one begins with `<!--`.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

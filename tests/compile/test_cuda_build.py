@@ -269,7 +269,7 @@ def test_a_wrong_signature_is_told_with_the_right_one(ns: str) -> None:
     wrong = CUDA.replace("View<T, 1> output, cudaStream_t stream)", "View<T, 1> output)").replace(
         "0, stream", "0, 0"
     )
-    with pytest.raises(CompileError, match="must be declared as.*cudaStream_t stream"):
+    with pytest.raises(CompileError, match=r"must be declared as.*cudaStream_t stream"):
         build(declare(ns, source=wrong), "cuda")
 
 

@@ -196,8 +196,7 @@ def test_more_than_2_31_elements() -> None:
 
 def test_swap_of_a_cuda_kernel() -> None:
     def declare(amount: int):
-        source = (
-            """
+        source = """
 #include <opwright/kernel.h>
 __global__ void swapped_kernel(float* y) { y[threadIdx.x] = AMOUNT; }
 template <typename T>
@@ -205,9 +204,7 @@ void swapped(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStre
   swapped_kernel<<<1, unsigned(x.size(0)), 0, stream>>>(output.data());
 }
 OPWRIGHT_KERNEL(swapped, float)
-"""
-            % amount
-        )
+""".replace("AMOUNT", str(amount))
 
         def swapped(x):
             return x.clone()

@@ -20,6 +20,10 @@ template <typename T, typename V> using Storage = typename StorageOf<T, V>::type
 // Whether arguments of exponentials need more bits than one lane has: an error of one ulp in t
 // is one of |t| ulp in e^t, and |t| reaches 103 (745 in double).
 template <typename T> inline constexpr bool kIsExact = sizeof(T) >= 4;
+// Whether 2^t is one instruction that takes t as it is and is good enough for results of type T.
+// Exponents are not split then: `whole` is 0 and `fraction` all of t.
+template <typename T, typename V>
+inline constexpr bool kIsUnsplit = kHasSpecialUnit && kSame<V, float> && !kIsExact<T>;
 
 // The numbers that depend on the lane type. Limits lie just beyond the point from which the result
 // is 0 (low) or does not change (high); arguments are clamped to them.
@@ -33,6 +37,7 @@ struct Constants<float> {
   static constexpr float kQuickLow = -66, kQuickHigh = 16;
   static constexpr float kNormalHigh = 14.7f, kErfcHigh = 10.4f;
   static constexpr float kUp = 0x1p48f, kDown = 0x1p-48f;
+  static constexpr int kUpLog2 = 48;
   static constexpr float kLog2e = 1.4426950216293335f, kLog2eRest = 1.9259629911266175e-8f;
   static constexpr float kQuick = 2.4554669857025146f, kQuickRest = -2.6109498929110908e-8f;
   static constexpr float kTanh1 = 2.3022079467773438f, kTanh1Rest = 2.5136698113913389e-7f;
@@ -48,6 +53,7 @@ struct Constants<double> {
   static constexpr double kQuickLow = -448, kQuickHigh = 30;
   static constexpr double kNormalHigh = 38.9, kErfcHigh = 27.5;
   static constexpr double kUp = 0x1p128, kDown = 0x1p-128;
+  static constexpr int kUpLog2 = 128;
   static constexpr double kLog2e = 1.442695040888963387, kLog2eRest = 2.0355273740931032e-17;
   static constexpr double kQuick = 2.4554669595930156412, kQuickRest = 7.8165418472370753e-17;
   static constexpr double kTanh1 = 2.3022081981443278664, kTanh1Rest = -2.9772962085427412e-15;
@@ -67,8 +73,9 @@ struct Exponent {
 };
 
 // a * b, split. The product is not rounded before the integer is taken off.
-template <typename V>
+template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_product(V a, V b) {
+  if constexpr (kIsUnsplit<T, V>) return {V{}, a * b};
   const V rounder = splat<V>(FloatFormat<Lane<V>>::kRounder);
   const V whole = fma(a, b, rounder) - rounder;
   return {whole, fma(a, b, -whole)};
@@ -78,7 +85,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_product(V a, V b) {
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_multiple(V x, Lane<V> constant,
                                                                 Lane<V> rest) {
-  Exponent<V> t = split_product(x, splat<V>(constant));
+  Exponent<V> t = split_product<T>(x, splat<V>(constant));
   if constexpr (kIsExact<T>) t.fraction = fma(x, splat<V>(rest), t.fraction);
   return t;
 }
@@ -98,34 +105,52 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_square(V x, Lane<V> const
 // -2u log2(e) with u = sqrt(2/pi) (x + 0.044715 x^3), split; that is -x w, w = a + b x^2. Exact:
 // x^2 is rounded to so few bits that w has no rounding error (12 bits times 12 in float), and what
 // the roundings of x^2, a and b left over is small enough to be added as one correction.
-template <bool kExact, typename V>
+template <typename T, bool kExactTail, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_tanh(V x) {
   using C = Constants<Lane<V>>;
-  if constexpr (kExact) {
+  if constexpr (kExactTail && kIsExact<T>) {
     const V rounder = splat<V>(C::kSquareRounder);
     const V square = fma(x, x, rounder) - rounder;
     const V w = fma(square, splat<V>(-C::kTanh3), splat<V>(-C::kTanh1));
     const V constants = fma(square, splat<V>(-C::kTanh3Rest), splat<V>(-C::kTanh1Rest));
     const V rest = fma(fma(x, x, -square), splat<V>(-(C::kTanh3 + C::kTanh3Rest)), constants);
-    Exponent<V> t = split_product(x, w);
+    Exponent<V> t = split_product<T>(x, w);
     t.fraction = fma(x, rest, t.fraction);
     return t;
   } else {
     constexpr Lane<V> a = C::kTanh1 + C::kTanh1Rest, b = C::kTanh3 + C::kTanh3Rest;
-    return split_product(x, fma(x * x, splat<V>(-b), splat<V>(-a)));
+    return split_product<T>(x, fma(x * x, splat<V>(-b), splat<V>(-a)));
   }
 }
 
-// 1/value: 2^-14 is 1/32 of half an ulp of bfloat16.
+// 1/value: 2^-14 is 1/32 of half an ulp of bfloat16, the 2^-22 of a GPU 1/1000 of one of half.
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V reciprocal_for(V value) {
-  if constexpr (kSame<T, bfloat16>) return rough_reciprocal(value);
+  if constexpr (kSame<T, bfloat16> || kIsUnsplit<T, V>) return rough_reciprocal(value);
   else return reciprocal(value);
 }
 
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2_of(Exponent<V> t) {
-  return scale(Fit<T>::exp2(t.fraction, 1), t.whole);
+  if constexpr (kIsUnsplit<T, V>) return exp2_instruction_all(t.fraction);
+  else return scale(Fit<T>::exp2(t.fraction, 1), t.whole);
+}
+
+// 2^t kUp or 2^t kDown, where that is a normal number or 0.
+template <typename T, bool kIsUp, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2_scaled(Exponent<V> t) {
+  using C = Constants<Lane<V>>;
+  constexpr int kShift = kIsUp ? C::kUpLog2 : -C::kUpLog2;
+  if constexpr (kIsUnsplit<T, V>) {
+    return exp2_instruction(t.fraction + kShift);
+  } else if constexpr (kHasSpecialUnit) {
+    V power;
+    if constexpr (kSame<V, float>) power = exp2_instruction(t.fraction);
+    else power = Fit<T>::exp2(t.fraction, 1);
+    return power * exp2_integer<kShift>(t.whole);
+  } else {
+    return scale(Fit<T>::exp2(t.fraction, kIsUp ? C::kUp : C::kDown), t.whole);
+  }
 }
 
 // 1/(1 + e) for e = 2^t, with room for t far beyond the range of a lane: everything is scaled by
@@ -139,7 +164,7 @@ struct Logistic {
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Logistic<V> logistic(Exponent<V> t) {
   constexpr Lane<V> kDown = Constants<Lane<V>>::kDown;
-  const V exp = scale(Fit<T>::exp2(t.fraction, kDown), t.whole);
+  const V exp = exp2_scaled<T, false>(t);
   const V sum = exp + splat<V>(kDown);
   return {exp, reciprocal_for<T>(sum)};
 }
@@ -149,7 +174,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Logistic<V> logistic(Exponent<V> t) {
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V weigh(V x, V z, Exponent<V> t) {
   constexpr Lane<V> kUp = Constants<Lane<V>>::kUp;
-  const V e = scale(Fit<T>::exp2(t.fraction, kUp), t.whole);
+  const V e = exp2_scaled<T, true>(t);
   return fma(-(z * e), reciprocal_for<T>(e + splat<V>(kUp)), max(x, splat<V>(-0.0f)));
 }
 
@@ -160,17 +185,23 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V weigh_slope(V x_slope, Logistic<V> l) {
   return l.inverse * factor * Constants<Lane<V>>::kDown;
 }
 
-// Phi(-z) for z >= 0 as exp * ratio: e^(-z^2/2) and what is left, which is smooth.
+// Phi(-z) for z >= 0 as exp * ratio: e^(-z^2/2) and what is left, which is smooth. On a GPU, which
+// has no instruction to scale with, exp has the factor kUp that keeps it normal, the ratio 1/kUp.
 template <typename V>
 struct NormalTail {
   V exp, ratio;
 };
+template <typename V>
+inline constexpr Lane<V> kTailUp = kHasSpecialUnit ? Constants<Lane<V>>::kUp : Lane<V>(1);
 
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE NormalTail<V> normal_tail(V z) {
   using C = Constants<Lane<V>>;
-  const V exp = exp2_of<T>(split_square<T>(z, C::kLog2e / 2, C::kLog2eRest / 2));
-  const Quotient<V> g = Fit<T>::tail(z, z * z);
+  const auto t = split_square<T>(z, C::kLog2e / 2, C::kLog2eRest / 2);
+  V exp;
+  if constexpr (kHasSpecialUnit) exp = exp2_scaled<T, true>(t);
+  else exp = exp2_of<T>(t);
+  const Quotient<V> g = Fit<T>::tail(z, z * z, kTailUp<V>);
   return {exp, g.p * reciprocal_for<T>(g.q)};
 }
 
@@ -190,7 +221,8 @@ template <typename T = void, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2(V x) {
   using C = detail::Constants<Lane<V>>;
   x = min(max(x, splat<V>(C::kExp2Low)), splat<V>(C::kExp2High));
-  return detail::exp2_of<detail::Storage<T, V>>(detail::split_product(x, splat<V>(1)));
+  using S = detail::Storage<T, V>;
+  return detail::exp2_of<S>(detail::split_product<S>(x, splat<V>(1)));
 }
 
 // 1/(1 + e^-x).
@@ -211,15 +243,26 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_sigmoid(V x) {
   const V z = min(abs(x), splat<V>(-C::kExpLow));
   const V e = detail::exp2_of<S>(detail::split_multiple<S>(z, -C::kLog2e, -C::kLog2eRest));
   const V sum = e + splat<V>(1);
-  return e * reciprocal(sum * sum);
+  if constexpr (detail::kIsUnsplit<S, V>) return e * rough_reciprocal(sum * sum);
+  else return e * reciprocal(sum * sum);
 }
 
 // sigmoid''(x) = -sign(x) e (1 - e)/(1 + e)^3. 1 - e = 1 - 2^n - 2^n (2^f - 1) keeps its relative
 // accuracy near x = 0, where n = 0 and 2^f - 1 = f * polynomial.
 template <typename T = void, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d2_sigmoid(V x) {
+  using S = detail::Storage<T, V>;
   using C = detail::Constants<Lane<V>>;
   const V z = min(abs(x), splat<V>(-C::kExpLow));
+  if constexpr (detail::kIsUnsplit<S, V>) {
+    const V t = z * -C::kLog2e;
+    const V e = exp2_instruction_all(t);
+    const V slope = detail::Fit<float>::exp2_slope(t);
+    const V one_minus_e = select(t > splat<V>(-0.5f), -t * slope, 1 - e);
+    const V sum = e + 1;
+    const V magnitude = e * (one_minus_e * rough_reciprocal(sum * sum * sum));
+    return select(x > V{}, -magnitude, magnitude);
+  }
   const auto t = detail::split_multiple<Lane<V>>(z, -C::kLog2e, -C::kLog2eRest);
   const V minus_one = t.fraction * detail::Fit<Lane<V>>::exp2_slope(t.fraction);
   const V one = splat<V>(1);
@@ -280,6 +323,10 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_none(V x) {
   using S = detail::Storage<T, V>;
   const V z = min_abs(x, splat<V>(detail::Constants<Lane<V>>::kNormalHigh));
   const auto tail = detail::normal_tail<S>(z);
+  // Where the ratio has the factor 1/kUp, z * ratio would lose what a denormal z has.
+  if constexpr (kHasSpecialUnit) {
+    return fma(-(tail.exp * z), tail.ratio, max(x, splat<V>(-0.0f)));
+  }
   return fma(-tail.exp, z * tail.ratio, max(x, splat<V>(-0.0f)));
 }
 
@@ -289,7 +336,8 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_gelu_none(V x) {
   using S = detail::Storage<T, V>;
   const V z = min(abs(x), splat<V>(detail::Constants<Lane<V>>::kNormalHigh));
   const auto tail = detail::normal_tail<S>(z);
-  const V h = fma(z, splat<V>(-detail::kInverseSqrtTwoPi), tail.ratio);
+  constexpr Lane<V> k = Lane<V>(detail::kInverseSqrtTwoPi) / detail::kTailUp<V>;
+  const V h = fma(z, splat<V>(-k), tail.ratio);
   return select(x < V{}, tail.exp * h, fma(-tail.exp, h, splat<V>(1)));
 }
 
@@ -299,8 +347,12 @@ template <typename T = void, bool kExactTail = true, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_tanh(V x) {
   using S = detail::Storage<T, V>;
   using C = detail::Constants<Lane<V>>;
+  if constexpr (detail::kIsUnsplit<S, V>) {
+    x = max(x, splat<V>(C::kTanhLow));
+    return x * (detail::logistic<S>(detail::split_tanh<S, false>(x)).inverse * C::kDown);
+  }
   const V z = min_abs(x, splat<V>(-C::kTanhLow));
-  return detail::weigh<S>(x, z, detail::split_tanh<kExactTail && detail::kIsExact<S>>(z));
+  return detail::weigh<S>(x, z, detail::split_tanh<S, kExactTail>(z));
 }
 
 template <typename T = void, typename V>
@@ -311,7 +363,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_gelu_tanh(V x) {
   constexpr Lane<V> k1 = Lane<V>(detail::kTwiceSqrtTwoOverPi);
   constexpr Lane<V> k3 = Lane<V>(3 * 0.044715 * detail::kTwiceSqrtTwoOverPi);
   const V slope = x * fma(x * x, splat<V>(k3), splat<V>(k1));  // x d(2u)/dx
-  return detail::weigh_slope(slope, detail::logistic<S>(detail::split_tanh<false>(x)));
+  return detail::weigh_slope(slope, detail::logistic<S>(detail::split_tanh<S, false>(x)));
 }
 
 // x sigmoid(1.702 x).
@@ -319,6 +371,11 @@ template <typename T = void, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V gelu_quick(V x) {
   using S = detail::Storage<T, V>;
   using C = detail::Constants<Lane<V>>;
+  if constexpr (detail::kIsUnsplit<S, V>) {
+    x = max(x, splat<V>(C::kQuickLow));
+    const auto t = detail::split_multiple<S>(x, -C::kQuick, 0);
+    return x * (detail::logistic<S>(t).inverse * C::kDown);
+  }
   const V z = min_abs(x, splat<V>(-C::kQuickLow));
   return detail::weigh<S>(x, z, detail::split_multiple<S>(z, -C::kQuick, -C::kQuickRest));
 }

@@ -11,7 +11,7 @@ namespace opwright::detail {
 template <typename V, int N>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V horner(const Lane<V> (&c)[N], V x, Lane<V> factor = 1) {
   V sum = splat<V>(c[N - 1] * factor);
-#pragma GCC unroll 16
+  OPWRIGHT_UNROLL
   for (int i = N - 2; i >= 0; --i) sum = fma(sum, x, splat<V>(c[i] * factor));
   return sum;
 }
@@ -19,18 +19,20 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V horner(const Lane<V> (&c)[N], V x, Lane<V
 // The same sum from its even and odd halves: half as many roundings build on each other. `square`
 // is x * x, which the callers have.
 template <typename V, int N>
-OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V even_odd(const Lane<V> (&c)[N], V x, V square) {
-  V last = splat<V>(c[N - 1]), other = splat<V>(c[N - 2]);
-#pragma GCC unroll 16
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V even_odd(const Lane<V> (&c)[N], V x, V square,
+                                                Lane<V> factor = 1) {
+  V last = splat<V>(c[N - 1] * factor), other = splat<V>(c[N - 2] * factor);
+  OPWRIGHT_UNROLL
   for (int i = N - 3; i >= 0; --i) {
-    const V next = fma(last, square, splat<V>(c[i]));
+    const V next = fma(last, square, splat<V>(c[i] * factor));
     last = other;
     other = next;
   }
   return fma(last, x, other);
 }
 
-// P/Q = exp(z^2/2) Phi(-z) for z >= 0, Phi the normal distribution. Takes z and z^2.
+// P/Q = exp(z^2/2) Phi(-z) for z >= 0, Phi the normal distribution. Takes z and z^2; P/Q comes out
+// divided by `factor` (a constant power of two).
 template <typename V>
 struct Quotient {
   V p, q;
@@ -58,12 +60,12 @@ struct Fit<float> {
   }
   // Relative error 6.1e-9 for z <= 14.75.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square, Lane<V> factor = 1) {
     constexpr float p[] = {5.00000003e-1f, 4.38795911e-1f, 1.83606902e-1f, 4.07587273e-2f,
                            4.13498577e-3f};
     constexpr float q[] = {1.0f,           1.67547682f,    1.20404596f,
                            4.70452204e-1f, 1.02173256e-1f, 1.03647566e-2f};
-    return {even_odd(p, z, square), even_odd(q, z, square)};
+    return {even_odd(p, z, square), even_odd(q, z, square, factor)};
   }
 };
 
@@ -83,7 +85,7 @@ struct Fit<double> {
   }
   // Relative error 9.2e-19 for z <= 39.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square, Lane<V> factor = 1) {
     constexpr double p[] = {0.5,
                             8.2794486403463105e-1,
                             6.7964142049224193e-1,
@@ -107,7 +109,7 @@ struct Fit<double> {
                             2.6776053627700351e-4,
                             1.7490797712764187e-5,
                             5.6211950225707562e-7};
-    return {even_odd(p, z, square), even_odd(q, z, square)};
+    return {even_odd(p, z, square), even_odd(q, z, square, factor)};
   }
 };
 
@@ -122,10 +124,10 @@ struct Fit<half> {
   }
   // Relative error 7.0e-6 for z <= 6.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square, Lane<V> factor = 1) {
     constexpr float p[] = {5.00003505e-1f, 2.54897148e-1f, 5.32906776e-2f};
     constexpr float q[] = {1.0f, 1.30793319f, 6.48676262e-1f, 1.33068083e-1f};
-    return {even_odd(p, z, square), even_odd(q, z, square)};
+    return {even_odd(p, z, square), even_odd(q, z, square, factor)};
   }
 };
 
@@ -139,10 +141,10 @@ struct Fit<bfloat16> {
   }
   // Relative error 2.5e-5 for z <= 14.75.
   template <typename V>
-  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square) {
+  OPWRIGHT_HOST_DEVICE static OPWRIGHT_INLINE Quotient<V> tail(V z, V square, Lane<V> factor = 1) {
     constexpr float p[] = {5.00012677e-1f, 2.79344325e-1f, 6.29802843e-2f};
     constexpr float q[] = {1.0f, 1.35735586f, 7.05112303e-1f, 1.57702478e-1f};
-    return {even_odd(p, z, square), even_odd(q, z, square)};
+    return {even_odd(p, z, square), even_odd(q, z, square, factor)};
   }
 };
 

@@ -15,11 +15,12 @@
 #include "opwright/types.h"
 
 #if defined(__CUDACC__)
-#define OPWRIGHT_HOST_DEVICE __host__ __device__
+#define OPWRIGHT_INLINE __forceinline__
+#define OPWRIGHT_UNROLL _Pragma("unroll")
 #else
-#define OPWRIGHT_HOST_DEVICE
-#endif
 #define OPWRIGHT_INLINE inline __attribute__((always_inline))
+#define OPWRIGHT_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 #if defined(__CUDACC__) || defined(__FMA__) || defined(__AVX512F__) || defined(__ARM_FEATURE_FMA)
 #define OPWRIGHT_HAS_FMA 1
@@ -28,6 +29,13 @@
 #endif
 
 namespace opwright {
+
+// Whether 2^x and 1/x in float are instructions, right to 2^-22 and with denormals as 0.
+#if defined(__CUDA_ARCH__)
+inline constexpr bool kHasSpecialUnit = true;
+#else
+inline constexpr bool kHasSpecialUnit = false;
+#endif
 
 #if defined(__AVX512F__)
 inline constexpr int kVectorBytes = 64;
@@ -106,8 +114,12 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V select(Mask mask, V if_true, V if_false) 
 
 template <typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V abs(V value) {
+#if defined(__CUDA_ARCH__)
+  return ::fabs(value);  // an operand modifier: no instruction
+#else
   using Bits = typename detail::BitsOf<V>::type;
   return bit_cast<V>(bit_cast<Bits>(value) & detail::FloatFormat<Lane<V>>::kMagnitude);
+#endif
 }
 
 // a * b + c, rounded once where the target has the instruction (OPWRIGHT_HAS_FMA), else twice.
@@ -140,6 +152,25 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE S max(S value, S limit) {
   return limit > value ? limit : value;
 }
 
+#if defined(__CUDACC__)
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE float min(float value, float limit) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(limit));
+  return value;
+#else
+  return limit < value ? limit : value;
+#endif
+}
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE float max(float value, float limit) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(limit));
+  return value;
+#else
+  return limit > value ? limit : value;
+#endif
+}
+#endif
+
 // min(|value|, limit); a NaN becomes NaN or the limit.
 template <typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V min_abs(V value, V limit) {
@@ -157,12 +188,45 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE S rough_reciprocal(S value) {
   return 1 / value;
 }
 
-// 2^power for an integer-valued power that makes a normal number.
-template <typename V>
+#if defined(__CUDA_ARCH__)
+// 2^power; a denormal result is 0.
+__device__ OPWRIGHT_INLINE float exp2_instruction(float power) {
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(power));
+  return power;
+}
+// 2^power, denormal results included (three instructions more).
+__device__ OPWRIGHT_INLINE float exp2_instruction_all(float power) {
+  asm("ex2.approx.f32 %0, %0;" : "+f"(power));
+  return power;
+}
+__device__ OPWRIGHT_INLINE float rough_reciprocal(float value) {
+  asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(value));
+  return value;
+}
+// One step of Newton's doubles the 22 bits; the division that / stands for has a slow path.
+__device__ OPWRIGHT_INLINE float reciprocal(float value) {
+  const float rough = rough_reciprocal(value);
+  return ::fmaf(::fmaf(-value, rough, 1.0f), rough, rough);
+}
+// 20 bits, 40, 80.
+__device__ OPWRIGHT_INLINE double reciprocal(double value) {
+  double r;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(value));
+  r = ::fma(::fma(-value, r, 1.0), r, r);
+  return ::fma(::fma(-value, r, 1.0), r, r);
+}
+#else
+// On the host these exist to be named: kHasSpecialUnit keeps them from being called.
+OPWRIGHT_INLINE float exp2_instruction(float power) { return power; }
+OPWRIGHT_INLINE float exp2_instruction_all(float power) { return power; }
+#endif
+
+// 2^(power + shift) for an integer-valued power; the result must be a normal number.
+template <int kShift = 0, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2_integer(V power) {
   using Format = detail::FloatFormat<Lane<V>>;
   using Bits = typename detail::BitsOf<V>::type;
-  const V shifted = power + (Format::kRounder + Format::kBias);
+  const V shifted = power + (Format::kRounder + (Format::kBias + kShift));
   return bit_cast<V>(bit_cast<Bits>(shifted) << Format::kMantissaBits);
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "opwright/types.h"
+
 namespace opwright {
 
 // A tensor of rank R. An input is View<const T, R>, an output View<T, R>. A variadic axis of the
@@ -15,7 +17,7 @@ struct View {
   int64_t strides_[R];
 
   template <typename... Index>
-  T& operator()(Index... index) const {
+  OPWRIGHT_HOST_DEVICE T& operator()(Index... index) const {
     static_assert(sizeof...(Index) == R, "a View takes one index per dimension");
     const int64_t at[] = {static_cast<int64_t>(index)...};
     int64_t offset = 0;
@@ -23,20 +25,20 @@ struct View {
     return data_[offset];
   }
 
-  T* data() const { return data_; }
-  int64_t size(int dim) const { return sizes_[dim]; }
-  int64_t stride(int dim) const { return strides_[dim]; }
+  OPWRIGHT_HOST_DEVICE T* data() const { return data_; }
+  OPWRIGHT_HOST_DEVICE int64_t size(int dim) const { return sizes_[dim]; }
+  OPWRIGHT_HOST_DEVICE int64_t stride(int dim) const { return strides_[dim]; }
   // False for an optional argument that was not given.
-  bool defined() const { return data_ != nullptr; }
+  OPWRIGHT_HOST_DEVICE bool defined() const { return data_ != nullptr; }
 
-  int64_t numel() const {
+  OPWRIGHT_HOST_DEVICE int64_t numel() const {
     int64_t count = 1;
     for (int d = 0; d < R; ++d) count *= sizes_[d];
     return count;
   }
 
   // Row-major without gaps.
-  bool is_contiguous() const {
+  OPWRIGHT_HOST_DEVICE bool is_contiguous() const {
     int64_t expected = 1;
     for (int d = R - 1; d >= 0; --d) {
       if (sizes_[d] != 1 && strides_[d] != expected) return false;
@@ -49,11 +51,11 @@ struct View {
 template <typename T>
 struct View<T, 0> {
   T* data_;
-  T& operator()() const { return *data_; }
-  T* data() const { return data_; }
-  bool defined() const { return data_ != nullptr; }
-  int64_t numel() const { return 1; }
-  bool is_contiguous() const { return true; }
+  OPWRIGHT_HOST_DEVICE T& operator()() const { return *data_; }
+  OPWRIGHT_HOST_DEVICE T* data() const { return data_; }
+  OPWRIGHT_HOST_DEVICE bool defined() const { return data_ != nullptr; }
+  OPWRIGHT_HOST_DEVICE int64_t numel() const { return 1; }
+  OPWRIGHT_HOST_DEVICE bool is_contiguous() const { return true; }
 };
 
 // A list of tensors: List<View<const T, R>>.
@@ -61,10 +63,10 @@ template <typename V>
 struct List {
   const V* data_;
   int64_t size_;
-  int64_t size() const { return size_; }
-  const V& operator[](int64_t i) const { return data_[i]; }
-  const V* begin() const { return data_; }
-  const V* end() const { return data_ + size_; }
+  OPWRIGHT_HOST_DEVICE int64_t size() const { return size_; }
+  OPWRIGHT_HOST_DEVICE const V& operator[](int64_t i) const { return data_[i]; }
+  OPWRIGHT_HOST_DEVICE const V* begin() const { return data_; }
+  OPWRIGHT_HOST_DEVICE const V* end() const { return data_ + size_; }
 };
 
 }  // namespace opwright

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -83,6 +84,52 @@ seconds = clock() - start
 assert torch.allclose(got, want, atol=1e-6)
 (entry,) = opwright.build.store.Store().entries()
 print(json.dumps({"seconds": seconds, "steps": entry.record.seconds}))
+"""
+)
+
+# No GPU is needed: the kernels are built and loaded, not called.
+COLD_CUDA = (
+    PREAMBLE
+    + """
+import os
+os.environ["OPWRIGHT_ARCH"] = "90"
+from opwright.dispatch import kernels
+from opwright_ops.OPERATOR import OPERATOR
+start = clock()
+library, is_new = kernels.build(kernels.unit_key(OPERATOR.operator.declaration, "cuda"))
+print(json.dumps({"seconds": clock() - start}))
+assert is_new
+"""
+)
+COLD_CUDA_INLINE = (
+    PREAMBLE
+    + D_SIGMOID
+    + """
+import os
+os.environ["OPWRIGHT_ARCH"] = "90"
+from opwright.dispatch import kernels
+CUDA = '''
+#include <opwright/kernel.h>
+using opwright::View;
+__global__ void d_sigmoid_kernel(const float* z, float* output, int64_t n) {
+  const int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+  if (i >= n) return;
+  const float s = 1.f / (1.f + expf(-z[i]));
+  output[i] = (1.f - s) * s;
+}
+template <typename T>
+void d_sigmoid(View<const T, 1> z, View<T, 1> output, cudaStream_t stream) {
+  d_sigmoid_kernel<<<(z.size(0) + 255) / 256, 256, 0, stream>>>(z.data(), output.data(), z.size(0));
+}
+OPWRIGHT_KERNEL(d_sigmoid, float)
+'''
+@operator("bench::d_sigmoid", cuda=CUDA)
+def d_sigmoid(z: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return z
+start = clock()
+library, is_new = kernels.build(kernels.unit_key(d_sigmoid.operator.declaration, "cuda"))
+print(json.dumps({"seconds": clock() - start}))
+assert is_new
 """
 )
 
@@ -203,6 +250,11 @@ def main() -> None:
         max(v for k, v in c["steps"].items() if k not in ("all",)) for c in cold
     )
     rows["cold build, bias_gelu, s"], _ = median_of(COLD_BIAS_GELU, 3)
+    if shutil.which("nvcc"):
+        rows["cold build, d_sigmoid inline, CUDA, sm_90, s"], _ = median_of(COLD_CUDA_INLINE, 5)
+        for name in ("d_sigmoid", "bias_gelu"):
+            program = COLD_CUDA.replace("OPERATOR", name)
+            rows[f"cold build, opwright_ops {name}, CUDA, sm_90, s"], _ = median_of(program, 5)
     with tempfile.TemporaryDirectory() as store:
         run(COLD, store)
         rows["warm load, s"], _ = median_of(WARM, 7, store=store)
@@ -214,7 +266,7 @@ def main() -> None:
     if "--quick" not in sys.argv:
         rows["cold build, torch load_inline, s"], _ = median_of(LOAD_INLINE, 1)
     for name, value in rows.items():
-        print(f"{name:<44} {value:9.4f}")
+        print(f"{name:<52} {value:9.4f}")
     target = HERE / "results" / "toolkit.json"
     target.write_text(
         json.dumps({"machine": card, "rows": {k.strip(): round(v, 5) for k, v in rows.items()}}, indent=2)

@@ -1,5 +1,6 @@
 // exp, sigmoid, the normal distribution and the GELU family with their derivatives, for float,
-// double, Vec<float> and Vec<double>; under nvcc the scalar forms are device code too.
+// double, Vec<float> and Vec<double>; under nvcc the scalar forms are device code too, which takes
+// 2^f and 1/x in float from the special function unit.
 //
 // Every function is branch-free, keeps NaN and -0, is right at +-inf and loses no denormal result.
 // f<T>(x) is accurate enough for a result stored as T and no more: gelu_tanh<bfloat16>(v). Without

@@ -215,10 +215,6 @@ __device__ OPWRIGHT_INLINE double reciprocal(double value) {
   r = ::fma(::fma(-value, r, 1.0), r, r);
   return ::fma(::fma(-value, r, 1.0), r, r);
 }
-#else
-// On the host these exist to be named: kHasSpecialUnit keeps them from being called.
-OPWRIGHT_INLINE float exp2_instruction(float power) { return power; }
-OPWRIGHT_INLINE float exp2_instruction_all(float power) { return power; }
 #endif
 
 // 2^(power + shift) for an integer-valued power; the result must be a normal number.

@@ -1,0 +1,244 @@
+// GELU(input + bias) and its gradients on a GPU, each in one pass. The formulas are
+// opwright/math.h's; NOTES.md has the layout and the measurements behind the constants.
+#include <opwright/kernel.h>
+#include <opwright/launch.cuh>
+#include <opwright/math.h>
+#include <opwright/reduce.cuh>
+#include <opwright/rows.cuh>
+#include <opwright/scratch.h>
+#include <opwright/vector.cuh>
+
+using opwright::compute_t;
+using opwright::kPackWidth;
+using opwright::kThreads;
+using opwright::Lot;
+using opwright::Pack;
+using opwright::Partials;
+using opwright::Plane;
+using opwright::Rows;
+using opwright::View;
+
+// The constants below are the best of those tried on an NVIDIA H200 (torch 2.11.0+cu130, nvcc 13.0);
+// NOTES.md has what the others cost.
+//
+// Packs that a thread loads before it computes, forward and backward (there from two tensors); of
+// single elements (N = 1) more, since each brings fewer bytes.
+template <typename T, int N> constexpr int kForwardAtOnce = N > 1 ? 4 : 32 / sizeof(T);
+template <typename T, int N> constexpr int kBackwardAtOnce = N > 1 ? 2 : sizeof(T) > 4 ? 2 : 8;
+// Panels that a thread of the backward goes through and sums up: each block leaves a row of sums,
+// which is to be written and read again.
+template <int N> constexpr int kBackwardDeep = N > 1 ? 16 : 64;
+// Threads of the backward side by side: the fewer, the more rows a block sums up by itself. Single
+// elements need more of them, or a row is read in pieces of 64 bytes.
+template <int N> constexpr int kBackwardAcross = N > 1 ? 32 : 256;
+// Blocks that a multiprocessor holds at once (it limits the registers of a thread to 48 and 64); the
+// backward is cut into that many at least.
+constexpr int kForwardBlocks = 5, kBackwardBlocks = 4;
+
+template <typename T, Approximate kApproximate>
+__device__ OPWRIGHT_INLINE compute_t<T> gelu(compute_t<T> v) {
+  if constexpr (kApproximate == Approximate::none) return opwright::gelu_none<T>(v);
+  else if constexpr (kApproximate == Approximate::tanh) return opwright::gelu_tanh<T>(v);
+  else return opwright::gelu_quick<T>(v);
+}
+
+template <typename T, Approximate kApproximate>
+__device__ OPWRIGHT_INLINE compute_t<T> d_gelu(compute_t<T> v) {
+  if constexpr (kApproximate == Approximate::none) return opwright::d_gelu_none<T>(v);
+  else if constexpr (kApproximate == Approximate::tanh) return opwright::d_gelu_tanh<T>(v);
+  else return opwright::d_gelu_quick<T>(v);
+}
+
+// Calls call.template operator()<kApproximate>(). In the kernels, and not around them: one branch
+// for some ten packs costs nothing, and a third of the kernels is to be compiled.
+template <typename Call>
+__device__ OPWRIGHT_INLINE void choose(Approximate approximate, const Call& call) {
+  if (approximate == Approximate::tanh) call.template operator()<Approximate::tanh>();
+  else if (approximate == Approximate::none) call.template operator()<Approximate::none>();
+  else call.template operator()<Approximate::quick>();
+}
+
+// The bias of a thread's columns.
+template <typename T>
+struct Bias {
+  const T* data;
+  int64_t stride;
+  bool is_packed;  // adjacent, aligned, and rows are whole packs
+
+  // The bias of column `column` of a row; what is beyond its end is in the next row.
+  __device__ OPWRIGHT_INLINE T at(int64_t n, int64_t column) const {
+    while (column >= n) column -= n;
+    return data[column * stride];
+  }
+
+  template <int N>
+  __device__ OPWRIGHT_INLINE Pack<T, N> load(const Rows& rows, const Lot<N>& lot) const {
+    int64_t column = lot.rest < rows.n ? lot.rest : 0;
+    if (is_packed) return opwright::load_pack<N>(data + column);
+    Pack<T, N> pack;
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      pack.elements[i] = data[column * stride];
+      if (++column == rows.n) column = 0;
+    }
+    return pack;
+  }
+};
+
+template <typename T>
+Bias<T> bias_of(const View<const T, 1>& bias, int pack) {
+  const bool is_packed = bias.is_contiguous() && bias.size(0) % pack == 0 &&
+                         opwright::is_aligned(bias.data(), pack);
+  return {bias.data(), bias.stride(0), is_packed};
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads, kForwardBlocks)
+    bias_gelu_kernel(Rows rows, int32_t depth, Plane<const T> input, Bias<T> bias,
+                     Approximate approximate, Plane<T> output) {
+  using S = compute_t<T>;
+  constexpr int kAtOnce = kForwardAtOnce<T, N>;  // and no more: tiled so
+  const Lot<N> lot(rows, depth);
+  opwright::let_next_start();
+  opwright::wait_for_previous();
+  const T* from = input.at(lot);
+  T* to = output.at(lot);
+  const int64_t from_step = lot.step * input.panel, to_step = lot.step * output.panel;
+  Pack<T, N> packs[kAtOnce];
+  const int left = lot.end - lot.first;
+  const auto load = [&](int i) { packs[i] = opwright::load_pack<N>(from + i * from_step); };
+  // Packs: 6 % faster in bfloat16 than asking once. Single elements: twice as slow.
+  if constexpr (N > 1) opwright::for_each_panel_alone<kAtOnce>(lot, left, load);
+  else opwright::for_each_panel<kAtOnce>(lot, left, load);
+  S biases[N];
+  opwright::unpack(bias.load(rows, lot), biases);
+  choose(approximate, [&]<Approximate kApproximate>() {
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      S values[N];
+      opwright::unpack(packs[i], values);
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < N; ++j) values[j] = gelu<T, kApproximate>(values[j] + biases[j]);
+      packs[i] = opwright::pack_of<T>(values);
+    }
+  });
+  opwright::for_each_panel<kAtOnce>(
+      lot, left, [&](int i) { opwright::store_pack(to + i * to_step, packs[i]); });
+  if constexpr (N > 1) {
+    const int64_t whole = left;
+#pragma unroll 1
+    for (int i = 0; i < lot.partial; ++i) {
+      const S v = S(from[whole * input.panel + i]) + S(bias.at(rows.n, lot.rest + i));
+      T* at = to + whole * output.panel + i;
+      choose(approximate, [&]<Approximate kApproximate>() { *at = T(gelu<T, kApproximate>(v)); });
+    }
+  }
+}
+
+// grad_input = grad_output * gelu'(input + bias), and its column sums.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks)
+    bias_gelu_backward_kernel(Rows rows, int32_t depth, Plane<const T> grad_output,
+                              Plane<const T> input, Bias<T> bias, Approximate approximate,
+                              Plane<T> grad_input, Partials<compute_t<T>> partials, T* grad_bias,
+                              int64_t grad_bias_stride) {
+  using S = compute_t<T>;
+  constexpr int kAtOnce = kBackwardAtOnce<T, N>;
+  const Lot<N> lot(rows, depth);
+  opwright::wait_for_previous();
+  S biases[N], sums[N] = {};
+  opwright::unpack(bias.load(rows, lot), biases);
+  // First, while few registers are in use.
+  if constexpr (N > 1) {
+    const int64_t whole = lot.end - lot.first;
+#pragma unroll 1
+    for (int i = 0; i < lot.partial; ++i) {
+      const S v = S(input.at(lot)[whole * input.panel + i]) + S(bias.at(rows.n, lot.rest + i));
+      S product = grad_output.at(lot)[whole * grad_output.panel + i];
+      choose(approximate,
+             [&]<Approximate kApproximate>() { product *= d_gelu<T, kApproximate>(v); });
+      grad_input.at(lot)[whole * grad_input.panel + i] = T(product);
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < N; ++j) sums[j] += i == j ? product : S(0);
+    }
+  }
+  const T* grad = grad_output.at(lot);
+  const T* from = input.at(lot);
+  T* to = grad_input.at(lot);
+  const int64_t grad_step = lot.step * grad_output.panel;
+  const int64_t from_step = lot.step * input.panel, to_step = lot.step * grad_input.panel;
+  for (int left = lot.end - lot.first; left > 0; left -= kAtOnce * lot.step) {
+    Pack<T, N> grads[kAtOnce], packs[kAtOnce];
+    opwright::for_each_panel<kAtOnce>(lot, left, [&](int i) {
+      grads[i] = opwright::load_pack<N>(grad + i * grad_step);
+      packs[i] = opwright::load_pack<N>(from + i * from_step);
+    });
+    choose(approximate, [&]<Approximate kApproximate>() {
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        S values[N], slopes[N];
+        opwright::unpack(grads[i], values);
+        opwright::unpack(packs[i], slopes);
+        OPWRIGHT_UNROLL
+        for (int j = 0; j < N; ++j) {
+          values[j] *= d_gelu<T, kApproximate>(slopes[j] + biases[j]);
+          if (i * lot.step < left) sums[j] += values[j];
+        }
+        packs[i] = opwright::pack_of<T>(values);
+      }
+    });
+    opwright::for_each_panel<kAtOnce>(
+        lot, left, [&](int i) { opwright::store_pack(to + i * to_step, packs[i]); });
+    grad += kAtOnce * grad_step;
+    from += kAtOnce * from_step;
+    to += kAtOnce * to_step;
+  }
+  // Not at the start: the waiting blocks of the next kernel would take the place of this one's.
+  opwright::let_next_start();
+  opwright::write_column_sums<T, S, N>(sums, rows, partials, grad_bias, grad_bias_stride);
+}
+
+// Calls call.template operator()<N>(height_step) for packs of N elements.
+template <typename T, typename Call>
+void with_packs(opwright::Packing packing, const Call& call) {
+  if (packing.width > 1) call.template operator()<kPackWidth<T>>(packing.height_step);
+  else call.template operator()<1>(1);
+}
+
+template <typename T>
+void bias_gelu(View<const T, 2> input, View<const T, 1> bias, Approximate approximate,
+               View<T, 2> output, cudaStream_t stream) {
+  with_packs<T>(opwright::packing_of(input, output), [&]<int N>(int height_step) {
+    const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);
+    const auto tiling = opwright::tile(rows, {.pack = N, .deep = kForwardAtOnce<T, N>});
+    opwright::launch_behind(
+        bias_gelu_kernel<T, N>, tiling.grid, tiling.block, 0, stream, rows, tiling.depth,
+        plane_of(rows, input), bias_of(bias, N), approximate, plane_of(rows, output));
+  });
+}
+
+template <typename T>
+void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input,
+                        View<const T, 1> bias, Approximate approximate, View<T, 2> grad_input,
+                        View<T, 1> grad_bias, cudaStream_t stream) {
+  using S = compute_t<T>;
+  const auto packing = opwright::packing_of(grad_output, input, grad_input);
+  with_packs<T>(packing, [&]<int N>(int height_step) {
+    const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);
+    const auto tiling = opwright::tile(
+        rows, {.pack = N,
+               .deep = kBackwardDeep<N>,
+               .across = kBackwardAcross<N>,
+               .blocks = opwright::current_device().multiprocessors * kBackwardBlocks});
+    const auto partials = opwright::partials_of<S>(rows, tiling, N);
+    opwright::launch_behind(
+        bias_gelu_backward_kernel<T, N>, tiling.grid, tiling.block,
+        opwright::column_sums_bytes<S, N>(tiling.block), stream, rows, tiling.depth,
+        plane_of(rows, grad_output), plane_of(rows, input), bias_of(bias, N), approximate,
+        plane_of(rows, grad_input), partials, grad_bias.data(), grad_bias.stride(0));
+    opwright::sum_partials(partials, rows.n, grad_bias, stream);
+  });
+}
+
+OPWRIGHT_KERNEL(bias_gelu, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(bias_gelu_backward, float, double, opwright::half, opwright::bfloat16)

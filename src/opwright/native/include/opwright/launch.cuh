@@ -1,0 +1,68 @@
+// What a launch needs to know of the device, and launches that overlap their predecessor.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "opwright/entry.h"
+
+namespace opwright {
+
+struct Device {
+  int multiprocessors = 0;
+  int capability = 0;  // 90 is compute capability 9.0
+};
+
+// The current device's properties, asked for once. A race between threads writes the same twice.
+inline Device current_device() {
+  constexpr int kDevices = 64;
+  static Device known[kDevices];
+  int index = 0;
+  check(cudaGetDevice(&index) == cudaSuccess, "no current CUDA device");
+  Device device = index < kDevices ? known[index] : Device{};
+  if (device.capability == 0) {
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, index);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+    device.capability = major * 10 + minor;
+    if (index < kDevices) known[index] = device;
+  }
+  return device;
+}
+
+// In a kernel: lets the one behind it on the stream start its blocks (launch_behind). What it may
+// read is still only what this kernel has written when it is done.
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// In a kernel launched with launch_behind, before anything is read that the kernel in front writes:
+// waits until that one is done. No work where launches do not overlap.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// kernel<<<grid, block, shared_bytes, stream>>>(arguments...) that may start before the kernel in
+// front of it is done (from compute capability 9.0 on), which hides the time a launch takes.
+template <typename... Parameters, typename... Arguments>
+void launch_behind(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = current_device().capability >= 90 ? 1 : 0;
+  // An error stays for check_launch, which follows every kernel.
+  (void)cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+}  // namespace opwright

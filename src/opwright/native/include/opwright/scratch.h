@@ -1,0 +1,22 @@
+// Scratch memory for a kernel, on the device of its arguments.
+#pragma once
+
+#include <cstdint>
+
+#include "opwright/entry.h"
+
+// Defined by the generated glue. Aligned to 16 bytes; null when memory is out.
+extern "C" void* opwright_scratch(int64_t bytes);
+
+namespace opwright {
+
+// Room for `count` elements, not initialised. It is valid until the work that the kernel has queued
+// on its stream is done (on a CPU: until the kernel returns); nobody frees it.
+template <typename S>
+S* scratch(int64_t count) {
+  void* memory = opwright_scratch(count * static_cast<int64_t>(sizeof(S)));
+  check(memory != nullptr, "out of memory for scratch space");
+  return static_cast<S*>(memory);
+}
+
+}  // namespace opwright

@@ -6,7 +6,8 @@
 //   parallel.h  parallel_for on PyTorch's own threads
 //   entry.h     OPWRIGHT_KERNEL, check
 //
-// <opwright/math.h> and <opwright/vec.h> are included by the kernels that want them.
+// Included by the kernels that want them: math.h (functions of activations), vec.h (explicit vectors),
+// scratch.h (memory for partial results); in CUDA sources vector.cuh, rows.cuh, reduce.cuh, launch.cuh.
 #pragma once
 
 #include <cstdint>

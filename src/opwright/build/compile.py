@@ -64,6 +64,8 @@ class Request:
             parts += [backend, *self.flags[backend], self.headers[backend]]
         if "cpu" in self.backends:
             parts.append(machine_identity())
+        if "cuda" in self.backends:  # nvcc reads these itself
+            parts += [os.environ.get(f"NVCC_{name}_FLAGS", "") for name in ("PREPEND", "APPEND")]
         self.key = digest_of("\0".join(parts).encode())[:40]
 
     @property
@@ -94,9 +96,7 @@ def make_request(unit: Sequence[Declaration], backends: Sequence[str]) -> Reques
 def _flags(backend: str) -> tuple[str, ...]:
     if backend == "cpu":
         return (*KERNEL_FLAGS, *settings.cxxflags())
-    # nvcc reads these two itself; they belong to the address.
-    own = [f"-DNVCC_{n}={v}" for n in ("PREPEND", "APPEND") if (v := os.environ.get(f"NVCC_{n}_FLAGS"))]
-    return (*cuda.NVCC_FLAGS, *cuda.architecture_flags(cuda.architectures()), *own)
+    return (*cuda.NVCC_FLAGS, *cuda.architecture_flags(cuda.architectures()))
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,12 @@ using opwright::View;
 // The constants below are the best of those tried on an NVIDIA H200 (torch 2.11.0+cu130, nvcc 13.0);
 // NOTES.md has what the others cost.
 //
-// Packs that a thread loads before it computes, forward and backward (there from two tensors); of
-// single elements (N = 1) more, since each brings fewer bytes.
-template <typename T, int N> constexpr int kForwardAtOnce = N > 1 ? 4 : 32 / sizeof(T);
-template <typename T, int N> constexpr int kBackwardAtOnce = N > 1 ? 2 : sizeof(T) > 4 ? 2 : 8;
+// Packs that a thread loads before it computes, forward and backward (there from two tensors, and
+// unaligned ones of 16-bit types take more registers); of single elements (N = 1) more, since each
+// brings fewer bytes.
+template <typename T, int N> constexpr int kForwardAtOnce = N > 1 || sizeof(T) > 4 ? 4 : 8;
+template <typename T, int N, bool kIsAligned>
+constexpr int kBackwardAtOnce = !kIsAligned && sizeof(T) == 2 ? 1 : N > 1 || sizeof(T) > 4 ? 2 : 4;
 // Panels that a thread of the backward goes through and sums up: each block leaves a row of sums,
 // which is to be written and read again.
 template <int N> constexpr int kBackwardDeep = N > 1 ? 16 : 64;
@@ -92,7 +94,13 @@ Bias<T> bias_of(const View<const T, 1>& bias, int pack) {
   return {bias.data(), bias.stride(0), is_packed};
 }
 
-template <typename T, int N>
+template <int N, bool kIsAligned, typename T>
+__device__ OPWRIGHT_INLINE Pack<T, N> load(const T* at) {
+  if constexpr (kIsAligned) return opwright::load_pack<N>(at);
+  else return opwright::load_unaligned<N>(at);
+}
+
+template <typename T, int N, bool kIsAligned>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks)
     bias_gelu_kernel(Rows rows, int32_t depth, Plane<const T> input, Bias<T> bias,
                      Approximate approximate, Plane<T> output) {
@@ -106,10 +114,19 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks)
   const int64_t from_step = lot.step * input.panel, to_step = lot.step * output.panel;
   Pack<T, N> packs[kAtOnce];
   const int left = lot.end - lot.first;
-  const auto load = [&](int i) { packs[i] = opwright::load_pack<N>(from + i * from_step); };
-  // Packs: 6 % faster in bfloat16 than asking once. Single elements: twice as slow.
-  if constexpr (N > 1) opwright::for_each_panel_alone<kAtOnce>(lot, left, load);
-  else opwright::for_each_panel<kAtOnce>(lot, left, load);
+  const auto load_one = [&](int i) { packs[i] = load<N, kIsAligned>(from + i * from_step); };
+  // Aligned packs: 6 % faster in bfloat16 than asking once. Single elements: twice as slow.
+  if constexpr (N > 1 && kIsAligned) opwright::for_each_panel_alone<kAtOnce>(lot, left, load_one);
+  else opwright::for_each_panel<kAtOnce>(lot, left, load_one);
+  if constexpr (!kIsAligned) {
+    const int here = opwright::columns_here(rows, lot);
+    if (here < N && input.gap != 0) {
+      opwright::for_each_panel<kAtOnce>(lot, left, [&](int i) {
+        const auto rest = load<N, false>(from + i * from_step + input.gap);
+        packs[i] = opwright::joined(packs[i], rest, here);
+      });
+    }
+  }
   S biases[N];
   opwright::unpack(bias.load(rows, lot), biases);
   choose(approximate, [&]<Approximate kApproximate>() {
@@ -136,14 +153,14 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks)
 }
 
 // grad_input = grad_output * gelu'(input + bias), and its column sums.
-template <typename T, int N>
+template <typename T, int N, bool kIsAligned>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
     bias_gelu_backward_kernel(Rows rows, int32_t depth, Plane<const T> grad_output,
                               Plane<const T> input, Bias<T> bias, Approximate approximate,
                               Plane<T> grad_input, Partials<compute_t<T>> partials, T* grad_bias,
                               int64_t grad_bias_stride) {
   using S = compute_t<T>;
-  constexpr int kAtOnce = kBackwardAtOnce<T, N>;
+  constexpr int kAtOnce = kBackwardAtOnce<T, N, kIsAligned>;
   const Lot<N> lot(rows, depth);
   opwright::wait_for_previous();
   S biases[N], sums[N] = {};
@@ -170,9 +187,20 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   for (int left = lot.end - lot.first; left > 0; left -= kAtOnce * lot.step) {
     Pack<T, N> grads[kAtOnce], packs[kAtOnce];
     opwright::for_each_panel<kAtOnce>(lot, left, [&](int i) {
-      grads[i] = opwright::load_pack<N>(grad + i * grad_step);
-      packs[i] = opwright::load_pack<N>(from + i * from_step);
+      grads[i] = load<N, kIsAligned>(grad + i * grad_step);
+      packs[i] = load<N, kIsAligned>(from + i * from_step);
     });
+    if constexpr (!kIsAligned) {
+      const int here = opwright::columns_here(rows, lot);
+      if (here < N && (grad_output.gap != 0 || input.gap != 0)) {
+        opwright::for_each_panel<kAtOnce>(lot, left, [&](int i) {
+          const auto rest_grads = load<N, false>(grad + i * grad_step + grad_output.gap);
+          const auto rest = load<N, false>(from + i * from_step + input.gap);
+          grads[i] = opwright::joined(grads[i], rest_grads, here);
+          packs[i] = opwright::joined(packs[i], rest, here);
+        });
+      }
+    }
     choose(approximate, [&]<Approximate kApproximate>() {
       OPWRIGHT_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
@@ -198,22 +226,25 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   opwright::write_column_sums<T, S, N>(sums, rows, partials, grad_bias, grad_bias_stride);
 }
 
-// Calls call.template operator()<N>(height_step) for packs of N elements.
+// Calls call.template operator()<N, kIsAligned>(height_step) for packs of N elements.
 template <typename T, typename Call>
 void with_packs(opwright::Packing packing, const Call& call) {
-  if (packing.width > 1) call.template operator()<kPackWidth<T>>(packing.height_step);
-  else call.template operator()<1>(1);
+  if (packing.width == 1) call.template operator()<1, true>(1);
+  else if (packing.is_aligned) call.template operator()<kPackWidth<T>, true>(packing.height_step);
+  else if constexpr (sizeof(T) < 8) {
+    call.template operator()<kPackWidth<T>, false>(packing.height_step);
+  }
 }
 
 template <typename T>
 void bias_gelu(View<const T, 2> input, View<const T, 1> bias, Approximate approximate,
                View<T, 2> output, cudaStream_t stream) {
-  with_packs<T>(opwright::packing_of(input, output), [&]<int N>(int height_step) {
+  with_packs<T>(opwright::packing_of(output, input), [&]<int N, bool kIsAligned>(int height_step) {
     const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);
     const auto tiling = opwright::tile(rows, {.pack = N, .deep = kForwardAtOnce<T, N>});
     opwright::launch_behind(
-        bias_gelu_kernel<T, N>, tiling.grid, tiling.block, 0, stream, rows, tiling.depth,
-        plane_of(rows, input), bias_of(bias, N), approximate, plane_of(rows, output));
+        bias_gelu_kernel<T, N, kIsAligned>, tiling.grid, tiling.block, 0, stream, rows,
+        tiling.depth, plane_of(rows, input), bias_of(bias, N), approximate, plane_of(rows, output));
   });
 }
 
@@ -222,8 +253,8 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input,
                         View<const T, 1> bias, Approximate approximate, View<T, 2> grad_input,
                         View<T, 1> grad_bias, cudaStream_t stream) {
   using S = compute_t<T>;
-  const auto packing = opwright::packing_of(grad_output, input, grad_input);
-  with_packs<T>(packing, [&]<int N>(int height_step) {
+  const auto packing = opwright::packing_of(grad_input, grad_output, input);
+  with_packs<T>(packing, [&]<int N, bool kIsAligned>(int height_step) {
     const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);
     const auto tiling = opwright::tile(
         rows, {.pack = N,
@@ -232,7 +263,7 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input,
                .blocks = opwright::current_device().multiprocessors * kBackwardBlocks});
     const auto partials = opwright::partials_of<S>(rows, tiling, N);
     opwright::launch_behind(
-        bias_gelu_backward_kernel<T, N>, tiling.grid, tiling.block,
+        bias_gelu_backward_kernel<T, N, kIsAligned>, tiling.grid, tiling.block,
         opwright::column_sums_bytes<S, N>(tiling.block), stream, rows, tiling.depth,
         plane_of(rows, grad_output), plane_of(rows, input), bias_of(bias, N), approximate,
         plane_of(rows, grad_input), partials, grad_bias.data(), grad_bias.stride(0));

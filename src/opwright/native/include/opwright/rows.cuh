@@ -6,7 +6,7 @@
 // alone may be shorter. A block is `across` threads wide, each with the N columns of a pack, and
 // `down` panels high; blockIdx.x says which columns, blockIdx.y which panels.
 //
-//   const Packing packing = packing_of(input, output);                                  // host
+//   const Packing packing = packing_of(output, input);                                  // host
 //   const Rows rows = cut_rows(input.size(0), input.size(1), packing.width, packing.height_step);
 //   const Tiling tiling = tile(rows, {.pack = packing.width, .deep = 4});
 //   kernel<<<tiling.grid, tiling.block, 0, stream>>>(rows, tiling.depth, plane_of(rows, input));
@@ -161,6 +161,7 @@ template <typename T>
 struct Plane {
   T* data;
   int64_t row, column, panel;  // strides
+  int64_t gap;                 // elements between two rows
 
   // The element at the first of a thread's columns in panel `lot.first`.
   template <int N>
@@ -170,37 +171,70 @@ struct Plane {
   }
 };
 
+// The columns of a thread's packs that are in the row they begin in. The others are `gap`
+// elements further on: an unaligned pack is joined from two loads, which stay between the start of that row
+// and the end of the next, since packing_of wants rows of N columns or more.
+template <int N>
+__device__ OPWRIGHT_INLINE int columns_here(const Rows& rows, const Lot<N>& lot) {
+  return lot.rest + N > rows.n ? static_cast<int>(rows.n - lot.rest) : N;
+}
+
 // How the tensors of a kernel may be cut: packs of `width` elements, or single elements.
 struct Packing {
   int width, height_step;
+  bool is_aligned;  // load_pack can load the packs, and not only load_unaligned
 };
 
-// Packs need every row (or panel) of every tensor, each a View<T, 2> of one size, at 16 bytes:
-// rows that are multiples of a pack apart, or that follow each other without a gap, in which case
-// height_step rows together are a multiple of a pack.
-template <typename T, typename... Tensors>
-Packing packing_of(const View<T, 2>& first, const Tensors&... others) {
+namespace detail {
+
+template <typename T>
+int64_t gap_of(const View<T, 2>& view) {
+  return view.size(0) == 1 ? 0 : view.stride(0) - view.size(1);
+}
+template <typename T>
+bool has_adjacent_columns(const View<T, 2>& view) {
+  return view.size(1) == 1 || view.stride(1) == 1;
+}
+// Every pack is at 16 bytes: rows are whole packs and a multiple of a pack apart, or follow each
+// other without a gap.
+template <typename T>
+bool has_aligned_packs(const View<T, 2>& view) {
+  const int64_t n = view.size(1), gap = gap_of(view);
+  return has_adjacent_columns(view) && is_aligned(view.data(), kPackWidth<T>) &&
+         (gap == 0 || (n % kPackWidth<T> == 0 && gap % kPackWidth<T> == 0));
+}
+
+}  // namespace detail
+
+// Packs need an output of aligned ones, and inputs with adjacent columns. Rows that are no whole
+// packs are cut height_step at a time; inputs with gaps between them must have as many columns as a
+// pack, so that it lies in two rows at most.
+template <typename T, typename... Inputs>
+Packing packing_of(const View<T, 2>& output, const Inputs&... inputs) {
   constexpr int kWidth = kPackWidth<T>;
-  const int64_t rows = first.size(0), n = first.size(1);
-  const auto each = [&](const auto& claim) { return claim(first) && (claim(others) && ...); };
-  const bool is_adjacent = each([&](const auto& view) {
-    return is_aligned(view.data(), kWidth) && (n == 1 || view.stride(1) == 1);
-  });
-  if (!is_adjacent) return {1, 1};
-  const bool is_gapless = each([&](const auto& view) { return rows == 1 || view.stride(0) == n; });
-  const bool is_pitched =
-      each([&](const auto& view) { return rows == 1 || view.stride(0) % kWidth == 0; });
-  if (n % kWidth == 0 && is_pitched) return {kWidth, 1};
-  if (!is_gapless || n > (1 << 28)) return {1, 1};
+  const int64_t n = output.size(1);
+  const auto is_readable = [&](const auto& view) {
+    const int64_t gap = detail::gap_of(view);
+    return detail::has_aligned_packs(view) ||
+           (detail::has_adjacent_columns(view) && (gap == 0 || (gap > 0 && n >= kWidth)));
+  };
+  const bool is_aligned = (detail::has_aligned_packs(inputs) && ...);
+  if (!detail::has_aligned_packs(output) || !(is_readable(inputs) && ...) ||
+      !(is_aligned || sizeof(T) < 8)) {
+    return {1, 1, true};
+  }
+  if (n % kWidth == 0) return {kWidth, 1, is_aligned};
+  if (n > (1 << 28)) return {1, 1, true};
   int64_t step = kWidth;
   while (step > 1 && n % 2 == 0 && (step / 2 * n) % kWidth == 0) step /= 2;
-  return {kWidth, static_cast<int>(step)};
+  return {kWidth, static_cast<int>(step), is_aligned};
 }
 
 template <typename T>
 Plane<T> plane_of(const Rows& rows, const View<T, 2>& view) {
   const int64_t row = view.size(0) == 1 ? rows.n : view.stride(0);
-  return {view.data(), row, view.size(1) == 1 ? 1 : view.stride(1), rows.height * row};
+  return {view.data(), row, view.size(1) == 1 ? 1 : view.stride(1), rows.height * row,
+          detail::gap_of(view)};
 }
 
 }  // namespace opwright

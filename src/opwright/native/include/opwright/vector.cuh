@@ -3,6 +3,7 @@
 //   Pack<float, 4> pack = load_pack<4>(at);       one load, `at` aligned to the pack's size
 //   float x[4]; unpack(pack, x);                  16-bit types widen to float
 //   store_pack(to, pack_of<float>(x));            and narrow to nearest even
+//   load_unaligned<4>(at);                        `at` anywhere, in four or five loads
 #pragma once
 
 #include <cstdint>
@@ -79,6 +80,46 @@ struct Words {
 };
 
 }  // namespace detail
+
+// N adjacent elements at any address. 16-bit ones are shifted out of the aligned pairs that hold
+// them, in nine instructions for eight; nothing behind the last one is read.
+template <int N, typename T>
+__device__ OPWRIGHT_INLINE Pack<T, N> load_unaligned(const T* at) {
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    const int before = reinterpret_cast<uintptr_t>(at) / 2 % 2;  // elements of the first pair
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(at - before);
+    detail::Words<N / 2> pairs;
+    uint32_t low = words[0];
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N / 2; ++i) {
+      const bool is_last = i + 1 == N / 2;
+      const uint32_t high = !is_last ? words[i + 1] : before ? (at - before)[N].bits : 0;
+      pairs.words[i] = __funnelshift_r(low, high, 16 * before);
+      low = high;
+    }
+    return bit_cast<Pack<T, N>>(pairs);
+  } else {
+    Pack<T, N> pack;
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N; ++i) pack.elements[i] = at[i];
+    return pack;
+  }
+}
+
+// The first `count` elements of one pack and the others of another.
+template <typename T, int N>
+__device__ OPWRIGHT_INLINE Pack<T, N> joined(Pack<T, N> first, Pack<T, N> others, int count) {
+  constexpr int kWords = N * sizeof(T) / 4;
+  auto words = bit_cast<detail::Words<kWords>>(first);
+  const auto from = bit_cast<detail::Words<kWords>>(others);
+  OPWRIGHT_UNROLL
+  for (int i = 0; i < kWords; ++i) {
+    const int bytes = count * static_cast<int>(sizeof(T)) - 4 * i;
+    const uint32_t mask = bytes >= 4 ? 0xffffffffu : bytes > 0 ? 0xffffu : 0;
+    words.words[i] = (words.words[i] & mask) | (from.words[i] & ~mask);
+  }
+  return bit_cast<Pack<T, N>>(words);
+}
 
 // The values of a pack, in the type that is computed in.
 template <typename T, int N>

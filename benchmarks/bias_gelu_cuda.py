@@ -83,8 +83,8 @@ class Run:
 
     def save(self) -> None:
         RESULTS.mkdir(exist_ok=True)
-        machine = self.records[-1].machine if self.records else None
-        content = {"machine": builtins_of(machine), "sections": self.sections}
+        machine = builtins_of(self.records[-1].machine) if self.records else None
+        content = {"machine": machine, "sections": self.sections}
         (RESULTS / "bias_gelu_cuda.json").write_text(json.dumps(content, indent=1) + "\n")
         if self.records:
             record = replace(self.records[0], measurements=self.measurements)

@@ -46,7 +46,6 @@ def build(folder: Path) -> None:
 
 def run(folder: Path) -> None:
     os.environ["PATH"] = "/nonexistent"
-    os.environ["OPWRIGHT_CXX"] = "no-compiler-here"
     os.environ["OPWRIGHT_CACHE_DIR"] = str(folder / "no-store")
     import opwright
     from opwright.dispatch import kernels

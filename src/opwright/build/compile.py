@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +14,7 @@ from opwright.build import cuda
 from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import compile_error
 from opwright.build.glue import glue_text, header_text
+from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.build.toolchain import (
     GLUE_FLAGS,
@@ -32,7 +30,6 @@ from opwright.build.toolchain import (
 from opwright.errors import CompileError, LoadError, NoCompilerError, NoNvccError
 from opwright.spec.declaration import Declaration, Source
 
-_LEAST_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left failed for want of space
 _FORMAT = 2  # changes when the layout of a library changes
 
 
@@ -292,58 +289,13 @@ class HostRefused(Exception):
 
 
 def _run_all(commands: dict[str, list[str]], work: Path, request: Request) -> dict[str, float]:
-    """Runs commands side by side, at most OPWRIGHT_JOBS at a time; returns the seconds of each."""
-    waiting = list(commands.items())
-    running: dict[str, tuple[subprocess.Popen, float, Path]] = {}
-    seconds: dict[str, float] = {}
-    logs: list[str] = []
-    failed: list[tuple[str, str]] = []
-    environment = {**os.environ, "LC_ALL": "C"}
-    while waiting or running:
-        while waiting and len(running) < max(settings.jobs(), 1):
-            name, command = waiting.pop(0)
-            output = work / f"output{len(seconds) + len(running)}.txt"
-            with open(output, "wb") as f:
-                process = subprocess.Popen(
-                    command,
-                    cwd=work,
-                    stdout=f,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                )
-            running[name] = (process, time.perf_counter(), output)
-        name = _wait_for_one(running)
-        process, started, output = running.pop(name)
-        seconds[name] = time.perf_counter() - started
-        text = output.read_text(errors="replace")
-        output.unlink()
-        logs.append(f"$ {' '.join(commands[name])}\n{text}")
-        if process.returncode != 0:
-            failed.append((name, text))
-    with open(work / "build.log", "a") as f:
-        f.write("\n".join(logs))
-    if failed:
-        name, text = failed[0]
-        if "cuda" in request.backends and cuda.is_refusal(text):
-            raise HostRefused
-        if "No space left on device" in text or shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
-        raise compile_error(request, name, text, "\n".join(logs))
-    return seconds
-
-
-def _wait_for_one(running: dict[str, tuple[subprocess.Popen, float, Path]]) -> str:
-    pids = {process.pid: name for name, (process, _, _) in running.items()}
-    if len(pids) == 1:
-        name = next(iter(running))
-        running[name][0].wait()
-        return name
-    while True:
-        for name, (process, _, _) in running.items():
-            if process.poll() is not None:
-                return name
-        time.sleep(0.001)
+    """Runs commands side by side; returns the seconds of each."""
+    try:
+        return run_all(commands, work)
+    except StepFailed as failed:
+        if "cuda" in request.backends and cuda.is_refusal(failed.output):
+            raise HostRefused from None
+        raise compile_error(request, failed.step, failed.output, failed.log) from None
 
 
 def _files_read(request: Request, tools: Tools, work: Path) -> dict[str, str]:

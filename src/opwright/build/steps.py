@@ -1,0 +1,83 @@
+"""Runs the commands of a build side by side."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from opwright import settings
+
+_LEAST_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left failed for want of space
+
+
+class StepFailed(Exception):
+    """A command of a build failed: which, what it said, and what all of them said."""
+
+    def __init__(self, step: str, output: str, log: str) -> None:
+        super().__init__(step)
+        self.step, self.output, self.log = step, output, log
+
+
+def run_all(commands: Mapping[str, Sequence[str]], work: Path) -> dict[str, float]:
+    """Runs commands side by side, at most OPWRIGHT_JOBS at a time; returns the seconds of each.
+
+    What they say goes to `work/build.log`.
+
+    Raises:
+        StepFailed: one of them failed; the others have ended too.
+        OSError: the disk is full.
+    """
+    waiting = list(commands.items())
+    running: dict[str, tuple[subprocess.Popen, float, Path]] = {}
+    seconds: dict[str, float] = {}
+    logs: list[str] = []
+    failed: list[tuple[str, str]] = []
+    environment = {**os.environ, "LC_ALL": "C"}
+    while waiting or running:
+        while waiting and len(running) < max(settings.jobs(), 1):
+            name, command = waiting.pop(0)
+            output = work / f"output{len(seconds) + len(running)}.txt"
+            with open(output, "wb") as f:
+                process = subprocess.Popen(
+                    command,
+                    cwd=work,
+                    stdout=f,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                )
+            running[name] = (process, time.perf_counter(), output)
+        name = _wait_for_one(running)
+        process, started, output = running.pop(name)
+        seconds[name] = time.perf_counter() - started
+        text = output.read_text(errors="replace")
+        output.unlink()
+        logs.append(f"$ {' '.join(commands[name])}\n{text}")
+        if process.returncode != 0:
+            failed.append((name, text))
+    with open(work / "build.log", "a") as f:
+        f.write("\n".join(logs))
+    if failed:
+        name, text = failed[0]
+        if "No space left on device" in text or shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
+        raise StepFailed(name, text, "\n".join(logs))
+    return seconds
+
+
+def _wait_for_one(running: dict[str, tuple[subprocess.Popen, float, Path]]) -> str:
+    pids = {process.pid: name for name, (process, _, _) in running.items()}
+    if len(pids) == 1:
+        name = next(iter(running))
+        running[name][0].wait()
+        return name
+    while True:
+        for name, (process, _, _) in running.items():
+            if process.poll() is not None:
+                return name
+        time.sleep(0.001)

@@ -28,7 +28,8 @@
     │   ├── LoadError                         OPW206
     │   ├── NoNvccError (NoCompilerError)     OPW207
     │   ├── HostCompilerError                 OPW208
-    │   └── ArchitectureError                 OPW209
+    │   ├── ArchitectureError                 OPW209
+    │   └── ExtensionError (ValueError)       OPW211
     ├── KernelError (RuntimeError)            a kernel gave up while running          OPW203
     │   └── DeviceFaultError                  OPW210
     └── CheckError                            verify, bench and the commands          OPW3xx
@@ -270,6 +271,12 @@ class CompileError(BuildError):
     """A kernel does not compile. The first error is shown at the author's own line; the log has all."""
 
     code = "OPW202"
+
+
+class ExtensionError(BuildError, ValueError):
+    """An argument of `opwright.cpp_extension` cannot be honoured: a name that is no identifier, a missing source."""
+
+    code = "OPW211"
 
 
 class KernelError(OpwrightError, RuntimeError):

@@ -66,6 +66,13 @@ def architectures() -> tuple[str, ...]:
     return tuple(names)
 
 
+def torch_architectures() -> tuple[str, ...]:
+    """Returns what TORCH_CUDA_ARCH_LIST names ("8.0;9.0+PTX"), as "80"; PyTorch's names of families stand for nothing."""
+    words = re.split(r"[,;\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
+    found = [re.fullmatch(r"(\d+)\.(\d)([af]?)(?:\+PTX)?", word, re.IGNORECASE) for word in words]
+    return tuple(f"{m[1]}{m[2]}{m[3].lower()}" for m in found if m)
+
+
 def require_kernels() -> bool:
     """Returns whether a kernel that cannot be built is an error."""
     text = os.environ.get("OPWRIGHT_REQUIRE_KERNELS", "0").lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from opwright.errors import ArchitectureError, CompileError
 
 if TYPE_CHECKING:
     from opwright.build.compile import Request
-    from opwright.spec.declaration import Source
 
 _MESSAGE = re.compile(
     r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<kind>[a-z ]+): (?P<text>.*)$"
@@ -80,8 +80,30 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     )
 
 
+def text_error(
+    name: str, texts: Mapping[str, tuple[str, str]], step: str, output: str, log: str
+) -> CompileError:
+    """Returns the error for a failed step of a build of plain sources: what each is called, and its text, by path."""
+    log_path = _keep(log, name)
+    messages = [m for line in output.splitlines() if (m := _MESSAGE.match(line) or _NVCC_MESSAGE.match(line))]
+    errors = [m for m in messages if "error" in m["kind"]]
+    rule = "it does not link" if step == "link" else "its source does not compile"
+    if not errors:
+        body = "\n".join(output.strip().splitlines()[-6:])
+        return CompileError(name, rule, body=body, hint=f"the log: {log_path}")
+    file, line = _author_line(output.splitlines(), messages, errors[0], texts)
+    place, text = texts.get(file, (file, ""))
+    lines = text.splitlines()
+    shown = range(max(line - 1, 1), min(line + 1, len(lines)) + 1)
+    excerpt = [f"{'>' if n == line else ' '} {n:4} | {lines[n - 1]}" for n in shown]
+    more = len({(m["file"], m["line"], m["text"]) for m in errors}) - 1
+    footer = f"{more} more: {log_path}" if more else f"the log: {log_path}"
+    body = [f"{place}:{line}: {errors[0]['text']}", *excerpt, "", footer]
+    return CompileError(name, rule, body="\n".join(body), hint="correct it, and call again")
+
+
 def _author_line(
-    lines: list[str], messages: list[re.Match[str]], first: re.Match[str], sources: dict[str, Source]
+    lines: list[str], messages: list[re.Match[str]], first: re.Match[str], sources: Container[str]
 ) -> tuple[str, int]:
     """Returns the place in the author's source that the error belongs to.
 

@@ -1,6 +1,6 @@
 """The store of builds: content-addressed, safe under any number of processes, never trusted blindly.
 
-    <root>/entries/<request>/<build>/library.so   the library
+    <root>/entries/<request>/<build>/library.so   the library (objects/, extensions/: other products)
                                      record.json  digest, files that were read, compiler, seconds
                                      build.log    what the compilers said
     <root>/support/<key>/         objects that every build of one compiler links, with their digests
@@ -31,6 +31,7 @@ from pathlib import Path
 from opwright import settings
 from opwright.errors import StoreError, StoreOwnerError
 
+_PRODUCTS = {"entries": "library.so", "objects": "object.o", "extensions": "extension.so"}
 _STALE_SECONDS = 24 * 3600  # a work directory this old belongs to a build that was killed
 
 
@@ -62,10 +63,12 @@ class Entry:
 
     path: Path
     record: BuildRecord
+    product: str = "library.so"
 
     @property
     def library(self) -> Path:
-        return self.path / "library.so"
+        """What was built: a library, for some kinds of build an object or a program."""
+        return self.path / self.product
 
 
 def digest_of(data: bytes) -> str:
@@ -73,26 +76,36 @@ def digest_of(data: bytes) -> str:
 
 
 class Store:
-    """The store under one root. Nothing is created before the first build."""
+    """The store under one root. Nothing is created before the first build.
 
-    def __init__(self, root: Path | None = None) -> None:
+    Args:
+        folder: which kind of build: "entries" (libraries of operators), "objects" or "extensions".
+    """
+
+    def __init__(self, root: Path | None = None, folder: str = "entries") -> None:
         self.root = root or settings.cache_dir()
+        self._folder = folder
+        self.product = _PRODUCTS[folder]
 
     @property
     def identities(self) -> Path:
         """Where identities of compilers are remembered."""
         return self.root / "compilers"
 
-    def find(self, request: str, compiler: str | None) -> Entry | None:
+    def find(
+        self, request: str, compiler: str | None, roots: Sequence[Path] = (), subject: str = ""
+    ) -> Entry | None:
         """Returns a build of `request` that is whole and up to date, or None.
 
         Args:
             compiler: identity of the compiler here; None accepts a build by any.
+            roots: directories that `@0/...`, `@1/...` among the files of a record stand for.
+            subject: a build that depends on its name was made under this one.
 
         Raises:
             StoreOwnerError: the store or the entry belongs to someone else.
         """
-        folder = self.root / "entries" / request
+        folder = self.root / self._folder / request
         try:
             candidates = sorted(os.listdir(folder))
         except FileNotFoundError:
@@ -103,7 +116,11 @@ class Store:
         self._check_owner(folder)
         for name in candidates:
             entry = self._read(folder / name)
-            if entry and compiler in (None, entry.record.compiler) and _is_current(entry):
+            if entry is None or compiler not in (None, entry.record.compiler):
+                continue
+            if subject and entry.record.operators not in ([], [subject]):
+                continue
+            if _is_current(entry, roots):
                 return entry
         return None
 
@@ -112,7 +129,7 @@ class Store:
             self._check_owner(path)
         except OSError:
             return None
-        entry = read_entry(path)
+        entry = read_entry(path, self.product)
         # An entry that was copied from another address is whole, and still the wrong library.
         return entry if entry and entry.record.request == path.parent.name else None
 
@@ -175,10 +192,10 @@ class Store:
     def publish(self, work: Path, request: str, record: BuildRecord) -> Entry:
         """Moves a finished build into place, all at once."""
         (work / "record.json").write_text(json.dumps(asdict(record)))
-        for name in ("library.so", "record.json"):
+        for name in (self.product, "record.json"):
             with open(work / name, "rb") as f:
                 os.fsync(f.fileno())
-        folder = self.root / "entries" / request
+        folder = self.root / self._folder / request
         self._make(folder.parent)
         self._make(folder)
         target = folder / _build_name(record)
@@ -187,7 +204,7 @@ class Store:
             target.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
         work.rename(target)
-        return Entry(target, record)
+        return Entry(target, record, self.product)
 
     def alias(self, entry: Entry, request: str, compiler: str) -> None:
         """Makes a build the answer to another request too, one for a part of it, where it has none yet."""
@@ -234,7 +251,7 @@ class Store:
 
     def entries(self) -> Iterator[Entry]:
         """Yields every whole entry."""
-        for path in sorted((self.root / "entries").glob("*/*")):
+        for path in sorted((self.root / self._folder).glob("*/*")):
             entry = self._read(path)
             if entry:
                 yield entry
@@ -247,8 +264,8 @@ class Store:
         """Removes entries made before that many days ago and what killed builds left; returns a count."""
         count = 0
         limit = time.time() - older_than_days * 86400
-        for path in list((self.root / "entries").glob("*/*")):
-            entry = self._read(path)
+        for path in [path for folder in _PRODUCTS for path in (self.root / folder).glob("*/*")]:
+            entry = read_entry(path, _PRODUCTS[path.parent.parent.name])
             if entry is None or entry.record.created < limit:
                 shutil.rmtree(path, ignore_errors=True)
                 count += 1
@@ -259,8 +276,8 @@ class Store:
 
     def clean(self) -> int:
         """Removes every entry; returns how many there were."""
-        count = len(list((self.root / "entries").glob("*/*")))
-        for name in ("entries", "work", "compilers", "support"):
+        count = sum(len(list((self.root / folder).glob("*/*"))) for folder in _PRODUCTS)
+        for name in (*_PRODUCTS, "work", "compilers", "support"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         return count
 
@@ -275,28 +292,36 @@ class Store:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def read_entry(path: Path) -> Entry | None:
+def read_entry(path: Path, product: str = "library.so") -> Entry | None:
     """Returns the build in a directory, or None when it is not whole."""
     try:
         record = BuildRecord(**json.loads((path / "record.json").read_bytes()))
-        whole = digest_of((path / "library.so").read_bytes()) == record.library
+        whole = digest_of((path / product).read_bytes()) == record.library
     except (OSError, ValueError, TypeError, AttributeError):  # missing, no JSON, another layout
         return None
-    return Entry(path, record) if whole else None
+    return Entry(path, record, product) if whole else None
 
 
 def _build_name(record: BuildRecord) -> str:
-    return digest_of(json.dumps([record.compiler, record.files]).encode())[:32]
+    parts = [record.compiler, record.files, *record.operators]
+    return digest_of(json.dumps(parts).encode())[:32]
 
 
-def _is_current(entry: Entry) -> bool:
-    for path, digest in entry.record.files.items():
+def _is_current(entry: Entry, roots: Sequence[Path]) -> bool:
+    for name, digest in entry.record.files.items():
         try:
-            if digest_of(Path(path).read_bytes()) != digest:
+            if digest_of(_resolve(name, roots).read_bytes()) != digest:
                 return False
         except OSError:
             return False
     return True
+
+
+def _resolve(name: str, roots: Sequence[Path]) -> Path:
+    if not name.startswith("@"):
+        return Path(name)
+    number, _, rest = name[1:].partition("/")
+    return roots[int(number)] / rest
 
 
 def _store_error(root: Path, error: OSError) -> StoreError:

@@ -1,0 +1,236 @@
+"""`opwright.cpp_extension`: the defects of a build by name, place and time are not in a build by content."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from opwright.cpp_extension import load, load_inline
+from opwright.cpp_extension.extension import _architecture_flags, _cpp_flags
+from opwright.errors import CompileError, ExtensionError
+
+pytestmark = pytest.mark.compiler
+
+# A module without a header of PyTorch: a fraction of a second, where torch/extension.h takes twenty.
+SOURCE = """
+#include <Python.h>
+static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&definition); }
+"""
+
+
+def source(value: object) -> str:
+    return SOURCE.replace("VALUE", str(value))
+
+
+def inline(name: str, value: object, **options):
+    return load_inline(name, [source(value)], no_implicit_headers=True, **options)
+
+
+def program(name: str, value: int) -> str:
+    return (
+        "from opwright.cpp_extension import load_inline\n"
+        f"print(load_inline({name!r}, [{source(value)!r}], no_implicit_headers=True).value())"
+    )
+
+
+def run(code: str, store: Path, **env: str) -> subprocess.CompletedProcess:
+    import os
+
+    environment = {**os.environ, "OPWRIGHT_CACHE_DIR": str(store), **env}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_stale_lock_file_holds_nobody(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()  # what torch.utils.cpp_extension waits for, without end
+    assert inline("stale", 3, build_directory=str(tmp_path)).value() == 3
+    assert (tmp_path / "stale.so").is_file()
+
+
+def test_a_hit_needs_no_compiler_and_no_ninja(tmp_path: Path) -> None:
+    assert run(program("hit", 4), tmp_path).stdout.strip() == "4"
+    again = run(program("hit", 4), tmp_path, PATH="/nonexistent")
+    assert again.stdout.strip() == "4", again.stderr
+
+
+def test_one_name_with_two_sources_in_two_processes(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: run(program("same", 10 + i % 2), tmp_path).stdout.strip(), range(8)))
+    assert found == [str(10 + i % 2) for i in range(8)]
+
+
+def test_64_processes_compile_once(tmp_path: Path) -> None:
+    log = tmp_path / "runs.txt"
+    wrapper = tmp_path / "c++"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *-c*inline0.cpp*) echo run >> {log};; esac\nexec /usr/bin/env c++ "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    code = program("many", 5)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda _: run(code, tmp_path / "store", OPWRIGHT_CXX=str(wrapper)), range(64)))
+    assert [f.stdout.strip() for f in found] == ["5"] * 64, [f.stderr for f in found if f.returncode][:1]
+    assert log.read_text().count("run") == 1
+
+
+def test_sources_with_equal_base_names(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "a" / "k.cpp").write_text("int other();\n" + source("other()"))
+    (tmp_path / "b" / "k.cpp").write_text("int other() { return 6; }\n")
+    files = [str(tmp_path / "a" / "k.cpp"), str(tmp_path / "b" / "k.cpp")]
+    assert load("base_names", files).value() == 6
+
+
+def test_arguments_are_not_changed() -> None:
+    sources, flags, ldflags = [source(7)], ["-DX"], ["-Wl,--as-needed"]
+    inline_module = load_inline(
+        "unchanged", sources, extra_cflags=flags, extra_ldflags=ldflags, no_implicit_headers=True
+    )
+    assert inline_module.value() == 7
+    assert (sources, flags, ldflags) == ([source(7)], ["-DX"], ["-Wl,--as-needed"])
+
+
+def test_what_only_looks_like_an_architecture_swallows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    own = ("-gencode=arch=compute_80,code=[sm_80,compute_80]",)
+    assert _architecture_flags(["-Xcompiler", "-march=native", "-I/home/research/include"]) == own
+    assert _architecture_flags(["-gencode=arch=compute_90,code=sm_90"]) == ()
+    assert _architecture_flags(["-arch=sm_90"]) == ()
+
+
+def test_no_gpu_and_no_list_of_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwright.build import cuda
+
+    monkeypatch.setattr(cuda, "gpu_architectures", lambda: ())
+    for name in ("TORCH_CUDA_ARCH_LIST", "OPWRIGHT_ARCH"):
+        monkeypatch.delenv(name, raising=False)
+    assert _architecture_flags([]) == cuda.architecture_flags(cuda.DEFAULT_ARCHITECTURES)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0;12.0f+PTX")
+    assert _architecture_flags([])[-1] == "-gencode=arch=compute_120f,code=[sm_120f,compute_120f]"
+
+
+def test_an_edited_cell_runs_the_new_code() -> None:
+    modules = [inline("cell", value) for value in (1, 2, 3)]
+    assert [module.value() for module in modules] == [1, 2, 3]
+    assert inline("cell", 1).value() == 1
+
+
+def test_optimised_unless_told_otherwise() -> None:
+    text = "#ifdef __OPTIMIZE__\n#define LEVEL 2\n#else\n#define LEVEL 0\n#endif\n" + source("LEVEL")
+    assert load_inline("optimised", text, no_implicit_headers=True).value() == 2
+    assert load_inline("plain", text, extra_cflags=["-O0"], no_implicit_headers=True).value() == 0
+    assert "-O2" in _cpp_flags(["-march=native"])
+    assert "-O2" not in _cpp_flags(["-O3 -g"])
+
+
+def test_headers_count_by_content_and_place(tmp_path: Path) -> None:
+    text = '#include "number.h"\n' + source("NUMBER")
+    for folder, number in (("one", 1), ("two", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "k.cpp").write_text(text)
+        (tmp_path / folder / "number.h").write_text(f"#define NUMBER {number}\n")
+    assert load("headers", str(tmp_path / "one" / "k.cpp")).value() == 1
+    assert (
+        load("headers", str(tmp_path / "two" / "k.cpp")).value() == 2
+    )  # the same source beside another header
+    (tmp_path / "one" / "number.h").write_text("#define NUMBER 11\n")
+    assert load("headers", str(tmp_path / "one" / "k.cpp")).value() == 11
+    assert load("headers", str(tmp_path / "two" / "k.cpp")).value() == 2
+
+
+def test_standalone_and_library(tmp_path: Path) -> None:
+    main = tmp_path / "main.cpp"
+    main.write_text('#include <cstdio>\nint main() { std::puts("hello"); }\n')
+    path = load(
+        "hello", str(main), is_python_module=False, is_standalone=True, build_directory=str(tmp_path / "out")
+    )
+    assert path == str(tmp_path / "out" / "hello")
+    assert subprocess.run([path], capture_output=True, text=True).stdout == "hello\n"
+    main.write_text("int loaded = 1;\n")
+    assert Path(load("hello", str(main), is_python_module=False)).is_file()
+
+
+def test_paths_with_spaces_and_quotes(tmp_path: Path) -> None:
+    folder = tmp_path / "my 'odd' folder"
+    folder.mkdir()
+    (folder / "k.cpp").write_text('#include "it is.h"\n' + source("NUMBER"))
+    (folder / "it is.h").write_text("#define NUMBER 8\n")
+    assert load("odd", [folder / "k.cpp"], build_directory=str(folder)).value() == 8
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: load_inline("a-b", "int x;"), "must be an identifier"),
+        (lambda: load("none", []), "there is no source"),
+        (lambda: load("missing", ["nowhere.cpp"]), "no such source"),
+        (lambda: load_inline("bad", "int x;", functions=["f("]), "must be the name of a C\\+\\+ function"),
+    ],
+)
+def test_bad_arguments(call, message: str) -> None:
+    with pytest.raises(ExtensionError, match=message):
+        call()
+
+
+def test_a_source_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "latin.cpp"
+    path.write_bytes(b"// \xe9\n")
+    with pytest.raises(ExtensionError, match="not UTF-8"):
+        load("latin", str(path))
+
+
+def test_a_compile_error_is_shown_at_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.cpp"
+    path.write_text(source("nonsense"))
+    with pytest.raises(CompileError, match=r"(?s)wrong.cpp:3: .*nonsense.*>    3 \|"):
+        load("wrong", str(path))
+    with pytest.raises(CompileError, match=r"(?s)your source:3: .*nonsense"):
+        inline("wrong", "nonsense")
+
+
+def test_a_missing_definition_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="does not"):
+        load_inline(
+            "unlinked",
+            "int other();\n" + source("other()"),
+            extra_ldflags=["-Wl,-z,defs"],
+            no_implicit_headers=True,
+        )
+
+
+def test_bindings_of_functions_under_two_names() -> None:
+    import torch
+
+    text = "torch::Tensor d_sigmoid(torch::Tensor z) { auto s = torch::sigmoid(z); return (1 - s) * s; }"
+    for name in ("bindings_one", "bindings_two"):
+        module = load_inline(name, text, functions={"d_sigmoid": 'says "hello"\\n'})
+        assert module.__name__ == name
+        assert module.d_sigmoid.__doc__.endswith('says "hello"\\n\n')
+        assert torch.equal(module.d_sigmoid(torch.zeros(2)), torch.full((2,), 0.25))
+
+
+def test_names_that_are_pytorchs() -> None:
+    import torch.utils.cpp_extension as torchs
+
+    import opwright.cpp_extension as ours
+
+    for name in (
+        "CppExtension",
+        "CUDAExtension",
+        "BuildExtension",
+        "include_paths",
+        "library_paths",
+        "CUDA_HOME",
+    ):
+        assert getattr(ours, name) is getattr(torchs, name)

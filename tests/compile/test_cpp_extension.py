@@ -220,6 +220,13 @@ def test_bindings_of_functions_under_two_names() -> None:
         assert torch.equal(module.d_sigmoid(torch.zeros(2)), torch.full((2,), 0.25))
 
 
+@pytest.mark.slow
+def test_a_source_that_needs_the_whole_header() -> None:
+    # Through an alias, so that nothing in the text tells beforehand.
+    text = "namespace t = torch; int64_t parameters() { return t::nn::Linear(2, 3)->parameters().size(); }"
+    assert load_inline("whole", text, functions=["parameters"]).parameters() == 2
+
+
 def test_names_that_are_pytorchs() -> None:
     import torch.utils.cpp_extension as torchs
 

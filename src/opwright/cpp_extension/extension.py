@@ -18,11 +18,17 @@ from opwright.build import cuda
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
-from opwright.build.toolchain import Compiler, find_compiler
+from opwright.build.toolchain import NATIVE, Compiler, find_compiler
 from opwright.errors import NoCompilerError, NoNvccError
 
 _FORMAT = "extension 1"
 _NAME = "TORCH_EXTENSION_NAME"
+_LIGHT = NATIVE / "extension"  # holds a lighter torch/extension.h
+_WHOLE = "-DOPWRIGHT_WHOLE_TORCH"
+# What only the whole header has: a source that names it is not tried with the lighter one.
+_NEEDS_WHOLE = re.compile(
+    r"torch::(nn|data|optim|jit|serialize|save|load|OrderedDict)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Extension:
         own = [str(len(self.roots)), *given, self.kind, str(self.with_cuda)]
         if source.language == "cuda":
             own += [*_architecture_flags(self.cuda_cflags), os.environ.get("NVCC_APPEND_FLAGS", "")]
-        parts = [_FORMAT, source.language, *own, *torch_identity(), source.text]
+        parts = [_FORMAT, source.language, *own, *torch_identity(), _light_text(), source.text]
         return digest_of("\0".join(parts).encode())[:40]
 
     def roots_of(self, source: ExtensionSource) -> list[Path]:
@@ -90,6 +96,11 @@ def torch_identity() -> tuple[str, ...]:
         str(sysconfig.get_config_var("SOABI")),
         sys.implementation.cache_tag or "",
     )
+
+
+@functools.cache
+def _light_text() -> str:
+    return (_LIGHT / "torch" / "extension.h").read_text()
 
 
 def build(extension: Extension) -> tuple[Entry, bool]:
@@ -141,8 +152,7 @@ class _Build:
         extension = self.extension
         found = [self._known_object(source) for source in extension.sources]
         missing = [i for i, entry in enumerate(found) if entry is None]
-        commands = {f"source{i}": self._compile(i) for i in missing}
-        seconds = self._steps(commands)
+        seconds = self._compile_all(missing)
         for i in missing:
             found[i] = self._keep_object(i, seconds[f"source{i}"])
         link = [self.compiler.path, *(str(entry.library) for entry in found), *self._link_flags()]
@@ -165,6 +175,16 @@ class _Build:
             created=time.time(),
         )
         return self.store.publish(self.work, extension.key, record)
+
+    def _compile_all(self, indices: list[int]) -> dict[str, float]:
+        """Compiles sources; if one fails, all again with the whole of torch/extension.h, whose errors count."""
+        commands = {f"source{i}": self._compile(i) for i in indices}
+        if not any(str(_LIGHT) in command for command in commands.values()):
+            return self._steps(commands)
+        try:
+            return run_all(commands, self.work)
+        except StepFailed:
+            return self._steps({name: [*command, _WHOLE] for name, command in commands.items()})
 
     def _steps(self, commands: dict[str, list[str]]) -> dict[str, float]:
         try:
@@ -205,7 +225,10 @@ class _Build:
             else [f"-D{_NAME}={extension.name}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
         )
         common += [f"-I{root}" for root in extension.roots]
-        common += [flag for folder in _system_includes(self.nvcc) for flag in ("-isystem", folder)]
+        is_light = source.language == "cpp" and "torch/extension.h" in source.text
+        folders = [str(_LIGHT)] if is_light and not _NEEDS_WHOLE.search(source.text) else []
+        folders += _system_includes(self.nvcc)
+        common += [flag for folder in folders for flag in ("-isystem", folder)]
         if source.language == "cuda":
             return [
                 self.nvcc.path,

@@ -26,9 +26,7 @@ _NAME = "TORCH_EXTENSION_NAME"
 _LIGHT = NATIVE / "extension"  # holds a lighter torch/extension.h
 _WHOLE = "-DOPWRIGHT_WHOLE_TORCH"
 # What only the whole header has: a source that names it is not tried with the lighter one.
-_NEEDS_WHOLE = re.compile(
-    r"torch::(nn|data|optim|jit|serialize|save|load|OrderedDict)\b"
-)
+_NEEDS_WHOLE = re.compile(r"torch::(nn|data|optim|jit|serialize|save|load|OrderedDict)\b")
 
 
 @dataclass(frozen=True)

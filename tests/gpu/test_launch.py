@@ -50,6 +50,7 @@ def _slow_input(stream: torch.cuda.Stream, size: int = 1 << 20) -> torch.Tensor:
 
 @pytest.mark.parametrize("entry", [plus, torch.ops.gpu_tests.plus], ids=["function", "torch.ops"])
 def test_side_stream_with_a_slow_producer(entry) -> None:
+    entry(torch.zeros(4, device="cuda"))  # it is built
     stream = torch.cuda.Stream()
     x = _slow_input(stream)
     with torch.cuda.stream(stream):

@@ -23,8 +23,9 @@ from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
 
 # How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
-# call has outlasted it, for whatever reason, once more with the longer one.
-_BUSY_MS = (30, 600)
+# call has outlasted it, once more with the longer one, for a slow host, and on other streams: streams share
+# the few queues of the hardware, and one that shares the producer's waits whatever the kernel does.
+_BUSY_MS = (30, 600, 30, 30)
 _THREADS, _ROUNDS = 4, 16
 
 
@@ -137,12 +138,7 @@ def side_stream(subject: Subject) -> Iterator[Finding]:
 
 def _on_side_stream(trial: Trial, busy: _Busy) -> str:
     wanted = _alone(trial, trial.values)
-    stream = torch.cuda.Stream()
-    early = clear(trial.values)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        trial.compute(early)  # whatever a first call on a stream has to do, memory for one, is done
-    torch.cuda.synchronize()
+    stream = _warm_stream(trial)
     early = clear(trial.values)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -167,7 +163,19 @@ def _on_side_stream(trial: Trial, busy: _Busy) -> str:
         torch.cuda.synchronize()
         if not waited:
             return ""
+        stream = _warm_stream(trial)
     return "on a side stream it waits for the default stream"
+
+
+def _warm_stream(trial: Trial) -> torch.cuda.Stream:
+    """Returns a stream on which the trial has run: whatever a first call has to do, memory for one, is done."""
+    stream = torch.cuda.Stream()
+    values = clear(trial.values)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        trial.compute(values)
+    torch.cuda.synchronize()
+    return stream
 
 
 class _Busy:

@@ -315,7 +315,7 @@ class StoreOwnerError(BuildError):
     code = "OPW205"
 
 
-class LoadError(BuildError):
+class LoadError(BuildError, ImportError):
     """A built library cannot be loaded."""
 
     code = "OPW206"

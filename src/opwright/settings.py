@@ -6,6 +6,8 @@ OPWRIGHT_CXXFLAGS         --cxxflags         flags added after Opwright's own
 OPWRIGHT_JOBS             --jobs             compilers running at the same time
 OPWRIGHT_ARCH             --arch             GPU architectures to compile for: 90, sm_90a, "80,90"
 OPWRIGHT_REQUIRE_KERNELS  --require-kernels  1: a kernel that cannot be built is an error
+OPWRIGHT_PCH                                 0: extensions are compiled without precompiled headers
+OPWRIGHT_COMPILE_COMMANDS  build --no-compile-commands  0: builds leave no compile_commands.json for editors
 """
 
 from __future__ import annotations
@@ -75,9 +77,23 @@ def torch_architectures() -> tuple[str, ...]:
 
 def require_kernels() -> bool:
     """Returns whether a kernel that cannot be built is an error."""
-    text = os.environ.get("OPWRIGHT_REQUIRE_KERNELS", "0").lower()
+    return _is_on("OPWRIGHT_REQUIRE_KERNELS", "0")
+
+
+def precompiles_headers() -> bool:
+    """Returns whether PyTorch's headers are precompiled for extensions."""
+    return _is_on("OPWRIGHT_PCH", "1")
+
+
+def compile_commands() -> bool:
+    """Returns whether builds in a project keep its compile_commands.json."""
+    return _is_on("OPWRIGHT_COMPILE_COMMANDS", "1")
+
+
+def _is_on(name: str, default: str) -> bool:
+    text = os.environ.get(name, default).lower()
     if text in ("0", "", "false", "no"):
         return False
     if text in ("1", "true", "yes"):
         return True
-    raise SettingError("OPWRIGHT_REQUIRE_KERNELS", "must be 0 or 1", rows=[("got", repr(text))])
+    raise SettingError(name, "must be 0 or 1", rows=[("got", repr(text))])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opwright import settings
-from opwright.build import cuda
+from opwright.build import compile_commands, cuda
 from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import compile_error
 from opwright.build.glue import glue_text, header_text
@@ -165,6 +165,8 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
     compiler = tools.compiler
     (work / "unit.c").write_text(request.glue)
     kernels = _Kernels(request, tools, store.identities, work)
+    if settings.compile_commands():  # first: what does not compile is what an editor is opened for
+        write_compile_commands(request, tools, store)
     commands = dict(kernels.commands())
     # The part of the glue that is the same for all operators is kept in the store as an object.
     support = store.support(_support_key(compiler))
@@ -254,7 +256,7 @@ class _Kernels:
 
     def __init__(self, request: Request, tools: Tools, identities: Path, work: Path) -> None:
         self._request, self._tools, self._work = request, tools, work
-        self.host = cuda.host_compiler(tools.nvcc, tools.compiler, identities) if tools.nvcc else ""
+        self.host = _host(tools, identities)
         self._compiles = []
         for backend in request.backends:
             for i, source in enumerate(request.sources[backend]):
@@ -271,17 +273,49 @@ class _Kernels:
         return path
 
     def commands(self) -> dict[str, list[str]]:
-        return {found[2]: self._command(*found) for found in self._compiles}
+        return {
+            stem: _kernel_command(self._request, self._tools, self.host, backend, path, stem, part)
+            for backend, path, stem, part in self._compiles
+        }
 
-    def _command(self, backend: str, path: Path, stem: str, part: str) -> list[str]:
-        header, flags = f"contract_{backend}.h", self._request.flags[backend]
-        if backend == "cuda":
-            flags = (*flags, *cuda.PARTS[part])
-            return cuda.compile_command(self._tools.nvcc, self.host, flags, path, header, stem)
-        return [
-            self._tools.compiler.path, *flags, "-I", str(INCLUDE), "-include", header,
-            "-MMD", "-MF", f"{stem}.d", "-c", str(path), "-o", f"{stem}.o",
-        ]  # fmt: skip
+
+def _host(tools: Tools, identities: Path) -> str:
+    return cuda.host_compiler(tools.nvcc, tools.compiler, identities) if tools.nvcc else ""
+
+
+def _kernel_command(
+    request: Request, tools: Tools, host: str, backend: str, path: Path, stem: str, part: str = ""
+) -> list[str]:
+    """Returns the command that compiles one kernel source, in a folder with the contract's header."""
+    header, flags = f"contract_{backend}.h", request.flags[backend]
+    if backend == "cuda":
+        return cuda.compile_command(tools.nvcc, host, (*flags, *cuda.PARTS[part]), path, header, stem)
+    return [
+        tools.compiler.path, *flags, "-I", str(INCLUDE), "-include", header,
+        "-MMD", "-MF", f"{stem}.d", "-c", str(path), "-o", f"{stem}.o",
+    ]  # fmt: skip
+
+
+def write_compile_commands(request: Request, tools: Tools | None, store: Store) -> list[Path]:
+    """Keeps the commands of a request's kernels for editors; returns the files that have them now.
+
+    The contract's header is put beside, since the folder of a build is the store's. Sources outside of
+    projects, and those that there is no compiler for, are passed over.
+    """
+    tools = tools or _find_tools(request, store)
+    host = _host(tools, store.identities) if tools.compiler else ""
+    found: dict[Path, list[compile_commands.Command]] = {}
+    for backend in request.backends:
+        for path in filter(None, (source.path for source in request.sources[backend])):
+            project = compile_commands.project_of(path)
+            if project is None or (tools.nvcc if backend == "cuda" else tools.compiler) is None:
+                continue
+            folder = project / "build" / "opwright" / f"{request.unit[0].namespace}.{request.subject}"
+            compile_commands.keep_text(folder / f"contract_{backend}.h", request.headers[backend])
+            command = _kernel_command(request, tools, host, backend, path, "kernel")
+            found.setdefault(project, []).append(compile_commands.from_compiler(command, folder, path))
+    written = [compile_commands.write(commands, project) for project, commands in found.items()]
+    return [path for path in written if path]
 
 
 class HostRefused(Exception):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import tempfile
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opwright.errors import ArchitectureError, CompileError
+from opwright.build.causes import Failure, find_cause
+from opwright.errors import ArchitectureError, BuildError, CompileError
 
 if TYPE_CHECKING:
     from opwright.build.compile import Request
@@ -21,6 +25,12 @@ _NVCC_MESSAGE = re.compile(
     r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<kind>[a-z ]+?)(?: #\d+-D)?: (?P<text>.*)$"
 )
 _NVCC_UNKNOWN = re.compile(r"Unsupported gpu architecture '(?:compute|sm)_(\w+)'")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
+# Template arguments that nobody wrote.
+_FILLED_IN = re.compile(
+    r",\s*std::(?:__cxx11::)?(?:allocator|char_traits|less|default_delete|hash|equal_to)\s*<"
+)
+_LONGEST = 300  # characters of a message that are shown
 _EXPORT = re.compile(r"^>.*OPWRIGHT_KERNEL\(\s*(\w+)")
 _HELP = [
     (r"cannot convert .*(half|bfloat16)", "compute in `opwright::compute_t<T>`, and convert with `T(value)`"),
@@ -82,24 +92,128 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
 
 def text_error(
     name: str, texts: Mapping[str, tuple[str, str]], step: str, output: str, log: str
-) -> CompileError:
-    """Returns the error for a failed step of a build of plain sources: what each is called, and its text, by path."""
+) -> BuildError:
+    """Returns the error for a failed step of a build of plain sources: the first error, its cause, what mends it.
+
+    Args:
+        texts: what each source is called, and its text, by path.
+        step: "link", or the name of a compilation.
+        log: what all steps of the build said, each below its command.
+    """
     log_path = _keep(log, name)
-    messages = [m for line in output.splitlines() if (m := _MESSAGE.match(line) or _NVCC_MESSAGE.match(line))]
+    command = _command(output, log)
+    output = _COLOUR.sub("", output)
+    lines = output.splitlines()
+    messages = [m for line in lines if (m := _MESSAGE.match(line) or _NVCC_MESSAGE.match(line))]
     errors = [m for m in messages if "error" in m["kind"]]
+    first = errors[0] if errors else None
+    place = _author_line(lines, messages, first, _Own(texts, command)) if first else ("", 0)
+    cause = find_cause(Failure(texts, output, command, first["text"] if first else "", place))
     rule = "it does not link" if step == "link" else "its source does not compile"
-    if not errors:
-        body = "\n".join(output.strip().splitlines()[-6:])
-        return CompileError(name, rule, body=body, hint=f"the log: {log_path}")
-    file, line = _author_line(output.splitlines(), messages, errors[0], texts)
-    place, text = texts.get(file, (file, ""))
-    lines = text.splitlines()
-    shown = range(max(line - 1, 1), min(line + 1, len(lines)) + 1)
-    excerpt = [f"{'>' if n == line else ' '} {n:4} | {lines[n - 1]}" for n in shown]
     more = len({(m["file"], m["line"], m["text"]) for m in errors}) - 1
-    footer = f"{more} more: {log_path}" if more else f"the log: {log_path}"
-    body = [f"{place}:{line}: {errors[0]['text']}", *excerpt, "", footer]
-    return CompileError(name, rule, body="\n".join(body), hint="correct it, and call again")
+    footer = f"{more} more: {log_path}" if more > 0 else f"the log: {log_path}"
+    if cause:
+        rule = f"{rule}: {cause.rule}" if step == "link" else cause.rule
+        place = place if cause.place is None else cause.place
+    if place[1]:
+        shown = first if cause is None or cause.place is None else None
+        body = _told(texts, place, shown, messages)
+    else:
+        body = [] if first or cause else output.strip().splitlines()[-6:]
+    return (cause.error if cause else CompileError)(
+        name,
+        rule,
+        rows=cause.rows if cause else (),
+        body="\n".join([*body, *([""] if body else []), footer]),
+        hint=cause.hint if cause else "correct it, and call again",
+    )
+
+
+def _command(output: str, log: str) -> list[str]:
+    """Returns the words of the command that said `output`: the last above it in the log."""
+    end = log.rfind(output) if output else len(log)
+    lines = [line for line in log[:end].splitlines() if line.startswith("$ ")]
+    try:
+        return shlex.split(lines[-1][2:]) if lines else []
+    except ValueError:  # a path with a quote, in a log that does not quote it
+        return lines[-1][2:].split()
+
+
+class _Own:
+    """The files that the author wrote: the sources, and headers beside them or in a directory named with -I."""
+
+    def __init__(self, texts: Mapping[str, tuple[str, str]], command: Sequence[str]) -> None:
+        self._texts = texts
+        self._own = {os.path.dirname(path) for path in texts}
+        self._own |= {word[2:] for word in command if word.startswith("-I") and len(word) > 2}
+        self._foreign = [folder for word, folder in pairwise(command) if word == "-isystem"]
+
+    def __contains__(self, file: str) -> bool:
+        if file in self._texts:
+            return True
+        path = os.path.normpath(file)
+        if any(path.startswith(folder + os.sep) for folder in (*self._foreign, "/usr/include", "/usr/lib")):
+            return False
+        return any(folder and path.startswith(folder + os.sep) for folder in self._own)
+
+
+def _told(
+    texts: Mapping[str, tuple[str, str]],
+    place: tuple[str, int],
+    first: re.Match[str] | None,
+    messages: list[re.Match[str]],
+) -> list[str]:
+    """Returns the first error at the author's line, with three lines of source and at most three notes."""
+    file, line = place
+    shown, text = texts.get(file, (file, None))
+    if text is None:
+        try:
+            text = Path(file).read_text(errors="replace")
+        except OSError:
+            text = ""
+    source = text.splitlines()
+    numbers = range(max(line - 1, 1), min(line + 1, len(source)) + 1)
+    head = f"{shown}:{line}"
+    if first:
+        head += f": {_simple(first['text'])}"
+    body = [head, *(f"{'>' if n == line else ' '} {n:4} | {source[n - 1]}" for n in numbers)]
+    if first and first["file"] != file and first["file"] not in texts:
+        body.append(f"it shows in {first['file']}:{first['line']}")
+    return body + (_notes(texts, first, messages) if first else [])
+
+
+def _notes(
+    texts: Mapping[str, tuple[str, str]], first: re.Match[str], messages: list[re.Match[str]]
+) -> list[str]:
+    """Returns what is said about an error that its reader needs: notes about the author's own lines, few candidates."""
+    start = messages.index(first) + 1
+    end = next((i for i in range(start, len(messages)) if messages[i]["kind"] != "note"), len(messages))
+    notes = [m for m in messages[start:end] if "in expansion of" not in m["text"]]
+    candidates = [m for m in notes if "candidate" in m["text"]]
+    own = [m for m in notes if m["file"] in texts and not m["text"].startswith(" ")]
+    chosen = own[:3] or (notes[:4] if 0 < len(candidates) <= 2 else [])
+    told = [
+        f"{texts.get(m['file'], (m['file'],))[0]}:{m['line']}: note: {_simple(m['text'].strip())}"
+        for m in chosen
+    ]
+    hidden = len(candidates) - sum("candidate" in m["text"] for m in chosen)
+    rest = f"{hidden} {'more ' if told else ''}{'candidate' if hidden == 1 else 'candidates'} in the log"
+    return [*told, rest] if hidden > 0 else told
+
+
+def _simple(text: str) -> str:
+    """Returns a message without the template arguments that the standard library fills in, and not too long."""
+    while True:
+        found = _FILLED_IN.search(text)
+        if found is None:
+            break
+        depth, end = 1, found.end()
+        while depth and end < len(text):
+            depth += {"<": 1, ">": -1}.get(text[end], 0)
+            end += 1
+        text = text[: found.start()] + text[end:]
+    text = re.sub(r"std::(__cxx11::)?basic_string<char\s*>", "std::string", re.sub(r"(?<=\w)\s+>", ">", text))
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def _author_line(
@@ -107,18 +221,25 @@ def _author_line(
 ) -> tuple[str, int]:
     """Returns the place in the author's source that the error belongs to.
 
-    An error inside a header is told with the lines that led there ("required from here", "in
-    expansion of macro"); the first of them in one of the author's files counts.
+    An error inside a header is told with the lines that led there: before it who needed the template
+    ("required from here"), after it whose macro it was ("in expansion of macro"), else who included it.
+    The innermost of them in one of the author's files counts.
     """
     if first["file"] in sources:
         return first["file"], int(first["line"])
     start = lines.index(first.group(0))
-    ordered = [*lines[start:], *reversed(lines[:start])]
+    texts = {m.group(0) for m in messages if m["kind"] != "note"}
+    before = next((i for i in range(start - 1, -1, -1) if lines[i] in texts), -1)
+    after = next((i for i in range(start + 1, len(lines)) if lines[i] in texts), len(lines))
+    required = [line for line in lines[before + 1 : start] if "required" in line]
+    ordered = [*required, *lines[start:after], *reversed(lines[:start]), *lines[after:]]
     for line in ordered:
-        for found in re.finditer(r"(?:^|from |In file included from )([^\s:][^:\n]*):(\d+)", line):
+        if re.search(r"note: +(candidate|.*declared here|.*previous)", line):
+            continue
+        for found in re.finditer(r"(?:In file included from |from |^)([^\s:][^:\n]*):(\d+)", line):
             if found[1] in sources:
                 return found[1], int(found[2])
-        inside = re.search(r"at line (\d+) of (\S+)", line)  # nvcc's words for "required from here"
+        inside = re.search(r"at line (\d+) of (.+?)$", line)  # nvcc's words for "required from here"
         if inside and inside[2] in sources:
             return inside[2], int(inside[1])
     return first["file"], int(first["line"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -16,11 +17,19 @@ _LEAST_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left fa
 
 
 class StepFailed(Exception):
-    """A command of a build failed: which, what it said, and what all of them said."""
+    """A command of a build failed.
 
-    def __init__(self, step: str, output: str, log: str) -> None:
-        super().__init__(step)
-        self.step, self.output, self.log = step, output, log
+    Attributes:
+        step, output: which, and what it said.
+        log: what all of them said.
+        outputs: what each of those said that failed.
+        seconds: how long the others took.
+    """
+
+    def __init__(self, outputs: dict[str, str], log: str, seconds: dict[str, float]) -> None:
+        self.step, self.output = next(iter(outputs.items()))
+        super().__init__(self.step)
+        self.outputs, self.log, self.seconds = outputs, log, seconds
 
 
 def run_all(commands: Mapping[str, Sequence[str]], work: Path) -> dict[str, float]:
@@ -36,7 +45,7 @@ def run_all(commands: Mapping[str, Sequence[str]], work: Path) -> dict[str, floa
     running: dict[str, tuple[subprocess.Popen, float, Path]] = {}
     seconds: dict[str, float] = {}
     logs: list[str] = []
-    failed: list[tuple[str, str]] = []
+    failed: dict[str, str] = {}
     environment = {**os.environ, "LC_ALL": "C"}
     while waiting or running:
         while waiting and len(running) < max(settings.jobs(), 1):
@@ -57,16 +66,22 @@ def run_all(commands: Mapping[str, Sequence[str]], work: Path) -> dict[str, floa
         seconds[name] = time.perf_counter() - started
         text = output.read_text(errors="replace")
         output.unlink()
-        logs.append(f"$ {' '.join(commands[name])}\n{text}")
+        if process.returncode < 0:
+            text += f"{commands[name][0]}: killed by signal {-process.returncode}\n"
+        logs.append(f"$ {shlex.join(commands[name])}\n{text}")
         if process.returncode != 0:
-            failed.append((name, text))
+            failed[name] = text
     with open(work / "build.log", "a") as f:
         f.write("\n".join(logs))
     if failed:
-        name, text = failed[0]
-        if "No space left on device" in text or shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
+        is_full = any("No space left on device" in text for text in failed.values())
+        if is_full or shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
-        raise StepFailed(name, text, "\n".join(logs))
+        raise StepFailed(
+            {name: failed[name] for name in commands if name in failed},
+            "\n".join(logs),
+            {name: s for name, s in seconds.items() if name not in failed},
+        )
     return seconds
 
 

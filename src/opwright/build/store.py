@@ -3,6 +3,7 @@
     <root>/entries/<request>/<build>/library.so   the library (objects/, extensions/: other products)
                                      record.json  digest, files that were read, compiler, seconds
                                      build.log    what the compilers said
+    <root>/headers/<key>/         precompiled headers of extensions
     <root>/support/<key>/         objects that every build of one compiler links, with their digests
     <root>/locks/<request>.lock                   held while a request is built
     <root>/work/<random>/                         a build in progress
@@ -151,8 +152,11 @@ class Store:
             )
 
     @contextlib.contextmanager
-    def lock(self, request: str) -> Iterator[None]:
-        """Holds the lock of a request. The system releases it when its holder dies.
+    def lock(self, request: str, *, wait: bool = True) -> Iterator[bool]:
+        """Holds the lock of a request, and yields True. The system releases it when its holder dies.
+
+        Args:
+            wait: False: yields False when someone else holds it.
 
         Raises:
             StoreError: the store cannot be written.
@@ -163,11 +167,12 @@ class Store:
             self._make(self.root)
             self._make(self.root / "locks")
             lock = filelock.FileLock(self.root / "locks" / f"{request}.lock")
-            lock.acquire()
+            with contextlib.suppress(filelock.Timeout):
+                lock.acquire(timeout=-1 if wait else 0)
         except OSError as error:
             raise _store_error(self.root, error) from error
         try:
-            yield
+            yield lock.is_locked
         finally:
             lock.release()
 
@@ -271,13 +276,18 @@ class Store:
                 count += 1
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
+        for path in (self.root / "headers").glob("*"):
+            with contextlib.suppress(OSError):
+                if (path / "prefix.h").stat().st_mtime < limit:  # its last use
+                    shutil.rmtree(path, ignore_errors=True)
+                    count += 1
         self._sweep(self.root / "work")
         return count
 
     def clean(self) -> int:
         """Removes every entry; returns how many there were."""
         count = sum(len(list((self.root / folder).glob("*/*"))) for folder in _PRODUCTS)
-        for name in (*_PRODUCTS, "work", "compilers", "support"):
+        for name in (*_PRODUCTS, "headers", "work", "compilers", "support"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         return count
 

@@ -60,7 +60,7 @@ def find_compiler(identities: Path) -> Compiler | None:
     for candidate in candidates:
         found = shutil.which(candidate)
         if found:
-            return Compiler(found, _identity(found, identities))
+            return Compiler(found, identify(found, identities))
     if named:
         raise NoCompilerError(
             "OPWRIGHT_CXX", "this compiler does not exist", rows=[("got", named)], hint="unset OPWRIGHT_CXX"
@@ -101,9 +101,16 @@ def remember(subject: str | None, identities: Path, ask: Callable[[], str], name
     return answer
 
 
-def _identity(path: str, identities: Path) -> str:
+def identify(path: str, identities: Path) -> str:
+    """Returns the identity of the compiler at a path."""
+
     def ask() -> str:
-        result = subprocess.run([path, "--version"], capture_output=True, text=True)
+        try:
+            result = subprocess.run([path, "--version"], capture_output=True, text=True)
+        except OSError as error:
+            raise NoCompilerError(
+                path, "this compiler cannot be run", rows=[("reason", error.strerror or str(error))], hint="`OPWRIGHT_CXX=g++`"
+            ) from None
         return result.stdout.splitlines()[0] if result.stdout else str(Path(path).resolve())
 
     return remember(file_signature(path), identities, ask)

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cyclopts import App
 
 from opwright.cli.console import print_json, progress, say
-from opwright.errors import NoNvccError
+from opwright.errors import NoNvccError, TargetError
 
 if TYPE_CHECKING:
     from opwright.build.load import Library
+    from opwright.dispatch.operator import Operator
 
 build_app = App(name="build")
 
 
 @build_app.default
-def build_operators(target: str, *, json: bool = False) -> int:
+def build_operators(
+    target: str | None = None, *, json: bool = False, compile_commands: bool | None = None
+) -> int:
     """Build the kernels of TARGET ahead of their first call: those of all backends into one library.
 
     CUDA kernels are compiled for --arch, else for the GPUs present, else for sm_80 and sm_90, with PTX of
     the newest. Without nvcc only the others are built.
 
     Args:
-        target: A module, a file, or either with ::name.
+        target: A module, a file, or either with ::name. Left out: every op.py below this folder.
         json: Print where the libraries are, as JSON.
+        compile_commands: Write compile_commands.json for editors, also where nothing has to be compiled,
+            and print where it is. Left out: only for what is compiled. --no-compile-commands: leave it
+            alone (OPWRIGHT_COMPILE_COMMANDS=0).
     """
-    from opwright.cli.target import find_operators
     from opwright.dispatch import kernels
 
+    if compile_commands is not None:
+        os.environ["OPWRIGHT_COMPILE_COMMANDS"] = str(int(compile_commands))
     started = time.perf_counter()
     built, cached, libraries = 0, 0, []
-    for keys in kernels.libraries_of(find_operators(target)):
+    for keys in kernels.libraries_of(_find(target)):
+        # Before the build: what does not compile is to be opened in an editor.
+        written = [str(path) for path in _write_commands(keys, target)] if compile_commands else []
         with progress("Building") as line:
             line.update(" ".join(d.name for d in kernels.unit_of(keys[0])))
             made = _build(keys)
@@ -46,10 +57,13 @@ def build_operators(target: str, *, json: bool = False) -> int:
                 "library": str(library.entry.library),
                 "built": is_new,
                 "seconds": library.entry.record.seconds,
+                "compile_commands": written,
             }
         )
     if json:
         print_json(libraries)
+    elif compile_commands:
+        print("\n".join(dict.fromkeys(path for library in libraries for path in library["compile_commands"])))
     else:
         for library in libraries:
             print(library["library"])
@@ -57,6 +71,51 @@ def build_operators(target: str, *, json: bool = False) -> int:
     noun = "library" if count == 1 else "libraries"
     say(f"Built {count} {noun} in {time.perf_counter() - started:.2f} s ({cached} cached)")
     return 0 if count else 5
+
+
+def _find(target: str | None) -> list[Operator]:
+    from opwright.cli.target import find_operators
+
+    if target is not None:
+        return find_operators(target)
+    from opwright.build.compile_commands import project_of
+
+    here = Path.cwd()
+    if project_of(here / "op.py") is None:
+        raise TargetError(
+            str(here),
+            "this folder is in no project",
+            hint="`opwright build TARGET`, or a `pyproject.toml` here",
+        )
+    files = [path for path in sorted(here.rglob("op.py")) if project_of(path)]
+    return [operator for path in files for operator in find_operators(str(path))]
+
+
+def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
+    """Writes the commands of one library's sources; there may be none to open in an editor.
+
+    Raises:
+        TargetError: its sources are in no project, or the project cannot be written.
+    """
+    from opwright.build.compile import make_request, write_compile_commands
+    from opwright.build.compile_commands import project_of
+    from opwright.build.store import Store
+    from opwright.dispatch import kernels
+
+    request = make_request(kernels.unit_of(keys[0]), [key[1] for key in keys])
+    written = write_compile_commands(request, None, Store())
+    sources = [source.path for found in request.sources.values() for source in found if source.path]
+    if sources and not written:
+        project = project_of(sources[0])
+        raise TargetError(
+            target or str(Path.cwd()),
+            f"`{request.subject}` gets no compile_commands.json",
+            rows=[("source", str(sources[0])), ("project", str(project or "none"))],
+            hint="look into `build/compile_commands.json` there: it cannot be written, or is no list"
+            if project
+            else "a `pyproject.toml` or `git init` makes a project of a folder",
+        )
+    return written
 
 
 def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from opwright.cpp_extension import bindings
+from opwright.cpp_extension import bindings, libraries
+from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
+from opwright.cpp_extension.objects import BindingsFailed, Source
 from opwright.errors import ExtensionError
 
 _CUDA_SUFFIXES = (".cu", ".cuh")
@@ -58,19 +60,16 @@ def load(
         )  # fmt: skip
     if is_python_module and is_standalone:
         raise ValueError("`is_python_module` and `is_standalone` are mutually exclusive.")
-    from opwright.cpp_extension.extension import Extension
-
     _check_name(name)
     if not files:
         raise ExtensionError(name, "there is no source", hint='`load("name", ["source.cpp"])`')
     has_cuda = any(file.endswith(_CUDA_SUFFIXES) for file in files)
+    own_name = "" if is_standalone else name
+    options = _Options(name, own_name, extra_cflags, extra_cuda_cflags, extra_include_paths)
     extension = Extension(
         name,
-        [_read(name, file) for file in files],
-        _flags(extra_cflags),
-        _flags(extra_cuda_cflags),
-        _flags(extra_ldflags),
-        _flags(extra_include_paths),
+        [options.file(name, file) for file in files],
+        words(name, "extra_ldflags", _list(extra_ldflags)),
         has_cuda if with_cuda is None else with_cuda,
         "program" if is_standalone else "module" if is_python_module else "library",
     )
@@ -116,38 +115,71 @@ def load_inline(
             with_cuda, with_sycl, is_python_module, with_pytorch_error_handling, keep_intermediates, use_pch,
             no_implicit_headers,
         )  # fmt: skip
-    from opwright.cpp_extension.extension import Extension, ExtensionSource
-
     _check_name(name)
-    cpp, cuda = _flags(cpp_sources), _flags(cuda_sources)
-    text = bindings.cpp_text(
-        name,
-        cpp,
-        functions,
-        with_headers=not no_implicit_headers,
-        with_error_handling=with_pytorch_error_handling,
-    )
-    made = [ExtensionSource("cpp", text)]
-    if cuda:
-        made.append(ExtensionSource("cuda", bindings.cuda_text(cuda, with_headers=not no_implicit_headers)))
-    if functions is not None:
-        made.append(ExtensionSource("c", bindings.init_text(name)))
-    extension = Extension(
-        name,
-        made,
-        _flags(extra_cflags),
-        _flags(extra_cuda_cflags),
-        _flags(extra_ldflags),
-        _flags(extra_include_paths),
-        bool(cuda) if with_cuda is None else with_cuda,
-        "module" if is_python_module else "library",
-    )
-    return _finish(extension, build_directory, verbose)
+    cpp, cuda = _list(cpp_sources), _list(cuda_sources)
+    options = _Options(name, name, extra_cflags, extra_cuda_cflags, extra_include_paths)
+    with_headers = not no_implicit_headers
+
+    def extension(apart: bool) -> Extension:
+        texts = bindings.cpp_sources(
+            name, cpp, functions, with_headers=with_headers, with_error_handling=with_pytorch_error_handling, apart=apart
+        )
+        parts = [(f"cpp_sources[{i}]", text) for i, text in enumerate(cpp)]
+        parts += [(f"cuda_sources[{i}]", text) for i, text in enumerate(cuda)]
+        parts += [(bindings.GENERATED, bindings.generated_part(text)) for text, _ in texts[-1:]]
+        sources = [options.text("cpp", text, prefix, parts=parts) for text, prefix in texts]
+        if cuda:
+            sources.append(options.text("cuda", bindings.cuda_text(cuda, with_headers=with_headers), parts=parts))
+        if functions is not None:
+            sources.append(options.text("c", bindings.init_text(name)))
+        return Extension(
+            name,
+            sources,
+            words(name, "extra_ldflags", _list(extra_ldflags)),
+            bool(cuda) if with_cuda is None else with_cuda,
+            "module" if is_python_module else "library",
+            use_pch,
+        )
+
+    try:
+        return _finish(extension(True), build_directory, verbose)
+    except BindingsFailed:  # a declaration was not what it seemed
+        return _finish(extension(False), build_directory, verbose)
+
+
+class _Options:
+    """The options of a call as the flags of its sources.
+
+    Args:
+        name: what TORCH_EXTENSION_NAME stands for; "": it is not defined.
+    """
+
+    def __init__(self, subject: str, name: str, cflags: Any, cuda_cflags: Any, include_paths: Any) -> None:
+        self.name = name
+        self.cflags = words(subject, "extra_cflags", _list(cflags))
+        self.cuda_cflags = words(subject, "extra_cuda_cflags", _list(cuda_cflags))
+        self.folders = tuple(Path(os.path.abspath(path)) for path in _list(include_paths))
+
+    def text(
+        self,
+        language: str,
+        text: str,
+        prefix: str = "",
+        path: Path | None = None,
+        parts: Sequence[tuple[str, str]] = (),
+    ) -> Source:
+        if language == "c":
+            return Source("c", text, flags=("-O1", "-fPIC"))
+        flags = cuda_flags(self.cuda_cflags) if language == "cuda" else cpp_flags(self.cflags)
+        name = "" if prefix == "bindings" else self.name
+        return Source(language, text, path, flags, self.folders, name, prefix, tuple(parts))
+
+    def file(self, name: str, file: str) -> Source:
+        path = Path(os.path.abspath(file))
+        return self.text("cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", _read(name, file, path), path=path)
 
 
 def _finish(extension: Any, build_directory: Any, verbose: bool) -> ModuleType | str:
-    from opwright.cpp_extension.extension import build
-
     entry, is_new = build(extension)
     if verbose:
         state = f"built in {entry.record.seconds['all']:.1f} s" if is_new else "taken from the store"
@@ -159,30 +191,29 @@ def _finish(extension: Any, build_directory: Any, verbose: bool) -> ModuleType |
     if extension.kind == "program":
         return str(path)
     if extension.kind == "library":
-        import torch
-
-        torch.ops.load_library(str(entry.library))
+        libraries.load_library(extension.name, entry.library)
         return str(path)
-    return _import(extension.name, entry.library)
-
-
-def _import(name: str, path: Path) -> ModuleType:
-    import torch  # noqa: F401  its libraries must be there before those of the extension
-
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.__name__ = name
-    return module
+    return libraries.load_module(extension.name, entry.library)
 
 
 def _export(product: Path, folder: Path, name: str) -> Path:
     """Puts a copy where the caller wants it, all at once: a process that has the old one open keeps it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-    os.close(handle)
-    shutil.copy(product, temporary)
-    os.replace(temporary, folder / name)
+    temporary = ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+        os.close(handle)
+        shutil.copy(product, temporary)
+        os.replace(temporary, folder / name)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise ExtensionError(
+            name,
+            "it cannot be put into `build_directory`",
+            rows=[("got", str(folder)), ("reason", error.strerror or str(error))],
+            hint="another `build_directory`, or none: it is in the store",
+        ) from error
     return folder / name
 
 
@@ -196,7 +227,7 @@ def _is_torchs(with_sycl: bool | None, files: Sequence[str]) -> bool:
 
 
 def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise ExtensionError(
             str(name),
             "the name of an extension must be an identifier",
@@ -204,13 +235,10 @@ def _check_name(name: str) -> None:
         )
 
 
-def _read(name: str, file: str) -> Any:
-    from opwright.cpp_extension.extension import ExtensionSource
-
-    path = Path(os.path.abspath(file))
+def _read(name: str, file: str, path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
         raise ExtensionError(
             name, "there is no such source", rows=[("got", file), ("at", str(path))], hint="check the path"
         ) from None
@@ -221,12 +249,22 @@ def _read(name: str, file: str) -> Any:
             rows=[("source", file), ("reason", str(error))],
             hint=f"`iconv -t utf-8 {file}`",
         ) from None
-    return ExtensionSource("cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", text, path)
 
 
-def _flags(value: Any) -> list[str]:
+def _list(value: Any) -> list[str]:
     """Returns an argument as a list of its own: the caller's is never changed."""
-    return [] if value is None else [value] if isinstance(value, str) else [str(item) for item in value]
+    if isinstance(value, (str, Path)):
+        value = [value]
+    if value is None:
+        return []
+    if not isinstance(value, Iterable) or not all(isinstance(item, (str, Path)) for item in value):
+        raise TypeError(f"expected a string or a list of strings, got {value!r}")
+    for item in map(str, value):
+        try:
+            item.encode()
+        except UnicodeEncodeError as error:
+            raise ExtensionError("text", "it is not UTF-8", rows=[("reason", str(error))], hint="decode it as what it is") from None
+    return [str(item) for item in value]
 
 
 def _copied(value: Any) -> Any:

@@ -7,10 +7,12 @@
 #include_next <torch/extension.h>
 #else
 #include <torch/autograd.h>
+#ifndef OPWRIGHT_WITHOUT_PYTHON
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#endif
 #include <torch/cuda.h>
 #include <torch/fft.h>
 #include <torch/library.h>

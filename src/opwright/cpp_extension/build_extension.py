@@ -1,0 +1,188 @@
+"""`BuildExtension`, `CppExtension` and `CUDAExtension` for setuptools."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import setuptools
+import torch
+from setuptools.command.build_ext import build_ext
+from torch.utils import cpp_extension as torchs
+
+from opwright.build import compile_commands, cuda
+from opwright.build.store import Store
+from opwright.build.toolchain import Compiler, identify
+from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
+from opwright.cpp_extension.objects import Objects, Source, system_includes, torch_folder
+
+_LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
+_LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
+
+
+def CppExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) -> setuptools.Extension:
+    """Returns a `setuptools.Extension` for C++, with torch's headers and libraries; lists given are not changed."""
+    if not _is_own():
+        return torchs.CppExtension(name, list(sources), *args, **_copied(kwargs))
+    libraries = ["c10", "torch", "torch_cpu", *([] if kwargs.get("py_limited_api") else ["torch_python"])]
+    return _extension(name, sources, args, kwargs, torchs.include_paths(), torchs.library_paths(), libraries)
+
+
+def CUDAExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) -> setuptools.Extension:
+    """Returns a `setuptools.Extension` for C++ and CUDA; lists given are not changed.
+
+    It needs nvcc and no GPU, and can be built where torch has no CUDA.
+    """
+    if not _is_own():
+        return torchs.CUDAExtension(name, list(sources), *args, **_copied(kwargs))
+    if kwargs.get("dlink") or kwargs.get("dlink_libraries"):  # device code linked across sources
+        extension = torchs.CUDAExtension(name, list(sources), *args, **_copied(kwargs))
+        extension.opwright_leaves = True
+        return extension
+    nvcc = find_nvcc(name, Store())
+    libraries = ["c10", "torch", "torch_cpu", *([] if kwargs.get("py_limited_api") else ["torch_python"])]
+    libraries += ["cudart", *(n for n in ("c10_cuda", "torch_cuda") if (torch_folder() / "lib" / f"lib{n}.so").exists())]
+    folders = [*torchs.library_paths(), str(nvcc.cudart)]
+    return _extension(name, sources, args, kwargs, [str(path) for path in system_includes(nvcc)[:-1]], folders, libraries)
+
+
+def _extension(
+    name: str,
+    sources: Sequence[str],
+    args: tuple,
+    kwargs: dict[str, Any],
+    include_dirs: list[str],
+    library_dirs: list[str],
+    libraries: list[str],
+) -> setuptools.Extension:
+    kwargs = _copied(kwargs)
+    kwargs["include_dirs"] = [*(kwargs.get("include_dirs") or []), *include_dirs]
+    kwargs["library_dirs"] = [*(kwargs.get("library_dirs") or []), *library_dirs]
+    kwargs["libraries"] = [*(kwargs.get("libraries") or []), *libraries]
+    kwargs["language"] = "c++"
+    return setuptools.Extension(name, list(sources), *args, **kwargs)
+
+
+class BuildExtension(torchs.BuildExtension):
+    """Setuptools' `build_ext` that compiles through Opwright's store: `torch.utils.cpp_extension.BuildExtension`.
+
+    An unchanged source is compiled once, whatever the checkout or build directory; torch's headers are
+    precompiled; CUDA is compiled without a GPU and without a CUDA build of torch. Options as PyTorch's
+    (`with_options(use_ninja=..., no_python_abi_suffix=...)`); ninja is not used. ROCm, SYCL and systems other
+    than Linux are left to PyTorch's.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # PyTorch's warns where there is no ninja, which is not needed.
+        super().__init__(*args, **{**kwargs, "use_ninja": kwargs.get("use_ninja", True) and torchs.is_ninja_available()})
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = True  # the store knows what is up to date, by content; times say nothing
+
+    def build_extensions(self) -> None:
+        sources = [source for extension in self.extensions for source in extension.sources]
+        leaves = any(getattr(extension, "opwright_leaves", False) for extension in self.extensions)
+        if leaves or not _is_own() or any(source.endswith((".sycl", ".mm", ".hip")) for source in sources):
+            super().build_extensions()
+            return
+        if ".cu" not in self.compiler.src_extensions:
+            self.compiler.src_extensions = [*self.compiler.src_extensions, ".cu", ".cuh"]
+        build_ext.build_extensions(self)
+
+    def build_extension(self, extension: setuptools.Extension) -> None:
+        if not _is_own() or getattr(extension, "opwright_leaves", False):
+            super().build_extension(extension)
+            return
+        own = vars(self.compiler).get("compile")
+        self.compiler.compile = lambda *args, **kwargs: self._compile(extension, *args, **kwargs)
+        try:
+            super().build_extension(extension)
+        finally:
+            del self.compiler.compile
+            if own:
+                self.compiler.compile = own
+
+    def _compile(
+        self,
+        extension: setuptools.Extension,
+        sources: Sequence[str],
+        output_dir: str | None = None,
+        macros: Any = None,
+        include_dirs: Sequence[str] | None = None,
+        debug: bool = False,
+        extra_preargs: Sequence[str] | None = None,
+        extra_postargs: Any = None,
+        depends: Any = None,
+    ) -> list[str]:
+        """Stands in for the compiler's `compile`; returns the object files, in the places that setuptools wants."""
+        given = extra_postargs if isinstance(extra_postargs, Mapping) else {"cxx": extra_postargs, "nvcc": extra_postargs}
+        _, objects, _, options, _ = self.compiler._setup_compile(output_dir, macros, include_dirs, sources, depends, [])
+        common = [*(extra_preargs or []), *(["-g"] if debug else [])]
+        options, folders = _split(options)
+        store = Store()
+        nvcc = find_nvcc(extension.name, store) if any(_language(source) == "cuda" for source in sources) else None
+        apart = {str(path) for path in system_includes(nvcc or cuda.find_nvcc(store.identities))}
+        own_folders = tuple(Path(os.path.abspath(f)) for f in folders if os.path.abspath(f) not in apart)
+        program, *base = self.compiler.compiler_so_cxx if hasattr(self.compiler, "compiler_so_cxx") else self.compiler.compiler_so
+        compiler = _compiler([program, *base], store)
+        if getattr(extension, "py_limited_api", False):
+            options.append(_LIMITED_API)
+        made = []
+        for source in sources:
+            language = _language(source)
+            path = Path(os.path.abspath(source))
+            if language == "cuda":
+                flags = cuda_flags([*common, *options, *(given.get("nvcc") or [])])
+            else:
+                flags = (*_without_debug(base), *common, *options, *(given.get("cxx") or []))
+                flags = cpp_flags(flags) if language == "cpp" else tuple(f for f in flags if not f.startswith("-std=c++"))
+            text = path.read_text(encoding="utf-8")
+            made.append(Source(language, text, path, flags, own_folders, extension.name.split(".")[-1]))
+        with store.work() as work:
+            compiling = Objects(extension.name, compiler, nvcc, store, work)
+            compile_commands.record(
+                compile_commands.from_compiler(command, work, path) for path, command in compiling.commands(made)
+            )
+            entries, seconds = compiling.compile(made)
+        known = len(entries) - len(seconds)
+        print(f"{extension.name}: {len(seconds)} compiled, {known} taken from the store", file=sys.stderr)
+        for entry, place in zip(entries, objects, strict=True):
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            shutil.copyfile(entry.library, place)
+        return objects
+
+
+def _language(source: str) -> str:
+    return _LANGUAGES.get(os.path.splitext(source)[1], "cpp")
+
+
+def _split(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns preprocessor options, and the directories of -I among them apart."""
+    return [o for o in options if not o.startswith("-I")], [o[2:] for o in options if o.startswith("-I")]
+
+
+def _without_debug(flags: Sequence[str]) -> list[str]:
+    """Returns the flags Python was built with but -g: debug information, four fifths of an object, ties it to its place."""
+    return [flag for flag in flags if not re.fullmatch(r"-g[0-3]?", flag)]
+
+
+def _compiler(command: Sequence[str], store: Store) -> Compiler:
+    """Returns the compiler that setuptools calls; ccache and the like are put before it later."""
+    words = [word for word in command if os.path.basename(word) not in ("ccache", "sccache")]
+    path = shutil.which(words[0]) or words[0]
+    return Compiler(path, identify(path, store.identities))
+
+
+def _is_own() -> bool:
+    """Whether Opwright's own can build here."""
+    return sys.platform.startswith("linux") and torch.version.hip is None
+
+
+def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, list) else dict(v) if isinstance(v, dict) else v for k, v in kwargs.items()}

@@ -1,0 +1,177 @@
+"""Loads the libraries of extensions, and replaces one that registers operators by its next version.
+
+A library built here registers nothing while it is loaded (native/extension/opwright_registration.h): it is
+asked to afterwards, so that what is wrong is an exception, and an earlier version is asked to take
+back what it registered. Nothing is ever unloaded: code of the earlier version may still be running.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from opwright.cpp_extension.explain import import_error
+from opwright.errors import LoadError
+
+_lock = threading.RLock()
+_loaded: dict[str, _Library] = {}  # by path
+_kept_alive: dict[str, object] = {}  # by qualified name of an operator
+
+
+@dataclass
+class _Library:
+    """A loaded library; `handle` has the three functions only if `registers`."""
+
+    name: str
+    handle: ctypes.CDLL
+    registers: bool
+    lines: list[str]  # what it registers: "DEF namespace" or "USE namespace"
+    active: bool = False
+
+    @property
+    def namespaces(self) -> set[str]:
+        return {line[4:] for line in self.lines}
+
+    def replaces(self, other: _Library) -> bool:
+        owned = {line for line in self.lines if line.startswith("DEF")}
+        return other.active and other is not self and (other.name == self.name or bool(owned & set(other.lines)))
+
+
+def load_library(name: str, path: Path) -> None:
+    """Loads a library; what it registers with PyTorch replaces what an earlier version registered.
+
+    Raises:
+        LoadError: it cannot be loaded, or what it registers is refused. The earlier version stays.
+    """
+    import torch
+
+    with _lock:
+        library = _loaded.get(str(path)) or _open(name, path)
+        if library.registers and not library.active:
+            _replace(library, [other for other in _loaded.values() if library.replaces(other)], path)
+        torch.ops.loaded_libraries.add(str(path))
+
+
+def load_module(name: str, path: Path) -> ModuleType:
+    """Loads a library as a Python module.
+
+    Raises:
+        LoadError: it cannot be loaded, or is no module of this name.
+    """
+    load_library(name, path)
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise import_error(name, path, error) from error
+    module.__name__ = name
+    return module
+
+
+def _open(name: str, path: Path) -> _Library:
+    os.environ["OPWRIGHT_LOADS"] = str(path)
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise import_error(name, path, error) from error
+    finally:
+        del os.environ["OPWRIGHT_LOADS"]
+    registers = hasattr(handle, "opwright_register")
+    lines: list[str] = []
+    if registers:
+        for function in (handle.opwright_register, handle.opwright_registrations):
+            function.restype = ctypes.c_char_p
+        lines = handle.opwright_registrations().decode().splitlines()
+    library = _loaded[str(path)] = _Library(name, handle, registers, lines)
+    return library
+
+
+def _replace(library: _Library, earlier: list[_Library], path: Path) -> None:
+    namespaces = library.namespaces.union(*(other.namespaces for other in earlier))
+    before = _schemas(namespaces) if earlier else {}
+    for other in earlier:
+        for operator in _schemas(other.namespaces):
+            _keep_alive(operator)
+        other.handle.opwright_release()
+        other.active = False
+    error = library.handle.opwright_register()
+    if error and b"Mismatch in kernel C++ signatures" in error:
+        # PyTorch's entry of an operator accepts one C++ signature as long as it lives.
+        _let_die(before)
+        error = library.handle.opwright_register()
+    library.active = error is None
+    for other in earlier if error else ():
+        other.active = other.handle.opwright_register() is None
+    if before:
+        _forget(before, _schemas(namespaces))
+    if error:
+        # PyTorch appends where in its own code it noticed.
+        text = error.decode(errors="replace").split("\nException raised from")[0].strip()
+        if "Only a single TORCH_LIBRARY" in text:
+            raise import_error(library.name, path, RuntimeError(text))
+        raise LoadError(
+            library.name,
+            "PyTorch refuses what it registers",
+            body=text,
+            rows=[("library", str(path))],
+            hint="correct the TORCH_LIBRARY, and call again",
+        )
+
+
+def _schemas(namespaces: set[str]) -> dict[str, str]:
+    """Returns the schemas of the operators in namespaces, by qualified name."""
+    import torch
+
+    found = {}
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.partition("::")[0] in namespaces:
+            name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+            found[name] = str(schema)
+    return found
+
+
+def _keep_alive(operator: str) -> None:
+    """Keeps PyTorch's entry of an operator, which others point to, while no version of it is registered."""
+    import torch
+
+    if operator not in _kept_alive:
+        library = torch.library.Library(operator.partition("::")[0], "IMPL", "Vulkan")
+        library.impl(operator.partition("::")[2], torch.library.fallthrough_kernel)
+        _kept_alive[operator] = library
+
+
+def _let_die(operators: Iterable[str]) -> None:
+    """Lets PyTorch drop its entries of operators; what Python has of them says so, instead of reading freed memory."""
+    import torch
+
+    for operator in operators:
+        namespace, _, name = operator.partition("::")
+        packet = vars(getattr(torch.ops, namespace)).get(name.partition(".")[0])
+        overloads = [v for v in vars(packet).values() if isinstance(v, torch._ops.OpOverload)] if packet else []
+        for entry in [packet, *overloads] if packet else ():
+            entry._op = functools.partial(_refuse, operator)
+        library = _kept_alive.pop(operator, None)
+        if library:
+            library._destroy()
+
+
+def _refuse(operator: str, *args: object, **kwargs: object) -> None:
+    raise RuntimeError(f"{operator} was replaced by a version with another signature: use torch.ops.{operator.replace('::', '.')} anew")
+
+
+def _forget(before: dict[str, str], after: dict[str, str]) -> None:
+    """Drops what torch.ops remembers of operators whose schema is another one now."""
+    import torch
+
+    for operator, schema in before.items():
+        if after.get(operator) != schema:
+            namespace, _, name = operator.partition("::")
+            vars(getattr(torch.ops, namespace)).pop(name.partition(".")[0], None)

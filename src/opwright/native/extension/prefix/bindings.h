@@ -1,0 +1,2 @@
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>

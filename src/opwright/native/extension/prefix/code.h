@@ -1,0 +1,2 @@
+#define OPWRIGHT_WITHOUT_PYTHON
+#include <torch/extension.h>

@@ -1,0 +1,241 @@
+"""The defects of torch.utils.cpp_extension 2.13 by name: each shows with PyTorch's own, and not with Opwright's.
+
+Every test runs one program twice, and only the module that it imports differs. PyTorch's half must fail in
+the way that is described, so that a test which could not fail shows itself; a PyTorch that has mended a
+defect skips that half.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.compiler
+
+KNOWN = "2.13.99"  # the newest PyTorch that has all of the defects
+HANG_SECONDS = 15
+
+# A module without a header of PyTorch: a second, where torch/extension.h takes twenty.
+PREAMBLE = '''
+from {module} import load, load_inline
+
+def source(value):
+    return """
+#include <Python.h>
+static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&definition); }
+""".replace("VALUE", str(value))
+
+def inline(name, value, **options):
+    return load_inline(name, [source(value)], no_implicit_headers=True, **options)
+
+'''
+
+
+@dataclass
+class Half:
+    """One of the two: how its programs run, and how what they say is judged."""
+
+    module: str
+    folder: Path
+
+    def run(self, program: str, timeout: float = 300, **env: str) -> str:
+        """Returns what a program printed, then what it wrote to stderr and how it ended, if not well."""
+        scripts = sysconfig.get_path("scripts")  # where pip puts ninja
+        environment = {
+            **os.environ,
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "OPWRIGHT_CACHE_DIR": str(self.folder / "store"),
+            "TORCH_EXTENSIONS_DIR": str(self.folder / "torch"),
+            **env,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE.replace("{module}", self.module) + program],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return f"no end after {timeout} s"
+        return out.strip() if process.returncode == 0 else f"{out}{err}\nexit {process.returncode}"
+
+    def judge(self, got: str, right: str, symptom: str) -> None:
+        if self.module.startswith("opwright"):
+            assert got == right
+        elif re.search(symptom, got):
+            assert got != right
+        elif torch.torch_version.TorchVersion(torch.__version__) > KNOWN:
+            pytest.skip(f"PyTorch {torch.__version__} does not have this defect")
+        else:
+            pytest.fail(f"PyTorch {torch.__version__} should have failed with {symptom!r}, and said:\n{got}")
+
+
+@pytest.fixture(params=["torch.utils.cpp_extension", "opwright.cpp_extension"], ids=["torch", "opwright"])
+def half(request: pytest.FixtureRequest, tmp_path: Path) -> Half:
+    if request.param.startswith("torch") and not shutil.which(
+        "ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
+    ):
+        pytest.skip("no ninja, which PyTorch's own needs: `pip install ninja`")
+    (tmp_path / "torch").mkdir()
+    return Half(request.param, tmp_path)
+
+
+def test_1_a_stale_lock_is_waited_for_without_end(half: Half, tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    got = half.run(f"print(inline('stale', 3, build_directory={str(tmp_path)!r}).value())", HANG_SECONDS)
+    half.judge(got, "3", "no end after")
+    if half.module.startswith("torch"):
+        assert (tmp_path / "main.cpp").is_file()  # it came as far as the lock, and was not just slow
+        assert not (tmp_path / "build.ninja").exists()
+
+
+def test_2_a_finished_build_needs_ninja(half: Half) -> None:
+    program = "print(inline('warm', 4).value())"
+    assert half.run(program) == "4"
+    half.judge(half.run(program, PATH="/nonexistent"), "4", "Ninja is required")
+
+
+def test_3_two_processes_with_one_name_and_two_sources(half: Half, tmp_path: Path) -> None:
+    """PyTorch's second process writes the first one's source anew, waits, and takes what was made."""
+    build = tmp_path / "build"
+    build.mkdir()
+    compiler = tmp_path / "c++"  # compiles when both have come, or there is nothing to come to
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-c*main.cpp*)\n  for i in $(seq 600); do\n'
+        f"    grep -q FromLong.222 {build}/main.cpp && break; sleep 0.1\n  done\nesac\n"
+        f'exec {shutil.which("c++") or shutil.which("g++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+
+    def run(value: int) -> str:
+        program = f"print(inline('same', {value}, build_directory={str(build)!r}).value())"
+        return half.run(program, CXX=str(compiler))
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(run, 111)
+        limit = time.monotonic() + 60
+        while not ((build / "lock").exists() or first.done()) and time.monotonic() < limit:
+            time.sleep(0.02)
+        second = pool.submit(run, 222)
+        got = f"{first.result()} {second.result()}"
+    half.judge(got, "111 222", "^(111 111|222 222)$")
+
+
+def test_4_two_sources_with_one_base_name(half: Half, tmp_path: Path) -> None:
+    program = f"""
+import pathlib
+files = [pathlib.Path({str(tmp_path)!r}, folder, "k.cpp") for folder in "ab"]
+for file, text in zip(files, ("int other();" + source("other()"), "int other() {{ return 6; }}")):
+    file.parent.mkdir()
+    file.write_text(text)
+print(load("base_names", [str(file) for file in files]).value())
+"""
+    half.judge(half.run(program), "6", r"multiple rules generate k\.o")
+
+
+def test_5_the_callers_lists_are_changed(half: Half) -> None:
+    program = """
+cpp, cuda = ["int f();"], ["int f() { return 1; }"]
+try:
+    load_inline("lists", cpp, cuda, functions=["f"])
+except Exception:
+    pass  # the compiler is /bin/false
+print(len(cpp), len(cuda))
+"""
+    half.judge(half.run(program, CXX="false"), "1 1", "^5 4$")
+
+
+# What a build of a CUDA source asks for its flags; the compiler itself need not be there.
+FLAGS = {
+    "torch.utils.cpp_extension": "from torch.utils.cpp_extension import _get_cuda_arch_flags as flags\n",
+    "opwright.cpp_extension": "from opwright.cpp_extension.extension import _architecture_flags as flags\n",
+}
+
+
+@pytest.mark.parametrize("given", ["-march=native", "-I/home/research/include"])
+def test_6_a_flag_with_arch_inside_takes_the_architectures_away(half: Half, given: str) -> None:
+    program = FLAGS[half.module] + f"print('sm_80' in str(flags(['-Xcompiler', {given!r}])))"
+    half.judge(half.run(program, TORCH_CUDA_ARCH_LIST="8.0"), "True", "^False$")
+
+
+@pytest.mark.parametrize(
+    ("listed", "right", "symptom"),
+    [
+        ("", "sm_90", "IndexError: list index out of range"),
+        ("12.0f", "sm_120f", r"Unknown CUDA arch \(12\.0f\)"),
+    ],
+    ids=["none listed", "12.0f"],
+)
+def test_7_no_gpu(half: Half, listed: str, right: str, symptom: str) -> None:
+    program = FLAGS[half.module] + f"print({right!r} if {right!r} in str(flags([])) else flags([]))"
+    env = {"TORCH_CUDA_ARCH_LIST": listed, "OPWRIGHT_ARCH": "", "CUDA_VISIBLE_DEVICES": ""}
+    half.judge(half.run(program, **env), right, symptom)
+
+
+# A cell that is run, edited, and run again: first another result, then another schema.
+CELLS = {
+    "TORCH_LIBRARY": """
+#include <torch/library.h>
+int64_t f(int64_t x PARAMETER) { return x + AMOUNT; }
+TORCH_LIBRARY(cells, m) { m.def("f(int x SCHEMA) -> int", f); }
+""",
+    # No header of ATen: a second, where torch/library.h takes six.
+    "STABLE_TORCH_LIBRARY": """
+#include <torch/csrc/stable/library.h>
+void f(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  stack[0] = torch::stable::detail::from(torch::stable::detail::to<int64_t>(stack[0]) + AMOUNT);
+}
+STABLE_TORCH_LIBRARY(cells, m) { m.def("f(int x SCHEMA) -> int"); }
+STABLE_TORCH_LIBRARY_IMPL(cells, CompositeExplicitAutograd, m) { m.impl("f", &f); }
+""",
+}
+EDITED = """
+import torch
+def cell(amount, parameter="", schema=""):
+    text = TEXT.replace("AMOUNT", amount).replace("PARAMETER", parameter).replace("SCHEMA", schema)
+    load_inline("cell", [text], no_implicit_headers=True, is_python_module=False)
+cell("1")
+print(torch.ops.cells.f(10), flush=True)
+cell("2")
+print(torch.ops.cells.f(10), flush=True)
+cell("y" if "y" in PARAMETER else "3", PARAMETER, ", int y=4")
+print(torch.ops.cells.f(10), len(torch.ops.cells.f.default._schema.arguments))
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["STABLE_TORCH_LIBRARY", pytest.param("TORCH_LIBRARY", marks=pytest.mark.slow)]
+)
+def test_8_an_edited_cell_ends_the_process(half: Half, kind: str) -> None:
+    parameter = ", int64_t y" if kind == "TORCH_LIBRARY" else ""
+    program = f"TEXT, PARAMETER = {CELLS[kind]!r}, {parameter!r}" + EDITED
+    last = 14 if parameter else 13
+    half.judge(half.run(program), f"11\n12\n{last} 2", r"^11\n(?!12)[\s\S]*exit -(6|11)")
+
+
+def test_9_nothing_is_optimised(half: Half) -> None:
+    program = (
+        'text = "#ifdef __OPTIMIZE__\\n#define LEVEL 2\\n#else\\n#define LEVEL 0\\n#endif\\n" + source("LEVEL")\n'
+        'print(load_inline("level", [text], no_implicit_headers=True).value())'
+    )
+    half.judge(half.run(program), "2", "^0$")

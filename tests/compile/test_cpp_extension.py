@@ -195,7 +195,7 @@ def test_a_compile_error_is_shown_at_its_line(tmp_path: Path) -> None:
     path.write_text(source("nonsense"))
     with pytest.raises(CompileError, match=r"(?s)wrong.cpp:3: .*nonsense.*>    3 \|"):
         load("wrong", str(path))
-    with pytest.raises(CompileError, match=r"(?s)your source:3: .*nonsense"):
+    with pytest.raises(CompileError, match=r"(?s)cpp_sources\[0\]:3: .*nonsense"):
         inline("wrong", "nonsense")
 
 
@@ -233,11 +233,24 @@ def test_names_that_are_pytorchs() -> None:
     import opwright.cpp_extension as ours
 
     for name in (
-        "CppExtension",
-        "CUDAExtension",
-        "BuildExtension",
-        "include_paths",
-        "library_paths",
-        "CUDA_HOME",
+        "get_default_build_root",
+        "is_ninja_available",
+        "verify_ninja_availability",
+        "SyclExtension",
     ):
         assert getattr(ours, name) is getattr(torchs, name)
+    assert set(dir(torchs)) <= set(dir(ours))
+
+
+def test_a_toolkit_is_found_where_pytorch_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwright.build import cuda
+    from opwright.build.store import Store
+    from opwright.cpp_extension import check_compiler_abi_compatibility, toolkit
+
+    nvcc = cuda.find_nvcc(Store().identities)
+    if nvcc is None:
+        pytest.skip("no nvcc here")
+    assert nvcc.root == Path(toolkit.CUDA_HOME)
+    assert any((Path(path) / "cuda_runtime.h").exists() for path in toolkit.include_paths("cuda"))
+    assert str(nvcc.cudart) in toolkit.library_paths("cuda") or toolkit.torchs.CUDA_HOME
+    assert check_compiler_abi_compatibility("c++")

@@ -16,10 +16,11 @@ import pytest
 import torch
 from elftools.elf.elffile import ELFFile
 
-from opwright.build import cuda, installed_torch, loader
+from opwright.build import cuda
 from opwright.build.elf import read_library
 from opwright.build.fatbin import DeviceCode
-from opwright.build.library_doctor import LibraryReport, examine
+from opwright.doctor import installed_torch, loader
+from opwright.doctor.library import LibraryReport, examine
 
 pytestmark = pytest.mark.compiler
 TORCH = Path(torch.__file__).parent

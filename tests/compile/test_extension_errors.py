@@ -101,9 +101,7 @@ def expect(patterns: list[str], error: BuildError) -> None:
     assert log is None or "$ " in Path(log[0]).read_text()
 
 
-@pytest.mark.parametrize(
-    "kind", list(SOURCES)
-)
+@pytest.mark.parametrize("kind", list(SOURCES))
 def test_a_source(kind: str, tmp_path: Path) -> None:
     text, patterns = SOURCES[kind]
     (tmp_path / "k.cpp").write_text(text)

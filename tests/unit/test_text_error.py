@@ -76,7 +76,10 @@ CASES = {
 
 def inline(text: str = SOURCE) -> dict[str, tuple[str, str]]:
     """What `load_inline` calls the parts of the text that it makes."""
-    return {"cpp_sources[0]": ("cpp_sources[0]", text), "generated bindings": ("generated bindings", GENERATED)}
+    return {
+        "cpp_sources[0]": ("cpp_sources[0]", text),
+        "generated bindings": ("generated bindings", GENERATED),
+    }
 
 
 def told(command: str, output: str, text: str = SOURCE, step: str = "source0") -> errors.BuildError:

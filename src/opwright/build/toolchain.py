@@ -109,7 +109,10 @@ def identify(path: str, identities: Path) -> str:
             result = subprocess.run([path, "--version"], capture_output=True, text=True)
         except OSError as error:
             raise NoCompilerError(
-                path, "this compiler cannot be run", rows=[("reason", error.strerror or str(error))], hint="`OPWRIGHT_CXX=g++`"
+                path,
+                "this compiler cannot be run",
+                rows=[("reason", error.strerror or str(error))],
+                hint="`OPWRIGHT_CXX=g++`",
             ) from None
         return result.stdout.splitlines()[0] if result.stdout else str(Path(path).resolve())
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cyclopts import App
 
-from opwright.build.finding import Finding
 from opwright.cli.console import print_json, print_rows
+from opwright.doctor.finding import Finding
 
 doctor_app = App(name="doctor")
 
@@ -27,7 +27,7 @@ def doctor(file: Path | None = None, /, *, json: bool = False) -> int:
 
 
 def _machine(json: bool) -> int:
-    from opwright.build.environment_doctor import examine_extensions, examine_machine
+    from opwright.doctor.environment import examine_extensions, examine_machine
 
     parts = {"operators": examine_machine(), "extensions": examine_extensions()}
     if json:
@@ -41,7 +41,7 @@ def _machine(json: bool) -> int:
 
 
 def _library(file: Path, json: bool) -> int:
-    from opwright.build.library_doctor import examine
+    from opwright.doctor.library import examine
 
     report = examine(file)
     if json:

@@ -46,9 +46,14 @@ def CUDAExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) 
         return extension
     nvcc = find_nvcc(name, Store())
     libraries = ["c10", "torch", "torch_cpu", *([] if kwargs.get("py_limited_api") else ["torch_python"])]
-    libraries += ["cudart", *(n for n in ("c10_cuda", "torch_cuda") if (torch_folder() / "lib" / f"lib{n}.so").exists())]
+    libraries += [
+        "cudart",
+        *(n for n in ("c10_cuda", "torch_cuda") if (torch_folder() / "lib" / f"lib{n}.so").exists()),
+    ]
     folders = [*torchs.library_paths(), str(nvcc.cudart)]
-    return _extension(name, sources, args, kwargs, [str(path) for path in system_includes(nvcc)[:-1]], folders, libraries)
+    return _extension(
+        name, sources, args, kwargs, [str(path) for path in system_includes(nvcc)[:-1]], folders, libraries
+    )
 
 
 def _extension(
@@ -79,7 +84,9 @@ class BuildExtension(torchs.BuildExtension):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # PyTorch's warns where there is no ninja, which is not needed.
-        super().__init__(*args, **{**kwargs, "use_ninja": kwargs.get("use_ninja", True) and torchs.is_ninja_available()})
+        super().__init__(
+            *args, **{**kwargs, "use_ninja": kwargs.get("use_ninja", True) and torchs.is_ninja_available()}
+        )
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -121,15 +128,29 @@ class BuildExtension(torchs.BuildExtension):
         depends: Any = None,
     ) -> list[str]:
         """Stands in for the compiler's `compile`; returns the object files, in the places that setuptools wants."""
-        given = extra_postargs if isinstance(extra_postargs, Mapping) else {"cxx": extra_postargs, "nvcc": extra_postargs}
-        _, objects, _, options, _ = self.compiler._setup_compile(output_dir, macros, include_dirs, sources, depends, [])
+        given = (
+            extra_postargs
+            if isinstance(extra_postargs, Mapping)
+            else {"cxx": extra_postargs, "nvcc": extra_postargs}
+        )
+        _, objects, _, options, _ = self.compiler._setup_compile(
+            output_dir, macros, include_dirs, sources, depends, []
+        )
         common = [*(extra_preargs or []), *(["-g"] if debug else [])]
         options, folders = _split(options)
         store = Store()
-        nvcc = find_nvcc(extension.name, store) if any(_language(source) == "cuda" for source in sources) else None
+        nvcc = (
+            find_nvcc(extension.name, store)
+            if any(_language(source) == "cuda" for source in sources)
+            else None
+        )
         apart = {str(path) for path in system_includes(nvcc or cuda.find_nvcc(store.identities))}
         own_folders = tuple(Path(os.path.abspath(f)) for f in folders if os.path.abspath(f) not in apart)
-        program, *base = self.compiler.compiler_so_cxx if hasattr(self.compiler, "compiler_so_cxx") else self.compiler.compiler_so
+        program, *base = (
+            self.compiler.compiler_so_cxx
+            if hasattr(self.compiler, "compiler_so_cxx")
+            else self.compiler.compiler_so
+        )
         compiler = _compiler([program, *base], store)
         if getattr(extension, "py_limited_api", False):
             options.append(_LIMITED_API)
@@ -141,13 +162,18 @@ class BuildExtension(torchs.BuildExtension):
                 flags = cuda_flags([*common, *options, *(given.get("nvcc") or [])])
             else:
                 flags = (*_without_debug(base), *common, *options, *(given.get("cxx") or []))
-                flags = cpp_flags(flags) if language == "cpp" else tuple(f for f in flags if not f.startswith("-std=c++"))
+                flags = (
+                    cpp_flags(flags)
+                    if language == "cpp"
+                    else tuple(f for f in flags if not f.startswith("-std=c++"))
+                )
             text = path.read_text(encoding="utf-8")
             made.append(Source(language, text, path, flags, own_folders, extension.name.split(".")[-1]))
         with store.work() as work:
             compiling = Objects(extension.name, compiler, nvcc, store, work)
             compile_commands.record(
-                compile_commands.from_compiler(command, work, path) for path, command in compiling.commands(made)
+                compile_commands.from_compiler(command, work, path)
+                for path, command in compiling.commands(made)
             )
             entries, seconds = compiling.compile(made)
         known = len(entries) - len(seconds)
@@ -185,4 +211,7 @@ def _is_own() -> bool:
 
 
 def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, list) else dict(v) if isinstance(v, dict) else v for k, v in kwargs.items()}
+    return {
+        k: list(v) if isinstance(v, list) else dict(v) if isinstance(v, dict) else v
+        for k, v in kwargs.items()
+    }

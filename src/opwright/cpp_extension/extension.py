@@ -46,7 +46,12 @@ class Extension:
 
     @property
     def key(self) -> str:
-        parts = [self.name, self.kind, *self.ldflags, *(source.key(self.with_cuda) for source in self.sources)]
+        parts = [
+            self.name,
+            self.kind,
+            *self.ldflags,
+            *(source.key(self.with_cuda) for source in self.sources),
+        ]
         return digest_of("\0".join([_FORMAT, *parts]).encode())[:40]
 
 
@@ -96,7 +101,9 @@ def find_nvcc(subject: str, store: Store) -> cuda.Nvcc:
     return nvcc
 
 
-def _build(extension: Extension, compiler: Compiler, nvcc: cuda.Nvcc | None, store: Store, work: Path) -> Entry:
+def _build(
+    extension: Extension, compiler: Compiler, nvcc: cuda.Nvcc | None, store: Store, work: Path
+) -> Entry:
     start = time.perf_counter()
     objects = Objects(extension.name, compiler, nvcc, store, work)
     compile_commands.record(
@@ -108,7 +115,9 @@ def _build(extension: Extension, compiler: Compiler, nvcc: cuda.Nvcc | None, sto
     try:
         seconds |= run_all({"link": [*link, "-o", store.product]}, work)
     except StepFailed as failed:
-        raise text_error(extension.name, objects.texts(extension.sources), failed.step, failed.output, failed.log) from None
+        raise text_error(
+            extension.name, objects.texts(extension.sources), failed.step, failed.output, failed.log
+        ) from None
     seconds["all"] = time.perf_counter() - start
     record = BuildRecord(
         request=extension.key,

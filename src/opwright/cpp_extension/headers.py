@@ -17,8 +17,9 @@ WHOLE = "-DOPWRIGHT_WHOLE_TORCH"
 #   bindings  what generated bindings need
 KINDS = ("code", "module", "bindings")
 
-# What only the whole of torch/extension.h has: a source that names it is not tried with the lighter one.
-_NEEDS_WHOLE = re.compile(r"torch::(nn|data|optim|jit|serialize|save|load|OrderedDict)\b|using namespace torch\b")
+_NEEDS_WHOLE = re.compile(
+    r"torch::(nn|data|optim|jit|serialize|save|load|OrderedDict)\b|using namespace torch\b"
+)
 _NEEDS_PYTHON = re.compile(r"\bpy(bind11)?::|pybind11|PYBIND11|\bPy[A-Z_]|\bTHP|torch/csrc/|\bpython")
 _INCLUDE = re.compile(r'#\s*include\s*([<"])([^>"]+)[>"]')
 _HARMLESS = re.compile(r"#\s*pragma\s+once\b.*|#\s*ifndef\s+\w+|#\s*define\s+\w+")
@@ -27,13 +28,18 @@ _TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
 _SHADOWING = ("torch", "ATen", "c10", "pybind11", "Python.h")
 
 
+def needs_whole(text: str) -> bool:
+    """Whether a source names what only the whole of torch/extension.h has."""
+    return bool(_NEEDS_WHOLE.search(text))
+
+
 def prefix_of(text: str, path: Path | None, folders: Sequence[Path]) -> str | None:
     """Returns what can be put in front of a source without changing its meaning, or None.
 
     That is torch/extension.h if the source includes it before anything that could mean something to it:
     a macro, a declaration, another header of PyTorch.
     """
-    if _NEEDS_WHOLE.search(text) or any((folder / name).exists() for folder in folders for name in _SHADOWING):
+    if needs_whole(text) or any((folder / name).exists() for folder in folders for name in _SHADOWING):
         return None
     if not _starts_with_torch(text, path, folders, 0):
         return None

@@ -122,14 +122,21 @@ def load_inline(
 
     def extension(apart: bool) -> Extension:
         texts = bindings.cpp_sources(
-            name, cpp, functions, with_headers=with_headers, with_error_handling=with_pytorch_error_handling, apart=apart
+            name,
+            cpp,
+            functions,
+            with_headers=with_headers,
+            with_error_handling=with_pytorch_error_handling,
+            apart=apart,
         )
         parts = [(f"cpp_sources[{i}]", text) for i, text in enumerate(cpp)]
         parts += [(f"cuda_sources[{i}]", text) for i, text in enumerate(cuda)]
         parts += [(bindings.GENERATED, bindings.generated_part(text)) for text, _ in texts[-1:]]
         sources = [options.text("cpp", text, prefix, parts=parts) for text, prefix in texts]
         if cuda:
-            sources.append(options.text("cuda", bindings.cuda_text(cuda, with_headers=with_headers), parts=parts))
+            sources.append(
+                options.text("cuda", bindings.cuda_text(cuda, with_headers=with_headers), parts=parts)
+            )
         if functions is not None:
             sources.append(options.text("c", bindings.init_text(name)))
         return Extension(
@@ -176,7 +183,9 @@ class _Options:
 
     def file(self, name: str, file: str) -> Source:
         path = Path(os.path.abspath(file))
-        return self.text("cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", _read(name, file, path), path=path)
+        return self.text(
+            "cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", _read(name, file, path), path=path
+        )
 
 
 def _finish(extension: Any, build_directory: Any, verbose: bool) -> ModuleType | str:
@@ -263,7 +272,9 @@ def _list(value: Any) -> list[str]:
         try:
             item.encode()
         except UnicodeEncodeError as error:
-            raise ExtensionError("text", "it is not UTF-8", rows=[("reason", str(error))], hint="decode it as what it is") from None
+            raise ExtensionError(
+                "text", "it is not UTF-8", rows=[("reason", str(error))], hint="decode it as what it is"
+            ) from None
     return [str(item) for item in value]
 
 

@@ -41,7 +41,9 @@ class _Library:
 
     def replaces(self, other: _Library) -> bool:
         owned = {line for line in self.lines if line.startswith("DEF")}
-        return other.active and other is not self and (other.name == self.name or bool(owned & set(other.lines)))
+        return (
+            other.active and other is not self and (other.name == self.name or bool(owned & set(other.lines)))
+        )
 
 
 def load_library(name: str, path: Path) -> None:
@@ -155,7 +157,9 @@ def _let_die(operators: Iterable[str]) -> None:
     for operator in operators:
         namespace, _, name = operator.partition("::")
         packet = vars(getattr(torch.ops, namespace)).get(name.partition(".")[0])
-        overloads = [v for v in vars(packet).values() if isinstance(v, torch._ops.OpOverload)] if packet else []
+        overloads = (
+            [v for v in vars(packet).values() if isinstance(v, torch._ops.OpOverload)] if packet else []
+        )
         for entry in [packet, *overloads] if packet else ():
             entry._op = functools.partial(_refuse, operator)
         library = _kept_alive.pop(operator, None)
@@ -164,7 +168,9 @@ def _let_die(operators: Iterable[str]) -> None:
 
 
 def _refuse(operator: str, *args: object, **kwargs: object) -> None:
-    raise RuntimeError(f"{operator} was replaced by a version with another signature: use torch.ops.{operator.replace('::', '.')} anew")
+    raise RuntimeError(
+        f"{operator} was replaced by a version with another signature: use torch.ops.{operator.replace('::', '.')} anew"
+    )
 
 
 def _forget(before: dict[str, str], after: dict[str, str]) -> None:

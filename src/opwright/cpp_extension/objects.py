@@ -26,7 +26,7 @@ from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.build.toolchain import Compiler
 from opwright.cpp_extension import precompiled
-from opwright.cpp_extension.headers import EXTENSION, WHOLE, prefix_of
+from opwright.cpp_extension.headers import EXTENSION, WHOLE, needs_whole, prefix_of
 
 _FORMAT = "extension 2"
 _NAME = "TORCH_EXTENSION_NAME"
@@ -122,7 +122,9 @@ class Objects:
         self.launcher = _launcher()
         self.host = cuda.host_compiler(nvcc, compiler, store.identities) if nvcc else ""
 
-    def compile(self, sources: Sequence[Source], *, use_pch: bool = False) -> tuple[list[Entry], dict[str, float]]:
+    def compile(
+        self, sources: Sequence[Source], *, use_pch: bool = False
+    ) -> tuple[list[Entry], dict[str, float]]:
         """Returns the objects of sources, and the seconds of those that had to be compiled.
 
         Args:
@@ -137,7 +139,9 @@ class Objects:
         seconds: dict[str, float] = {}
         failed = self._attempt(sources, missing, found, seconds, use_pch=use_pch)
         if any(sources[i].language == "cuda" and cuda.is_refusal(text) for i, text in failed.items()):
-            self.host = cuda.choose_host_compiler(self.nvcc, self.compiler, self.store.identities, self.subject)
+            self.host = cuda.choose_host_compiler(
+                self.nvcc, self.compiler, self.store.identities, self.subject
+            )
             failed = self._attempt(sources, list(failed), found, seconds)
         again = [i for i, text in failed.items() if _may_need_whole(sources[i], text)]
         if again:
@@ -159,7 +163,9 @@ class Objects:
     def texts(self, sources: Sequence[Source]) -> dict[str, tuple[str, str]]:
         """Returns what each source is called, and its text, by the path that compilers name."""
         parts = {name: (name, text) for source in sources for name, text in source.parts}
-        return parts | {str(self.path(s, i)): (str(s.path or "your source"), s.text) for i, s in enumerate(sources)}
+        return parts | {
+            str(self.path(s, i)): (str(s.path or "your source"), s.text) for i, s in enumerate(sources)
+        }
 
     def path(self, source: Source, index: int) -> Path:
         return source.path or self.work / f"inline{index}.{source.suffix}"
@@ -221,7 +227,9 @@ class Objects:
         """Compiles sources and keeps what succeeds; returns what the compiler says of the others."""
         headers = {i: None if whole else self._header(sources[i]) for i in indices}
         ready = self._ready(headers, use_pch)
-        commands = {str(i): self._command(sources[i], i, headers[i], ready=ready, whole=whole) for i in indices}
+        commands = {
+            str(i): self._command(sources[i], i, headers[i], ready=ready, whole=whole) for i in indices
+        }
         failed: dict[int, str] = {}
         try:
             taken = run_all(commands, self.work) if commands else {}
@@ -244,9 +252,13 @@ class Objects:
         if kind is None or flags is None:
             return None
         identity = (self.compiler.identity, *torch_identity(), headers_digest())
-        return precompiled.Header(kind, self.compiler.path, ("-DTORCH_API_INCLUDE_EXTENSION_H", *flags), identity)
+        return precompiled.Header(
+            kind, self.compiler.path, ("-DTORCH_API_INCLUDE_EXTENSION_H", *flags), identity
+        )
 
-    def _ready(self, headers: dict[int, precompiled.Header | None], use_pch: bool) -> dict[precompiled.Header, Path]:
+    def _ready(
+        self, headers: dict[int, precompiled.Header | None], use_pch: bool
+    ) -> dict[precompiled.Header, Path]:
         """Returns which headers are precompiled; makes those first that pay off in this very build."""
         if not self._precompiles():
             return {}
@@ -302,7 +314,7 @@ class Objects:
             head.append("-DTORCH_API_INCLUDE_EXTENSION_H")
         head += [f"-I{folder}" for folder in source.folders]
         head += self._system_includes()
-        tail = [*([WHOLE] if whole else []), *tail]
+        tail = [*([WHOLE] if whole or needs_whole(source.text) else []), *tail]
         if source.language == "cuda":
             if not any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in source.flags):
                 head += ["-ccbin", self.host]
@@ -313,11 +325,13 @@ class Objects:
         return [*self.launcher, self.compiler.path, *head, *source.flags, *pch, *tail]
 
     def _system_includes(self) -> list[str]:
-        return [word for folder in (EXTENSION, *system_includes(self.nvcc)) for word in ("-isystem", str(folder))]
+        return [
+            word for folder in (EXTENSION, *system_includes(self.nvcc)) for word in ("-isystem", str(folder))
+        ]
 
 
 def _may_need_whole(source: Source, output: str) -> bool:
-    return source.language != "c" and bool(_MAY_NEED_WHOLE.search(output))
+    return source.language != "c" and not needs_whole(source.text) and bool(_MAY_NEED_WHOLE.search(output))
 
 
 def torch_folder() -> Path:
@@ -338,7 +352,9 @@ def system_includes(nvcc: Nvcc | None) -> list[Path]:
 
 
 def _place(full: Path, roots: Sequence[Path]) -> str:
-    return next((f"@{i}/{full.relative_to(r)}" for i, r in enumerate(roots) if full.is_relative_to(r)), str(full))
+    return next(
+        (f"@{i}/{full.relative_to(r)}" for i, r in enumerate(roots) if full.is_relative_to(r)), str(full)
+    )
 
 
 def _launcher() -> list[str]:

@@ -58,7 +58,9 @@ class Header:
 
 def core_flags(flags: Sequence[str]) -> tuple[str, ...] | None:
     """Returns those of a compiler's flags that a precompiled header depends on; None: there can be none."""
-    if any(_UNKNOWN.match(flag) for flag in flags) or any(os.environ.get(name) for name in ("CPATH", "CPLUS_INCLUDE_PATH")):
+    if any(_UNKNOWN.match(flag) for flag in flags) or any(
+        os.environ.get(name) for name in ("CPATH", "CPLUS_INCLUDE_PATH")
+    ):
         return None
     found, skip = [], False
     for flag in flags:
@@ -100,7 +102,16 @@ def make(header: Header, includes: Sequence[str], store: Store, *, wait: bool = 
             if shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
                 return None
             shutil.copy(header.text, work / "prefix.h")
-            command = [header.compiler, *includes, *header.flags, "-x", "c++-header", "prefix.h", "-o", "prefix.h.gch"]
+            command = [
+                header.compiler,
+                *includes,
+                *header.flags,
+                "-x",
+                "c++-header",
+                "prefix.h",
+                "-o",
+                "prefix.h.gch",
+            ]
             if subprocess.run(command, cwd=work, capture_output=True).returncode != 0:
                 return None
             target = store.root / "headers" / header.key

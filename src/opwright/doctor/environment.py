@@ -18,11 +18,11 @@ from pathlib import Path
 from opwright import settings
 from opwright.build import cuda
 from opwright.build.elf import read_library
-from opwright.build.finding import Finding, gather
-from opwright.build.installed_torch import InstalledTorch, build_for, find_torch
-from opwright.build.loader import closure_of, torch_folders
 from opwright.build.store import Store
 from opwright.build.toolchain import Compiler, find_compiler
+from opwright.doctor.finding import Finding, gather
+from opwright.doctor.installed_torch import InstalledTorch, build_for, find_torch
+from opwright.doctor.loader import closure_of, torch_folders
 from opwright.errors import NoNvccError
 
 _OLDEST_TORCH = (2, 11)

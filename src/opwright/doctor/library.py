@@ -15,9 +15,9 @@ from typing import Any
 from opwright.build import cuda, loader
 from opwright.build.demangle import demangle
 from opwright.build.elf import has_old_string, newest, read_library
-from opwright.build.finding import Finding, gather
-from opwright.build.installed_torch import build_for, exact_build_for
-from opwright.build.library_here import LibraryHere
+from opwright.doctor.finding import Finding, gather
+from opwright.doctor.installed_torch import build_for, exact_build_for
+from opwright.doctor.library_here import LibraryHere
 from opwright.errors import LoadError
 
 _SHOWN = 3  # symbols of one cause

@@ -8,9 +8,9 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from opwright.build import loader
 from opwright.build.elf import SharedLibrary, read_library
-from opwright.build.installed_torch import InstalledTorch, find_torch
+from opwright.doctor import loader
+from opwright.doctor.installed_torch import InstalledTorch, find_torch
 from opwright.errors import LoadError
 
 

@@ -1,0 +1,1 @@
+"""What is wrong with a machine, or with a library: `opwright doctor`."""

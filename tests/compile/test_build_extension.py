@@ -1,0 +1,129 @@
+"""`BuildExtension`: setuptools compiles through the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opwright.cpp_extension import BuildExtension, CppExtension
+
+pytestmark = pytest.mark.compiler
+
+SETUP = """
+from setuptools import setup
+from opwright.cpp_extension import BuildExtension, CppExtension
+setup(
+    name="built",
+    ext_modules=[CppExtension("built", ["main.cpp", "a/k.cpp", "b/k.cpp"], include_dirs=["include"],
+                              define_macros=[("NAMED", '"a b"')], extra_compile_args={"cxx": ["-DFROM_CXX=5"]})],
+    cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},
+)
+"""
+MAIN = """
+#include <Python.h>
+#include "values.h"
+int a(); int b();
+static PyObject* value(PyObject*, PyObject*) { return Py_BuildValue("(iiisi)", a(), b(), VALUE, NAMED, FROM_CXX); }
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&definition); }
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "one"
+    files = {
+        "setup.py": SETUP,
+        "main.cpp": MAIN,
+        "a/k.cpp": "int a() { return 1; }\n",
+        "b/k.cpp": "int b() { return 2; }\n",
+        "include/values.h": "#define VALUE 3\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def build(project: Path, **environment: str) -> str:
+    environment = {**os.environ, "OPWRIGHT_CACHE_DIR": str(project.parent / "store"), **environment}
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stderr
+
+
+def value(project: Path) -> str:
+    program = "import torch, built; print(*built.value())"
+    result = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_only_what_changed_is_compiled_whatever_the_checkout(project: Path) -> None:
+    assert "3 compiled, 0 taken" in build(project)
+    assert (project / "built.so").is_file()  # no_python_abi_suffix
+    assert value(project) == "1 2 3 a b 5"
+    assert "0 compiled, 3 taken" in build(project)
+
+    times = (project / "a/k.cpp").stat()
+    (project / "a/k.cpp").write_text("int a() { return 7; }\n")
+    os.utime(
+        project / "a/k.cpp", ns=(times.st_atime_ns, times.st_mtime_ns)
+    )  # as on a disk whose clock is off
+    assert "1 compiled, 2 taken" in build(project)
+    assert value(project) == "7 2 3 a b 5"
+
+    (project / "include/values.h").write_text("#define VALUE 4\n")
+    assert "1 compiled, 2 taken" in build(project)
+    assert value(project) == "7 2 4 a b 5"
+
+    other = project.parent / "other checkout"
+    shutil.copytree(project, other, ignore=shutil.ignore_patterns("build", "*.so"))
+    assert "0 compiled, 3 taken" in build(other)
+    assert value(other) == "7 2 4 a b 5"
+
+
+def test_neither_ninja_nor_an_earlier_build_directory(project: Path) -> None:
+    tools = project.parent / "tools"
+    tools.mkdir()
+    for name in ("gcc", "g++", "cc", "c++", "as", "ld", "env", "sh"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    assert "3 compiled" in build(project, PATH=str(tools))
+    shutil.rmtree(project / "build")
+    assert "3 taken" in build(project, PATH=str(tools))
+    assert value(project) == "1 2 3 a b 5"
+
+
+def test_an_error_at_the_line_of_the_author(project: Path) -> None:
+    (project / "b/k.cpp").write_text("int b() {\n  return nonsense;\n}\n")
+    with pytest.raises(AssertionError, match=rf"{project}/b/k.cpp:2: .*nonsense"):
+        build(project)
+    (project / "b/k.cpp").write_text("int b() { return 2; }\n")
+    assert "1 compiled, 2 taken" in build(project)  # those that were right are kept
+
+
+def test_lists_of_the_caller_are_not_changed() -> None:
+    given = {"include_dirs": ["i"], "libraries": ["m"], "library_dirs": ["l"], "extra_compile_args": ["-g"]}
+    kept = {name: list(value) for name, value in given.items()}
+    sources = ["a.cpp"]
+    extension = CppExtension("e", sources, **given)
+    assert given == kept
+    assert sources == ["a.cpp"]
+    assert extension.libraries[0] == "m"
+    assert "torch_cpu" in extension.libraries
+
+
+def test_it_is_pytorchs_class_too() -> None:
+    from torch.utils import cpp_extension
+
+    assert issubclass(BuildExtension, cpp_extension.BuildExtension)

@@ -1,0 +1,106 @@
+"""Precompiled headers, bindings apart from their functions, compilers' wrappers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from opwright.cpp_extension import objects, precompiled
+
+pytestmark = pytest.mark.compiler
+
+D_SIGMOID = """
+torch::Tensor d_sigmoid(torch::Tensor z) { auto s = torch::sigmoid(z); return (1 - s) * s + ADDED; }
+"""
+PROGRAM = """
+import json, sys, torch
+from opwright.cpp_extension import load_inline
+name, source, options = json.loads(sys.argv[1])
+module = load_inline(name, [source], functions=["d_sigmoid"], **options)
+print(module.d_sigmoid(torch.zeros(1)).item(), module.__name__, module.__file__)
+"""
+
+
+def d_sigmoid(store: Path, added: int, name: str = "ds", env: dict[str, str] | None = None, **options) -> str:
+    order = json.dumps([name, D_SIGMOID.replace("ADDED", str(added)), options])
+    environment = {**os.environ, "OPWRIGHT_CACHE_DIR": str(store), "OPWRIGHT_PCH": "1", **(env or {})}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, order], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stderr
+    value, found, path = result.stdout.split()
+    assert float(value) == 0.25 + added
+    assert found == name
+    return (Path(path).parent / "build.log").read_text()
+
+
+@pytest.mark.slow
+def test_headers_are_precompiled_once_and_used(tmp_path: Path) -> None:
+    first = d_sigmoid(tmp_path, 1)
+    assert "/headers/" not in first
+    deadline = time.monotonic() + 400
+    while (
+        len(list(tmp_path.glob("headers/*/prefix.h.gch"))) < 2
+    ):  # code and bindings, by a process left behind
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    changed = d_sigmoid(tmp_path, 2)
+    assert changed.count("-c ") == 1  # neither the bindings nor the module's name
+    assert "/headers/" in changed
+    assert "TORCH_EXTENSION_NAME" not in changed
+    renamed = d_sigmoid(tmp_path, 2, name="renamed")
+    assert "inline0.cpp" not in renamed
+    other_flags = d_sigmoid(tmp_path, 3, extra_cflags=["-DMINE=1", "-Wall"])
+    assert other_flags.count("/headers/") >= 2
+
+
+def test_a_header_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwright.build.store import Store
+
+    header = precompiled.Header("code", shutil.which("c++"), ("-no-such-flag",), ("x",))
+    assert precompiled.make(header, [], Store(tmp_path)) is None
+    assert precompiled.find(header, Store(tmp_path)) is None
+    assert list((tmp_path / "work").iterdir()) == []
+    file = tmp_path / "file"
+    file.touch()
+    assert precompiled.make(header, [], Store(file / "below")) is None
+
+
+def test_the_least_recently_used_go(tmp_path: Path) -> None:
+    for i in range(9):
+        (tmp_path / str(i)).mkdir()
+        (tmp_path / str(i) / "prefix.h").touch()
+        os.utime(tmp_path / str(i) / "prefix.h", (i, i))
+    precompiled._drop_oldest(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5", "6", "7", "8"]
+
+
+def test_another_torch_is_another_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = objects.Source("cpp", "int x;")
+    key = source.key(False)
+    monkeypatch.setattr(objects, "torch_identity", lambda: ("2.99.0", "abc", "x", "y"))
+    assert source.key(False) != key
+
+
+@pytest.mark.parametrize("wrapper", ["ccache", "sccache"])
+def test_a_wrapper_on_path_is_called(wrapper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwright.cpp_extension import load_inline
+
+    log = tmp_path / "log"
+    (tmp_path / wrapper).write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec "$@"\n')
+    (tmp_path / wrapper).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
+    options = {"is_python_module": False, "no_implicit_headers": True}
+    load_inline("wrapped", 'extern "C" int wrapped() { return 1; }', **options)
+    assert "inline0.cpp" in log.read_text()
+    monkeypatch.setenv("TORCH_NO_COMPILER_WRAPPER", "1")
+    load_inline("wrapped", 'extern "C" int wrapped() { return 2; }', **options)
+    assert len(log.read_text().splitlines()) == 1

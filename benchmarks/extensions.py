@@ -138,6 +138,7 @@ def main() -> None:
         print(f"round {number}: " + ", ".join(f"{k} {v:.2f}" for k, v in every[-1].items()), flush=True)
     with tempfile.TemporaryDirectory() as name:
         ten = {f"ten sources, {who}": load_files(who, Path(name), 1) for who in LOADS}
+        wait_for_headers(Path(name) / "store")
         ten |= {
             f"one of ten changed, {who}": load_files(who, Path(name), 2 + i) for i, who in enumerate(LOADS)
         }

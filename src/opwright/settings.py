@@ -44,7 +44,7 @@ def jobs() -> int:
     """Returns how many compilers may run at the same time."""
     text = os.environ.get("OPWRIGHT_JOBS")
     if not text:
-        return os.cpu_count() or 1
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not text.isdigit() or int(text) < 1:
         raise SettingError("OPWRIGHT_JOBS", "must be a positive number", rows=[("got", repr(text))])
     return int(text)

@@ -111,7 +111,8 @@ def _build(
         for path, command in objects.commands(extension.sources)
     )
     found, seconds = objects.compile(extension.sources, use_pch=extension.use_pch)
-    link = [compiler.path, *(str(entry.library) for entry in found), *_link_flags(extension, nvcc)]
+    library = _torch_libraries(extension, compiler, nvcc, store, work)
+    link = [compiler.path, *(str(entry.library) for entry in found), *_link_flags(extension, nvcc, library)]
     try:
         seconds |= run_all({"link": [*link, "-o", store.product]}, work)
     except StepFailed as failed:
@@ -143,15 +144,41 @@ def _files(sources: Sequence[Source], found: Sequence[Entry]) -> dict[str, str]:
     return files
 
 
-def _link_flags(extension: Extension, nvcc: cuda.Nvcc | None) -> list[str]:
-    library = torch_folder() / "lib"
+def _linked(extension: Extension, nvcc: cuda.Nvcc | None) -> list[str]:
+    """Returns the libraries of torch that an extension is linked with, those that there are."""
+    wanted = ["c10", *(["c10_cuda"] if nvcc else []), "torch_cpu", *(["torch_cuda"] if nvcc else []), "torch"]
+    wanted += [] if extension.kind == "program" else ["torch_python"]
+    return [name for name in wanted if (torch_folder() / "lib" / f"lib{name}.so").exists()]
+
+
+def _torch_libraries(
+    extension: Extension, compiler: Compiler, nvcc: cuda.Nvcc | None, store: Store, work: Path
+) -> Path:
+    """Returns the directory of the libraries to link with: empty ones of the same names.
+
+    A library needs only their names; reading the 434 MB of the real ones is most of what a link takes.
+    """
+    real = torch_folder() / "lib"
+    if extension.kind == "program" or re.search(
+        r"-z[,\s]*defs|no-undefined|no-allow-shlib", " ".join(extension.ldflags)
+    ):
+        return real
+    names = [f"lib{name}.so" for name in _linked(extension, nvcc)]
+    key = digest_of("\0".join(["stubs", compiler.identity, *names]).encode())[:40]
+    found = store.support(key)
+    if found is None:
+        empty = [compiler.path, "-shared", "-nostdlib", "-x", "c", "/dev/null"]
+        run_all({name: [*empty, f"-Wl,-soname,{name}", "-o", name] for name in names}, work)
+        found = store.publish_support(work, key, names)
+    return found
+
+
+def _link_flags(extension: Extension, nvcc: cuda.Nvcc | None, library: Path) -> list[str]:
     is_program = extension.kind == "program"
     flags = [] if is_program else ["-shared"]
     flags += extension.ldflags
-    wanted = ["c10", *(["c10_cuda"] if nvcc else []), "torch_cpu", *(["torch_cuda"] if nvcc else []), "torch"]
-    wanted += [] if is_program else ["torch_python"]
-    flags.append(f"-L{library}")
-    flags += [f"-l{name}" for name in wanted if (library / f"lib{name}.so").exists()]
+    linked = [f"-l{name}" for name in _linked(extension, nvcc)]
+    flags += [f"-L{library}", "-Wl,--push-state,--no-as-needed", *linked, "-Wl,--pop-state"]
     if nvcc:
         flags += [f"-L{nvcc.cudart}", "-lcudart"]
     if is_program:

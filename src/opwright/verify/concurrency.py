@@ -23,8 +23,8 @@ from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
 
 # How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
-# call has outlasted it, once more with the longer one, for a slow host, and on other streams: streams share
-# the few queues of the hardware, and one that shares the producer's waits whatever the kernel does.
+# call has outlasted it, once more with the longer one, for a slow host, and on other streams: what waits for
+# another reason than the kernel (new memory, a queue of the hardware that streams share) does not do so always.
 _BUSY_MS = (30, 600, 30, 30)
 _THREADS, _ROUNDS = 4, 16
 

@@ -1,0 +1,52 @@
+"""d_sigmoid on a GPU, 2^26 elements, aligned and offset by one, against eager: share of a copy's speed.
+
+    python benchmarks/d_sigmoid_cuda.py
+
+Device times with a cold L2, medians; "same" is a copy_ of as many bytes in the same rounds. Writes
+results/d_sigmoid_cuda.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from opwright_ops.d_sigmoid import d_sigmoid
+
+import opwright
+from opwright.records import builtins_of
+
+RESULT = Path(__file__).parent / "results" / "d_sigmoid_cuda.json"
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("there is no GPU here: this measures CUDA kernels")
+    rows, machine = [], None
+    verified = opwright.verify(d_sigmoid, devices=["cuda"], checks=["numerics", "gradient numerics"])
+    if not verified.passed:
+        sys.exit("it is not right, so it is not measured")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        whole = torch.randn((1 << 26) + 1, device="cuda").to(dtype)
+        for what, z in (("whole", whole[:-1]), ("z[1:]", whole[1:])):
+            record = opwright.bench(d_sigmoid, ["eager"], samples=[(z,)], seconds=0.15, verified=verified)
+            machine = builtins_of(record.machine)
+            for m in record.measurements:
+                us = m.timings[0].median_us
+                row = {
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "input": what,
+                    "direction": m.direction,
+                    "us": round(us, 1),
+                    "share of copy": round(m.copy_share, 3),
+                    "eager": round(m.speedup_over("eager"), 2),
+                }
+                rows.append(row)
+                print(row, flush=True)
+    RESULT.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ test-full: .venv/tests
 
 # On a machine that has torch with CUDA and nvcc: nothing is installed, $(PYTHON) runs the tests as it is.
 test-gpu:
-	PYTHONPATH=src:ops/src $(PYTHON) -m pytest -m gpu tests/gpu tests/compile/test_verify_cuda.py
+	PYTHONPATH=src:ops/src $(PYTHON) -m pytest -m gpu tests/gpu tests/compile/test_verify_cuda.py tests/examples
 
 lint: .venv/tests
 	$(BIN)/ruff check .

@@ -144,6 +144,8 @@ _PROGRAM = """
 import json, os, sys
 sys.path[:] = json.loads(sys.argv[1])
 os.nice(19)
+if hasattr(os, "SCHED_IDLE"):
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # a build in the foreground is not to feel it
 from opwright.cpp_extension.precompiled import run
 run(sys.argv[2])
 """

@@ -146,12 +146,9 @@ class BuildExtension(torchs.BuildExtension):
         )
         apart = {str(path) for path in system_includes(nvcc or cuda.find_nvcc(store.identities))}
         own_folders = tuple(Path(os.path.abspath(f)) for f in folders if os.path.abspath(f) not in apart)
-        program, *base = (
-            self.compiler.compiler_so_cxx
-            if hasattr(self.compiler, "compiler_so_cxx")
-            else self.compiler.compiler_so
+        compiler, base = _compiler(
+            getattr(self.compiler, "compiler_so_cxx", None) or self.compiler.compiler_so, store
         )
-        compiler = _compiler([program, *base], store)
         if getattr(extension, "py_limited_api", False):
             options.append(_LIMITED_API)
         made = []
@@ -198,11 +195,13 @@ def _without_debug(flags: Sequence[str]) -> list[str]:
     return [flag for flag in flags if not re.fullmatch(r"-g[0-3]?", flag)]
 
 
-def _compiler(command: Sequence[str], store: Store) -> Compiler:
-    """Returns the compiler that setuptools calls; ccache and the like are put before it later."""
-    words = [word for word in command if os.path.basename(word) not in ("ccache", "sccache")]
+def _compiler(command: Sequence[str], store: Store) -> tuple[Compiler, list[str]]:
+    """Returns the compiler that setuptools calls, and its flags; ccache and the like are put before it later."""
+    words = list(command)
+    while os.path.basename(words[0]) in ("ccache", "sccache"):
+        words.pop(0)
     path = shutil.which(words[0]) or words[0]
-    return Compiler(path, identify(path, store.identities))
+    return Compiler(path, identify(path, store.identities)), words[1:]
 
 
 def _is_own() -> bool:

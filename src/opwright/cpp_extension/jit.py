@@ -15,7 +15,7 @@ from typing import Any
 
 from opwright.cpp_extension import bindings, libraries
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
-from opwright.cpp_extension.objects import BindingsFailed, Source
+from opwright.cpp_extension.objects import BindingsFailed, Source, torch_folder
 from opwright.errors import ExtensionError
 
 _CUDA_SUFFIXES = (".cu", ".cuh")
@@ -165,7 +165,9 @@ class _Options:
         self.name = name
         self.cflags = words(subject, "extra_cflags", _list(cflags))
         self.cuda_cflags = words(subject, "extra_cuda_cflags", _list(cuda_cflags))
-        self.folders = tuple(Path(os.path.abspath(path)) for path in _list(include_paths))
+        given = [Path(os.path.abspath(path)) for path in _list(include_paths)]
+        torchs = torch_folder()  # whose headers are found without it, and lighter ones before them
+        self.folders = tuple(path for path in given if not path.is_relative_to(torchs))
 
     def text(
         self,

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -95,13 +96,19 @@ def test_only_what_changed_is_compiled_whatever_the_checkout(project: Path) -> N
 def test_neither_ninja_nor_an_earlier_build_directory(project: Path) -> None:
     tools = project.parent / "tools"
     tools.mkdir()
-    for name in ("gcc", "g++", "cc", "c++", "as", "ld", "env", "sh"):
+    pythons = [word for name in ("CC", "CXX") for word in (sysconfig.get_config_var(name) or "").split()]
+    for name in {"gcc", "g++", "cc", "c++", "as", "ld", "env", "sh", *pythons}:
         if found := shutil.which(name):
             (tools / name).symlink_to(found)
     assert "3 compiled" in build(project, PATH=str(tools))
     shutil.rmtree(project / "build")
     assert "3 taken" in build(project, PATH=str(tools))
     assert value(project) == "1 2 3 a b 5"
+
+
+def test_no_compiler(project: Path) -> None:
+    with pytest.raises(AssertionError, match="the C\\+\\+ compiler that setuptools calls is not there"):
+        build(project, PATH="/nonexistent")
 
 
 def test_an_error_at_the_line_of_the_author(project: Path) -> None:

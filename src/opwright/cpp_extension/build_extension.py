@@ -20,6 +20,7 @@ from opwright.build.store import Store
 from opwright.build.toolchain import Compiler, identify
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
 from opwright.cpp_extension.objects import Objects, Source, system_includes, torch_folder
+from opwright.errors import NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
 _LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
@@ -200,7 +201,13 @@ def _compiler(command: Sequence[str], store: Store) -> tuple[Compiler, list[str]
     words = list(command)
     while os.path.basename(words[0]) in ("ccache", "sccache"):
         words.pop(0)
-    path = shutil.which(words[0]) or words[0]
+    path = shutil.which(words[0])
+    if path is None:
+        raise NoCompilerError(
+            words[0],
+            "the C++ compiler that setuptools calls is not there",
+            hint="`export CC=gcc CXX=g++`, or install it",
+        )
     return Compiler(path, identify(path, store.identities)), words[1:]
 
 

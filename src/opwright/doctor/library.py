@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opwright.build import cuda, loader
+from opwright.build import cuda
 from opwright.build.demangle import demangle
 from opwright.build.elf import has_old_string, newest, read_library
+from opwright.doctor import loader
 from opwright.doctor.finding import Finding, gather
 from opwright.doctor.installed_torch import build_for, exact_build_for
 from opwright.doctor.library_here import LibraryHere

@@ -168,7 +168,8 @@ class Objects:
         }
 
     def path(self, source: Source, index: int) -> Path:
-        return source.path or self.work / f"inline{index}.{source.suffix}"
+        """Returns what a compiler, which runs in `work`, is given: the same in every build, so that ccache knows it."""
+        return source.path or Path(f"inline{index}.{source.suffix}")
 
     # --- looking up and keeping --------------------------------------------------------------------------
 
@@ -294,7 +295,7 @@ class Objects:
     ) -> list[str]:
         path = self.path(source, index)
         if source.path is None:
-            path.write_text(source.text)
+            (self.work / path).write_text(source.text)
         tail = ["-MMD", "-MF", f"{index}.d", "-c", str(path), "-o", f"{index}.o"]
         if source.language == "c":
             return [self.compiler.path, "-x", "c", *source.flags, *tail]
@@ -305,9 +306,8 @@ class Objects:
         if header:
             head += ["-include", str((ready or {}).get(header) or header.text)]
         if source.name and header:  # GCC takes no precompiled header that was made with another name
-            name = self.work / f"name{index}.h"
-            name.write_text(f"#define {_NAME} {source.name}\n")
-            head += ["-include", str(name)]
+            (self.work / f"name{index}.h").write_text(f"#define {_NAME} {source.name}\n")
+            head += ["-include", f"./name{index}.h"]
         elif source.name:
             head.append(f"-D{_NAME}={source.name}")
         if source.name or header:
@@ -319,7 +319,7 @@ class Objects:
             if not any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in source.flags):
                 head += ["-ccbin", self.host]
             return [*self.launcher, self.nvcc.path, *head, *source.flags, "-x", "cu", *tail]
-        if not source.is_debugged:
+        if source.path and not source.is_debugged:
             head.append(f"-ffile-prefix-map={path.parent}/=")
         pch = ["-fpch-preprocess"] if ready and "ccache" in self.launcher else []
         return [*self.launcher, self.compiler.path, *head, *source.flags, *pch, *tail]

@@ -20,16 +20,16 @@ from setuptools import setup
 from opwright.cpp_extension import BuildExtension, CppExtension
 setup(
     name="built",
-    ext_modules=[CppExtension("built", ["main.cpp", "a/k.cpp", "b/k.cpp"], include_dirs=["include"],
+    ext_modules=[CppExtension("built", ["main.cpp", "a/k.cpp", "b/k.cpp", "c.c"], include_dirs=["include"],
                               define_macros=[("NAMED", '"a b"')], extra_compile_args={"cxx": ["-DFROM_CXX=5"]})],
     cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},
 )
 """
 MAIN = """
 #include <Python.h>
-#include "values.h"
 int a(); int b();
-static PyObject* value(PyObject*, PyObject*) { return Py_BuildValue("(iiisi)", a(), b(), VALUE, NAMED, FROM_CXX); }
+extern "C" int c_value(void);
+static PyObject* value(PyObject*, PyObject*) { return Py_BuildValue("(iiisi)", a(), b(), c_value(), NAMED, FROM_CXX); }
 static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
 #define JOIN_(a, b) a##b
@@ -47,6 +47,7 @@ def project(tmp_path: Path) -> Path:
         "a/k.cpp": "int a() { return 1; }\n",
         "b/k.cpp": "int b() { return 2; }\n",
         "include/values.h": "#define VALUE 3\n",
+        "c.c": '#include <Python.h>\n#include "values.h"\nint c_value(void) { return VALUE; }\n',
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -70,26 +71,26 @@ def value(project: Path) -> str:
 
 
 def test_only_what_changed_is_compiled_whatever_the_checkout(project: Path) -> None:
-    assert "3 compiled, 0 taken" in build(project)
+    assert "4 compiled, 0 taken" in build(project)
     assert (project / "built.so").is_file()  # no_python_abi_suffix
     assert value(project) == "1 2 3 a b 5"
-    assert "0 compiled, 3 taken" in build(project)
+    assert "0 compiled, 4 taken" in build(project)
 
     times = (project / "a/k.cpp").stat()
     (project / "a/k.cpp").write_text("int a() { return 7; }\n")
     os.utime(
         project / "a/k.cpp", ns=(times.st_atime_ns, times.st_mtime_ns)
     )  # as on a disk whose clock is off
-    assert "1 compiled, 2 taken" in build(project)
+    assert "1 compiled, 3 taken" in build(project)
     assert value(project) == "7 2 3 a b 5"
 
     (project / "include/values.h").write_text("#define VALUE 4\n")
-    assert "1 compiled, 2 taken" in build(project)
+    assert "1 compiled, 3 taken" in build(project)
     assert value(project) == "7 2 4 a b 5"
 
     other = project.parent / "other checkout"
     shutil.copytree(project, other, ignore=shutil.ignore_patterns("build", "*.so"))
-    assert "0 compiled, 3 taken" in build(other)
+    assert "0 compiled, 4 taken" in build(other)
     assert value(other) == "7 2 4 a b 5"
 
 
@@ -100,9 +101,9 @@ def test_neither_ninja_nor_an_earlier_build_directory(project: Path) -> None:
     for name in {"gcc", "g++", "cc", "c++", "as", "ld", "env", "sh", *pythons}:
         if found := shutil.which(name):
             (tools / name).symlink_to(found)
-    assert "3 compiled" in build(project, PATH=str(tools))
+    assert "4 compiled" in build(project, PATH=str(tools))
     shutil.rmtree(project / "build")
-    assert "3 taken" in build(project, PATH=str(tools))
+    assert "4 taken" in build(project, PATH=str(tools))
     assert value(project) == "1 2 3 a b 5"
 
 
@@ -116,7 +117,7 @@ def test_an_error_at_the_line_of_the_author(project: Path) -> None:
     with pytest.raises(AssertionError, match=rf"{project}/b/k.cpp:2: .*nonsense"):
         build(project)
     (project / "b/k.cpp").write_text("int b() { return 2; }\n")
-    assert "1 compiled, 2 taken" in build(project)  # those that were right are kept
+    assert "1 compiled, 3 taken" in build(project)  # those that were right are kept
 
 
 def test_lists_of_the_caller_are_not_changed() -> None:

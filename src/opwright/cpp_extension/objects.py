@@ -297,8 +297,6 @@ class Objects:
         if source.path is None:
             (self.work / path).write_text(source.text)
         tail = ["-MMD", "-MF", f"{index}.d", "-c", str(path), "-o", f"{index}.o"]
-        if source.language == "c":
-            return [self.compiler.path, "-x", "c", *source.flags, *tail]
         if source.language == "cpp":
             # Thousands of errors follow from a wrong -std.
             tail = ["-fmax-errors=100", *([] if path.suffix in _CPP_SUFFIXES else ["-x", "c++"]), *tail]
@@ -314,6 +312,8 @@ class Objects:
             head.append("-DTORCH_API_INCLUDE_EXTENSION_H")
         head += [f"-I{folder}" for folder in source.folders]
         head += self._system_includes()
+        if source.language == "c":
+            return [self.compiler.path, "-x", "c", *head, *source.flags, *tail]
         tail = [*([WHOLE] if whole or needs_whole(source.text) else []), *tail]
         if source.language == "cuda":
             if not any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in source.flags):

@@ -1,0 +1,58 @@
+// A compiled kernel: what its record says, checked, and its functions in the contexts that loaded it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda.h"
+#include "description.h"
+#include "pack.h"
+
+namespace opwright::triton::detail {
+
+// One parameter of the cubin.
+struct CubinParameter {
+  enum class Source { kArgument, kGlobalScratch, kProfileScratch };
+  Source source = Source::kArgument;
+  std::vector<int> path;   // of an argument
+  std::string type;
+  std::string field;       // of a descriptor: tma, base, shape, stride, nan, tf32
+  int dimension = 0;
+  uint32_t offset = 0, size = 0;
+};
+
+// How the TMA unit reads a descriptor's blocks, for each descriptor in order.
+struct TmaRecipe {
+  int swizzle = 0, element_size = 0, element_type = 0;
+  std::vector<int> block;
+  bool is_fp4_padded = false;
+};
+
+struct Compiled {
+  std::shared_ptr<const Pack> pack;
+  std::string key, triton, ptxas, symbol;
+  Bytes cubin;
+  int cuda = 0;
+  uint32_t warps = 0, ctas = 1, shared = 0;
+  bool is_pdl = false, is_cooperative = false;
+  bool is_oversize = false;  // set by loading: shared memory beyond the usual limit
+  uint64_t scratch_bytes = 0, scratch_alignment = 1;
+  uint64_t profile_bytes = 0, profile_alignment = 1;
+  std::vector<CubinParameter> parameters;
+  std::vector<TmaRecipe> recipes;
+
+  // The function in a context, loaded if need be. `is_capturing` refuses that.
+  Function_ function_in(Context context, Device device, const std::string& subject, bool is_capturing);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<Context, Function_>> functions_;
+};
+
+// Reads a kernel's record and checks it against the limits of any GPU. Throws Error(kPack).
+std::shared_ptr<Compiled> read_compiled(std::shared_ptr<const Pack> pack, const Json& record);
+
+}  // namespace opwright::triton::detail

@@ -1,0 +1,72 @@
+#include "cuda.h"
+
+#include <dlfcn.h>
+
+#include <string_view>
+
+#include "opwright/triton/error.h"
+
+namespace opwright::triton::detail {
+
+const Driver* loaded_driver = nullptr;
+
+namespace {
+
+
+const Driver* load() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    const char* why = dlerror();
+    throw Error(Cause::kDriver, std::string("there is no CUDA driver\n\n  dlopen  ") +
+                                    (why ? why : "libcuda.so.1") +
+                                    "\n\nhint: launches need a GPU and its driver; compiling, building packs "
+                                    "and linking do not.");
+  }
+  auto* driver = new Driver;
+  const auto get = [&](const char* name, bool is_needed) {
+    void* found = dlsym(library, name);
+    if (!found && is_needed) {
+      throw Error(Cause::kDriver, std::string("the CUDA driver lacks ") + name +
+                                      "\n\nhint: drivers for CUDA 12.0 (525) and newer have it.");
+    }
+    return found;
+  };
+#define OPWRIGHT_GET(MEMBER, NAME, PARAMETERS) \
+  driver->MEMBER = reinterpret_cast<decltype(driver->MEMBER)>(get(#NAME, true));
+  OPWRIGHT_DRIVER_FUNCTIONS(OPWRIGHT_GET)
+#undef OPWRIGHT_GET
+#define OPWRIGHT_GET(MEMBER, NAME, PARAMETERS) \
+  driver->MEMBER = reinterpret_cast<decltype(driver->MEMBER)>(get(#NAME, false));
+  OPWRIGHT_DRIVER_OPTIONAL(OPWRIGHT_GET)
+#undef OPWRIGHT_GET
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(driver->init), &info) && info.dli_fname) driver->path = info.dli_fname;
+  loaded_driver = driver;
+  check(driver->init(0), "cuInit");
+  check(driver->version(&driver->cuda_version), "cuDriverGetVersion");
+  return driver;
+}
+
+}  // namespace
+
+const Driver& driver() {
+  static const Driver* driver = load();
+  return *driver;
+}
+
+std::string describe_result(Result result) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (loaded_driver) {
+    loaded_driver->error_name(result, &name);
+    loaded_driver->error_text(result, &text);
+  }
+  return std::string(name ? name : "CUDA error") + " (" + std::to_string(result) + ")" +
+         (text ? std::string(": ") + text : "");
+}
+
+void check(Result result, const std::string& what) {
+  if (result != kSuccess) throw Error(Cause::kDriver, what + " failed: " + describe_result(result));
+}
+
+}  // namespace opwright::triton::detail

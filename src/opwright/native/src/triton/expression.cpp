@@ -1,0 +1,305 @@
+#include "expression.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <stdexcept>
+
+#include "opwright/triton/value.h"
+
+namespace opwright::triton::detail {
+namespace {
+
+[[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
+
+int64_t checked(bool overflows, int64_t value) {
+  if (overflows) fail("an integer goes beyond 64 bits");
+  return value;
+}
+
+int64_t floor_divide(int64_t a, int64_t b) {
+  if (b == 0) fail("division by zero");
+  if (b == -1) {
+    int64_t negated = 0;
+    return checked(__builtin_sub_overflow(int64_t{0}, a, &negated), negated);
+  }
+  return a / b - (a % b != 0 && (a % b < 0) != (b < 0));
+}
+
+int64_t floor_modulo(int64_t a, int64_t b) {
+  if (b == 0) fail("modulo by zero");
+  if (b == -1) return 0;
+  const int64_t rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+double float_modulo(double a, double b) {
+  if (b == 0) fail("modulo by zero");
+  const double rest = std::fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+int64_t power(int64_t base, int64_t exponent) {
+  int64_t result = 1;
+  for (int64_t i = 0; i < exponent; ++i) {
+    if (__builtin_mul_overflow(result, base, &result)) checked(true, 0);
+    if (base == 0 || base == 1) break;
+    if (base == -1) return exponent % 2 ? -1 : 1;
+  }
+  return result;
+}
+
+// Python's comparison of numbers and of texts: <0, 0, >0.
+int compare(const Value& a, const Value& b) {
+  if (a.type == Value::Type::kString && b.type == Value::Type::kString) return a.text.compare(b.text);
+  if (!a.is_number() || !b.is_number()) fail("values that have no order are compared");
+  if (a.type != Value::Type::kFloat && b.type != Value::Type::kFloat) {
+    return a.integer < b.integer ? -1 : a.integer > b.integer;
+  }
+  return a.as_double() < b.as_double() ? -1 : a.as_double() > b.as_double();
+}
+
+bool equal(const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number()) return compare(a, b) == 0;
+  if (a.type != b.type) return false;
+  if (a.type == Value::Type::kString) return a.text == b.text;
+  if (a.type == Value::Type::kTuple) {
+    if (a.items.size() != b.items.size()) return false;
+    for (size_t i = 0; i < a.items.size(); ++i) {
+      if (!equal(a.items[i], b.items[i])) return false;
+    }
+  }
+  return true;
+}
+
+int64_t integer_of(const Value& value) {
+  if (value.type != Value::Type::kInt && value.type != Value::Type::kBool) fail("an integer is needed");
+  return value.integer;
+}
+
+}  // namespace
+
+Value Value::of_int(int64_t value) {
+  Value result;
+  result.type = Type::kInt;
+  result.integer = value;
+  return result;
+}
+Value Value::of_bool(bool value) {
+  Value result;
+  result.type = Type::kBool;
+  result.integer = value;
+  return result;
+}
+Value Value::of_float(double value) {
+  Value result;
+  result.type = Type::kFloat;
+  result.number = value;
+  return result;
+}
+Value Value::of_text(std::string value) {
+  Value result;
+  result.type = Type::kString;
+  result.text = std::move(value);
+  return result;
+}
+
+bool Value::truth() const {
+  switch (type) {
+    case Type::kNone: return false;
+    case Type::kFloat: return number != 0;
+    case Type::kString: return !text.empty();
+    case Type::kTuple: return !items.empty();
+    default: return integer != 0;
+  }
+}
+
+std::string value_text_of(const Value& value) {
+  switch (value.type) {
+    case Value::Type::kNone: return "None";
+    case Value::Type::kBool: return value.integer ? "True" : "False";
+    case Value::Type::kInt: return int_text(value.integer);
+    case Value::Type::kFloat: return float_text(value.number);
+    case Value::Type::kString: return quoted(value.text);
+    case Value::Type::kTuple: break;
+  }
+  std::string text = "(";
+  for (size_t i = 0; i < value.items.size(); ++i) text += (i ? ", " : "") + value_text_of(value.items[i]);
+  return text + (value.items.size() == 1 ? ",)" : ")");
+}
+
+Value parse_value(std::string_view text) {
+  if (text == "True" || text == "False") return Value::of_bool(text == "True");
+  if (text == "inf") return Value::of_float(std::numeric_limits<double>::infinity());
+  if (text == "-inf") return Value::of_float(-std::numeric_limits<double>::infinity());
+  if (text == "nan") return Value::of_float(std::numeric_limits<double>::quiet_NaN());
+  if (!text.empty() && text[0] == '"') return Value::of_text(parse_json(text).text);
+  int64_t integer;
+  const char* end = text.data() + text.size();
+  const auto whole = std::from_chars(text.data(), end, integer);
+  if (whole.ec == std::errc() && whole.ptr == end) return Value::of_int(integer);
+  double number;
+  const auto real = std::from_chars(text.data(), end, number);
+  if (real.ec == std::errc() && real.ptr == end) return Value::of_float(number);
+  return {};
+}
+
+Expression::Expression(const Json& form) {
+  switch (form.type) {
+    case Json::Type::kNull: return;
+    case Json::Type::kBool: literal_ = Value::of_bool(form.truth()); return;
+    case Json::Type::kInt: literal_ = Value::of_int(form.integer); return;
+    case Json::Type::kFloat: literal_ = Value::of_float(form.number); return;
+    case Json::Type::kArray: break;
+    default: fail("an expression is no number and no list");
+  }
+  using O = Operation;
+  struct Form {
+    O operation;
+    size_t least, most;
+  };
+  static const std::map<std::string, Form, std::less<>> forms = {
+      {"+", {O::kAdd, 2, 2}}, {"-", {O::kSubtract, 2, 2}}, {"*", {O::kMultiply, 2, 2}},
+      {"/", {O::kDivide, 2, 2}}, {"//", {O::kFloorDivide, 2, 2}}, {"%", {O::kModulo, 2, 2}},
+      {"**", {O::kPower, 2, 2}}, {"<<", {O::kShiftLeft, 2, 2}}, {">>", {O::kShiftRight, 2, 2}},
+      {"&", {O::kBitAnd, 2, 2}}, {"|", {O::kBitOr, 2, 2}}, {"^", {O::kBitXor, 2, 2}},
+      {"==", {O::kEqual, 2, 2}}, {"!=", {O::kNotEqual, 2, 2}}, {"<", {O::kLess, 2, 2}},
+      {"<=", {O::kLessEqual, 2, 2}}, {">", {O::kGreater, 2, 2}}, {">=", {O::kGreaterEqual, 2, 2}},
+      {"and", {O::kAnd, 1, 64}}, {"or", {O::kOr, 1, 64}}, {"not", {O::kNot, 1, 1}},
+      {"neg", {O::kNegate, 1, 1}}, {"if", {O::kIf, 3, 3}}, {"tuple", {O::kTuple, 0, 64}}};
+  static const std::map<std::string, Form, std::less<>> calls = {
+      {"cdiv", {O::kCdiv, 2, 2}}, {"min", {O::kMin, 1, 64}}, {"max", {O::kMax, 1, 64}},
+      {"next_power_of_2", {O::kNextPowerOf2, 1, 1}}, {"abs", {O::kAbs, 1, 1}}, {"int", {O::kInt, 1, 1}}};
+  const std::string& head = form[0].text;
+  if (head == "str" || head == "arg") {
+    if (form.items.size() != 2 || form[1].type != Json::Type::kString) fail("no expression: " + head);
+    literal_ = Value::of_text(form[1].text);
+    if (head == "arg") operation_ = O::kArgument;
+    return;
+  }
+  const bool is_call = head == "call";
+  const auto& table = is_call ? calls : forms;
+  const auto found = table.find(is_call ? form[1].text : head);
+  const size_t first = is_call ? 2 : 1;
+  if (found == table.end() || form.items.size() < first + found->second.least ||
+      form.items.size() > first + found->second.most) {
+    fail("no expression: " + head);
+  }
+  operation_ = found->second.operation;
+  for (size_t i = first; i < form.items.size(); ++i) operands_.emplace_back(form[i]);
+}
+
+void Expression::names(std::vector<std::string>& found) const {
+  if (operation_ == Operation::kArgument) found.push_back(literal_.text);
+  for (const Expression& operand : operands_) operand.names(found);
+}
+
+Value Expression::evaluate(const Lookup& lookup) const {
+  using O = Operation;
+  switch (operation_) {
+    case O::kLiteral: return literal_;
+    case O::kArgument: return lookup(literal_.text);
+    case O::kIf: return operands_[operands_[0].evaluate(lookup).truth() ? 1 : 2].evaluate(lookup);
+    case O::kNot: return Value::of_bool(!operands_[0].evaluate(lookup).truth());
+    case O::kAnd:
+    case O::kOr: {
+      Value value;
+      for (const Expression& operand : operands_) {
+        value = operand.evaluate(lookup);
+        if (value.truth() == (operation_ == O::kOr)) break;
+      }
+      return value;
+    }
+    case O::kTuple: {
+      Value tuple;
+      tuple.type = Value::Type::kTuple;
+      for (const Expression& operand : operands_) tuple.items.push_back(operand.evaluate(lookup));
+      return tuple;
+    }
+    case O::kMin:
+    case O::kMax: {
+      Value best = operands_[0].evaluate(lookup);
+      for (size_t i = 1; i < operands_.size(); ++i) {
+        Value next = operands_[i].evaluate(lookup);
+        const int order = compare(next, best);
+        if (operation_ == O::kMin ? order < 0 : order > 0) best = std::move(next);
+      }
+      return best;
+    }
+    default: break;
+  }
+  const Value a = operands_[0].evaluate(lookup);
+  const Value b = operands_.size() > 1 ? operands_[1].evaluate(lookup) : Value();
+  switch (operation_) {
+    case O::kEqual: return Value::of_bool(equal(a, b));
+    case O::kNotEqual: return Value::of_bool(!equal(a, b));
+    case O::kLess: return Value::of_bool(compare(a, b) < 0);
+    case O::kLessEqual: return Value::of_bool(compare(a, b) <= 0);
+    case O::kGreater: return Value::of_bool(compare(a, b) > 0);
+    case O::kGreaterEqual: return Value::of_bool(compare(a, b) >= 0);
+    default: break;
+  }
+  if (!a.is_number() || (operands_.size() > 1 && !b.is_number())) fail("a number is needed");
+  const bool is_float = a.type == Value::Type::kFloat || b.type == Value::Type::kFloat;
+  const double x = a.as_double(), y = b.as_double();
+  int64_t out = 0;
+  switch (operation_) {
+    case O::kAdd:
+      if (is_float) return Value::of_float(x + y);
+      return Value::of_int(checked(__builtin_add_overflow(a.integer, b.integer, &out), out));
+    case O::kSubtract:
+      if (is_float) return Value::of_float(x - y);
+      return Value::of_int(checked(__builtin_sub_overflow(a.integer, b.integer, &out), out));
+    case O::kMultiply:
+      if (is_float) return Value::of_float(x * y);
+      return Value::of_int(checked(__builtin_mul_overflow(a.integer, b.integer, &out), out));
+    case O::kDivide:
+      if (y == 0) fail("division by zero");
+      return Value::of_float(x / y);
+    case O::kFloorDivide:
+      if (is_float && y == 0) fail("division by zero");
+      if (is_float) return Value::of_float(std::floor(x / y));
+      return Value::of_int(floor_divide(a.integer, b.integer));
+    case O::kModulo:
+      if (is_float) return Value::of_float(float_modulo(x, y));
+      return Value::of_int(floor_modulo(a.integer, b.integer));
+    case O::kPower:
+      if (is_float || b.integer < 0) return Value::of_float(std::pow(x, y));
+      return Value::of_int(power(a.integer, b.integer));
+    case O::kShiftLeft:
+      if (integer_of(b) < 0 || b.integer > 62) fail("a shift by more than 62 bits");
+      return Value::of_int(
+          checked(__builtin_mul_overflow(integer_of(a), int64_t{1} << b.integer, &out), out));
+    case O::kShiftRight:
+      if (integer_of(b) < 0) fail("a negative shift");
+      return Value::of_int(integer_of(a) >> (b.integer > 63 ? 63 : b.integer));
+    case O::kBitAnd: return Value::of_int(integer_of(a) & integer_of(b));
+    case O::kBitOr: return Value::of_int(integer_of(a) | integer_of(b));
+    case O::kBitXor: return Value::of_int(integer_of(a) ^ integer_of(b));
+    case O::kNegate:
+      if (is_float) return Value::of_float(-x);
+      return Value::of_int(checked(__builtin_sub_overflow(int64_t{0}, a.integer, &out), out));
+    case O::kAbs:
+      if (is_float) return Value::of_float(std::fabs(x));
+      if (a.integer >= 0) return Value::of_int(a.integer);
+      return Value::of_int(checked(__builtin_sub_overflow(int64_t{0}, a.integer, &out), out));
+    case O::kInt:
+      if (!is_float) return Value::of_int(a.integer);
+      if (!(std::fabs(x) < 9.2e18)) fail("a float has no integer");
+      return Value::of_int(static_cast<int64_t>(x));
+    case O::kCdiv: {
+      if (__builtin_add_overflow(integer_of(a), integer_of(b), &out)) checked(true, 0);
+      return Value::of_int(floor_divide(out - 1, b.integer));
+    }
+    case O::kNextPowerOf2: {
+      if (integer_of(a) > (int64_t{1} << 62)) checked(true, 0);
+      for (out = a.integer <= 0 ? 0 : 1; out && out < a.integer;) out <<= 1;
+      return Value::of_int(out);
+    }
+    default: fail("no operation");
+  }
+}
+
+}  // namespace opwright::triton::detail

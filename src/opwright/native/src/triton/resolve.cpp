@@ -1,0 +1,284 @@
+// What happens on a miss: description, key, compiled kernel, entry.
+#include <cstring>
+#include <stdexcept>
+
+#include "opwright/triton/error.h"
+#include "process_settings.h"
+#include "special.h"
+#include "state.h"
+
+namespace opwright::triton::detail {
+namespace {
+
+constexpr size_t kFirstTableSize = 16;
+
+// Makes a context current, as the CUDA runtime does: of the GPU of an argument, else of GPU 0.
+void ensure_context(const Call& call) {
+  const Driver& cuda_driver = driver();
+  Context context = nullptr;
+  check(cuda_driver.context_get(&context), "cuCtxGetCurrent");
+  if (context) return;
+  const uint64_t gpus = call.devices & ~kHostBit;
+  Device device = 0;
+  check(cuda_driver.device_get(&device, gpus ? __builtin_ctzll(gpus) : 0), "cuDeviceGet");
+  check(cuda_driver.primary_retain(&context, device), "cuDevicePrimaryCtxRetain");
+  check(cuda_driver.context_set(context), "cuCtxSetCurrent");
+}
+
+const Description& ensure_description(KernelState& kernel) {
+  const Description* known = kernel.description.load(std::memory_order_acquire);
+  if (known) return *known;
+  // Asked without the lock: it may take a second, and a second answer does no harm.
+  std::unique_ptr<Description> found = obtain_description(kernel.file, kernel.function);
+  const std::lock_guard lock(kernel.mutex);
+  known = kernel.description.load(std::memory_order_acquire);
+  if (known) return *known;
+  if (!kernel.table.load()) kernel.table.store(new Table(kFirstTableSize), std::memory_order_release);
+  known = found.release();  // never freed: launches read it without a lock
+  kernel.description.store(known, std::memory_order_release);
+  return *known;
+}
+
+int architecture_of(Device device) {
+  int major = 0, minor = 0;
+  check(driver().device_attribute(&major, kComputeMajor, device), "cuDeviceGetAttribute");
+  check(driver().device_attribute(&minor, kComputeMinor, device), "cuDeviceGetAttribute");
+  return 10 * major + minor;
+}
+
+bool is_capturing(Stream stream) {
+  int status = 0;
+  const Result result = driver().stream_capturing(stream, &status);
+  // The null stream cannot be asked while another stream is capturing: that is an answer, too.
+  return result == kCaptureImplicit || (result == kSuccess && status != 0);
+}
+
+// What heuristics and the chosen configuration give; the configuration's options replace the kernel's.
+std::map<std::string, std::string> decide(const Description& description, int arch, const Call& call,
+                                          const std::vector<Node>& nodes,
+                                          std::map<std::string, std::string>& options) {
+  std::map<std::string, std::string> decided;
+  const auto value_named = [&](std::string_view name) -> Value {
+    const auto found = decided.find(std::string(name));
+    if (found != decided.end()) return parse_value(found->second);
+    const int index = description.index_of(name);
+    if (index < 0) {
+      const auto option = options.find(std::string(name));
+      return option == options.end() ? Value() : parse_value(option->second);
+    }
+    if (nodes[index].code == kAbsent) return parse_value(description.parameters[index].default_value);
+    return node_value(nodes[index], call.slots);
+  };
+  if (!description.configurations.empty()) {
+    std::vector<Value> key;
+    for (const std::string& name : description.tuning_key) key.push_back(value_named(name));
+    const Configuration& chosen = choose_configuration(description, arch, key, nodes);
+    decided = chosen.constexprs;
+    for (const auto& [name, value] : chosen.options) options[name] = value;
+  }
+  for (const Heuristic& heuristic : description.heuristics) {
+    try {
+      decided[heuristic.name] = value_text_of(heuristic.expression->evaluate(value_named));
+    } catch (const std::runtime_error& error) {
+      throw Error(Cause::kKernelFile, subject_of(description) + ": the heuristic for `" + heuristic.name +
+                                          "` failed: " + error.what());
+    }
+  }
+  return decided;
+}
+
+// The compiled kernel of a key: one thread gets it, the others wait.
+std::shared_ptr<Compiled> compiled_once(KernelState& kernel, const Description& description, int arch,
+                                        const std::vector<std::string>& classes,
+                                        const std::map<std::string, std::string>& options, bool capturing) {
+  const std::string key = std::to_string(arch) + " " + key_text(classes, options);
+  std::unique_lock lock(kernel.mutex);
+  while (true) {
+    const auto found = kernel.compiled.find(key);
+    if (found != kernel.compiled.end()) return found->second;
+    if (kernel.in_flight.insert(key).second) break;
+    kernel.changed.wait(lock);
+  }
+  lock.unlock();
+  std::shared_ptr<Compiled> compiled;
+  try {
+    compiled = obtain_compiled(description, kernel.file, arch, classes, options, capturing);
+  } catch (...) {
+    lock.lock();
+    kernel.in_flight.erase(key);
+    kernel.changed.notify_all();
+    throw;
+  }
+  lock.lock();
+  kernel.in_flight.erase(key);
+  kernel.compiled[key] = compiled;
+  kernel.changed.notify_all();
+  return compiled;
+}
+
+void fill_launch(Entry& entry, const Compiled& compiled) {
+  entry.ctas = compiled.ctas;
+  LaunchConfig& config = entry.config;
+  config.block_x = 32 * compiled.warps;
+  config.block_y = config.block_z = 1;
+  config.shared_bytes = compiled.shared;
+  config.attributes = entry.attributes;
+  const auto add = [&](AttributeId id) -> LaunchAttribute& {
+    LaunchAttribute& attribute = entry.attributes[config.attribute_count++];
+    attribute.id = id;
+    return attribute;
+  };
+  if (compiled.is_pdl) add(kProgrammaticSerialization).value = 1;
+  if (compiled.is_cooperative) add(kCooperative).value = 1;
+  if (compiled.ctas > 1) {
+    LaunchAttribute& cluster = add(kClusterDimension);
+    cluster.words[0] = compiled.ctas;
+    cluster.words[1] = cluster.words[2] = 1;
+    add(kClusterPolicy).value = 1;  // spread
+  }
+  if (compiled.is_oversize) add(kSharedMemoryMode).value = 3;
+}
+
+void insert(const Table& table, const Entry* entry) {
+  size_t at = entry->hash & table.mask;
+  while (table.slots[at].load(std::memory_order_relaxed)) at = (at + 1) & table.mask;
+  table.slots[at].store(entry, std::memory_order_release);
+}
+
+// Publishes an entry. A table that is half full is replaced by one twice as large, and kept: a launch in
+// another thread may be reading it.
+void publish(KernelState& kernel, const Entry* entry) {
+  const std::lock_guard lock(kernel.mutex);
+  const Table* table = kernel.table.load(std::memory_order_relaxed);
+  if (2 * (kernel.entry_count + 1) > table->mask + 1) {
+    auto* larger = new Table(2 * (table->mask + 1));
+    for (size_t i = 0; i <= table->mask; ++i) {
+      if (const Entry* known = table->slots[i].load(std::memory_order_relaxed)) insert(*larger, known);
+    }
+    kernel.table.store(larger, std::memory_order_release);
+    table = larger;
+  }
+  insert(*table, entry);
+  ++kernel.entry_count;
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<KernelState>, std::less<>> kernels;
+};
+
+Registry& registry() {
+  static auto* registry = new Registry;  // never destroyed: static kernels launch until the end
+  return *registry;
+}
+
+KernelState* state_of(std::string_view file, std::string_view function,
+                      const std::map<std::string, std::string>& options) {
+  std::string name = std::string(file) + "\n" + std::string(function);
+  for (const auto& [option, value] : options) name += "\n" + option + "=" + value;
+  const std::lock_guard lock(registry().mutex);
+  std::unique_ptr<KernelState>& state = registry().kernels[name];
+  if (!state) {
+    state = std::make_unique<KernelState>();
+    state->file = file;
+    state->function = function;
+    state->options = options;
+  }
+  return state.get();
+}
+
+}  // namespace
+
+KernelState* find_kernel(std::string_view file, std::string_view function) {
+  return state_of(file, function, {});
+}
+
+KernelState* with_options(const KernelState* kernel,
+                          const std::vector<std::pair<std::string, std::string>>& options) {
+  std::map<std::string, std::string> all = kernel->options;
+  for (const auto& [name, value] : options) all[name] = value;
+  return state_of(kernel->file, kernel->function, all);
+}
+
+const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> texts, Stream stream) {
+  ensure_context(call);
+  const Description& description = ensure_description(*kernel);
+  // The masks were not known, or the context was not current, when the call was looked up.
+  if (const Entry* entry = find(kernel, call)) return entry;
+
+  const std::string subject = subject_of(description);
+  Device device = 0;
+  Context context = nullptr;
+  check(driver().context_get(&context), "cuCtxGetCurrent");
+  check(driver().context_device(&device), "cuCtxGetDevice");
+  const int arch = architecture_of(device);
+  const bool capturing = is_capturing(stream);
+
+  auto entry = std::make_unique<Entry>();
+  entry->nodes = read_call(description, call, texts);
+  std::map<std::string, std::string> options = kernel->options;
+  const auto decided = decide(description, arch, call, entry->nodes, options);
+  complete_call(description, decided, entry->nodes);
+  const std::vector<std::string> classes = class_texts(description, entry->nodes);
+  entry->compiled = compiled_once(*kernel, description, arch, classes, options, capturing);
+  entry->function = entry->compiled->function_in(context, device, subject, capturing);
+  plan_parameters(*entry, *entry->compiled, entry->nodes, call.slot_count, subject);
+  fill_launch(*entry, *entry->compiled);
+  entry->device = device;
+  entry->context = context;
+  entry->foreign_devices = ~(1ull << device);
+  entry->hash = call.hash;
+  entry->word_count = call.full_word_count;
+  entry->words = std::make_unique<uint64_t[]>(entry->word_count);
+  std::memcpy(entry->words.get(), call.words, 8 * size_t{entry->word_count});
+  const Entry* published = entry.release();  // never freed: launches read it without a lock
+  publish(*kernel, published);
+  return published;
+}
+
+int64_t meta_value(const Entry* entry, const Call& call, const KernelState* kernel, std::string_view name) {
+  const Description& description = *kernel->description.load(std::memory_order_acquire);
+  const int index = description.index_of(name);
+  const Value value = index < 0 ? Value() : node_value(entry->nodes[index], call.slots);
+  if (value.type != Value::Type::kInt && value.type != Value::Type::kBool) {
+    throw Error(Cause::kArgument, subject_of(description) + ": the grid asks for `" + std::string(name) +
+                                      "`, which is no integer argument of the kernel");
+  }
+  return value.integer;
+}
+
+Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call, std::string_view name) {
+  const Description& description = *kernel->description.load(std::memory_order_acquire);
+  const auto found = description.grids.find(name);
+  const auto refuse = [&](const std::string& why) {
+    return Error(Cause::kKernelFile, subject_of(description) + ": the grid `" + std::string(name) + "` " + why +
+                                         "\n\nhint: pass a functor: [&](const Meta& meta) { return Grid{...}; }");
+  };
+  if (found == description.grids.end()) throw refuse("is no function or lambda of one parameter in its file");
+  if (!found->second.expression) throw refuse("cannot be translated: " + found->second.error);
+  Value value;
+  try {
+    value = found->second.expression->evaluate([&](std::string_view argument) -> Value {
+      const int index = description.index_of(argument);
+      if (index >= 0) return node_value(entry->nodes[index], call.slots);
+      const std::string text(argument);
+      if (text == "num_warps") return Value::of_int(entry->compiled->warps);
+      if (text == "num_ctas") return Value::of_int(entry->compiled->ctas);
+      throw std::runtime_error("`" + text + "` is no argument of the kernel");
+    });
+  } catch (const std::runtime_error& error) {
+    throw refuse(std::string("fails: ") + error.what());
+  }
+  const std::vector<Value> sizes = value.type == Value::Type::kTuple ? value.items : std::vector<Value>{value};
+  uint32_t extents[3] = {1, 1, 1};
+  if (sizes.empty() || sizes.size() > 3) throw refuse("gives no tuple of one to three sizes");
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i].type != Value::Type::kInt || sizes[i].integer < 0 || sizes[i].integer > 0x7fffffff) {
+      throw refuse("gives a size that is no integer of 31 bits: " + value_text_of(sizes[i]));
+    }
+    extents[i] = static_cast<uint32_t>(sizes[i].integer);
+  }
+  return {extents[0], extents[1], extents[2]};
+}
+
+}  // namespace opwright::triton::detail

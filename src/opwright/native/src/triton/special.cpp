@@ -1,0 +1,243 @@
+#include "special.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "opwright/triton/error.h"
+#include "opwright/triton/runtime.h"
+#include "opwright/types.h"
+#include "process_settings.h"
+
+namespace opwright::triton::detail {
+namespace {
+
+std::string dimensions(uint32_t x, uint32_t y, uint32_t z) {
+  return std::to_string(x) + " x " + std::to_string(y) + " x " + std::to_string(z);
+}
+
+// Memory of one launch, given back in the stream's order.
+class Scratch {
+ public:
+  Scratch(uint64_t bytes, uint64_t alignment, Stream stream, const std::string& subject)
+      : allocator_(scratch_allocator()), stream_(stream) {
+    if (bytes == 0) return;
+    memory_ = allocator_.allocate(bytes, alignment, stream, allocator_.data);
+    if (!memory_) {
+      throw Error(Cause::kDriver, subject + ": no scratch memory\n\n  needed  " + std::to_string(bytes) +
+                                      " bytes\n\nhint: opwright::triton::set_scratch_allocator takes them from elsewhere.");
+    }
+  }
+  ~Scratch() {
+    if (memory_) allocator_.release(memory_, stream_, allocator_.data);
+  }
+  Scratch(const Scratch&) = delete;
+  uint64_t address() const { return reinterpret_cast<uint64_t>(memory_); }
+
+ private:
+  ScratchAllocator allocator_;
+  Stream stream_;
+  void* memory_ = nullptr;
+};
+
+// Triton's launchers round a double to binary16 at once, and cut bfloat16 off a float.
+uint64_t half_of(double value) { return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value)); }
+uint64_t bfloat16_of(double value) {
+  return __builtin_bit_cast(uint32_t, static_cast<float>(value)) >> 16;
+}
+
+double number_of(const Step& step, const uint64_t* slots) {
+  if (step.is_integer) return static_cast<double>(static_cast<int64_t>(slots[step.slot]));
+  double value;
+  std::memcpy(&value, slots + step.slot + 1, 8);
+  return value;
+}
+
+uint64_t value_of(const Step& step, const Call& call, const Scratch& scratch, const Scratch& profile) {
+  using From = Step::From;
+  const auto descriptor = [&]() -> const TensorDescriptor& {
+    return *reinterpret_cast<const TensorDescriptor*>(call.slots[step.slot]);
+  };
+  switch (step.from) {
+    case From::kSlot: return call.slots[step.slot];
+    case From::kLiteral: return step.literal;
+    case From::kScratch: return scratch.address();
+    case From::kProfileScratch: return profile.address();
+    case From::kBool: return call.slots[step.slot] != 0;
+    case From::kFloat32: {
+      return __builtin_bit_cast(uint32_t, static_cast<float>(number_of(step, call.slots)));
+    }
+    case From::kFloat64: return __builtin_bit_cast(uint64_t, number_of(step, call.slots));
+    case From::kFloat16: return half_of(number_of(step, call.slots));
+    case From::kBFloat16: return bfloat16_of(number_of(step, call.slots));
+    case From::kShape: return static_cast<uint64_t>(descriptor().shape[step.dimension]);
+    case From::kStride: return static_cast<uint64_t>(descriptor().strides[step.dimension]);
+    case From::kTf32: return descriptor().rounds_to_tf32;
+    case From::kNan: return descriptor().pads_with_nan;
+    case From::kTma: break;
+  }
+  return reinterpret_cast<uint64_t>(descriptor().base.address);
+}
+
+void check_devices(const KernelState& kernel, const Entry& entry, const Call& call) {
+  if (!(call.devices & entry.foreign_devices)) return;
+  const Description& description = *kernel.description.load(std::memory_order_acquire);
+  for (size_t i = 0; i < entry.nodes.size(); ++i) {
+    const Node& node = entry.nodes[i];
+    if ((node.code & kKindBits) < kPointer || node.slot < 0) continue;
+    int device = -1;
+    const Address address = call.slots[node.slot];
+    const bool is_known = loaded_driver->pointer_attribute(&device, kPointerDevice, address) == kSuccess;
+    if (is_known && device == entry.device) continue;
+    throw Error(Cause::kArgument,
+                subject_of(description) + ": argument " + std::to_string(i + 1) + " `" +
+                    description.parameters[i].name + "` is not on the launch's GPU\n\n  expected  " +
+                    shown(node) + ", cuda:" + std::to_string(entry.device) + "\n  given     " + shown(node) +
+                    (is_known ? ", cuda:" + std::to_string(device) : ", not known to the driver: host memory?") +
+                    "\n\nhint: move the tensor, or make its device the current one.");
+  }
+}
+
+void check_pointers(const KernelState& kernel, const Entry& entry, const Call& call) {
+  const Description& description = *kernel.description.load(std::memory_order_acquire);
+  for (size_t i = 0; i < entry.nodes.size(); ++i) {
+    const Node& node = entry.nodes[i];
+    if ((node.code & kKindBits) < kPointer || node.slot < 0 || call.slots[node.slot] == 0) continue;
+    uint64_t address = 0;
+    const Result result = loaded_driver->pointer_attribute(&address, kPointerDeviceAddress, call.slots[node.slot]);
+    if (result == kSuccess) continue;
+    throw Error(Cause::kArgument, subject_of(description) + ": argument " + std::to_string(i + 1) + " `" +
+                                      description.parameters[i].name + "` is no address of the GPU\n\n  given  0x" +
+                                      [&] {
+                                        char text[32];
+                                        std::snprintf(text, sizeof text, "%llx",
+                                                      static_cast<unsigned long long>(call.slots[node.slot]));
+                                        return std::string(text);
+                                      }() +
+                                      "\n\nhint: memory of the host that is not pinned, or memory that was freed.");
+  }
+}
+
+}  // namespace
+
+uint32_t decorate(const Description& description, Call& call) {
+  static const std::vector<std::string> no_texts;
+  const std::vector<Node> nodes = read_call(description, call, no_texts);
+  uint64_t* const extra = call.words + call.word_count;
+  size_t count = 0;
+  const auto push = [&](const Value& value) {
+    if (count == kExtraWords) {
+      throw Error(Cause::kArgument, subject_of(description) + ": more than " + std::to_string(kExtraWords) +
+                                        " heuristics and autotune keys");
+    }
+    const uint64_t bits = value.type == Value::Type::kFloat ? __builtin_bit_cast(uint64_t, value.number)
+                          : value.type == Value::Type::kString || value.type == Value::Type::kTuple
+                              ? hash_text(value_text_of(value))
+                              : static_cast<uint64_t>(value.integer);
+    extra[count++] = mix(static_cast<uint64_t>(value.type), 0) ^ bits;
+  };
+  for (const std::string& name : description.tuning_key) {
+    const int index = description.index_of(name);
+    push(index < 0 ? Value() : node_value(nodes[index], call.slots));
+  }
+  // A heuristic may read what a configuration decides: then resolve evaluates it, and the words of the
+  // arguments that it reads stand for its value here.
+  for (const Heuristic& heuristic : description.heuristics) {
+    if (!heuristic.expression) {
+      throw Error(Cause::kKernelFile, subject_of(description) + ": the heuristic for `" + heuristic.name +
+                                          "` cannot be translated: " + heuristic.error +
+                                          "\n\nhint: pass `" + heuristic.name + "` as an argument, with cx.");
+    }
+    std::vector<std::string> names;
+    heuristic.expression->names(names);
+    bool is_complete = true;
+    for (const std::string& name : names) {
+      const int index = description.index_of(name);
+      if (index < 0 || nodes[index].code == kAbsent) is_complete = false;
+    }
+    if (is_complete) {
+      push(heuristic.expression->evaluate([&](std::string_view name) {
+        return node_value(nodes[description.index_of(name)], call.slots);
+      }));
+      continue;
+    }
+    for (const std::string& name : names) {
+      const int index = description.index_of(name);
+      if (index >= 0 && nodes[index].code != kAbsent) push(node_value(nodes[index], call.slots));
+    }
+  }
+  return call.word_count + static_cast<uint32_t>(count);
+}
+
+void launch_special(const KernelState& kernel, const Entry& entry, Call& call, Stream stream, Grid grid) {
+  const Description& description = *kernel.description.load(std::memory_order_acquire);
+  const Compiled& compiled = *entry.compiled;
+  const std::string subject = subject_of(description);
+  const std::shared_ptr<const ProcessSettings> settings = process_settings();
+  check_devices(kernel, entry, call);
+  if (settings->checks_pointers) check_pointers(kernel, entry, call);
+
+  const uint64_t programs = uint64_t{grid.x} * grid.y * grid.z * entry.ctas;
+  const Scratch scratch(compiled.scratch_bytes * programs, compiled.scratch_alignment, stream, subject);
+  const Scratch profile(compiled.profile_bytes * programs, compiled.profile_alignment, stream, subject);
+  std::vector<uint64_t> memory(entry.buffer_size / 8 + 24);
+  const auto misaligned = reinterpret_cast<uintptr_t>(memory.data()) % 64;
+  auto* buffer = reinterpret_cast<unsigned char*>(memory.data()) + (misaligned ? 64 - misaligned : 0);
+  for (const Step& step : entry.steps) {
+    if (step.from == Step::From::kTma && step.size == 128) {
+      const auto& descriptor = *reinterpret_cast<const TensorDescriptor*>(call.slots[step.slot]);
+      std::memcpy(buffer + step.offset, tma_map(descriptor, compiled.recipes[step.recipe], subject), 128);
+      continue;
+    }
+    const uint64_t value = value_of(step, call, scratch, profile);
+    std::memcpy(buffer + step.offset, &value, step.size);
+  }
+  size_t size = entry.buffer_size;
+  void* extra[] = {kParamBuffer, buffer, kParamBufferSize, &size, nullptr};
+  LaunchConfig config = entry.config;
+  config.grid_x = grid.x * entry.ctas;
+  config.grid_y = grid.y;
+  config.grid_z = grid.z;
+  config.stream = stream;
+
+  const LaunchHooks* hooks = launch_hooks();
+  const LaunchInfo info{description.function.c_str(), compiled.key.c_str(), grid, config.block_x,
+                        config.shared_bytes, stream, entry.function};
+  if (hooks && hooks->enter) hooks->enter(info, hooks->data);
+  Result result = loaded_driver->launch(&config, entry.function, nullptr, extra);
+  if (result == kSuccess && settings->checks_pointers) result = loaded_driver->stream_synchronize(stream);
+  if (result != kSuccess) launch_failed(kernel, entry, config, result);
+  if (hooks && hooks->exit) hooks->exit(info, hooks->data);
+}
+
+void launch_failed(const KernelState& kernel, const Entry& entry, const LaunchConfig& config, Result result) {
+  const Description& description = *kernel.description.load(std::memory_order_acquire);
+  throw Error(Cause::kDriver,
+              subject_of(description) + ": the launch failed: " + describe_result(result) + "\n\n  grid    " +
+                  dimensions(config.grid_x, config.grid_y, config.grid_z) + "\n  block   " +
+                  std::to_string(config.block_x) + " threads\n  shared  " + std::to_string(config.shared_bytes) +
+                  " bytes\n  kernel  " + entry.compiled->key);
+}
+
+Value node_value(const Node& node, const uint64_t* slots) {
+  const uint8_t kind = node.code & kKindBits;
+  if (node.slot < 0 && kind != kTuple) return node.literal;
+  switch (kind) {
+    case kI32:
+    case kI64: return Value::of_int(static_cast<int64_t>(slots[node.slot]));
+    case kU1: return Value::of_bool(slots[node.slot] != 0);
+    case kFloat: return Value::of_float(__builtin_bit_cast(double, slots[node.slot + 1]));
+    case kTuple: {
+      Value value;
+      value.type = Value::Type::kTuple;
+      for (const Node& item : node.items) value.items.push_back(node_value(item, slots));
+      return value;
+    }
+    case kConstInt:
+    case kConstUnsigned: return Value::of_int(static_cast<int64_t>(node.payload));
+    case kConstBool: return Value::of_bool(node.payload != 0);
+    case kConstFloat: return Value::of_float(__builtin_bit_cast(double, node.payload));
+    default: return node.text.empty() ? Value() : parse_value(node.text);
+  }
+}
+
+}  // namespace opwright::triton::detail

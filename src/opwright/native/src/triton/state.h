@@ -1,0 +1,110 @@
+// The state of a kernel: its description and the table of what is compiled, and who fills it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "compiled.h"
+#include "cuda.h"
+#include "description.h"
+#include "opwright/triton/kernel.h"
+
+namespace opwright::triton::detail {
+
+// One step of filling a kernel's parameters from a call's values.
+struct Step {
+  enum class From : uint8_t {
+    kSlot,         // 8 bytes of a value; what is too much is overwritten by the next parameter
+    kFloat32, kFloat64, kFloat16, kBFloat16,  // converted from an integer, or from the double
+    kBool,
+    kLiteral,      // a default
+    kScratch, kProfileScratch,
+    kTma, kShape, kStride,  // of a TMA descriptor
+    kTf32, kNan,
+  };
+  From from = From::kSlot;
+  bool is_integer = false;  // the value to convert is one
+  uint8_t size = 8;
+  uint8_t dimension = 0;
+  uint16_t slot = 0;
+  uint16_t offset = 0;
+  uint16_t recipe = 0;
+  uint64_t literal = 0;
+};
+
+struct FastStep {
+  uint16_t slot, offset;
+};
+
+struct Entry {
+  // What a hit reads, in this order.
+  uint64_t hash = 0;
+  Context context = nullptr;
+  uint32_t word_count = 0;
+  uint16_t step_count = 0;
+  bool is_special = false;          // `steps` instead of `fast_steps`
+  uint32_t ctas = 1;
+  uint64_t foreign_devices = 0;     // bits of the devices that arguments must not be on
+  Function_ function = nullptr;
+  size_t buffer_size = 0;
+  std::unique_ptr<uint64_t[]> words;
+  std::unique_ptr<FastStep[]> fast_steps;
+  LaunchConfig config = {};
+
+  LaunchAttribute attributes[5] = {};
+  std::vector<Step> steps;
+  std::vector<Node> nodes;          // of the call that it was made for
+  std::shared_ptr<Compiled> compiled;
+  Device device = 0;
+};
+
+struct Table {
+  explicit Table(size_t size) : mask(size - 1), slots(new std::atomic<const Entry*>[size]()) {}
+  size_t mask;
+  std::unique_ptr<std::atomic<const Entry*>[]> slots;
+};
+
+struct KernelState {
+  std::string file, function;
+  std::map<std::string, std::string> options;
+
+  std::atomic<const Description*> description{nullptr};
+  std::atomic<const Table*> table{nullptr};
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  size_t entry_count = 0;
+  std::set<std::string> in_flight;                            // arch and key being compiled
+  std::map<std::string, std::shared_ptr<Compiled>> compiled;  // by arch and key
+};
+
+// Where a description and a compiled kernel come from: packs, the cache, the worker.
+std::unique_ptr<Description> obtain_description(const std::string& file, const std::string& function);
+std::shared_ptr<Compiled> obtain_compiled(const Description& description, const std::string& file, int arch,
+                                          const std::vector<std::string>& classes,
+                                          const std::map<std::string, std::string>& options, bool is_capturing);
+// The configuration of an autotuned kernel for these values of its key; exact, else the nearest that was
+// measured, else the first.
+const Configuration& choose_configuration(const Description& description, int arch,
+                                          const std::vector<Value>& key, const std::vector<Node>& nodes);
+
+// Writes the plan of a call's parameters. Throws Error(kPack) if record and call do not belong together.
+void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<Node>& nodes, int slot_count,
+                     const std::string& subject);
+
+// The 128-byte map of a descriptor, by a small cache of the thread. Throws Error.
+const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe, const std::string& subject);
+
+// A call's argument as a Python value, for grids and heuristics; None for pointers and what only Triton knows.
+Value node_value(const Node& node, const uint64_t* slots);
+
+// What every launch asks first: hooks, pointer checks.
+extern std::atomic<uint32_t> watching;
+
+}  // namespace opwright::triton::detail

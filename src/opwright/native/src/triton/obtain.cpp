@@ -101,10 +101,21 @@ std::string list_json(const std::vector<std::string>& items) {
   return text + "]";
 }
 
+// An option's value as JSON: its text is Python's, which differs in the words and in tuples.
+std::string json_of(const std::string& text) {
+  if (text == "True") return "true";
+  if (text == "False") return "false";
+  if (text == "None") return "null";
+  if (text.starts_with("(")) {
+    return "[" + text.substr(1, text.size() - (text.ends_with(",)") ? 3 : 2)) + "]";
+  }
+  return text;
+}
+
 std::string options_json(const std::map<std::string, std::string>& options) {
   std::string text = "{";
   for (const auto& [name, value] : options) {
-    text += (text.size() > 1 ? ", " : "") + json_quoted(name) + ": " + json_quoted(value);
+    text += (text.size() > 1 ? ", " : "") + json_quoted(name) + ": " + json_of(value);
   }
   return text + "}";
 }

@@ -43,6 +43,23 @@ struct CachedMap {
 
 constexpr size_t kCachedMaps = 16;
 
+// Drivers up to CUDA 13.1 set a bit that makes the unit read small tensors wrongly; CUTLASS and Triton
+// 3.7 clear it, too. `sizes` and `strides` (bytes, without the innermost) count from the innermost dimension.
+void mend_small_tensor(Map& map, size_t rank, int element_size, const uint64_t* sizes, const uint64_t* strides) {
+  constexpr int kLastWrongDriver = 13010;
+  constexpr uint64_t kSmallBytes = 128 * 1024;
+  if (driver().cuda_version > kLastWrongDriver) return;
+  uint64_t bytes = 1;
+  for (size_t i = 0; i < rank; ++i) {
+    bytes += (sizes[i] - 1) * (i == 0 ? static_cast<uint64_t>(element_size) : strides[i - 1]);
+  }
+  if (bytes >= kSmallBytes) return;
+  uint64_t word;
+  std::memcpy(&word, map.bytes + 8, 8);
+  word &= ~(1ull << 21);
+  std::memcpy(map.bytes + 8, &word, 8);
+}
+
 }  // namespace
 
 const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe, const std::string& subject) {
@@ -103,6 +120,7 @@ const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe,
       const_cast<void*>(descriptor.base.address), sizes, strides, box, steps, 0, recipe.swizzle, 2,
       descriptor.pads_with_nan);
   if (result != kSuccess) throw refuse(describe_result(result));
+  mend_small_tensor(slot.map, rank, recipe.element_size, sizes, strides);
   slot.context = context;
   slot.key = key;
   slot.is_set = true;

@@ -1,0 +1,142 @@
+// Launches kernels through the C++ runtime as a JSON file says: the twin of tests/triton/genuine_launch.py.
+//
+//   triton_runner LAUNCHES.json RESULTS.jsonl
+//
+// The launches have the same form; RESULTS has one line for each, {"error": null or {"cause", "message"}}.
+// What reaches the driver is in the stub's own record.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "../../src/opwright/native/src/triton/cuda.h"
+#include "../../src/opwright/native/src/triton/json.h"
+#include "opwright/triton.h"
+
+using namespace opwright::triton;
+using detail::Json;
+
+namespace {
+
+DType dtype_named(const std::string& name) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (name == kDTypeNames[i]) return static_cast<DType>(i);
+  }
+  throw std::runtime_error("no dtype: " + name);
+}
+
+const void* address_of(const Json& value) { return reinterpret_cast<const void*>(value.integer); }
+
+std::vector<int64_t> numbers(const Json& array) {
+  std::vector<int64_t> found;
+  for (const Json& item : array.items) found.push_back(item.integer);
+  return found;
+}
+
+Argument read_argument(const Json& json) {
+  using Type = Argument::Type;
+  Argument argument;
+  if (!json["tensor"].is_null()) {
+    argument.type = Type::kPointer;
+    argument.pointer = {address_of(json["address"]), dtype_named(json["tensor"].text)};
+  } else if (!json["int"].is_null()) {
+    // Beyond 2^63 - 1 the JSON reader has a float; tests write such integers as text.
+    argument.type = json["int"].type == Json::Type::kString ? Type::kUnsigned : Type::kInt;
+    argument.integer = json["int"].type == Json::Type::kString
+                           ? static_cast<int64_t>(std::stoull(json["int"].text))
+                           : json["int"].integer;
+  } else if (!json["float"].is_null()) {
+    argument.type = Type::kFloat;
+    argument.number = json["float"].number;
+  } else if (!json["bool"].is_null()) {
+    argument.type = Type::kBool;
+    argument.integer = json["bool"].integer;
+  } else if (!json["constexpr"].is_null()) {
+    argument.type = Type::kConstexpr;
+    argument.text = json["constexpr"].text;
+  } else if (!json["tuple"].is_null()) {
+    argument.type = Type::kTuple;
+    for (const Json& item : json["tuple"].items) argument.items.push_back(read_argument(item));
+  } else if (!json["descriptor"].is_null()) {
+    const Json& given = json["descriptor"];
+    argument.type = Type::kDescriptor;
+    argument.descriptor.base = {address_of(given["address"]), dtype_named(given["dtype"].text)};
+    argument.descriptor.shape = numbers(given["shape"]);
+    argument.descriptor.strides = numbers(given["strides"]);
+    argument.descriptor.block = numbers(given["block"]);
+    argument.descriptor.pads_with_nan = given["padding"].text == "nan";
+    argument.descriptor.rounds_to_tf32 = given["round_f32_to_tf32"].truth();
+  }
+  return argument;
+}
+
+std::string option_text(const Json& value) {
+  if (value.type == Json::Type::kBool) return value.integer ? "True" : "False";
+  if (value.type == Json::Type::kString) return detail::json_quoted(value.text);
+  return std::to_string(value.integer);
+}
+
+void use_device(int device) {
+  const detail::Driver& driver = detail::driver();
+  detail::Context context = nullptr;
+  detail::check(driver.primary_retain(&context, device), "cuDevicePrimaryCtxRetain");
+  detail::check(driver.context_set(context), "cuCtxSetCurrent");
+}
+
+void run(const Json& request) {
+  Kernel kernel(request["file"].text, request["function"].text);
+  for (const auto& [name, value] : request["options"].fields) {
+    Option option(name, 0);
+    option.value = option_text(value);
+    kernel = kernel.with({option});
+  }
+  std::vector<Argument> arguments;
+  const Json& given = request["args"];
+  for (const Json& item : given.items) arguments.push_back(read_argument(item));
+  for (const auto& [name, value] : given.fields) {
+    arguments.push_back(read_argument(value));
+    arguments.back().name = name;
+  }
+  if (!request["device"].is_null()) use_device(static_cast<int>(request["device"].integer));
+  const Stream stream = reinterpret_cast<Stream>(request["stream"].integer);
+  const Json& grid = request["grid"];
+  const auto repeat = request["repeat"].is_null() ? 1 : request["repeat"].integer;
+  for (int64_t i = 0; i < repeat; ++i) {
+    if (grid.type == Json::Type::kString) {
+      launch(kernel, stream, GridFunction{grid.text}, arguments);
+    } else {
+      const auto extent = [&](size_t at) {
+        return grid[at].is_null() ? 1u : static_cast<uint32_t>(grid[at].integer);
+      };
+      launch(kernel, stream, Grid{extent(0), extent(1), extent(2)}, arguments);
+    }
+  }
+}
+
+void* scratch_of_test(size_t, size_t, Stream, void*) { return reinterpret_cast<void*>(0x7f0000000000); }
+void keep(void*, Stream, void*) {}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  std::ifstream file(argv[1]);
+  std::ostringstream text;
+  text << file.rdbuf();
+  std::ofstream results(argv[2]);
+  set_scratch_allocator({scratch_of_test, keep, nullptr});
+  for (const Json& request : detail::parse_json(text.str()).items) {
+    try {
+      run(request);
+      results << "{\"error\": null}\n";
+    } catch (const Error& error) {
+      results << "{\"error\": {\"cause\": " << static_cast<int>(error.cause())
+              << ", \"message\": " << detail::json_quoted(error.what()) << "}}\n";
+    } catch (const std::exception& error) {
+      results << "{\"error\": {\"cause\": -1, \"message\": " << detail::json_quoted(error.what()) << "}}\n";
+    }
+    results.flush();
+  }
+}

@@ -1,0 +1,499 @@
+"""The stub driver by itself, through ctypes.
+
+A check_* function runs in a process of its own, above the stub; `stub.run_check` starts it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+import stub
+from stub import run_check
+from stub_calls import Driver, cluster, make_cubin
+
+pytestmark = pytest.mark.compiler
+
+
+# ---- launches
+
+
+def check_two_forms() -> None:
+    driver = Driver()
+    driver.start()
+    function = driver.load(make_cubin())
+    pointer, number = ctypes.c_uint64(0x1122334455667788), ctypes.c_uint32(0x99AABBCC)
+    assert driver.launch(function, [pointer, number], shared=16) == 0
+    packed = ctypes.create_string_buffer(struct.pack("<QI", pointer.value, number.value), 12)
+    size = ctypes.c_size_t(12)
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), 0)
+    plain = (function, 4, 1, 1, 128, 1, 1, 16, None)
+    assert driver.cuLaunchKernel(*plain, None, extra) == 0
+    size.value = 11
+    assert driver.cuLaunchKernel(*plain, None, extra) == 1
+    assert driver.cuLaunchKernel(*plain, None, None) == 1
+
+
+def test_both_forms_of_parameters_are_recorded_alike(tmp_path: Path) -> None:
+    run_check(check_two_forms, record=tmp_path / "record")
+    pointers, packed = stub.read_records(tmp_path / "record")
+    assert (pointers.pop("form"), packed.pop("form")) == ("pointers", "packed")
+    assert (pointers.pop("call"), packed.pop("call")) == ("cuLaunchKernelEx", "cuLaunchKernel")
+    assert pointers == packed
+    assert pointers["params"] == [
+        {"offset": 0, "size": 8, "hex": "8877665544332211"},
+        {"offset": 8, "size": 4, "hex": "ccbbaa99"},
+    ]
+    assert [pointers[name] for name in ("kernel", "grid", "block", "shared", "stream")] == [
+        "kernel",
+        [4, 1, 1],
+        [128, 1, 1],
+        16,
+        0,
+    ]
+
+
+def check_refused_launches() -> None:
+    driver = Driver()
+    first = driver.start()
+    function = driver.load(make_cubin(params=()))
+    assert driver.launch(function) == 0
+    assert driver.launch(function, grid=(0, 1, 1)) == 1
+    assert driver.launch(function, grid=(1, 65536, 1)) == 1
+    assert driver.launch(function, block=(256, 1, 1)) == 1, "not .reqntid"
+    assert driver.launch(function, block=(64, 1, 1)) == 1, "not .reqntid"
+    assert driver.launch(driver.load(make_cubin(params=(), threads=0)), block=(1025, 1, 1)) == 1
+    assert driver.launch(function, stream=0xDEAD) == 400
+    assert driver.launch(function, shared=49153) == 1
+    assert driver.cuFuncSetAttribute(function, 8, 232449) == 1, "227 KB are what sm_90 has"
+    assert driver.cuFuncSetAttribute(function, 8, 232448) == 0
+    assert driver.launch(function, shared=49153) == 0
+    second = driver.make("cuCtxCreate_v2", 0, 0)
+    assert driver.launch(function) == 400, "a function of another context of the same device"
+    own = driver.load(make_cubin(params=()))
+    stream = driver.make("cuStreamCreate", 1)
+    assert driver.launch(own, stream=stream) == 0
+    assert driver.cuCtxSetCurrent(first) == 0
+    assert driver.launch(own) == 400
+    assert driver.launch(function, stream=stream) == 400
+    assert driver.cuCtxDestroy_v2(second) == 0
+    assert driver.cuCtxSetCurrent(second) == 709
+    assert driver.cuCtxSetCurrent(None) == 0  # pops: below it is the one that cuCtxCreate was pushed upon
+    assert driver.launch(function) == 0
+    assert driver.cuCtxPopCurrent_v2(None) == 0
+    assert driver.launch(function) == 201
+
+
+def check_clusters() -> None:
+    driver = Driver()
+    driver.start()
+    plain, two = driver.load(make_cubin(params=())), driver.load(make_cubin(params=(), clusters=2))
+    assert driver.launch(plain, attributes=[cluster(4)]) == 0
+    assert driver.launch(plain, attributes=[cluster(3)]) == 912, "does not divide the grid"
+    assert driver.launch(two, attributes=[cluster(2)]) == 0
+    assert driver.launch(two) == 0, "the cubin states it"
+    assert driver.launch(two, attributes=[cluster(4)]) == 912
+    assert driver.launch(plain, grid=(16, 1, 1), attributes=[cluster(16)]) == 912, "not portable"
+    assert driver.cuFuncSetAttribute(plain, 14, 1) == 0
+    assert driver.launch(plain, grid=(16, 1, 1), attributes=[cluster(16)]) == 0
+
+
+@pytest.mark.parametrize("check", [check_refused_launches, check_clusters])
+def test_what_a_driver_refuses_is_refused(check: Any) -> None:
+    run_check(check)
+
+
+# ---- images
+
+
+def check_images() -> None:
+    driver = Driver()
+    assert driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) == 3
+    assert driver.cuInit(0) == 0
+    good = make_cubin()
+    module = ctypes.c_void_p()
+    assert driver.cuModuleLoadData(ctypes.byref(module), good) == 201
+    driver.start()
+    assert driver.cuModuleLoadData(ctypes.byref(module), good) == 0
+    function = ctypes.c_void_p()
+    assert driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernels") == 500
+    assert driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel") == 0
+    assert driver.cuModuleUnload(module) == 0
+    assert driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel") == 400
+    assert driver.launch(function) == 400
+    for bad in (b"garbage", b"\x7fELF", b"\x7fELF" + bytes(100), good[:64], bytes(64) + good):
+        assert driver.cuModuleLoadData(ctypes.byref(module), bad) == 200, bad[:8]
+    assert driver.cuModuleLoadData(ctypes.byref(module), None) == 1
+    # Offsets that lead anywhere: an error, never a fault.
+    for at, flip in itertools.product(range(len(good)), (0x01, 0x80, 0xFF)):
+        flipped = bytearray(good)
+        flipped[at] ^= flip
+        assert driver.cuModuleLoadData(ctypes.byref(module), bytes(flipped)) in (0, 200, 209), at
+
+
+def check_attributes() -> None:
+    driver = Driver()
+    driver.start()
+    function = driver.load(make_cubin(clusters=2, static_shared=1024 + 96))
+    expected = {0: 128, 1: 96, 4: 40, 6: 90, 8: 49152 - 96, 11: 2, 12: 1, 13: 1, 14: 0}
+    for attribute, value in expected.items():
+        assert driver.make("cuFuncGetAttribute", attribute, function, out=ctypes.c_int).value == value, (
+            attribute
+        )
+    assert driver.cuFuncSetAttribute(function, 0, 64) == 1, "read only"
+    assert driver.cuFuncSetAttribute(function, 8, 232448) == 1, "less the static 96"
+    assert driver.cuFuncSetAttribute(function, 8, 232448 - 96) == 0
+    assert driver.cuFuncSetAttribute(function, 17, 3) == 1, "of a later CUDA"
+
+
+def test_attributes_of_a_function() -> None:
+    run_check(check_attributes)
+
+
+def test_images_are_checked() -> None:
+    run_check(check_images)
+
+
+def check_archs(expected: str, *cubins: str) -> None:
+    driver = Driver()
+    driver.start()
+    for cubin, status in zip(cubins, json.loads(expected), strict=True):
+        found = driver.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), Path(cubin).read_bytes())
+        assert found == status, (cubin, found)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (80, [0, 209, 209, 209, 0]),
+        (86, [0, 209, 209, 209, 0]),
+        (90, [209, 0, 0, 209, 209]),
+        (103, [209] * 3 + [0, 209]),
+    ],
+)
+def test_a_cubin_runs_on_its_own_architecture(tmp_path: Path, device: int, expected: list[int]) -> None:
+    made = [
+        make_cubin(arch=80),
+        make_cubin(arch=90, variant="a"),
+        make_cubin(arch=90, variant="a", abi=8),
+        make_cubin(arch=100, abi=8),
+        make_cubin(arch=80, abi=8),
+    ]
+    paths = [tmp_path / str(number) for number in range(len(made))]
+    for path, cubin in zip(paths, made):
+        path.write_bytes(cubin)
+    run_check(check_archs, json.dumps(expected), *paths, arch=device)
+
+
+def test_a_cubin_newer_than_the_driver_is_an_invalid_image(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(make_cubin(toolkit=128))
+    (tmp_path / "new").write_bytes(make_cubin(toolkit=134, abi=8))
+    paths = (tmp_path / "old", tmp_path / "new")
+    run_check(check_archs, "[0, 200]", *paths, driver_version=12080)
+    run_check(check_archs, "[0, 0]", *paths, driver_version=13000)
+
+
+# ---- contexts, libraries, devices
+
+
+def check_devices() -> None:
+    driver = Driver()
+    contexts = [driver.start(1), driver.start(0)]
+    contexts.reverse()
+    assert driver.make("cuDeviceGetCount", out=ctypes.c_int).value == 2
+    library = driver.make("cuLibraryLoadData", make_cubin(arch=80), None, None, 0, None, None, 0)
+    kernel = driver.make("cuLibraryGetKernel", library, b"kernel")
+    function = ctypes.c_void_p()
+    assert driver.cuKernelGetFunction(ctypes.byref(function), kernel) == 209, "device 0 is sm_90"
+    assert driver.cuKernelSetAttribute(8, 100000, kernel, 1) == 0
+    assert driver.cuKernelSetAttribute(8, 200000, kernel, 1) == 1, "sm_80 has 163 KB"
+    assert driver.cuCtxSetCurrent(contexts[1]) == 0
+    assert driver.cuKernelGetFunction(ctypes.byref(function), kernel) == 0
+    again = driver.make("cuKernelGetFunction", kernel)
+    assert again.value == function.value
+    assert driver.make("cuFuncGetAttribute", 8, function, out=ctypes.c_int).value == 100000
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    found = []
+    for index in itertools.count():
+        if driver.cuFuncGetParamInfo(function, index, ctypes.byref(offset), ctypes.byref(size)) != 0:
+            break
+        found.append((offset.value, size.value))
+    assert found == [(0, 8), (8, 4)]
+    params = [ctypes.c_uint64(), ctypes.c_uint32()]
+    assert driver.launch(function, params) == 0
+    assert driver.launch(kernel, params) == 0, "a kernel stands for its function in this context"
+    memory = driver.make("cuMemAlloc_v2", ctypes.c_size_t(1000), out=ctypes.c_uint64)
+    assert driver.cuCtxSetCurrent(contexts[0]) == 0
+    inside = ctypes.c_uint64(memory.value + 999)
+    assert driver.make("cuPointerGetAttribute", 9, inside, out=ctypes.c_int).value == 1
+    assert driver.make("cuPointerGetAttribute", 1, inside).value == contexts[1].value
+    assert driver.cuLibraryUnload(library) == 0
+    assert driver.launch(kernel, params) == 400
+    assert driver.stub_live_allocations() == 1
+    assert driver.cuMemFree_v2(memory) == 0
+    assert driver.cuMemFree_v2(memory) == 1
+
+
+def test_two_devices_of_different_architecture() -> None:
+    run_check(check_devices, devices=2, arch="90,80")
+
+
+def check_released_context() -> None:
+    driver = Driver()
+    driver.start()
+    function = driver.load(make_cubin(params=()))
+    before, after = ctypes.c_uint64(), ctypes.c_uint64()
+    assert driver.cuCtxGetId(None, ctypes.byref(before)) == 0
+    assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
+    assert driver.launch(function) == 709
+    driver.start()
+    assert driver.launch(function) == 400, "it died with the context"
+    assert driver.cuCtxGetId(None, ctypes.byref(after)) == 0
+    assert after.value != before.value
+    assert driver.launch(driver.load(make_cubin(params=()))) == 0
+
+
+def test_functions_die_with_their_primary_context() -> None:
+    run_check(check_released_context)
+
+
+def check_pointers(unified: str) -> None:
+    driver = Driver()
+    driver.start()
+    host = ctypes.c_uint64(ctypes.addressof(ctypes.create_string_buffer(8)))
+    value = ctypes.c_uint64()
+    status = driver.cuPointerGetAttribute(ctypes.byref(value), 3, host)
+    assert (status, value.value) == ((0, host.value) if unified == "True" else (1, 0))
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_unknown_pointers(unified: bool) -> None:
+    run_check(check_pointers, str(unified), unified=unified)
+
+
+def check_capture() -> None:
+    driver = Driver()
+    driver.start()
+    function = driver.load(make_cubin(params=()))
+    stream = driver.make("cuStreamCreate", 1)
+    status = ctypes.c_int(7)
+    assert driver.cuStreamIsCapturing(stream, ctypes.byref(status)) == 0
+    assert status.value == 0
+    assert driver.stub_set_capturing(stream, 1) == 0
+    assert driver.cuStreamIsCapturing(stream, ctypes.byref(status)) == 0
+    assert status.value == 1
+    module = ctypes.c_void_p()
+    assert driver.cuModuleLoadData(ctypes.byref(module), make_cubin()) == 900
+    assert driver.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(8)) == 900
+    assert driver.cuMemAllocAsync(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(8), stream) == 0
+    assert driver.launch(function, stream=stream) == 0
+    assert driver.cuStreamIsCapturing(None, ctypes.byref(status)) == 906
+    relaxed = ctypes.c_int(2)
+    assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed)) == 0
+    assert driver.cuModuleLoadData(ctypes.byref(module), make_cubin()) == 0
+    assert driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed)) == 0
+    assert driver.cuStreamEndCapture(stream, ctypes.byref(ctypes.c_void_p())) == 0
+    assert driver.cuModuleLoadData(ctypes.byref(module), make_cubin()) == 0
+    assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+    assert driver.cuModuleLoadData(ctypes.byref(module), make_cubin()) == 900
+
+
+def test_capture_forbids_loading() -> None:
+    run_check(check_capture)
+
+
+# ---- failures, counters, names
+
+
+def check_failures() -> None:
+    driver = Driver()
+    driver.start()
+    module = ctypes.c_void_p()
+    loads = [driver.cuModuleLoadData(ctypes.byref(module), make_cubin(params=())) for _ in range(3)]
+    assert loads == [0, 209, 0]
+    function = driver.make("cuModuleGetFunction", module, b"kernel")
+    assert [driver.launch(function) for _ in range(2)] == [700, 0]
+    assert driver.stub_fail(b"cuLaunchKernelEx", 0, 719) == 0
+    assert [driver.launch(function) for _ in range(2)] == [719, 719]
+    assert driver.stub_fail(None, 0, 0) == 0
+    assert driver.launch(function) == 0
+    assert driver.stub_fail(b"cuNothing", 1, 1) == -1
+
+
+def test_failures_on_demand() -> None:
+    run_check(check_failures, fail="cuModuleLoadData:2:209,cuLaunchKernelEx:1:700")
+
+
+def check_threads() -> None:
+    driver = Driver()
+    context = driver.start()
+    function = driver.load(make_cubin())
+    driver.stub_reset_counts()
+
+    def work(number: int) -> None:
+        assert driver.cuCtxSetCurrent(context) == 0
+        for index in range(200):
+            params = [ctypes.c_uint64(number), ctypes.c_uint32(index)]
+            assert driver.launch(function, params) == 0
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert driver.stub_count(b"cuLaunchKernelEx") == 1600
+    assert driver.stub_count(b"cuCtxSetCurrent") == 8
+    assert driver.stub_count(b"cuModuleLoadData") == 0
+    assert driver.stub_count(b"cuNothing") == -1
+
+
+def test_threads_lose_neither_counts_nor_records(tmp_path: Path) -> None:
+    run_check(check_threads, record=tmp_path / "record", counts=tmp_path / "counts")
+    records = stub.read_records(tmp_path / "record")
+    seen = {tuple(stub.unpack_params(record, "QI")) for record in records}
+    assert seen == set(itertools.product(range(8), range(200)))
+    assert len(records) == 1600
+    assert json.loads((tmp_path / "counts").read_text())["cuLaunchKernelEx"] == 1600
+
+
+def check_names(hidden: str) -> None:
+    driver = Driver()
+    address = {
+        name: ctypes.cast(getattr(driver.library, name), ctypes.c_void_p).value
+        for name in ("cuCtxCreate_v2", "cuCtxCreate_v4", "cuMemAlloc_v2", "cuLaunchKernel")
+    }
+
+    def lookup(name: str, version: int) -> int | None:
+        found = ctypes.c_void_p()
+        driver.cuGetProcAddress_v2(name.encode(), ctypes.byref(found), version, ctypes.c_uint64(0), None)
+        return found.value
+
+    assert lookup("cuCtxCreate", 11000) == address["cuCtxCreate_v2"]
+    assert lookup("cuCtxCreate", 13000) == address["cuCtxCreate_v4"]
+    assert lookup("cuMemAlloc", 12000) == lookup("cuMemAlloc_v2", 12000) == address["cuMemAlloc_v2"]
+    assert lookup("cuLaunchKernel", 12000) == address["cuLaunchKernel"]
+    assert lookup("cuNothing", 12000) is None
+    assert lookup("stub_count", 12000) is None
+    for name in filter(None, hidden.split(",")):
+        assert lookup(name, 13000) is None
+        assert not hasattr(driver.library, name)
+    text = ctypes.c_char_p()
+    for number, name, message in (
+        (400, b"CUDA_ERROR_INVALID_HANDLE", b"invalid resource handle"),
+        (209, b"CUDA_ERROR_NO_BINARY_FOR_GPU", b"no kernel image is available for execution on the device"),
+    ):
+        assert driver.cuGetErrorName(number, ctypes.byref(text)) == 0
+        assert text.value == name
+        assert driver.cuGetErrorString(number, ctypes.byref(text)) == 0
+        assert text.value == message
+    assert driver.cuGetErrorName(12345, ctypes.byref(text)) == 1
+
+
+def test_names_and_versions() -> None:
+    run_check(check_names, "")
+
+
+def test_an_older_driver_lacks_entry_points() -> None:
+    hidden = ("cuLibraryLoadData", "cuFuncGetParamInfo")
+    run_check(check_names, ",".join(hidden), folder=stub.build(without=hidden))
+
+
+def check_no_device() -> None:
+    driver = Driver()
+    assert driver.cuInit(0) == 100
+
+
+def test_no_device() -> None:
+    run_check(check_no_device, devices=0)
+
+
+# ---- tensor maps
+
+
+def check_tensor_maps() -> None:
+    driver = Driver()
+    driver.start()
+    buffer = ctypes.create_string_buffer(256)
+    place = (ctypes.addressof(buffer) + 127) & -128
+
+    def encode(**changes: Any) -> bytes | int:
+        given: dict[str, Any] = {
+            "type": 6,
+            "rank": 3,
+            "address": 4096,
+            "dims": (64, 32, 8),
+            "strides": (128, 4096),
+            "box": (32, 8, 2),
+            "steps": (1, 1, 1),
+            "interleave": 0,
+            "swizzle": 3,
+            "promotion": 2,
+            "fill": 0,
+        } | changes
+        status = driver.cuTensorMapEncodeTiled(
+            ctypes.c_void_p(place),
+            given["type"],
+            given["rank"],
+            ctypes.c_void_p(given["address"]),
+            (ctypes.c_uint64 * 5)(*given["dims"]),
+            (ctypes.c_uint64 * 4)(*given["strides"]),
+            (ctypes.c_uint32 * 5)(*given["box"]),
+            (ctypes.c_uint32 * 5)(*given["steps"]),
+            *(given[name] for name in ("interleave", "swizzle", "promotion", "fill")),
+        )
+        return ctypes.string_at(place, 128) if status == 0 else status
+
+    assert encode() == encode()
+    changes = [
+        {"type": 9},
+        {"rank": 2},
+        {"address": 4112},
+        {"dims": (65, 32, 8)},
+        {"dims": (64, 33, 8)},
+        {"dims": (64, 32, 2**32)},
+        {"strides": (144, 4096)},
+        {"strides": (128, 4112)},
+        {"box": (64, 8, 2)},
+        {"box": (32, 256, 2)},
+        {"box": (32, 8, 1)},
+        {"steps": (2, 1, 1)},
+        {"steps": (1, 1, 8)},
+        {"swizzle": 2},
+        {"promotion": 3},
+        {"fill": 1},
+    ]
+    maps = [encode(), *(encode(**change) for change in changes)]
+    assert all(isinstance(found, bytes) for found in maps), maps
+    assert len(set(maps)) == len(maps)
+    assert all(found[10] & 0x20 for found in maps), "the bit that Triton clears of small tensors"
+    for change in (
+        {"rank": 0},
+        {"rank": 6},
+        {"address": 4104},
+        {"dims": (0, 32, 8)},
+        {"strides": (120, 4096)},
+        {"box": (257, 8, 2)},
+        {"box": (128, 8, 2)},  # 256 bytes in a swizzle of 128
+        {"box": (4, 8, 2)},  # 8 bytes
+        {"steps": (9, 1, 1)},
+        {"type": 16},
+        {"fill": 2},
+    ):
+        assert encode(**change) == 1, change
+
+
+def test_tensor_maps_are_equal_where_their_arguments_are() -> None:
+    run_check(check_tensor_maps)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -28,6 +28,7 @@
     │   ├── LoadError                         OPW206
     │   ├── NoNvccError (NoCompilerError)     OPW207
     │   ├── HostCompilerError                 OPW208
+    │   ├── NoTritonError (NoCompilerError)   OPW212
     │   ├── ArchitectureError                 OPW209
     │   └── ExtensionError (ValueError)       OPW211
     ├── KernelError (RuntimeError)            a kernel gave up while running          OPW203
@@ -36,7 +37,12 @@
         ├── NotVerifiedError                  OPW301
         ├── TargetError                       OPW302
         ├── SettingError (ValueError)         OPW303
-        └── RecordError                       OPW304
+        ├── RecordError                       OPW304
+        ├── ManifestError (ValueError)        OPW305
+        ├── PackFileError (ValueError)        OPW306
+        ├── PackBuildError                    OPW307
+        ├── RecordingError                    OPW308
+        └── TuneError                         OPW309
 
 The docstring of a class is what `opwright explain CODE` prints. This module imports nothing but the
 standard library.
@@ -332,6 +338,16 @@ class NoNvccError(NoCompilerError):
     code = "OPW207"
 
 
+class NoTritonError(NoCompilerError):
+    """An operator's GPU kernel is a Triton kernel, and there is no Triton to compile it with.
+
+    `pip install triton`, or name another Python that has it in OPWRIGHT_TRITON (`python=/path/to/venv/bin/python`),
+    or a pack (`pack=kernels.opk`). Until then the operator runs its PyTorch reference.
+    """
+
+    code = "OPW212"
+
+
 class HostCompilerError(BuildError):
     """nvcc refuses every C++ compiler of this machine, as too new or too old.
 
@@ -388,6 +404,53 @@ class RecordError(CheckError):
     """A record is damaged, or was written by a newer version of Opwright."""
 
     code = "OPW304"
+
+
+class ManifestError(CheckError, ValueError):
+    """A manifest of Triton kernels cannot be read, or an entry of it names what is not there.
+
+    A manifest is JSON: `{"kernels": [...]}`, one line for each key of a kernel, with `file` (relative to the manifest),
+    `function`, `args` (a class for each parameter: `"*fp32:16"`, `"i32"`, `"=1024"`) and, if any are given, `options`
+    (`{"num_warps": 8}`). `opwright pack record -- COMMAND` writes one from what a program launches.
+    """
+
+    code = "OPW305"
+
+
+class PackFileError(CheckError, ValueError):
+    """A file is no pack of kernels, or is damaged.
+
+    Everything in a pack has a digest, and nothing that does not fit its digest is used. `opwright pack verify PACK` lists
+    what is wrong; `opwright pack build MANIFEST --output PACK` writes it again.
+    """
+
+    code = "OPW306"
+
+
+class PackBuildError(CheckError):
+    """A pack cannot be built: an architecture or Triton is missing, or the file cannot be written.
+
+    No GPU is needed, but a Python with Triton 3.5 to 3.9: the one that Opwright runs in, else that of VIRTUAL_ENV, else
+    python3. `--python PY` names others, one for each version of Triton that the pack is to hold.
+    """
+
+    code = "OPW307"
+
+
+class RecordingError(CheckError):
+    """The command whose kernels were to be recorded cannot be run."""
+
+    code = "OPW308"
+
+
+class TuneError(CheckError):
+    """The configurations of a kernel under `@triton.autotune` cannot be measured.
+
+    That needs a GPU of an architecture that the pack has, a Python with torch and Triton (`--python PY`), and for each
+    kernel arguments to call it with: `"tune": [{"arguments": {...}}]` in its line of the manifest.
+    """
+
+    code = "OPW309"
 
 
 def all_errors() -> dict[str, type[OpwrightError]]:

@@ -13,7 +13,7 @@ from opwright import settings
 from opwright.build import compile_commands, cuda
 from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import compile_error
-from opwright.build.glue import glue_text, header_text
+from opwright.build.glue import glue_text, header_text, kernel_signature
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.build.toolchain import (
@@ -25,10 +25,12 @@ from opwright.build.toolchain import (
     Compiler,
     find_compiler,
     headers_digest,
+    triton_digest,
     machine_identity,
 )
 from opwright.errors import CompileError, LoadError, NoCompilerError, NoNvccError
 from opwright.spec.declaration import Declaration, Source
+from opwright.triton.translate import read_launch_file, translate
 
 _FORMAT = 2  # changes when the layout of a library changes
 
@@ -42,6 +44,7 @@ class Request:
         backends: whose kernels it holds.
         sources: the sources of each backend.
         texts: their contents, in the same order.
+        launches: the C++ of the launch functions in a `triton.py`, by its source.
         glue, headers: generated from the contracts; a header for each backend.
         flags: of each backend's compiler.
     """
@@ -50,6 +53,7 @@ class Request:
     backends: tuple[str, ...]
     sources: dict[str, tuple[Source, ...]]
     texts: tuple[str, ...]
+    launches: dict[Source, str]
     glue: str
     headers: dict[str, str]
     flags: dict[str, tuple[str, ...]]
@@ -61,9 +65,16 @@ class Request:
             parts += [backend, *self.flags[backend], self.headers[backend]]
         if "cpu" in self.backends:
             parts.append(machine_identity())
-        if "cuda" in self.backends:  # nvcc reads these itself
+        if self.launches:
+            parts += [triton_digest(), *_RUNTIME_FLAGS, *self.launches.values()]
+        if self.needs_nvcc:  # nvcc reads these itself
             parts += [os.environ.get(f"NVCC_{name}_FLAGS", "") for name in ("PREPEND", "APPEND")]
         self.key = digest_of("\0".join(parts).encode())[:40]
+
+    @property
+    def needs_nvcc(self) -> bool:
+        """Whether it holds CUDA C++."""
+        return any(source.backend == "cuda" for source in self.sources.get("cuda", ()))
 
     @property
     def subject(self) -> str:
@@ -84,10 +95,24 @@ def make_request(unit: Sequence[Declaration], backends: Sequence[str]) -> Reques
         backends=tuple(backends),
         sources=sources,
         texts=tuple(source.read() for found in sources.values() for source in found),
+        launches={
+            source: _translated(source, unit)
+            for found in sources.values()
+            for source in found
+            if source.backend == "triton"
+        },
         glue=glue_text(unit, backends),
         headers={backend: header_text(unit, backend) for backend in backends},
         flags={backend: _flags(backend) for backend in backends},
     )
+
+
+def _translated(source: Source, unit: Sequence[Declaration]) -> str:
+    """Returns the C++ of a `triton.py`."""
+    held = [d for d in unit if d.sources.get("cuda") == source]
+    file = read_launch_file(held[0].name, source.origin, source.read())
+    signatures = [kernel_signature(declaration, "cuda") for declaration in held]
+    return translate(file, [declaration.contract for declaration in held], signatures)
 
 
 def _flags(backend: str) -> tuple[str, ...]:
@@ -134,9 +159,8 @@ def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
 
 
 def _find_tools(request: Request, store: Store) -> Tools:
-    needs_nvcc = "cuda" in request.backends
-    nvcc = cuda.find_nvcc(store.identities) if needs_nvcc else None
-    return Tools(find_compiler(store.identities), nvcc, needs_nvcc)
+    nvcc = cuda.find_nvcc(store.identities) if request.needs_nvcc else None
+    return Tools(find_compiler(store.identities), nvcc, request.needs_nvcc)
 
 
 def _require(tools: Tools, request: Request) -> None:
@@ -175,6 +199,11 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
     commands["glue"] = [
         compiler.path, *GLUE_FLAGS, "-I", str(NATIVE / "src"), "-c", "unit.c", "-o", "unit.o",
     ]  # fmt: skip
+    runtime = None
+    if request.launches:
+        runtime = store.support(_runtime_key(compiler))
+        if runtime is None:
+            commands |= _runtime_commands(compiler)
     try:
         seconds = _run_all(commands, work, request)
     except HostRefused:
@@ -184,6 +213,10 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
         support = store.publish_support(work, _support_key(compiler), _SUPPORT)
     shared = [str(support / name) for name in _SUPPORT]
     link = [compiler.path, *LINK_FLAGS, "unit.o", *kernels.objects, *shared]
+    if request.launches:
+        if runtime is None:
+            runtime = store.publish_support(work, _runtime_key(compiler), _runtime_objects())
+        link += [*(str(runtime / name) for name in _runtime_objects()), "-ldl", "-pthread"]
     if tools.nvcc:
         link += cuda.link_flags(tools.nvcc)
     seconds |= _run_all({"link": [*link, "-o", "library.so"]}, work, request)
@@ -209,7 +242,8 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
 
 def _check_exports(request: Request) -> None:
     """Refuses sources that export nothing: the reference would run, and nobody would know."""
-    if all("OPWRIGHT_KERNEL(" in text for text in request.texts):
+    written = [s.read() for found in request.sources.values() for s in found if s.backend != "triton"]
+    if all("OPWRIGHT_KERNEL(" in text for text in written):
         return
     raise CompileError(
         request.subject,
@@ -246,6 +280,30 @@ def _support_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
     }
 
 
+# The runtime of Triton kernels, compiled once for all operators that have some.
+_RUNTIME = NATIVE / "src" / "triton"
+_RUNTIME_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+
+
+def _runtime_objects() -> tuple[str, ...]:
+    return tuple(f"triton_{path.stem}.o" for path in sorted(_RUNTIME.glob("*.cpp")))
+
+
+def _runtime_key(compiler: Compiler) -> str:
+    return digest_of("\0".join([compiler.identity, triton_digest(), str(_RUNTIME), *_RUNTIME_FLAGS]).encode())[:40]
+
+
+def _runtime_commands(compiler: Compiler) -> dict[str, list[str]]:
+    worker = NATIVE.parent / "triton"
+    return {
+        f"Triton runtime: {path.stem}": [
+            compiler.path, *_RUNTIME_FLAGS, "-I", str(INCLUDE), f'-DOPWRIGHT_TRITON_WORKER_DIR="{worker}"',
+            "-c", str(path), "-o", f"triton_{path.stem}.o",
+        ]
+        for path in sorted(_RUNTIME.glob("*.cpp"))
+    }  # fmt: skip
+
+
 class _Kernels:
     """The compiles of a request's kernels.
 
@@ -260,6 +318,11 @@ class _Kernels:
         self._compiles = []
         for backend in request.backends:
             for i, source in enumerate(request.sources[backend]):
+                if source.backend == "triton":
+                    path = work / f"launch{i}.cpp"
+                    path.write_text(request.launches[source])
+                    self._compiles.append(("triton", path, f"kernel{i}_triton", ""))
+                    continue
                 path = source.path or self._write(f"source{i}_{backend}", backend, source)
                 for part in cuda.parts_of(source.read()) if backend == "cuda" else ("",):
                     self._compiles.append((backend, path, f"kernel{i}_{backend}{part}", part))
@@ -287,6 +350,11 @@ def _kernel_command(
     request: Request, tools: Tools, host: str, backend: str, path: Path, stem: str, part: str = ""
 ) -> list[str]:
     """Returns the command that compiles one kernel source, in a folder with the contract's header."""
+    if backend == "triton":
+        return [
+            tools.compiler.path, *_RUNTIME_FLAGS, "-I", str(INCLUDE), "-include", "contract_cuda.h",
+            "-c", str(path), "-o", f"{stem}.o",
+        ]  # fmt: skip
     header, flags = f"contract_{backend}.h", request.flags[backend]
     if backend == "cuda":
         return cuda.compile_command(tools.nvcc, host, (*flags, *cuda.PARTS[part]), path, header, stem)
@@ -306,7 +374,7 @@ def write_compile_commands(request: Request, tools: Tools | None, store: Store) 
     host = _host(tools, store.identities) if tools.compiler else ""
     found: dict[Path, list[compile_commands.Command]] = {}
     for backend in request.backends:
-        for path in filter(None, (source.path for source in request.sources[backend])):
+        for path in (s.path for s in request.sources[backend] if s.path and s.backend == backend):
             project = compile_commands.project_of(path)
             if project is None or (tools.nvcc if backend == "cuda" else tools.compiler) is None:
                 continue

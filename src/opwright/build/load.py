@@ -46,6 +46,11 @@ def load(entry: Entry) -> Library:
         LoadError: the system's loader refuses it.
     """
     try:
-        return Library(entry, ctypes.CDLL(str(entry.library)))
+        handle = ctypes.CDLL(str(entry.library))
     except OSError as error:
         raise load_error(entry, str(error)) from None
+    if hasattr(handle, "opwright_triton_setup"):
+        from opwright.triton.host import attach
+
+        attach(handle)
+    return Library(entry, handle)

@@ -145,11 +145,22 @@ def machine_identity() -> str:
 
 @functools.cache
 def headers_digest() -> str:
-    """Returns the digest of Opwright's own headers and glue sources."""
+    """Returns the digest of Opwright's own headers and glue sources, without those of Triton launches."""
+    return _digest_of_files(os.path.join(INCLUDE, "opwright"), os.path.join(NATIVE, "src"))
+
+
+@functools.cache
+def triton_digest() -> str:
+    """Returns the digest of the runtime of Triton launches."""
+    return _digest_of_files(os.path.join(INCLUDE, "opwright", "triton"), os.path.join(NATIVE, "src", "triton"))
+
+
+def _digest_of_files(*folders: str) -> str:
     # os, not pathlib: this is part of every first call, and a third of it with pathlib.
     digest = hashlib.sha256()
-    for folder in (os.path.join(INCLUDE, "opwright"), os.path.join(NATIVE, "src")):
-        for name in sorted(os.listdir(folder)):
-            with open(os.path.join(folder, name), "rb") as f:
-                digest.update(name.encode() + b"\0" + f.read() + b"\0")
+    for folder in folders:
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if entry.is_file():
+                with open(entry.path, "rb") as f:
+                    digest.update(entry.name.encode() + b"\0" + f.read() + b"\0")
     return digest.hexdigest()

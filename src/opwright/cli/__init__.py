@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from opwright.errors import OpwrightError
 
@@ -14,6 +15,7 @@ VERBS = {
     "bench": "Measure how fast the operators of TARGET are.",
     "report": "Write one HTML page from the records of verify and bench.",
     "inspect": "Show the contract, schema and generated code of an operator.",
+    "pack": "Packs of Triton kernels: record, build, ls, verify, diff, tune, embed.",
     "doctor": "Say what is there, what is missing, and how to get it.",
     "explain": "Explain an error code, such as OPW104.",
     "cache": "The store of builds: dir, size, prune, clean.",
@@ -45,6 +47,7 @@ def overview() -> str:
             "Options of every command:",
             *flags,
             f"  {'--version':<18} Print the version.",
+            f"  {'--cmake-dir':<18} Print the folder for CMake: cmake -Dopwright_DIR=FOLDER.",
             "",
             target,
             "`opwright COMMAND --help` says more about one.",
@@ -59,6 +62,9 @@ def main() -> None:
     """
     if sys.argv[1:] in ([], ["--help"], ["-h"]):
         print(overview())
+        return
+    if sys.argv[1:] == ["--cmake-dir"]:
+        print(Path(__file__).resolve().parents[1] / "cmake")
         return
     from cyclopts import CycloptsError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from opwright import settings
 from opwright.dispatch import registry
-from opwright.errors import NoCompilerError, NoNvccError
+from opwright.errors import NoCompilerError, NoNvccError, NoTritonError
 
 if TYPE_CHECKING:
     from opwright.build.load import Library
@@ -71,6 +71,7 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
         if key in _tried and not settings.require_kernels():
             return False
         try:
+            _require_triton(operator, backend)
             library = build(key)[0]
         except NoCompilerError as error:
             if settings.require_kernels():
@@ -78,7 +79,7 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
             _tried.add(key)
             if backend not in _warned:
                 _warned.add(backend)
-                missing = "CUDA compiler (nvcc)" if isinstance(error, NoNvccError) else "C++ compiler"
+                missing = _MISSING.get(type(error), "C++ compiler")
                 warnings.warn(
                     f"{error.subject}: no {missing} was found, so operators run their PyTorch reference, "
                     f"slower. hint: {error.hint}",
@@ -89,6 +90,25 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
         library.register(backend)
         _loaded[key] = library
         return True
+
+
+_MISSING = {NoNvccError: "CUDA compiler (nvcc)", NoTritonError: "Triton"}
+
+
+def _require_triton(operator: Operator, backend: str) -> None:
+    """Raises NoTritonError if the kernel is a Triton kernel and none can be had here."""
+    source = operator.declaration.sources[backend]
+    if source.backend != "triton":
+        return
+    from opwright.triton.host import can_obtain_kernels
+
+    if not can_obtain_kernels():
+        raise NoTritonError(
+            operator.declaration.name,
+            "there is no Triton to compile its kernel with",
+            rows=[("source", source.origin)],
+            hint="`pip install triton`, or `OPWRIGHT_TRITON=python=/path/to/venv/bin/python`",
+        )
 
 
 def build(*keys: tuple) -> tuple[Library, bool]:

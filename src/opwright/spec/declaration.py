@@ -340,7 +340,8 @@ def _find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | No
             continue
         path = folder / (given or KERNEL_FILES[backend])
         if path.is_file():
-            found[backend] = Source(backend, path.resolve(), None, str(path))
+            kind = "triton" if path.suffix == ".py" else backend
+            found[backend] = Source(kind, path.resolve(), None, str(path))
         elif given is not None:
             raise KernelFileError(
                 subject,
@@ -348,6 +349,9 @@ def _find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | No
                 rows=[("expected", str(path))],
                 hint="the path is relative to the declaring file; a source itself has a newline",
             )
+    # Both run on GPUs: the one that the declaration names, else cuda.cu.
+    if "triton" in found and ("cuda" not in found or (kernels.get("triton") and not kernels.get("cuda"))):
+        found["cuda"] = found["triton"]
     return found
 
 

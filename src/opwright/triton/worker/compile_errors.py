@@ -32,7 +32,7 @@ def compile_error(kernel: Kernel, error: Exception) -> WorkerError:
     if path is None:
         path, line = author_place(error, kernel.kernel_file.is_authors)
     if path is None:
-        return kernel.error("compile", f"does not compile: {message}")
+        path, line = kernel.kernel_file.path, kernel.line
     source = line_of(kernel.kernel_file.text(path), line)
     return WorkerError(
         "compile", f"`{kernel.function}` does not compile: {message}", file=path, line=line, source=source
@@ -54,7 +54,7 @@ def _def_line(jit: Any) -> int:
 
 def _functions(kernel: Kernel) -> Iterator[Any]:
     """Yields every JIT function that a kernel's names and those of its author's modules lead to."""
-    from triton.runtime.jit import JITCallable
+    from triton.runtime.jit import JITCallable, KernelInterface
 
     seen: set[int] = set()
     waiting: list[Any] = [kernel.jit, kernel.kernel_file.module]
@@ -66,7 +66,9 @@ def _functions(kernel: Kernel) -> Iterator[Any]:
         if isinstance(found, JITCallable):
             yield found
             waiting += found.__globals__.values()
-        elif isinstance(found, ModuleType) and kernel.kernel_file.is_authors(found.__file__ or ""):
+        elif isinstance(found, ModuleType) and kernel.kernel_file.is_authors(
+            getattr(found, "__file__", None) or ""
+        ):
             waiting += vars(found).values()
-        elif hasattr(found, "fn"):
-            waiting.append(found.fn)
+        elif isinstance(found, KernelInterface):
+            waiting.append(found.fn)  # beneath a decorator

@@ -8,6 +8,7 @@ import inspect
 from types import FunctionType
 from typing import Any
 
+from .compile_errors import compile_error
 from .expressions import NotTranslatable, find_function, named_functions, translate
 from .kernel import Kernel
 from .values import from_python, write_value
@@ -19,13 +20,19 @@ def describe(kernel: Kernel) -> dict[str, Any]:
     """Returns the record of a description."""
     import triton
 
+    try:
+        source_key = kernel.jit.cache_key
+    except (
+        Exception
+    ) as error:  # Triton follows the calls of a kernel here, and refuses those of plain functions
+        raise compile_error(kernel, error) from error
     return {
         "file": kernel.file,
         "function": kernel.function,
         "line": kernel.line,
         "triton": triton.__version__,
         "sources": kernel.kernel_file.digests(),
-        "source_key": kernel.jit.cache_key,
+        "source_key": source_key,
         "params": [_parameter(p, kernel) for p in kernel.jit.params],
         "heuristics": [
             _heuristic(name, function, kernel)
@@ -112,14 +119,16 @@ def _heuristic(name: str, function: Any, kernel: Kernel) -> dict[str, Any]:
     return {"name": name, "line": line} | _translated(node, {**function.__globals__, **closure}, path)
 
 
-def _grids(kernel: Kernel) -> list[dict[str, Any]]:
+def _grids(kernel: Kernel) -> dict[str, Any]:
+    """Returns the translations by name; of equal names the later ones, and those of no name, end in `:LINE`."""
     kernel_file = kernel.kernel_file
     tree = _parse(kernel_file.text(kernel_file.path) or "")
     names = vars(kernel_file.module)
-    return [
-        {"name": name, "line": node.lineno} | _translated(node, names, kernel_file.path)
-        for name, node in named_functions(tree)
-    ]
+    grids: dict[str, Any] = {}
+    for name, node in named_functions(tree):
+        unique = name if name and name not in grids else f"{name}:{node.lineno}"
+        grids[unique] = {"line": node.lineno} | _translated(node, names, kernel_file.path)
+    return grids
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from .errors import WorkerError, first_paragraph
 from .sources import KernelFile, import_kernel_file
 
 _OLDEST = (3, 5)
+_KEYWORD_ONLY_SINCE = (3, 9)
 
 
 @dataclass
@@ -74,7 +75,7 @@ def find_kernel(file: str, function: str) -> Kernel:
     Raises:
         WorkerError: The file fails, or has no JIT function of that name.
     """
-    require_triton()
+    version = require_triton()
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.jit import JITFunction
 
@@ -105,6 +106,13 @@ def find_kernel(file: str, function: str) -> Kernel:
     if starred:
         raise kernel.error(
             "function", f"takes `*{starred[0]}`; its number of parameters must be fixed. Pass a tuple."
+        )
+    by_name = [
+        p.name for p in kernel.jit.signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    if by_name and version < _KEYWORD_ONLY_SINCE:
+        raise kernel.error(
+            "function", f"`{by_name[0]}` may only be passed by name, which needs Triton 3.9 or later."
         )
     return kernel
 

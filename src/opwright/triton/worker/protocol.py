@@ -28,8 +28,8 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     """Fulfils one request and returns its reply; never raises. Threads take turns.
 
     `{"do": "describe", "file", "function"}` gives the record of a description, which is also put into a pack file if there
-    is an `"out"`, and `{"do": "compile", "file", "function",
-    "arch": 90, "args": [CLASS, ...], "options": {...}, "out": PATH}` the record of a kernel, with the pack file at `out`.
+    is an `out`; `{"do": "compile", "file", "function", "arch": 90, "args": [CLASS, ...], "options": {"num_warps": 8}, "out": PATH}`
+    gives the record of a kernel, which the pack file holds beside the description.
     """
     identity = request.get("id") if isinstance(request, dict) else None
     try:
@@ -54,6 +54,8 @@ def _check(request: Any) -> None:
     for name, kind in fields.items():
         if type(request.get(name)) is not kind:
             raise WorkerError("request", f"`{name}` is {request.get(name)!r}, expected a {kind.__name__}.")
+    if not isinstance(request.get("out", ""), (str, type(None))):
+        raise WorkerError("request", f"`out` is {request['out']!r}, expected a str.")
     if not all(isinstance(text, str) for text in request.get("args", ())):
         raise WorkerError("request", f"`args` is {request['args']!r}, expected a list of classes.")
 

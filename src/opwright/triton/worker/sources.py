@@ -26,10 +26,11 @@ from typing import Any
 
 from .errors import WorkerError, author_place, first_paragraph, line_of
 
-_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_OPWRIGHT = Path(os.path.realpath(__file__)).parents[2]
 _INSTALLED = tuple(
     os.path.realpath(folder) + os.sep
     for folder in {
+        _OPWRIGHT,
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *(site.getsitepackages() if hasattr(site, "getsitepackages") else ()),
     }
@@ -94,6 +95,9 @@ def import_kernel_file(path: str) -> KernelFile:
 def _import(path: str) -> KernelFile:
     texts: dict[str, bytes] = {}
     name, root = _module_name(path)
+    if "." in name and not _has_relative_imports(path):
+        # The package's own `__init__.py` is not run for nothing: it may need a torch that the worker has not.
+        name = f"kernels_{Path(path).stem}"
     importlib.invalidate_caches()
     before = dict(sys.modules)
     hidden = _hide_namesakes(root, before)
@@ -137,6 +141,14 @@ def _execute(path: str, name: str, texts: dict[str, bytes]) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _has_relative_imports(path: str) -> bool:
+    try:
+        tree = ast.parse(_read(path) or b"")
+    except SyntaxError:
+        return False  # which the import reports
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(tree))
 
 
 class _ReadOnceLoader(SourceFileLoader):
@@ -188,7 +200,7 @@ def _author_modules(texts: dict[str, bytes], root: str) -> Iterator[None]:
 
 
 def is_authors_path(path: str | None) -> bool:
-    """Whether a file is the author's: neither of the standard library nor installed."""
+    """Whether a file is the author's: neither of the standard library, nor installed, nor of Opwright."""
     return bool(path) and not (os.path.realpath(path) + os.sep).startswith(_INSTALLED)  # type: ignore[arg-type]
 
 
@@ -203,7 +215,7 @@ def _module_path(module: Any) -> str | None:
 
 def _is_authors_module(module: Any) -> bool:
     path = _module_path(module)
-    return is_authors_path(path) and not os.path.abspath(path or "").startswith(_OWN_FOLDER)
+    return is_authors_path(path)
 
 
 def _hide_namesakes(root: str, modules: dict[str, Any]) -> dict[str, Any]:
@@ -211,8 +223,8 @@ def _hide_namesakes(root: str, modules: dict[str, Any]) -> dict[str, Any]:
     hidden: dict[str, Any] = {}
     for name, module in modules.items():
         path = _module_path(module)
-        if "." in name or name == "__main__" or not is_authors_path(path):
-            continue
+        if "." in name or name == "__main__" or not (is_authors_path(path) or name == __package__):
+            continue  # this package is `worker` in a process of its own, which a kernel's folder may have too
         own = (os.path.join(root, f"{name}.py"), os.path.join(root, name, "__init__.py"))
         if any(os.path.isfile(file) for file in own) and os.path.abspath(path or "") not in own:
             hidden.update({key: value for key, value in modules.items() if f"{key}.".startswith(f"{name}.")})
@@ -236,8 +248,6 @@ def _add_host_modules(texts: dict[str, bytes], host: dict[str, Any]) -> None:
                 or not _is_authors_module(module)
             ):
                 continue
-            if name.split(".")[0] == __name__.split(".")[0]:
-                continue  # Opwright itself
             text = _read(found)
             if text is not None:
                 texts[found] = _first_seen.setdefault(found, text)

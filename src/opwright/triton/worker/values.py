@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from .errors import WorkerError
@@ -24,6 +25,7 @@ _WORDS = {
 }
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NUMBER = re.compile(r"-?(?:inf\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
 _FUNCTION = re.compile(r"@([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
 
@@ -51,9 +53,7 @@ class Scanner:
     def error(self, expected: str) -> WorkerError:
         rest = self.text[self.at :]
         found = f"at `{rest}`" if rest else "at its end"
-        return WorkerError(
-            "request", f"`{self.text}` is no class of an argument: {found} expected {expected}."
-        )
+        return WorkerError("request", f"`{self.text}` cannot be read: {found} expected {expected}.")
 
     def take(self, token: str) -> bool:
         if not self.text.startswith(token, self.at):
@@ -110,6 +110,10 @@ def scan_value(scanner: Scanner) -> Any:
     raise scanner.error('a value: 1, 0.5, True, None, "text", fp16, @function or (1, 2)')
 
 
+def _escape(found: re.Match[str]) -> str:
+    return f"\\{found[0]}" if found[0] in '"\\' else f"\\u{ord(found[0]):04x}"
+
+
 def parse_value(text: str) -> Any:
     """Returns the value that a text stands for.
 
@@ -135,7 +139,7 @@ def write_value(value: Any) -> str:
     if type(value) in (int, float):
         return repr(value)
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return f'"{_ESCAPED.sub(_escape, value)}"'
     if isinstance(value, (tuple, list)):
         inner = ", ".join(write_value(item) for item in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
@@ -165,7 +169,7 @@ def from_python(value: Any, module: Any) -> Any:
         for name, found in vars(module).items():
             if found is value:
                 return Function(name)
-            if getattr(found, value.__name__, None) is value:
+            if isinstance(found, ModuleType) and getattr(found, value.__name__, None) is value:
                 return Function(f"{name}.{value.__name__}")
         raise ValueError(f"`{value.__name__}` is no name of the module")
     return value

@@ -30,7 +30,7 @@ template <typename A> inline constexpr bool kSame<A, A> = true;
 // Runs `call` and turns an exception into its text, which lives until the thread's next error.
 template <typename Call>
 const char* guarded(const Call& call) noexcept {
-  static thread_local char text[512];
+  static thread_local char text[4096];
   try {
     call();
     return nullptr;
@@ -94,6 +94,8 @@ inline void check_launch() {
                 cudaGetErrorName(code), cudaGetErrorString(code));
   throw Error(text);
 }
+#else
+inline void check_launch() {}  // a Triton launch raises what fails itself
 #endif
 
 }  // namespace detail

@@ -27,9 +27,9 @@ namespace {
 #error "define OPWRIGHT_TRITON_WORKER_DIR as the directory of the worker package"
 #endif
 
-// The worker's folder is only on the path while it is imported: a kernel's own imports are not to meet it.
+// The current folder is not searched: a json.py there is not the worker's.
 constexpr char kProgram[] =
-    "import sys; sys.path.insert(0, sys.argv[1]); import worker; sys.path.pop(0); worker.main()";
+    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()";
 
 class Worker {
  public:

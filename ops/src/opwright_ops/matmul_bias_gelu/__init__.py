@@ -1,0 +1,1 @@
+from opwright_ops.matmul_bias_gelu.op import matmul_bias_gelu as matmul_bias_gelu

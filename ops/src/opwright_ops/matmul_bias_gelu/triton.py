@@ -1,0 +1,95 @@
+"""A tiled matrix product whose epilogue adds the bias and takes the GELU. One program computes one tile."""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+DTYPES = ("float32", "float16", "bfloat16")  # tl.dot has no float64 on every GPU: the reference runs it
+GROUP = 8  # rows of tiles that run side by side, so that tiles of the weight are found in L2
+
+
+@triton.jit
+def matmul_bias_gelu_kernel(
+    input,
+    weight,
+    bias,
+    output,
+    m,
+    n,
+    k,
+    input_row,
+    input_column,
+    weight_row,
+    weight_column,
+    bias_stride,
+    APPROXIMATE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    program = tl.program_id(0)
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    group = program // (GROUP * tiles_n)
+    first_m = group * GROUP
+    group_rows = min(tiles_m - first_m, GROUP)
+    tile_m = first_m + program % (GROUP * tiles_n) % group_rows
+    tile_n = program % (GROUP * tiles_n) // group_rows
+
+    rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    columns = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    depth = tl.arange(0, BLOCK_K)
+    a = input + (rows % m)[:, None] * input_row + depth[None, :] * input_column
+    b = weight + (columns % n)[None, :] * weight_row + depth[:, None] * weight_column
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, k, BLOCK_K):
+        inside = depth < k - first
+        left = tl.load(a, mask=inside[None, :], other=0.0)
+        right = tl.load(b, mask=inside[:, None], other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+        a += BLOCK_K * input_column
+        b += BLOCK_K * weight_column
+
+    x = total + tl.load(bias + columns * bias_stride, mask=columns < n).to(tl.float32)[None, :]
+    if APPROXIMATE == "none":
+        y = 0.5 * x * libdevice.erfc(x * -0.7071067811865476)
+    else:
+        y = x / (1 + libdevice.exp(-1.5957691216057308 * x * (1 + 0.044715 * x * x)))
+    y = tl.where(x == -float("inf"), 0.0, y)
+    inside = (rows < m)[:, None] & (columns < n)[None, :]
+    tl.store(output + rows[:, None] * n + columns[None, :], y.to(output.dtype.element_ty), mask=inside)
+
+
+def matmul_bias_gelu(input, weight, bias, approximate, output):
+    m, k = input.shape
+    n = weight.size(0)
+    # float32 has no tensor cores without TF32: its tiles are bound by registers.
+    if input.element_size() == 4:
+        block_m, block_n, block_k, warps, stages = 64, 64, 32, 4, 2
+    elif m <= 32:
+        block_m, block_n, block_k, warps, stages = 16, 64, 128, 4, 4
+    elif m <= 256:
+        block_m, block_n, block_k, warps, stages = 64, 128, 64, 4, 4
+    else:
+        block_m, block_n, block_k, warps, stages = 128, 256, 64, 8, 3
+    matmul_bias_gelu_kernel[(triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
+        input,
+        weight,
+        bias,
+        output,
+        m,
+        n,
+        k,
+        input.stride(0),
+        input.stride(1),
+        weight.stride(0),
+        weight.stride(1),
+        bias.stride(0),
+        APPROXIMATE=approximate,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        GROUP=GROUP,
+        num_warps=warps,
+        num_stages=stages,
+    )

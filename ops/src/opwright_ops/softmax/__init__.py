@@ -1,0 +1,1 @@
+from opwright_ops.softmax.op import softmax as softmax

@@ -1,0 +1,322 @@
+"""opwright pack"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from opwright.cli.console import print_json, print_rows, progress, say
+
+if TYPE_CHECKING:
+    from opwright.triton.packs.build import BuildReport, Failure
+    from opwright.triton.packs.manifest import Manifest
+
+pack_app = App(name="pack")
+
+
+@pack_app.command
+def record(*command: str, output: Path = Path("manifest.json")) -> int:
+    """Run COMMAND and add every kernel key that it launches to a manifest. Its exit status is passed on.
+
+    Args:
+        command: The command, after `--`: opwright pack record -- python serve.py
+        output: The manifest; what it has already stays.
+    """
+    from opwright.errors import RecordingError
+    from opwright.triton.packs.record import record as run
+
+    if not command:
+        raise RecordingError("", "no command is given", hint="`opwright pack record -- COMMAND ARGUMENTS`")
+    found = run(list(command), output)
+    if found.skipped:
+        say(f"left out {_count(found.skipped, 'line')} of the record that cannot be read")
+    if not found.seen:
+        say("hint: nothing was recorded: kernels are that opwright/triton.h launches, and only at their first launch")
+    total = _count(len(found.manifest.entries), "kernel key")
+    say(f"Recorded {_count(found.seen, 'kernel key')}, {found.added} of them new; {output} has {total}")
+    return found.status
+
+
+@pack_app.command
+def build(
+    manifest: Path,
+    *,
+    output: Path,
+    python: Annotated[list[str] | None, Parameter(negative="")] = None,
+    keep_going: Annotated[bool, Parameter(negative="")] = False,
+    tune: Annotated[bool, Parameter(negative="")] = False,
+    json: bool = False,
+) -> int:
+    """Compile what MANIFEST names into one file, for the architectures of --arch. No GPU is needed.
+
+    Left out, --arch is what the manifest was recorded on. Exit code 1 when a kernel does not compile.
+
+    Args:
+        manifest: What to compile, as `opwright pack record` writes it.
+        output: The pack to write.
+        python: A Python with Triton; may be repeated, for several versions of Triton in one pack.
+        keep_going: Write the pack without the kernels that do not compile.
+        tune: Measure autotuned kernels on the GPU here, as `opwright pack tune` does.
+        json: Print what was built as JSON.
+    """
+    from opwright import settings
+    from opwright.errors import PackBuildError
+    from opwright.triton.packs.build import build as run
+    from opwright.triton.packs.build import known_architectures
+    from opwright.triton.packs.listing import size_text
+    from opwright.triton.packs.manifest import read_manifest
+    from opwright.triton.packs.tune import expand
+    from opwright.triton.packs.workers import default_python
+
+    started = time.perf_counter()
+    read = read_manifest(manifest)
+    if not read.entries:
+        say(f"error: {manifest} names no kernel\n\nhint: `opwright pack record --output {manifest} -- COMMAND`")
+        return 5
+    names = settings.architectures() or tuple(map(str, read.architectures))
+    if not names:
+        raise PackBuildError(
+            "--arch", "the manifest does not say for which architectures", hint="`--arch 80,90,100`"
+        )
+    architectures = known_architectures(names)
+    pythons = tuple(python or [default_python()])
+    with progress("Building") as line:
+        report = run(
+            read,
+            output,
+            architectures,
+            pythons,
+            jobs=settings.jobs(),
+            keep_going=keep_going,
+            expand=expand,
+            on_progress=line.update,
+        )
+    for failure in report.failures:
+        say(_failure_text(read, failure))
+    if json:
+        print_json(_build_facts(report, output, architectures))
+    elif report.size_bytes:
+        print(output)
+    if report.tuned_kept:
+        say(f"Kept {_count(report.tuned_kept, 'tuned table')} of the {output} that was there")
+    seconds = time.perf_counter() - started
+    arches = " ".join(f"sm_{arch}" for arch in architectures)
+    if report.size_bytes:
+        size = f"{size_text(report.size_bytes)}, {report.cached} cached"
+        say(f"Built {_count(report.kernels, 'kernel')} for {arches} in {seconds:.1f} s ({size})")
+    if report.failures:
+        rest = "" if report.size_bytes else f"; {output} was not written (--keep-going writes the others)"
+        say(f"{_count(len(report.failures), 'kernel')} failed{rest}")
+        return 1
+    return _tune(read, output, pythons[0]) if tune else 0
+
+
+@pack_app.command
+def ls(pack: Path, *, json: bool = False) -> int:
+    """List the kernels of PACK.
+
+    Args:
+        pack: A pack file.
+        json: Print JSON.
+    """
+    from opwright.triton.packs.build import read
+    from opwright.triton.packs.listing import driver_text, kernels_of, size_text, tables_of
+
+    entries = read(pack)
+    kernels, tables = kernels_of(entries), tables_of(entries)
+    if json:
+        print_json({"pack": str(pack), "bytes": pack.stat().st_size, "kernels": kernels, "tuned": tables})
+        return 0
+    rows = []
+    place = None
+    for kernel in kernels:
+        if place != (kernel["file"], kernel["function"]):
+            place = kernel["file"], kernel["function"]
+            rows.append((f"{place[0]}::{place[1]}", "arch", "Triton", "ptxas", "driver", "warps", "shared", "size"))
+        rows.append(
+            (
+                f"  {kernel['key']}",
+                f"sm_{kernel['arch']}",
+                kernel["triton"],
+                kernel["ptxas"],
+                f">= {driver_text(kernel['cuda'])}",
+                str(kernel["num_warps"]),
+                size_text(kernel["shared"]),
+                size_text(kernel["bytes"]),
+            )
+        )
+    print_rows(rows)
+    for table in tables:
+        place = f"{table['file']}::{table['function']} sm_{table['arch']}"
+        print(f"{place} tuned on {table['gpu']}, {_count(len(table['rows']), 'key')}")
+    functions = len({(kernel["file"], kernel["function"]) for kernel in kernels})
+    total = f"{_count(len(kernels), 'kernel')} of {_count(functions, 'function')}"
+    print(f"{total}, {size_text(pack.stat().st_size)}")
+    return 0
+
+
+@pack_app.command
+def verify(pack: Path, *, root: Path | None = None, json: bool = False) -> int:
+    """Check every digest, record and cubin of PACK. Exit code 1 when something is wrong.
+
+    Args:
+        pack: A pack file.
+        root: The folder of the manifest: the sources that are there must be those that the pack was built from.
+        json: Print what is wrong as JSON.
+    """
+    from opwright.errors import PackFileError
+    from opwright.triton.packs.verify import verify as run
+
+    try:
+        content = pack.read_bytes()
+    except OSError as error:
+        raise PackFileError(str(pack), f"the pack cannot be read: {error.strerror}") from error
+    entries, findings = run(content, root)
+    if json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            print(f"{finding.place}: {finding.what}")
+    kernels = sum(entry.blob is not None for entry in entries)
+    if findings:
+        say(f"Failed {pack}: {_count(len(findings), 'finding')}\n\nhint: build it again: `opwright pack build`")
+        return 1
+    say(f"Verified {pack}: {_count(kernels, 'kernel')}, {_count(len(entries), 'row')}")
+    return 0
+
+
+@pack_app.command
+def diff(before: Path, after: Path, *, json: bool = False) -> int:
+    """Say what AFTER has that BEFORE has not, and the reverse. Exit code 1 when they differ.
+
+    Args:
+        before: A pack file.
+        after: Another one.
+        json: Print JSON.
+    """
+    from opwright.triton.packs.build import read
+    from opwright.triton.packs.diff import differences
+
+    found = differences(read(before), read(after))
+    if json:
+        print_json([asdict(difference) for difference in found])
+    else:
+        rows = []
+        for one in found:
+            sign = {"added": "+", "removed": "-", "changed": "~"}[one.kind]
+            place = one.place
+            what = "" if one.what == "kernel" else one.what
+            arch = f"sm_{place['arch']}" if "arch" in place else ""
+            name = f"{sign} {place['file']}::{place['function']}"
+            detail = " ".join(filter(None, [place.get("key") or place.get("gpu"), what]))
+            changes = f"  ({', '.join(one.changes)})" if one.changes else ""
+            rows.append((name, arch, place.get("triton", ""), detail + changes))
+        print_rows(rows)
+    counts = [sum(one.kind == kind for one in found) for kind in ("added", "removed", "changed")]
+    say("Compared: {} added, {} removed, {} changed".format(*counts) if found else "Compared: the same")
+    return int(bool(found))
+
+
+@pack_app.command
+def tune(
+    manifest: Path,
+    *,
+    output: Path,
+    python: str | None = None,
+) -> int:
+    """Measure every configuration of the autotuned kernels of MANIFEST on the GPU here, into the tables of a pack.
+
+    Measured are the kernels whose lines say with which arguments:
+    "tune": [{"arguments": {"x": {"shape": [4096], "dtype": "fp16"}, "n": 4096}, "grid": "grid"}].
+    Tables of other GPUs stay. Exit code 1 when a kernel cannot be measured.
+
+    Args:
+        manifest: The manifest that the pack was built from.
+        output: The pack, which gets the tables.
+        python: A Python with Triton and torch.
+    """
+    from opwright.triton.packs.manifest import read_manifest
+    from opwright.triton.packs.workers import default_python
+
+    return _tune(read_manifest(manifest), output, python or default_python())
+
+
+@pack_app.command
+def embed(pack: Path, *, output: Path, name: str | None = None) -> int:
+    """Write a C file that links PACK into a program, as opwright_pack_NAME_begin and opwright_pack_NAME_end.
+
+    Args:
+        pack: A pack file; it is read when the C file is compiled.
+        output: The C file.
+        name: What the symbols are called after; the pack's name if left out.
+    """
+    from opwright.errors import PackBuildError
+    from opwright.triton.packs.embed import embed_text
+
+    text = embed_text(pack, name)
+    try:
+        output.write_text(text)
+    except OSError as error:
+        raise PackBuildError(str(output), f"cannot be written: {error.strerror}") from error
+    print(output)
+    return 0
+
+
+def _tune(manifest: Manifest, pack: Path, python: str) -> int:
+    from opwright.triton.packs.tune import tune as run
+
+    started = time.perf_counter()
+    with progress("Tuning"):
+        report = run(manifest, pack, python)
+    for failure in report.failures:
+        say(_failure_text(manifest, failure))
+    for key in report.absent:
+        say(f"not in the pack: {key}; hint: `opwright pack build {manifest.path} --output {pack}`")
+    measured = f"{_count(report.kernels, 'kernel')}, {_count(report.rows, 'key')}"
+    say(f"Tuned {measured} on {report.gpu} (sm_{report.arch}) in {time.perf_counter() - started:.1f} s")
+    return int(bool(report.failures or report.absent))
+
+
+def _build_facts(report: BuildReport, output: Path, architectures: tuple[int, ...]) -> dict:
+    return {
+        "pack": str(output) if report.size_bytes else None,
+        "bytes": report.size_bytes,
+        "kernels": report.kernels,
+        "cached": report.cached,
+        "architectures": list(architectures),
+        "failures": [
+            {
+                "file": failure.entry.file,
+                "function": failure.entry.function,
+                "key": failure.entry.key,
+                "arch": failure.arch,
+                "python": failure.python,
+                "message": failure.message,
+                "place": f"{failure.file}:{failure.line}" if failure.file else None,
+            }
+            for failure in report.failures
+        ],
+    }
+
+
+def _failure_text(manifest: Manifest, failure: Failure) -> str:
+    from opwright.errors import align
+
+    arch = f"sm_{failure.arch}  " if failure.arch else ""
+    rows = [("key", f"{arch}{failure.entry.key}")] if failure.entry.key else []
+    rows += [("manifest", manifest.place(failure.entry)), ("python", failure.python)]
+    if failure.file:
+        rows.append(("at", f"{failure.file}:{failure.line}" if failure.line else failure.file))
+    if failure.source:
+        rows.append(("", failure.source))
+    name = f"`{failure.entry.function}`"
+    head = failure.message if name in failure.message else f"{name}: {failure.message}"
+    return "\n".join([f"error: {head}", "", *("  " + line for line in align(rows)), ""])
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun if count == 1 else noun + 's'}"

@@ -1,0 +1,83 @@
+// What the launch functions of a triton.py become: C++ that calls Triton kernels for an operator.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+
+#include "opwright/triton.h"
+#include "opwright/view.h"
+
+namespace opwright::triton {
+
+template <typename T, int R>
+struct as_pointer<View<T, R>> {
+  static Pointer get(const View<T, R>& view) {
+    // The glue has checked devices; an optional argument that was not given has no data.
+    return {view.data(), view.data() ? dtype_of<std::remove_const_t<T>>::value : DType::none};
+  }
+};
+
+namespace python {
+
+// Python's integers as far as 64 bits go: // and % round down.
+inline int64_t floor_divide(int64_t a, int64_t b) {
+  if (b == 0) throw Error(Cause::kArgument, "division by zero");
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+inline int64_t modulo(int64_t a, int64_t b) { return a - floor_divide(a, b) * b; }
+inline int64_t cdiv(int64_t a, int64_t b) { return floor_divide(a + b - 1, b); }
+inline int64_t next_power_of_2(int64_t a) {
+  int64_t power = a <= 0 ? 0 : 1;
+  while (power && power < a) power <<= 1;
+  return power;
+}
+inline int64_t power(int64_t base, int64_t exponent) {
+  int64_t result = 1;
+  for (int64_t i = 0; i < exponent; ++i) result *= base;
+  return result;
+}
+
+// A size of a launch; a negative one is no size.
+inline uint32_t extent(int64_t size) {
+  if (size < 0 || size > 0x7fffffff) {
+    throw Error(Cause::kArgument, "a grid has a size of " + std::to_string(size) + " programs");
+  }
+  return static_cast<uint32_t>(size);
+}
+
+}  // namespace python
+
+// A kernel under options that are computed at every launch: one variant for each combination of values.
+template <size_t N>
+class Variants {
+ public:
+  Variants(const Kernel& kernel, const std::array<const char*, N>& names) : kernel_(kernel), names_(names) {}
+
+  const Kernel& with(const std::array<int64_t, N>& values) {
+    for (const Variant* known = first_.load(std::memory_order_acquire); known; known = known->next) {
+      if (known->values == values) return known->kernel;
+    }
+    auto* variant = new Variant{values, kernel_, nullptr};  // never freed: a launch may be using it
+    for (size_t i = 0; i < N; ++i) variant->kernel = variant->kernel.with({{names_[i], values[i]}});
+    const Variant* first = first_.load(std::memory_order_acquire);
+    do {
+      variant->next = first;
+    } while (!first_.compare_exchange_weak(first, variant, std::memory_order_release));
+    return variant->kernel;
+  }
+
+ private:
+  struct Variant {
+    std::array<int64_t, N> values;
+    Kernel kernel;
+    const Variant* next;
+  };
+  Kernel kernel_;
+  std::array<const char*, N> names_;
+  std::atomic<const Variant*> first_{nullptr};
+};
+
+}  // namespace opwright::triton

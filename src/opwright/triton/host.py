@@ -1,0 +1,49 @@
+"""Lets operators' libraries compile Triton kernels in this process, since it is Python already."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import threading
+
+from opwright import settings
+
+_COMPILER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
+_replies = threading.local()
+
+
+@_COMPILER
+def _compile(request: bytes) -> int:
+    from opwright.triton import worker
+
+    reply = json.dumps(worker.handle(json.loads(request))).encode()
+    _replies.buffer = ctypes.create_string_buffer(reply)  # until this thread's next request
+    return ctypes.addressof(_replies.buffer)
+
+
+def attach(library: ctypes.CDLL) -> None:
+    """Gives a library that launches Triton kernels the compiler of this process, if Triton is installed in it.
+
+    A worker of another Python that OPWRIGHT_TRITON names is left to do it.
+    """
+    setup = library.opwright_triton_setup
+    setup.argtypes, setup.restype = [ctypes.c_void_p, ctypes.c_char_p], None
+    compiler = ctypes.cast(_compile, ctypes.c_void_p) if is_installed() and not _names("python") else None
+    setup(compiler, os.fsencode(settings.cache_dir()))
+
+
+def is_installed() -> bool:
+    """Returns whether this Python has Triton; it is not imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def can_obtain_kernels() -> bool:
+    """Returns whether a kernel can come from anywhere: Triton here or in another Python, or a pack."""
+    return is_installed() or _names("python") or _names("pack")
+
+
+def _names(setting: str) -> bool:
+    items = os.environ.get("OPWRIGHT_TRITON", "").split(",")
+    return any(item.startswith(f"{setting}=") for item in items)

@@ -1,0 +1,3 @@
+#include <opwright/kernel.h>
+
+static_assert(sizeof(opwright::half) == 2);

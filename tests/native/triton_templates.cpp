@@ -1,10 +1,10 @@
 // Launches kernels through the templates and through dynamic arguments, for tests/triton/test_runtime_templates.py.
 //
-//   triton_templates KERNELS.py RESULTS.jsonl
+//   triton_templates KERNELS.py FOLDER
 //
-// RESULTS has one line for each case: its name, the key that a person expects, the keys that hooks saw (the template
-// call's, then the dynamic one's), how many launches the driver got, and the error. Each case is launched four times:
-// template and dynamic, without hooks and with them, for these take different paths.
+// FOLDER/results.jsonl has one line for each case: its name, the key that a person expects, the keys that hooks saw
+// (the template call's, then the dynamic one's), the stub's record of it, and the error. Each case is launched four
+// times: template and dynamic, without hooks and with them, for these take different paths.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -35,15 +35,18 @@ struct opwright::triton::as_pointer<mine::Tensor> {
 
 namespace {
 
-std::string file;
+std::string file, folder;
+int case_count = 0;
 std::ofstream results;
 std::vector<std::string> keys;
 
-int64_t launches() {
-  static void* const stub = dlopen("libcuda.so.1", RTLD_NOW);
-  static const auto count = reinterpret_cast<int64_t (*)(const char*)>(dlsym(stub, "stub_count"));
-  return count("cuLaunchKernelEx");
+template <typename F>
+F* stub(const char* name) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  return reinterpret_cast<F*>(dlsym(library, name));
 }
+
+int64_t launches() { return stub<int64_t(const char*)>("stub_count")("cuLaunchKernelEx"); }
 
 void see(const LaunchInfo& launch, void*) { keys.push_back(launch.key); }
 const LaunchHooks kHooks{see, nullptr, nullptr};
@@ -51,7 +54,8 @@ const LaunchHooks kHooks{see, nullptr, nullptr};
 template <typename Launch>
 void report(const std::string& name, const std::string& expected, const Launch& launch_all) {
   keys.clear();
-  const int64_t before = launches();
+  const std::string record = folder + "/" + std::to_string(case_count++) + ".jsonl";
+  stub<int(const char*)>("stub_record")(record.c_str());
   std::string error;
   try {
     launch_all();
@@ -61,7 +65,7 @@ void report(const std::string& name, const std::string& expected, const Launch& 
   set_launch_hooks(nullptr);
   results << "{\"name\": " << json_quoted(name) << ", \"expected\": " << json_quoted(expected) << ", \"keys\": [";
   for (size_t i = 0; i < keys.size(); ++i) results << (i ? ", " : "") << json_quoted(keys[i]);
-  results << "], \"launches\": " << launches() - before << ", \"error\": " << json_quoted(error) << "}\n";
+  results << "], \"record\": " << json_quoted(record) << ", \"error\": " << json_quoted(error) << "}\n";
   results.flush();
 }
 
@@ -356,19 +360,19 @@ void grids() {
   report("grid in braces", "*fp32:16, i32, =64", [&] {
     for (const LaunchHooks* hooks : {static_cast<const LaunchHooks*>(nullptr), &kHooks}) {
       set_launch_hooks(hooks);
-      kernel.bind(at<float>(0x1000), 1000)(nullptr, {5, 6}, at<float>(0x2000), 2000);
-      kernel(nullptr, Grid{5, 6, 1}, at<float>(0x2000), 2000);
+      kernel.bind(at<float>(0x1000), 1001)(nullptr, {5, 6}, at<float>(0x2000), 2001);
+      kernel(nullptr, Grid{5, 6, 1}, at<float>(0x2000), 2001);
     }
   });
   report("prepared and bound", "*fp32:16, i32, =32", [&] {
-    kernel.prepare(at<float>(0x1000), 1000, cx(32));
+    kernel.prepare(at<float>(0x1000), 1001, cx(32));
     const int64_t before = launches();
-    const FrozenKernel bound = kernel.bind(at<float>(0x3000), 2000, cx(32));
+    const FrozenKernel bound = kernel.bind(at<float>(0x3000), 2001, cx(32));
     if (launches() != before) throw std::runtime_error("binding launches");
     for (const LaunchHooks* hooks : {static_cast<const LaunchHooks*>(nullptr), &kHooks}) {
       set_launch_hooks(hooks);
-      bound(nullptr, Grid{7}, at<float>(0x1000), 3000, cx(32));
-      kernel(nullptr, 7, at<float>(0x1000), 3000, cx(32));
+      bound(nullptr, Grid{7}, at<float>(0x1000), 3001, cx(32));
+      kernel(nullptr, 7, at<float>(0x1000), 3001, cx(32));
     }
   });
 }
@@ -404,6 +408,7 @@ void refusals() {
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   file = argv[1];
-  results.open(argv[2]);
+  folder = argv[2];
+  results.open(folder + "/results.jsonl");
   for (const auto part : {numbers, pointers, tuples, constants, names, grids, refusals}) part();
 }

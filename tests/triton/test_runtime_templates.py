@@ -19,7 +19,24 @@ pytestmark = pytest.mark.compiler
 PROGRAM = runtime.ROOT / "tests" / "native" / "triton_templates.cpp"
 KERNELS = Path(__file__).parent / "kernels" / "template_kernels.py"
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1")
-BUGS: dict[str, str] = {}
+_PAIR = "Shape<std::pair> is missing: a pair's classes are not in the key, so another pair gets its kernel"
+_ENUM = "std::is_unsigned_v of an enumeration is false: one of 64 bits is taken for signed"
+_BOUND = "FrozenKernel compares neither number nor types of its arguments with what was bound"
+_GRID = "an integer grid is cut to 32 bits"
+BUGS = {
+    "enum class of 64 bits": _ENUM,
+    "cx wide enum": _ENUM,
+    "pair": _PAIR,
+    "pair of others": _PAIR,
+    "tuple of a pair": _PAIR,
+    "cx 2^63 + 1": "a dynamic constexpr beyond int64 is keyed by its double: 2^63 + 1 gets the kernel of 2^63",
+    "grid of 2^32": _GRID,
+    "grid of 2^32 + 1": _GRID,
+    "bound with fewer": _BOUND,
+    "bound with more": _BOUND,
+    "bound with others": _BOUND,
+    "dynamic name before position": "names are taken for those of the last arguments: values change places",
+}
 
 
 def names(call: str) -> list[str]:
@@ -50,24 +67,18 @@ def results(request: Any, tmp_path_factory: Any) -> dict[str, tuple[dict[str, An
         pytest.skip("no Triton at .venv/triton-*/bin/python")
     python = tritons[max(tritons)]
     folder = tmp_path_factory.mktemp("templates")
-    target, record = folder / "results.jsonl", folder / "record.jsonl"
-    env = stub.environment(record=record, folder=stub.build(flags=request.param)) | {
-        "OPWRIGHT_CACHE_DIR": str(folder / "cache"),
+    env = stub.environment(folder=stub.build(flags=request.param)) | {
+        "OPWRIGHT_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "templates-cache"),
         "OPWRIGHT_TRITON": f"python={python}",
         "TRITON_CACHE_DIR": str(stub.BUILD / f"worker-cache-{python.parents[1].name}"),
     }
     # The sanitizer's library is the program's, and leaks are the runtime's design: nothing of it is freed.
     env["ASAN_OPTIONS"] = "detect_leaks=0"
     program = runtime.build(PROGRAM, request.param)
-    done = subprocess.run([program, KERNELS, target], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([program, KERNELS, folder], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
-    records = iter(stub.read_records(record))
-    found = {}
-    for line in target.read_text().splitlines():
-        result = json.loads(line)
-        found[result["name"]] = (result, [next(records) for _ in range(result["launches"])])
-    assert next(records, None) is None
-    return found
+    lines = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+    return {line["name"]: (line, stub.read_records(line["record"])) for line in lines}
 
 
 @pytest.mark.parametrize("name", with_bugs(SAME))

@@ -95,8 +95,7 @@ def build(
             expand=expand,
             on_progress=line.update,
         )
-    for failure in report.failures:
-        say(_failure_text(read, failure))
+    _say_failures(read, report.failures)
     if json:
         print_json(_build_facts(report, output, architectures))
     elif report.size_bytes:
@@ -110,7 +109,7 @@ def build(
         say(f"Built {_count(report.kernels, 'kernel')} for {arches} in {seconds:.1f} s ({size})")
     if report.failures:
         rest = "" if report.size_bytes else f"; {output} was not written (--keep-going writes the others)"
-        say(f"{_count(len(report.failures), 'kernel')} failed{rest}")
+        say(f"{_count(len(report.failures), 'kernel')} failed{rest}")  # of one architecture and one Triton each
         return 1
     return _tune(read, output, pythons[0]) if tune else 0
 
@@ -123,6 +122,7 @@ def ls(pack: Path, *, json: bool = False) -> int:
         pack: A pack file.
         json: Print JSON.
     """
+    from opwright.errors import align
     from opwright.triton.packs.build import read
     from opwright.triton.packs.listing import driver_text, kernels_of, size_text, tables_of
 
@@ -131,28 +131,33 @@ def ls(pack: Path, *, json: bool = False) -> int:
     if json:
         print_json({"pack": str(pack), "bytes": pack.stat().st_size, "kernels": kernels, "tuned": tables})
         return 0
-    rows = []
-    place = None
-    for kernel in kernels:
-        if place != (kernel["file"], kernel["function"]):
-            place = kernel["file"], kernel["function"]
-            rows.append((f"{place[0]}::{place[1]}", "arch", "Triton", "ptxas", "driver", "warps", "shared", "size"))
-        rows.append(
+    rows = align(
+        [
             (
-                f"  {kernel['key']}",
-                f"sm_{kernel['arch']}",
-                kernel["triton"],
-                kernel["ptxas"],
-                f">= {driver_text(kernel['cuda'])}",
-                str(kernel["num_warps"]),
-                size_text(kernel["shared"]),
+                f"    sm_{kernel['arch']}",
+                f"Triton {kernel['triton']}",
+                f"ptxas {kernel['ptxas']}",
+                f"driver >= {driver_text(kernel['cuda'])}",
+                f"{_count(kernel['num_warps'], 'warp')}",
+                f"{size_text(kernel['shared'])} shared",
                 size_text(kernel["bytes"]),
             )
-        )
-    print_rows(rows)
+            for kernel in kernels
+        ]
+        or [("",)]
+    )
+    place = key = None
+    for kernel, row in zip(kernels, rows):
+        if place != (kernel["file"], kernel["function"]):
+            place, key = (kernel["file"], kernel["function"]), None
+            print("::".join(place))
+        if key != kernel["key"]:
+            key = kernel["key"]
+            print(f"  {key}")
+        print(row)
     for table in tables:
-        place = f"{table['file']}::{table['function']} sm_{table['arch']}"
-        print(f"{place} tuned on {table['gpu']}, {_count(len(table['rows']), 'key')}")
+        tuned = f"{table['file']}::{table['function']} sm_{table['arch']}"
+        print(f"{tuned} tuned on {table['gpu']}, {_count(len(table['rows']), 'key')}")
     functions = len({(kernel["file"], kernel["function"]) for kernel in kernels})
     total = f"{_count(len(kernels), 'kernel')} of {_count(functions, 'function')}"
     print(f"{total}, {size_text(pack.stat().st_size)}")
@@ -272,8 +277,7 @@ def _tune(manifest: Manifest, pack: Path, python: str) -> int:
     started = time.perf_counter()
     with progress("Tuning"):
         report = run(manifest, pack, python)
-    for failure in report.failures:
-        say(_failure_text(manifest, failure))
+    _say_failures(manifest, report.failures)
     for key in report.absent:
         say(f"not in the pack: {key}; hint: `opwright pack build {manifest.path} --output {pack}`")
     measured = f"{_count(report.kernels, 'kernel')}, {_count(report.rows, 'key')}"
@@ -303,12 +307,23 @@ def _build_facts(report: BuildReport, output: Path, architectures: tuple[int, ..
     }
 
 
-def _failure_text(manifest: Manifest, failure: Failure) -> str:
+def _say_failures(manifest: Manifest, failures: list[Failure]) -> None:
+    """Says what failed; what failed alike for several architectures or Pythons is said once."""
+    alike: dict[tuple, list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault((failure.entry.line, failure.message, failure.file, failure.line), []).append(failure)
+    for group in alike.values():
+        say(_failure_text(manifest, group))
+
+
+def _failure_text(manifest: Manifest, alike: list[Failure]) -> str:
     from opwright.errors import align
 
-    arch = f"sm_{failure.arch}  " if failure.arch else ""
-    rows = [("key", f"{arch}{failure.entry.key}")] if failure.entry.key else []
-    rows += [("manifest", manifest.place(failure.entry)), ("python", failure.python)]
+    failure = alike[0]
+    architectures = " ".join(dict.fromkeys(f"sm_{one.arch}" for one in alike if one.arch))
+    rows = [("key", f"{architectures}  {failure.entry.key}".lstrip())] if failure.entry.key else []
+    rows.append(("manifest", manifest.place(failure.entry)))
+    rows += [("python", python) for python in dict.fromkeys(one.python for one in alike)]
     if failure.file:
         rows.append(("at", f"{failure.file}:{failure.line}" if failure.line else failure.file))
     if failure.source:

@@ -44,8 +44,8 @@ endif()
 unset(_opwright_sources)
 unset(_opwright_root)
 
-# Sets OUT to the command line that runs `opwright`: OPWRIGHT_EXECUTABLE, else the Python whose package this
-# is, else one on the PATH.
+# Sets OUT to the command line that runs `opwright`: OPWRIGHT_EXECUTABLE, else this package in the Python that
+# it is installed in, else in the one that FindPython3 finds.
 function(_opwright_find_command out)
   if(OPWRIGHT_EXECUTABLE)
     set(${out} "${OPWRIGHT_EXECUTABLE}" PARENT_SCOPE)
@@ -64,8 +64,7 @@ function(_opwright_find_command out)
                           "hint: -DOPWRIGHT_EXECUTABLE=/path/to/opwright")
     endif()
   endif()
-  set(${out} "${CMAKE_COMMAND}" -E env "PYTHONPATH=${packages}" "PYTHONDONTWRITEBYTECODE=1"
-      "${python}" -c "from opwright.cli import main; main()" PARENT_SCOPE)
+  set(${out} "${python}" "${root}/cmake/run_opwright.py" PARENT_SCOPE)
 endfunction()
 
 function(opwright_add_triton_kernels target)
@@ -101,10 +100,8 @@ function(opwright_add_triton_kernels target)
   if(NOT arg_PYTHON)
     set(arg_PYTHON "${OPWRIGHT_TRITON_PYTHON}")
   endif()
-  set(options)
-  foreach(arch IN LISTS arg_ARCHS)
-    list(APPEND options --arch "${arch}")
-  endforeach()
+  list(JOIN arg_ARCHS "," archs)
+  set(options --arch "${archs}")
   if(arg_PYTHON)
     list(APPEND options --python "${arg_PYTHON}")
   endif()

@@ -15,6 +15,7 @@ strings, and launches `kernel[grid](...)`.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -300,6 +301,13 @@ class _Function:
             parts = self.items(value)
             if len(parts) != len(target.elts):
                 self.fail(value, f"{len(target.elts)} names, {len(parts)} values")
+            names = {name.id for name in target.elts if isinstance(name, ast.Name)}
+            for i, part in enumerate(parts):
+                # `a, b = b, a`: the right side is evaluated before anything is stored.
+                if part.type in _CPP_TYPES and names & set(re.findall(r"\w+", part.text)):
+                    held = f"held{len(self.lines)}_{i}"
+                    self.lines.append(f"{indent}const {_CPP_TYPES[part.type]} {held} = {part.text};")
+                    parts = (*parts[:i], Expression(held, part.type), *parts[i + 1 :])
             for name, part in zip(target.elts, parts, strict=True):
                 self.store(name, part, indent)
             return
@@ -368,8 +376,8 @@ class _Function:
         fixed = {n: v for n, v in values.items() if isinstance(options[n], ast.Constant)}
         free = {n: v for n, v in values.items() if n not in fixed}
         for option, value in free.items():
-            if value.type not in ("int", "bool"):
-                self.fail(options[option], f"the option `{option}` is no integer")
+            if value.type != "int":
+                self.fail(options[option], f"the option `{option}` is neither a literal nor an integer")
         if not free:
             pairs = ", ".join(f"{{{_quoted(n)}, {v.text}}}" for n, v in fixed.items())
             self.lines.append(f"{indent}static const opw::Kernel {name} = {kernel.name}_.with({{{pairs}}});")

@@ -30,12 +30,12 @@ def long_softmax_kernel(input, output, n, row_stride, column_stride, BLOCK: tl.c
         column = first + lane
         at = input + row * row_stride + column.to(tl.int64) * column_stride
         x = tl.load(at, mask=column < n, other=-float("inf")).to(wide)
-        new = tl.where(x > largest, x, largest)
+        new = tl.maximum(largest, x)
         # A lane that has seen nothing but -inf keeps a sum of zero.
         shift = tl.where(new == -float("inf"), 0.0, new)
         total = total * libdevice.exp(largest - shift) + libdevice.exp(x - shift)
-        largest = tl.where(x != x, x, new)
-    top = tl.max(largest, 0, propagate_nan=tl.PropagateNan.ALL) if False else tl.max(largest, 0)
+        largest = new
+    top = tl.max(largest, 0)
     total = tl.sum(total * libdevice.exp(largest - top), 0)
     for first in range(0, n, BLOCK):
         column = first + lane

@@ -32,7 +32,7 @@ def differences(before: list[Entry], after: list[Entry]) -> list[Difference]:
     """Returns what was added, removed and changed, in the order of files, functions and keys."""
     a, b = _by_place(before), _by_place(after)
     found = []
-    for place in sorted(a.keys() | b.keys(), key=lambda place: tuple(map(str, place))):
+    for place in sorted(a.keys() | b.keys(), key=_order):
         named = {name: value for name, value in zip(_PLACE, place[1:]) if value is not None}
         if place not in a or place not in b:
             found.append(Difference("removed" if place in a else "added", place[0], named))
@@ -44,6 +44,11 @@ def differences(before: list[Entry], after: list[Entry]) -> list[Difference]:
 def kind_of(record: dict[str, Any]) -> str:
     """Returns what a record is: kernel, description or tuned."""
     return "kernel" if "key" in record else "tuned" if "arch" in record else "description"
+
+
+def _order(place: tuple[Any, ...]) -> tuple[Any, ...]:
+    kind, file, function, arch, *others = place
+    return file, function, kind, arch or 0, *(other or "" for other in others)
 
 
 def _by_place(entries: list[Entry]) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -8,7 +8,7 @@ from ..worker.packfile import Entry
 
 
 def kernels_of(entries: list[Entry]) -> list[dict[str, Any]]:
-    """Returns the kernels of a pack by file, function, architecture, key and Triton."""
+    """Returns the kernels of a pack by file, function, key, architecture and Triton."""
     found = [
         {
             **{name: entry.record.get(name) for name in ("file", "function", "arch", "key")},
@@ -19,7 +19,7 @@ def kernels_of(entries: list[Entry]) -> list[dict[str, Any]]:
         for entry in entries
         if entry.blob is not None
     ]
-    return sorted(found, key=lambda k: (k["file"], k["function"], k["arch"], k["key"], k["triton"]))
+    return sorted(found, key=lambda k: (k["file"], k["function"], k["key"], k["arch"], k["triton"]))
 
 
 def tables_of(entries: list[Entry]) -> list[dict[str, Any]]:

@@ -139,4 +139,5 @@ int main(int argc, char** argv) {
     }
     results.flush();
   }
+  return 0;
 }

@@ -27,9 +27,10 @@ SCALED = {
                 "out": {"shape": [n], "dtype": "fp32"},
                 "n": n,
                 "bias": {"shape": [1], "dtype": "fp16"},
-            }
+            },
+            **grid,
         }
-        for n in (64, 1000)
+        for n, grid in ((64, {"grid": "grid"}), (1000, {}))
     ],
 }
 

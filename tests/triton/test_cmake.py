@@ -189,7 +189,8 @@ def consumer(built: Path, triton: Path, tmp_path_factory: pytest.TempPathFactory
 
 def test_an_installed_copy_is_found_and_its_packs_need_no_python(consumer: tuple[Path, Path], tmp_path: Path) -> None:
     _, build = consumer
-    assert str(ROOT / "src") not in (build / "build.ninja").read_text() if (build / "build.ninja").exists() else True
+    found = build.parent / "prefix" / "share" / "opwright" / "cmake"
+    assert f"opwright_DIR:PATH={found}\n" in (build / "CMakeCache.txt").read_text()
     assert shapes(ctest(build, "consumer", tmp_path, "/nonexistent")) == [("twice_kernel", 7, 64)]
     (tmp_path / "launches.jsonl").unlink()
     assert shapes(ctest(build, "beside", tmp_path, "/nonexistent")) == [("twice_kernel", 8, 64)]
@@ -222,7 +223,8 @@ def test_a_pack_is_built_again_when_a_source_or_the_manifest_changes(
         ("nothing SOURCES a.py MANIFEST k.json ARCHS 90", "`nothing` is no target"),
         ("target SOURCES a.py MANIFEST k.json", "`target` needs ARCHS"),
         ("target SOURCES a.py MANIFEST missing.json ARCHS 90", "there is no file"),
-        ("target SOURCES a.py MANIFEST k.json ARCHS 90 EMBEDDED", "no argument is called"),
+        ("target SOURCES a.py MANIFEST k.json ARCHS 90 EMBEDDED", "`EMBEDDED` is no architecture"),
+        ("target MORE SOURCES a.py MANIFEST k.json ARCHS 90", "no argument is called `MORE`"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(call: str, message: str, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def _check_names(manifest: Manifest) -> None:
                     manifest.place(entry),
                     f"`{entry.function}` of two files cannot be told apart by their names in a pack",
                     rows=[("file", manifest.name_of(entry.file)), ("file", manifest.name_of(known.file))],
-                    hint="keep the manifest in a folder above both, or rename one of the two",
+                    hint="put the manifest one folder higher, or rename one of the two",
                 )
         named[entry.function].append((parts, entry))
 
@@ -270,9 +270,7 @@ def _no_triton(python: str, message: str) -> PackBuildError:
     )
 
 
-def _entries(
-    manifest: Manifest, found: list[tuple[Task, list[Entry]]], report: BuildReport
-) -> list[Entry]:
+def _entries(manifest: Manifest, found: list[tuple[Task, list[Entry]]], report: BuildReport) -> list[Entry]:
     """Returns the pack's entries: every kernel once, and of each function the description of the newest Triton."""
     kernels: dict[tuple[Any, ...], Entry] = {}
     descriptions: dict[tuple[str, str], dict[str, Entry]] = {}

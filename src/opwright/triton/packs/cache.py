@@ -28,7 +28,9 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.folder.stat().st_uid != os.geteuid():
             raise StoreOwnerError(
-                str(self.folder), "the cache belongs to another user", hint="`--cache-dir` a folder of your own"
+                str(self.folder),
+                "the cache belongs to another user",
+                hint="`--cache-dir` a folder of your own",
             )
         self.folder.chmod(0o700)
 

@@ -31,7 +31,9 @@ from ..worker.values import Dtype, Function, parse_value
 
 _FIELDS = ("file", "function", "args", "options", "tune")
 _SEEN = "architectures seen"
-_EXAMPLE = '{"file": "add.py", "function": "add", "args": ["*fp32:16", "i32", "=1024"], "options": {"num_warps": 8}}'
+_EXAMPLE = (
+    '{"file": "add.py", "function": "add", "args": ["*fp32:16", "i32", "=1024"], "options": {"num_warps": 8}}'
+)
 
 
 @dataclass(frozen=True)

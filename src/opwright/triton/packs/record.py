@@ -71,9 +71,7 @@ def record(command: list[str], output: Path) -> Recording:
                 f"the manifest cannot be written: {error.strerror}",
                 hint="`--output` another file",
             ) from error
-    return Recording(
-        status, manifest, len(entries), len(manifest.entries) - len(before.entries), skipped
-    )
+    return Recording(status, manifest, len(entries), len(manifest.entries) - len(before.entries), skipped)
 
 
 def _run(command: list[str], lines: Path) -> int:

@@ -52,7 +52,7 @@ def _sources(value: Any) -> bool:
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "file": (_text, "a path"),
     "function": (_text, "a name"),
-    "key": (_text, "classes"),
+    "key": (lambda value: isinstance(value, str), "classes"),  # none for a kernel without parameters
     "arch": (_number(10, 999), "a compute capability, as 90"),
     "triton": (_version, "a version"),
     "ptxas": (_version, "a version"),
@@ -168,9 +168,7 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def _fields(
-    record: dict[str, Any], fields: dict[str, tuple[Callable[[Any], bool], str]]
-) -> Iterator[str]:
+def _fields(record: dict[str, Any], fields: dict[str, tuple[Callable[[Any], bool], str]]) -> Iterator[str]:
     for name, (is_right, expected) in fields.items():
         if name not in record:
             yield f"`{name}` is missing, expected {expected}"

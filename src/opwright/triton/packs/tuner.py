@@ -202,7 +202,7 @@ def _grid(kernel: Any, name: str | None) -> Any:
         listed = ", ".join(f"`{grid}`" for grid in there) or "none"
         asked = "`tune` names no `grid`" if name is None else f"there is no grid `{name}`"
         raise kernel.error(
-            "function", f"{asked}; functions of one parameter in its file: {listed}. Name one: `\"grid\": ...`."
+            "function", f'{asked}; functions of one parameter in its file: {listed}. Name one: `"grid": ...`.'
         )
     return getattr(kernel.kernel_file.module, name)
 

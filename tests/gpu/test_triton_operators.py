@@ -1,0 +1,90 @@
+"""Operators whose GPU kernel is a Triton kernel: right, differentiable, compiled, captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import opwright
+import opwright_ops
+from opwright_ops import matmul_bias_gelu, softmax
+
+pytest.importorskip("triton")
+
+
+def test_verify_softmax() -> None:
+    record = opwright.verify(softmax)
+    assert record.passed, record.failures
+
+
+def test_verify_matmul_bias_gelu() -> None:
+    record = opwright.verify(matmul_bias_gelu)
+    assert record.passed, record.failures
+
+
+def test_verify_bias_gelu_in_triton(tmp_path: Path) -> None:
+    """The declaration chooses triton.py where there is a cuda.cu, too."""
+    folder = Path(opwright_ops.__file__).parent / "bias_gelu"
+    text = (folder / "op.py").read_text().replace('@operator("opwright_ops::bias_gelu")', '@operator("chosen::bias_gelu", cuda="triton.py")')
+    (tmp_path / "op.py").write_text(text)
+    (tmp_path / "triton.py").write_text((folder / "triton.py").read_text())
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("chosen_bias_gelu", tmp_path / "op.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    record = opwright.verify(module.bias_gelu)
+    assert record.passed, record.failures
+
+
+@pytest.mark.parametrize("n", [1, 3, 64, 1000, 16384, 16385, 100_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_softmax_sizes(n: int, dtype: torch.dtype) -> None:
+    x = torch.randn(7, n, device="cuda", dtype=dtype) * 5
+    x[3, 0] = -torch.inf
+    expected = torch.softmax(x.double(), -1)
+    scale = torch.finfo(dtype).eps
+    error = (softmax(x).double() - expected).abs()
+    assert (error <= 8 * scale * expected + torch.finfo(dtype).smallest_normal).all()
+
+
+def test_softmax_special_rows() -> None:
+    for n in (100, 20_000):
+        x = torch.zeros(4, n, device="cuda")
+        x[0] = -torch.inf
+        x[1, 5] = torch.nan
+        x[2, 5] = torch.inf
+        torch.testing.assert_close(softmax(x), torch.softmax(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (17, 33, 65), (300, 1000, 77), (1024, 512, 2048)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_matmul_sizes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    m, n, k = shape
+    x = torch.randn(m, k, device="cuda", dtype=dtype)
+    w = torch.randn(n, k, device="cuda", dtype=dtype) / k**0.5
+    b = torch.randn(n, device="cuda", dtype=dtype)
+    expected = torch.nn.functional.gelu(x.double() @ w.double().T + b.double(), approximate="tanh")
+    got = matmul_bias_gelu(x, w, b)
+    tolerance = 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_in_torch_compile() -> None:
+    x = torch.randn(64, 1000, device="cuda", requires_grad=True)
+    compiled = torch.compile(lambda x: softmax(x * 2).square().sum(), fullgraph=True)
+    expected = torch.autograd.grad(torch.softmax(x * 2, -1).square().sum(), x)[0]
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x)[0], expected)
+
+
+def test_in_a_graph() -> None:
+    x = torch.randn(64, 1000, device="cuda")
+    softmax(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = softmax(x)
+    x.normal_()
+    graph.replay()
+    torch.testing.assert_close(y, torch.softmax(x, -1))

@@ -40,6 +40,17 @@ clean:
 	$(PIP) --editable . --editable ops
 	touch $@
 
-.venv/tests: .venv/installed
+# The Tritons whose launches are compared with those from C++; without one its tests skip.
+TRITONS := 3.6.0 3.9.0
+.venv/tritons: .venv/installed
+	@for version in $(TRITONS); do \
+	  folder=.venv/triton-$$version; \
+	  test -x $$folder/bin/python || { $(PYTHON) -m venv --without-pip $$folder && \
+	    $(BIN)/pip --disable-pip-version-check --python $$folder/bin/python install --quiet triton==$$version; } || \
+	    { rm -rf $$folder; echo "Triton $$version could not be installed; its tests skip"; }; \
+	done
+	touch $@
+
+.venv/tests: .venv/installed .venv/tritons
 	$(PIP) --editable ".[test]"
 	touch $@

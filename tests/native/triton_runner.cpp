@@ -3,12 +3,19 @@
 //   triton_runner LAUNCHES.json RESULTS.jsonl
 //
 // The launches have the same form; RESULTS has one line for each, {"error": null or {"cause", "message"}}.
-// What reaches the driver is in the stub's own record.
+// What reaches the driver is in the stub's own record. Beyond that form:
+//
+//   {"tensor": ..., "gpu": 1}         the Pointer's device; -2: the host
+//   {"tensor": ..., "allocate": 1}    memory of that GPU
+//   {"do": "capture", "stream": "new", "status": 1}   streams are captured from now on; no stream: all
+//   {"do": "fail", "name": ..., "nth": 1, "code": 2}  stub_fail
+//   {"do": "freeze"}
 #include <dlfcn.h>
 
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include "../../src/opwright/native/src/triton/cuda.h"
@@ -35,12 +42,48 @@ std::vector<int64_t> numbers(const Json& array) {
   return found;
 }
 
+void use_device(int device);
+
+// A function of the driver that the runtime has no need of, or of the stub.
+template <typename... A>
+int call(const char* name, A... arguments) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  void* const found = library ? dlsym(library, name) : nullptr;
+  if (!found) throw std::runtime_error(std::string("no ") + name);
+  return reinterpret_cast<int (*)(A...)>(found)(arguments...);
+}
+
+const void* allocate(int device) {
+  detail::Context before = nullptr;
+  detail::check(detail::driver().context_get(&before), "cuCtxGetCurrent");
+  use_device(device);
+  uint64_t address = 0;
+  if (call("cuMemAlloc_v2", &address, size_t{4096}) != 0) throw std::runtime_error("cuMemAlloc failed");
+  if (before) detail::check(detail::driver().context_set(before), "cuCtxSetCurrent");
+  return reinterpret_cast<const void*>(address);
+}
+
+// A stream by its number, or one made at the first request of a name such as "new".
+Stream stream_of(const Json& value) {
+  static std::map<std::string, Stream> made;
+  if (value.type != Json::Type::kString) return reinterpret_cast<Stream>(value.integer);
+  Stream& stream = made[value.text];
+  if (!stream) {
+    detail::Context context = nullptr;
+    if (detail::driver().context_get(&context) == 0 && !context) use_device(0);
+    if (call("cuStreamCreate", &stream, 1u) != 0) throw std::runtime_error("cuStreamCreate failed");
+  }
+  return stream;
+}
+
 Argument read_argument(const Json& json) {
   using Type = Argument::Type;
   Argument argument;
   if (!json["tensor"].is_null()) {
     argument.type = Type::kPointer;
     argument.pointer = {address_of(json["address"]), dtype_named(json["tensor"].text)};
+    if (!json["gpu"].is_null()) argument.pointer.device = static_cast<int>(json["gpu"].integer);
+    if (!json["allocate"].is_null()) argument.pointer.address = allocate(static_cast<int>(json["allocate"].integer));
   } else if (!json["int"].is_null()) {
     // Beyond 2^63 - 1 the JSON reader has a float; tests write such integers as text.
     argument.type = json["int"].type == Json::Type::kString ? Type::kUnsigned : Type::kInt;
@@ -63,6 +106,7 @@ Argument read_argument(const Json& json) {
     const Json& given = json["descriptor"];
     argument.type = Type::kDescriptor;
     argument.descriptor.base = {address_of(given["address"]), dtype_named(given["dtype"].text)};
+    if (!given["gpu"].is_null()) argument.descriptor.base.device = static_cast<int>(given["gpu"].integer);
     argument.descriptor.shape = numbers(given["shape"]);
     argument.descriptor.strides = numbers(given["strides"]);
     argument.descriptor.block = numbers(given["block"]);
@@ -85,7 +129,26 @@ void use_device(int device) {
   detail::check(driver.context_set(context), "cuCtxSetCurrent");
 }
 
+// What is no launch.
+bool act(const Json& request) {
+  const std::string& what = request["do"].text;
+  if (what == "capture") {
+    const Stream stream = request["stream"].is_null() ? nullptr : stream_of(request["stream"]);
+    call("stub_set_capturing", stream, static_cast<int>(request["status"].integer));
+  } else if (what == "fail") {
+    const std::string& name = request["name"].text;
+    call("stub_fail", name.empty() ? nullptr : name.c_str(), static_cast<int>(request["nth"].integer),
+         static_cast<int>(request["code"].integer));
+  } else if (what == "freeze") {
+    freeze();
+  } else {
+    return false;
+  }
+  return true;
+}
+
 void run(const Json& request) {
+  if (act(request)) return;
   Kernel kernel(request["file"].text, request["function"].text);
   for (const auto& [name, value] : request["options"].fields) {
     Option option(name, 0);
@@ -100,7 +163,7 @@ void run(const Json& request) {
     arguments.back().name = name;
   }
   if (!request["device"].is_null()) use_device(static_cast<int>(request["device"].integer));
-  const Stream stream = reinterpret_cast<Stream>(request["stream"].integer);
+  const Stream stream = stream_of(request["stream"]);
   const Json& grid = request["grid"];
   const auto repeat = request["repeat"].is_null() ? 1 : request["repeat"].integer;
   for (int64_t i = 0; i < repeat; ++i) {

@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import stub
+from filelock import FileLock
 
 ROOT = stub.ROOT
 SOURCES = ROOT / "src" / "opwright" / "native" / "src" / "triton"
@@ -37,10 +38,18 @@ def build(program: Path, flags: tuple[str, ...] = ()) -> Path:
     for source in sorted([*headers, *SOURCES.glob("*.cpp")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = stub.BUILD / f"runtime-{digest.hexdigest()[:16]}"
-    target = folder / f"{program.stem}-{hashlib.sha256(program.read_bytes()).hexdigest()[:12]}"
+    # triton_library.cpp includes the runner.
+    text = program.read_bytes() + (ROOT / "tests" / "native" / "triton_runner.cpp").read_bytes()
+    target = folder / f"{program.stem}-{hashlib.sha256(text).hexdigest()[:12]}"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):  # other test processes want the same
+        return target if target.exists() else _build(compiler, program, target, flags)
+
+
+def _build(compiler: str | None, program: Path, target: Path, flags: tuple[str, ...]) -> Path:
+    folder = target.parent
     common = [compiler, *FLAGS, *flags, f'-DOPWRIGHT_TRITON_WORKER_DIR="{WORKER}"', "-I", str(INCLUDE)]
     library = folder / "libopwright_triton.a"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:

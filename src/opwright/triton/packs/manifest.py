@@ -183,7 +183,8 @@ class _Reader:
                 f'`"{_SEEN}"` must be a list of numbers', ("got", json.dumps(seen)), ("expected", "[80, 90]")
             )
         found: dict[tuple[str, str, str], KernelEntry] = {}
-        for self.line, item in _lines_of(self.text, document):
+        for line, item in _lines_of(self.text, document):
+            self.line = line
             entry = self.entry(item)
             found.setdefault(entry.identity, entry)
         return Manifest(self.path, tuple(found.values()), tuple(sorted(set(seen))))

@@ -198,7 +198,7 @@ def _grid(kernel: Any, name: str | None) -> Any:
     there = [grid for grid in grids if hasattr(kernel.kernel_file.module, grid)]
     if name is None and len(there) == 1:
         name = there[0]
-    if name not in there:
+    if name is None or name not in there:
         listed = ", ".join(f"`{grid}`" for grid in there) or "none"
         asked = "`tune` names no `grid`" if name is None else f"there is no grid `{name}`"
         raise kernel.error(

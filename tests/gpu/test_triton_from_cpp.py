@@ -256,7 +256,7 @@ x, y = torch.randn(2, 5000, device="cuda").unbind()
 out = torch.zeros(5000, device="cuda")
 def launch(n, block):
     args = [{"tensor": "fp32", "address": t.data_ptr()} for t in (x, y, out)] + [{"int": n}, {"constexpr": block}]
-    return library.triton_launch(json.dumps({"file": "elsewhere/triton_kernels.py", "function": "add_kernel",
+    return library.triton_launch(json.dumps({"file": "gpu/triton_kernels.py", "function": "add_kernel",
         "args": args, "grid": "add_grid", "stream": 0}).encode())
 assert launch(5000, "512") is None
 torch.cuda.synchronize()

@@ -14,14 +14,18 @@ from opwright_ops import matmul_bias_gelu, softmax
 pytest.importorskip("triton")
 
 
+def failures_of(record: opwright.VerifyRecord) -> str:
+    return "\n".join(f"{f.check}: {f.case}: {f.message}" for f in record.failures)
+
+
 def test_verify_softmax() -> None:
     record = opwright.verify(softmax)
-    assert record.passed, record.failures
+    assert record.passed, failures_of(record)
 
 
 def test_verify_matmul_bias_gelu() -> None:
     record = opwright.verify(matmul_bias_gelu)
-    assert record.passed, record.failures
+    assert record.passed, failures_of(record)
 
 
 def test_verify_bias_gelu_in_triton(tmp_path: Path) -> None:
@@ -36,18 +40,20 @@ def test_verify_bias_gelu_in_triton(tmp_path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     record = opwright.verify(module.bias_gelu)
-    assert record.passed, record.failures
+    assert record.passed, failures_of(record)
 
 
 @pytest.mark.parametrize("n", [1, 3, 64, 1000, 16384, 16385, 100_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_softmax_sizes(n: int, dtype: torch.dtype) -> None:
     x = torch.randn(7, n, device="cuda", dtype=dtype) * 5
-    x[3, 0] = -torch.inf
+    x[3, -1] = -torch.inf if n > 1 else 0
     expected = torch.softmax(x.double(), -1)
-    scale = torch.finfo(dtype).eps
-    error = (softmax(x).double() - expected).abs()
-    assert (error <= 8 * scale * expected + torch.finfo(dtype).smallest_normal).all()
+    # The difference to the largest element is rounded, then taken to the exponent; 16-bit types in float32.
+    wide = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    far = (x.double() - x.double().amax(-1, keepdim=True)).abs().nan_to_num(posinf=0)
+    allowed = (torch.finfo(dtype).eps + (6 + far) * wide.eps) * expected + torch.finfo(dtype).smallest_normal
+    assert ((softmax(x).double() - expected).abs() <= allowed).all()
 
 
 def test_softmax_special_rows() -> None:
@@ -68,8 +74,10 @@ def test_matmul_sizes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     b = torch.randn(n, device="cuda", dtype=dtype)
     expected = torch.nn.functional.gelu(x.double() @ w.double().T + b.double(), approximate="tanh")
     got = matmul_bias_gelu(x, w, b)
-    tolerance = 20 * torch.finfo(dtype).eps
-    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    # The error of PyTorch's own product in that dtype, which sums as many terms.
+    own = torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b), approximate="tanh")
+    allowed = 4 * (own.double() - expected).abs().max() + 4 * torch.finfo(dtype).eps
+    assert (got.double() - expected).abs().max() <= allowed
 
 
 def test_in_torch_compile() -> None:

@@ -171,7 +171,7 @@ void run(const Json& request) {
       launch(kernel, stream, GridFunction{grid.text}, arguments);
     } else {
       const auto extent = [&](size_t at) {
-        return grid[at].is_null() ? 1u : static_cast<uint32_t>(grid[at].integer);
+        return grid[at].is_null() ? int64_t{1} : grid[at].integer;
       };
       launch(kernel, stream, Grid{extent(0), extent(1), extent(2)}, arguments);
     }

@@ -173,11 +173,11 @@ def test_every_block_of_the_guide_is_in_a_file_that_is_built() -> None:
 
 
 @pytest.fixture(scope="module")
-def consumer(built: Path, triton: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def consumer(triton: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A copy of the project `consumer` and its build, with the toolkit installed in a folder of its own."""
     folder = tmp_path_factory.mktemp("consumer")
-    with FileLock(str(BUILD) + ".lock"):
-        cmake("--install", built, "--prefix", folder / "first place")
+    configure(ROOT, folder / "toolkit")
+    cmake("--install", folder / "toolkit", "--prefix", folder / "first place")
     (folder / "first place").rename(folder / "prefix")  # nothing in it says where it was
     source = shutil.copytree(HERE / "cmake" / "consumer", folder / "source")
     configure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def test_recorded_built_tuned_and_frozen(triton_pythons: dict[str, Path], tmp_pa
     program = runtime.build(runtime.ROOT / "tests/native/triton_runner.cpp")
     environment = stub.environment() | {
         "OPWRIGHT_TRITON": f"python={python}",
-        "OPWRIGHT_CACHE_DIR": str(tmp_path / "cache"),
+        "OPWRIGHT_CACHE_DIR": os.environ.get("OPWRIGHT_TEST_CACHE", str(tmp_path / "cache")),
     }
     command = ("--", program, "launches.json", "results.jsonl")
     recorded = opwright(tmp_path, "pack", "record", *command, **environment)
@@ -75,7 +76,7 @@ def test_recorded_built_tuned_and_frozen(triton_pythons: dict[str, Path], tmp_pa
     assert "Built 3 kernels" in built.stderr
     assert "3 cached" in built.stderr
     frozen, again = runtime.run_launches(
-        None, launches, tmp_path / "", triton_settings=f"pack={tmp_path}/app.opk,freeze"
+        None, launches, tmp_path, triton_settings=f"pack={tmp_path}/app.opk,freeze"
     )
     assert [result["error"] for result in frozen] == [None, None, None]
     assert _launched(again) == _launched(seen)

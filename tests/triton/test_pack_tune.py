@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from opwright.triton.packs import tune
-from opwright.triton.packs.choice import fastest, make_rows, row_key
+from opwright.triton.packs.choice import fastest, make_rows, row_key, runs_on
 from opwright.triton.packs.manifest import read_manifest
 from opwright.triton.packs.verify import verify
 from opwright.triton.worker.packfile import Entry, read_pack
@@ -63,6 +63,11 @@ def test_the_choice_is_never_slower_than_another(times: list[float | None]) -> N
     chosen = times[row["config"]]
     assert chosen is not None
     assert all(time is None or chosen <= time for time in times)
+
+
+def test_which_gpu_runs_what() -> None:
+    pairs = [(80, 80), (80, 86), (80, 89), (86, 80), (80, 90), (90, 90), (90, 100), (100, 103), (75, 80)]
+    assert [pair for pair in pairs if runs_on(*pair)] == [(80, 80), (80, 86), (80, 89), (90, 90)]
 
 
 def test_row_keys() -> None:

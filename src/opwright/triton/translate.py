@@ -422,7 +422,7 @@ class _Function:
         items = found.items if found.type == "tuple" else (found,)
         if not 1 <= len(items) <= 3 or any(item.type not in ("int", "bool") for item in items):
             self.fail(node, f"`{ast.unparse(node)}` is no grid of one to three integers")
-        return "opw::Grid{" + ", ".join(f"opw::python::extent({item.text})" for item in items) + "}"
+        return "opw::Grid{" + ", ".join(f"int64_t({item.text})" for item in items) + "}"
 
     # --- expressions
 

@@ -29,13 +29,6 @@ def broken(out, n):
     tl.store(out, undefined_name + n)  # noqa: F821
 
 
-@triton.jit
-def big(out, a, M: tl.constexpr):
-    m = tl.arange(0, M)
-    x = tl.load(a + m[:, None] * M + m[None, :])
-    tl.store(out + m[:, None] * M + m[None, :], tl.dot(x, x))
-
-
 @triton.heuristics({"HAS_BIAS": lambda args: args["bias"] is not None})
 @triton.jit
 def biased(out, bias, HAS_BIAS: tl.constexpr):

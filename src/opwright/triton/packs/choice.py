@@ -1,4 +1,4 @@
-"""Rows of a table of measurements: what they are looked up by, and which configuration they choose.
+"""Rows of a table of measurements: what they are looked up by, which configuration they choose, for which GPU.
 
 Imported here and by the process that measures, which has no Opwright: nothing but the standard library.
 """
@@ -25,6 +25,11 @@ def row_key(
     """
     texts = [write(values[name]) for name in names if name in values]
     return texts + [text[1:].removesuffix(":16") for text in classes if text.startswith("*")]
+
+
+def runs_on(arch: int, gpu: int) -> bool:
+    """Whether a GPU runs Triton's kernels of an architecture; below sm_90 newer GPUs of a generation do, too."""
+    return arch == gpu or (arch < gpu < 90 and arch // 10 == gpu // 10)
 
 
 def fastest(microseconds: Sequence[float | None]) -> int:

@@ -13,6 +13,7 @@ from opwright.errors import PackBuildError, TuneError
 
 from ..worker.packfile import Entry
 from .build import Failure, read, write
+from .choice import runs_on
 from .manifest import KernelEntry, Manifest
 from .workers import FOLDER
 
@@ -98,7 +99,7 @@ def tune(manifest: Manifest, pack: Path, python: str) -> TuneReport:
         for key in result["keys"]:
             options = tuple(sorted(key["options"].items()))
             text = replace(entry, args=tuple(key["args"]), options=options).key
-            if not any((*place, a, text) in held for a in architectures if a <= arch):
+            if not any((*place, a, text) in held for a in architectures if runs_on(a, arch)):
                 absent.append(f"{entry.function} sm_{arch} {text}")
     records = [
         {"file": file, "function": function, "arch": arch, "gpu": gpu, "rows": _unique(rows)}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .choice import make_rows, row_key
+from .choice import make_rows, row_key, runs_on
 
 _WARP_SIZE = 32
 _ANY_ARCHITECTURE = 90  # classes do not depend on it
@@ -225,8 +225,7 @@ def _open_gpu(
     major, minor = torch.cuda.get_device_capability()
     arch = 10 * major + minor
     name = torch.cuda.get_device_name()
-    # Below sm_90 a cubin runs on newer GPUs of its generation too.
-    if not any(a == arch or (arch < 90 and a // 10 == major and a < arch) for a in architectures):
+    if not any(runs_on(a, arch) for a in architectures):
         has = ", ".join(f"sm_{a}" for a in architectures)
         raise WorkerError("no-gpu", f"the GPU here is sm_{arch} ({name}), and the pack is for {has}")
 

@@ -53,6 +53,9 @@ const Entry* find(const KernelState* kernel, Call& call) {
 
 void launch(const KernelState* kernel, const Entry* entry, Call& call, Stream stream, Grid grid) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  // Negative or too large: one of the upper bits is set.
+  const int64_t blocks = (grid.x & 0xffffffff) * entry->ctas;
+  if (__builtin_expect((grid.x | grid.y | grid.z | blocks) >> 31 != 0, 0)) refuse_grid(*kernel, grid);
   if (__builtin_expect((call.devices & entry->foreign_devices) != 0 || entry->is_special ||
                            watching.load(std::memory_order_relaxed) != 0,
                        0)) {
@@ -68,9 +71,9 @@ void launch(const KernelState* kernel, const Entry* entry, Call& call, Stream st
   size_t size = entry->buffer_size;
   void* extra[] = {kParamBuffer, buffer, kParamBufferSize, &size, nullptr};
   LaunchConfig config = entry->config;
-  config.grid_x = grid.x * entry->ctas;
-  config.grid_y = grid.y;
-  config.grid_z = grid.z;
+  config.grid_x = static_cast<uint32_t>(grid.x) * entry->ctas;
+  config.grid_y = static_cast<uint32_t>(grid.y);
+  config.grid_z = static_cast<uint32_t>(grid.z);
   config.stream = stream;
   const Result result = loaded_driver->launch(&config, entry->function, nullptr, extra);
   if (__builtin_expect(result != kSuccess, 0)) launch_failed(*kernel, *entry, config, result);

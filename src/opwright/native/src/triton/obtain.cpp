@@ -205,7 +205,9 @@ Error missing(const ProcessSettings& settings, const Description& description, c
 void record_key(const ProcessSettings& settings, const Description& description, const std::string& file, int arch,
                 const std::vector<std::string>& classes, const std::map<std::string, std::string>& options) {
   const int out = open(settings.record.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  const std::string line = "{\"file\": " + json_quoted(absolute(file)) + ", \"function\": " +
+  // Where there is no file, a pack gave the kernel; its record has the name by which it is built.
+  const std::string named = access(file.c_str(), R_OK) == 0 ? absolute(file) : description.file;
+  const std::string line = "{\"file\": " + json_quoted(named) + ", \"function\": " +
                            json_quoted(description.function) + ", \"args\": " + list_json(classes) +
                            ", \"options\": " + options_json(options) + ", \"arch\": " + std::to_string(arch) + "}\n";
   const bool is_written = out >= 0 && write(out, line.data(), line.size()) == static_cast<ssize_t>(line.size());

@@ -13,8 +13,6 @@
 namespace opwright::triton {
 namespace detail {
 
-// Bits of `watching`: who must see a launch.
-constexpr uint32_t kHooks = 1, kChecks = 2;
 std::atomic<uint32_t> watching{0};
 
 namespace {
@@ -54,6 +52,8 @@ void read_environment(ProcessSettings& settings) {
     const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
     if (name == "python") {
       settings.python = value;
+    } else if (name == "worker") {
+      settings.worker = value;
     } else if (name == "record") {
       settings.record = value;
     } else if (name == "pack") {
@@ -66,10 +66,10 @@ void read_environment(ProcessSettings& settings) {
       settings.is_frozen = true;
     } else if (name == "check") {
       settings.checks_pointers = true;
-      watching.fetch_or(kChecks);
+      watching.fetch_or(kWatchesPointers);
     } else if (!name.empty()) {
-      throw Error(Cause::kKernelFile,
-                  "OPWRIGHT_TRITON has no setting `" + name + "`\n\nhint: python=, record=, pack=, workers=, "
+      throw Error(Cause::kSetting,
+                  "OPWRIGHT_TRITON has no setting `" + name + "`\n\nhint: python=, worker=, record=, pack=, workers=, "
                   "timeout=, freeze, check; separated by commas.");
     }
     at = end + 1;
@@ -144,7 +144,7 @@ void configure(const Settings& wanted) {
     if (wanted.timeout_s > 0) settings.timeout_s = wanted.timeout_s;
     if (wanted.checks_pointers) settings.checks_pointers = true;
   });
-  if (wanted.checks_pointers) detail::watching.fetch_or(detail::kChecks);
+  if (wanted.checks_pointers) detail::watching.fetch_or(detail::kWatchesPointers);
 }
 
 void set_compiler(Compiler compiler) {
@@ -154,9 +154,9 @@ void set_compiler(Compiler compiler) {
 void set_launch_hooks(const LaunchHooks* launch_hooks) {
   detail::hooks.store(launch_hooks, std::memory_order_release);
   if (launch_hooks) {
-    detail::watching.fetch_or(detail::kHooks);
+    detail::watching.fetch_or(detail::kWatchesHooks);
   } else {
-    detail::watching.fetch_and(~detail::kHooks);
+    detail::watching.fetch_and(~detail::kWatchesHooks);
   }
 }
 

@@ -8,11 +8,16 @@
 #include "opwright/triton/runtime.h"
 #include "pack.h"
 
+#ifndef OPWRIGHT_TRITON_WORKER_DIR
+#error "define OPWRIGHT_TRITON_WORKER_DIR as the folder of the worker package"
+#endif
+
 namespace opwright::triton::detail {
 
 // OPWRIGHT_TRITON is a list such as "python=/opt/venv/bin/python,record=keys.jsonl,pack=app.opk,freeze,check".
 struct ProcessSettings {
   std::string python, cache_dir, record;
+  std::string worker = OPWRIGHT_TRITON_WORKER_DIR;  // the folder of the package `worker`
   int workers = 2;
   int timeout_s = 600;
   bool checks_pointers = false;

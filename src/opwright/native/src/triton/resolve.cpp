@@ -74,7 +74,12 @@ std::map<std::string, std::string> decide(const Description& description, int ar
     for (const std::string& name : description.tuning_key) key.push_back(value_named(name));
     const Configuration& chosen = choose_configuration(description, arch, key, nodes);
     decided = chosen.constexprs;
-    for (const auto& [name, value] : chosen.options) options[name] = value;
+    for (const auto& [name, value] : chosen.options) {
+      if (!options.emplace(name, value).second) {
+        throw Error(Cause::kArgument, subject_of(description) + ": the option `" + name +
+                                          "` is bound, and its @triton.autotune decides it\n\nhint: leave one out.");
+      }
+    }
   }
   for (const Heuristic& heuristic : description.heuristics) {
     try {
@@ -270,13 +275,13 @@ Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call,
     throw refuse(std::string("fails: ") + error.what());
   }
   const std::vector<Value> sizes = value.type == Value::Type::kTuple ? value.items : std::vector<Value>{value};
-  uint32_t extents[3] = {1, 1, 1};
+  int64_t extents[3] = {1, 1, 1};
   if (sizes.empty() || sizes.size() > 3) throw refuse("gives no tuple of one to three sizes");
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i].type != Value::Type::kInt || sizes[i].integer < 0 || sizes[i].integer > 0x7fffffff) {
-      throw refuse("gives a size that is no integer of 31 bits: " + value_text_of(sizes[i]));
+    if (sizes[i].type != Value::Type::kInt || sizes[i].integer < 0) {
+      throw refuse("gives a size that is no number of programs: " + value_text_of(sizes[i]));
     }
-    extents[i] = static_cast<uint32_t>(sizes[i].integer);
+    extents[i] = sizes[i].integer;
   }
   return {extents[0], extents[1], extents[2]};
 }

@@ -11,19 +11,19 @@
 namespace opwright::triton::detail {
 namespace {
 
-std::string dimensions(uint32_t x, uint32_t y, uint32_t z) {
+std::string dimensions(int64_t x, int64_t y, int64_t z) {
   return std::to_string(x) + " x " + std::to_string(y) + " x " + std::to_string(z);
 }
 
 // Memory of one launch, given back in the stream's order.
 class Scratch {
  public:
-  Scratch(uint64_t bytes, uint64_t alignment, Stream stream, const std::string& subject)
+  Scratch(uint64_t bytes, uint64_t alignment, Stream stream, const Description& description)
       : allocator_(scratch_allocator()), stream_(stream) {
     if (bytes == 0) return;
     memory_ = allocator_.allocate(bytes, alignment, stream, allocator_.data);
     if (!memory_) {
-      throw Error(Cause::kDriver, subject + ": no scratch memory\n\n  needed  " + std::to_string(bytes) +
+      throw Error(Cause::kDriver, subject_of(description) + ": no scratch memory\n\n  needed  " + std::to_string(bytes) +
                                       " bytes\n\nhint: opwright::triton::set_scratch_allocator takes them from elsewhere.");
     }
   }
@@ -86,6 +86,7 @@ void check_devices(const KernelState& kernel, const Entry& entry, const Call& ca
     if ((node.code & kKindBits) < kPointer || node.slot < 0) continue;
     int device = -1;
     const Address address = call.slots[node.slot];
+    if (address == 0) continue;  // an empty tensor is on every GPU
     const bool is_known = loaded_driver->pointer_attribute(&device, kPointerDevice, address) == kSuccess;
     if (is_known && device == entry.device) continue;
     throw Error(Cause::kArgument,
@@ -171,21 +172,21 @@ uint32_t decorate(const Description& description, Call& call) {
 void launch_special(const KernelState& kernel, const Entry& entry, Call& call, Stream stream, Grid grid) {
   const Description& description = *kernel.description.load(std::memory_order_acquire);
   const Compiled& compiled = *entry.compiled;
-  const std::string subject = subject_of(description);
-  const std::shared_ptr<const ProcessSettings> settings = process_settings();
+  const bool checks = watching.load(std::memory_order_relaxed) & kWatchesPointers;
   check_devices(kernel, entry, call);
-  if (settings->checks_pointers) check_pointers(kernel, entry, call);
+  if (checks) check_pointers(kernel, entry, call);
 
-  const uint64_t programs = uint64_t{grid.x} * grid.y * grid.z * entry.ctas;
-  const Scratch scratch(compiled.scratch_bytes * programs, compiled.scratch_alignment, stream, subject);
-  const Scratch profile(compiled.profile_bytes * programs, compiled.profile_alignment, stream, subject);
+  const uint64_t programs = static_cast<uint64_t>(grid.x) * static_cast<uint64_t>(grid.y) *
+                            static_cast<uint64_t>(grid.z) * entry.ctas;
+  const Scratch scratch(compiled.scratch_bytes * programs, compiled.scratch_alignment, stream, description);
+  const Scratch profile(compiled.profile_bytes * programs, compiled.profile_alignment, stream, description);
   std::vector<uint64_t> memory(entry.buffer_size / 8 + 24);
   const auto misaligned = reinterpret_cast<uintptr_t>(memory.data()) % 64;
   auto* buffer = reinterpret_cast<unsigned char*>(memory.data()) + (misaligned ? 64 - misaligned : 0);
   for (const Step& step : entry.steps) {
     if (step.from == Step::From::kTma && step.size == 128) {
       const auto& descriptor = *reinterpret_cast<const TensorDescriptor*>(call.slots[step.slot]);
-      std::memcpy(buffer + step.offset, tma_map(descriptor, compiled.recipes[step.recipe], subject), 128);
+      std::memcpy(buffer + step.offset, tma_map(descriptor, compiled.recipes[step.recipe], description), 128);
       continue;
     }
     const uint64_t value = value_of(step, call, scratch, profile);
@@ -194,9 +195,9 @@ void launch_special(const KernelState& kernel, const Entry& entry, Call& call, S
   size_t size = entry.buffer_size;
   void* extra[] = {kParamBuffer, buffer, kParamBufferSize, &size, nullptr};
   LaunchConfig config = entry.config;
-  config.grid_x = grid.x * entry.ctas;
-  config.grid_y = grid.y;
-  config.grid_z = grid.z;
+  config.grid_x = static_cast<uint32_t>(grid.x) * entry.ctas;
+  config.grid_y = static_cast<uint32_t>(grid.y);
+  config.grid_z = static_cast<uint32_t>(grid.z);
   config.stream = stream;
 
   const LaunchHooks* hooks = launch_hooks();
@@ -204,9 +205,16 @@ void launch_special(const KernelState& kernel, const Entry& entry, Call& call, S
                         config.shared_bytes, stream, entry.function};
   if (hooks && hooks->enter) hooks->enter(info, hooks->data);
   Result result = loaded_driver->launch(&config, entry.function, nullptr, extra);
-  if (result == kSuccess && settings->checks_pointers) result = loaded_driver->stream_synchronize(stream);
+  if (result == kSuccess && checks) result = loaded_driver->stream_synchronize(stream);
   if (result != kSuccess) launch_failed(kernel, entry, config, result);
   if (hooks && hooks->exit) hooks->exit(info, hooks->data);
+}
+
+void refuse_grid(const KernelState& kernel, const Grid& grid) {
+  throw Error(Cause::kArgument, subject_of(*kernel.description.load(std::memory_order_acquire)) +
+                                    ": the grid has a size that is no number of programs\n\n  expected  0 to 2147483647 "
+                                    "each, the cluster's size included\n  given     " +
+                                    dimensions(grid.x, grid.y, grid.z));
 }
 
 void launch_failed(const KernelState& kernel, const Entry& entry, const LaunchConfig& config, Result result) {

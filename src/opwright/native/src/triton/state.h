@@ -99,12 +99,13 @@ void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<N
                      const std::string& subject);
 
 // The 128-byte map of a descriptor, by a small cache of the thread. Throws Error.
-const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe, const std::string& subject);
+const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe, const Description& description);
 
 // A call's argument as a Python value, for grids and heuristics; None for pointers and what only Triton knows.
 Value node_value(const Node& node, const uint64_t* slots);
 
-// What every launch asks first: hooks, pointer checks.
+// What every launch asks first: who must see it.
+inline constexpr uint32_t kWatchesHooks = 1, kWatchesPointers = 2;
 extern std::atomic<uint32_t> watching;
 
 }  // namespace opwright::triton::detail

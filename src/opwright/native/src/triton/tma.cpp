@@ -62,13 +62,13 @@ void mend_small_tensor(Map& map, size_t rank, int element_size, const uint64_t* 
 
 }  // namespace
 
-const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe, const std::string& subject) {
+const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe, const Description& description) {
   static thread_local CachedMap cache[kCachedMaps];
   static thread_local size_t next = 0;
 
   const size_t rank = descriptor.shape.size();
   const auto refuse = [&](const std::string& why) {
-    return Error(Cause::kArgument, subject + ": a TMA descriptor cannot be made: " + why + "\n\n  descriptor  " +
+    return Error(Cause::kArgument, subject_of(description) + ": a TMA descriptor cannot be made: " + why + "\n\n  descriptor  " +
                                        descriptor_text(descriptor));
   };
   if (rank == 0 || rank > kMostDimensions || descriptor.strides.size() != rank || descriptor.block.size() != rank ||

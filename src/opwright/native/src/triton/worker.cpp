@@ -23,17 +23,13 @@ extern char** environ;
 namespace opwright::triton::detail {
 namespace {
 
-#ifndef OPWRIGHT_TRITON_WORKER_DIR
-#error "define OPWRIGHT_TRITON_WORKER_DIR as the directory of the worker package"
-#endif
-
 // The current folder is not searched: a json.py there is not the worker's.
 constexpr char kProgram[] =
     "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()";
 
 class Worker {
  public:
-  explicit Worker(const std::string& python) {
+  Worker(const std::string& python, const std::string& folder) {
     int to[2], from[2];
     if (pipe2(to, O_CLOEXEC) != 0) throw std::runtime_error(std::strerror(errno));
     if (pipe2(from, O_CLOEXEC) != 0) {
@@ -46,7 +42,6 @@ class Worker {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to[0], 0);
     posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-    const std::string folder = OPWRIGHT_TRITON_WORKER_DIR;
     std::vector<char*> arguments;
     for (const std::string& text : {python, std::string("-c"), std::string(kProgram), folder}) {
       arguments.push_back(strdup(text.c_str()));
@@ -189,7 +184,7 @@ Json ask_process(const ProcessSettings& settings, const std::string& request, co
   std::string why;
   for (int attempt = 0; attempt < 2; ++attempt) {
     try {
-      if (!worker) worker = std::make_unique<Worker>(settings.python);
+      if (!worker) worker = std::make_unique<Worker>(settings.python, settings.worker);
       Json reply = worker->ask(request, settings.timeout_s);
       give_back(settings, std::move(worker));
       return reply;
@@ -200,7 +195,7 @@ Json ask_process(const ProcessSettings& settings, const std::string& request, co
   }
   give_back(settings, nullptr);
   throw Error(Cause::kWorker, subject + ": the compile worker failed twice: " + why + "\n\n  python  " +
-                                  settings.python + "\n  worker  " OPWRIGHT_TRITON_WORKER_DIR
+                                  settings.python + "\n  worker  " + settings.worker +
                                   "\n\nhint: name a Python that has Triton 3.5 to 3.9: "
                                   "OPWRIGHT_TRITON=python=/path/to/venv/bin/python");
 }

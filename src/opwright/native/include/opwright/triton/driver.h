@@ -9,11 +9,13 @@ namespace opwright::triton {
 
 using Stream = CUstream_st*;  // cudaStream_t, CUstream
 
-// The size of a launch in programs. It may be given as {x}, {x, y} or {x, y, z}.
+// The size of a launch in programs. It may be given as {x}, {x, y} or {x, y, z}; a launch checks that each
+// lies between 0 and 2^31 - 1. With a size of 0 nothing is launched.
 struct Grid {
-  uint32_t x = 1, y = 1, z = 1;
+  int64_t x = 1, y = 1, z = 1;
 };
 
-inline constexpr uint32_t cdiv(int64_t a, int64_t b) { return static_cast<uint32_t>((a + b - 1) / b); }
+// a / b, rounded up.
+inline constexpr int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace opwright::triton

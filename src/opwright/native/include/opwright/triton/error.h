@@ -13,6 +13,7 @@ enum class Cause {
   kWorker,       // the compile worker cannot be started, died, or lied
   kPack,         // a pack that cannot be read, or lacks the kernel while frozen
   kCapturing,    // a compile or a load would be needed during graph capture
+  kSetting,      // OPWRIGHT_TRITON
   kDriver,       // no driver, or an error of the driver
 };
 

@@ -60,6 +60,22 @@ struct Option {
   Option(std::string_view name, const char* value) : name(name), value(detail::quoted(value)) {}
 };
 
+namespace detail {
+template <typename G>
+inline __attribute__((always_inline)) Grid grid_of(const G& grid, const KernelState* kernel, const Entry* entry,
+                                                   const Call& call) {
+  if constexpr (std::integral<G>) {
+    return Grid{static_cast<int64_t>(grid)};
+  } else if constexpr (std::is_same_v<G, GridFunction>) {
+    return named_grid(kernel, entry, call, grid.name);
+  } else if constexpr (std::invocable<const G&, Meta>) {
+    return grid(Meta(kernel, entry, call));
+  } else {
+    return grid;
+  }
+}
+}  // namespace detail
+
 // A kernel whose entry is fixed: a launch does not look at the classes of its arguments.
 class FrozenKernel {
  public:
@@ -68,10 +84,11 @@ class FrozenKernel {
 
   // The arguments must be of the classes that the kernel was bound with (an aligned pointer, a
   // multiple of 16, ...), which only their types are checked for; in the context that was current then.
-  template <typename... A>
-  void operator()(Stream stream, Grid grid, const A&... arguments) const {
+  template <typename G, typename... A>
+  void operator()(Stream stream, const G& grid, const A&... arguments) const {
     detail::Capture<A...> capture(arguments...);
-    detail::launch(kernel_, entry_, capture.call, stream, grid);
+    detail::launch(kernel_, entry_, capture.call, stream,
+                   detail::grid_of(grid, kernel_, entry_, capture.call));
   }
 
  private:
@@ -107,7 +124,7 @@ class Kernel {
     detail::Capture<A...> capture(arguments...);
     const detail::Entry* entry = detail::find(state_, capture.call);
     if (__builtin_expect(!entry, 0)) entry = resolve(capture.call, stream, arguments...);
-    detail::launch(state_, entry, capture.call, stream, grid_of(grid, entry, capture.call));
+    detail::launch(state_, entry, capture.call, stream, detail::grid_of(grid, state_, entry, capture.call));
   }
 
   // Compiles and loads what such a call needs, without launching it.
@@ -135,20 +152,6 @@ class Kernel {
     std::vector<std::string> texts;
     (detail::append_texts(arguments, texts), ...);
     return detail::resolve(state_, call, std::move(texts), stream);
-  }
-
-  template <typename G>
-  inline __attribute__((always_inline)) Grid grid_of(const G& grid, const detail::Entry* entry,
-                                                     const detail::Call& call) const {
-    if constexpr (std::integral<G>) {
-      return Grid{static_cast<uint32_t>(grid)};
-    } else if constexpr (std::is_same_v<G, GridFunction>) {
-      return detail::named_grid(state_, entry, call, grid.name);
-    } else if constexpr (std::invocable<const G&, Meta>) {
-      return grid(Meta(state_, entry, call));
-    } else {
-      return grid;
-    }
   }
 
   detail::KernelState* state_;

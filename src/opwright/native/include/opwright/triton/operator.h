@@ -40,14 +40,6 @@ inline int64_t power(int64_t base, int64_t exponent) {
   return result;
 }
 
-// A size of a launch; a negative one is no size.
-inline uint32_t extent(int64_t size) {
-  if (size < 0 || size > 0x7fffffff) {
-    throw Error(Cause::kArgument, "a grid has a size of " + std::to_string(size) + " programs");
-  }
-  return static_cast<uint32_t>(size);
-}
-
 }  // namespace python
 
 // A kernel under options that are computed at every launch: one variant for each combination of values.

@@ -3,11 +3,14 @@
 // As in aten.h: passed by its address, and an undefined tensor is None.
 #pragma once
 
+#include <string>
+
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include "opwright/triton/arguments.h"
 #include "opwright/triton/driver.h"
+#include "opwright/triton/error.h"
 #include "opwright/triton/torch_dtype.h"
 
 // Of libtorch_cuda; weak, so that what is built without CUDA is loaded with it and the reverse.
@@ -50,7 +53,7 @@ inline Stream current_stream(const torch::stable::Tensor& tensor) {
   void* stream = nullptr;
   if (!aoti_torch_get_current_cuda_stream ||
       aoti_torch_get_current_cuda_stream(pointer.device, &stream) != 0) {
-    detail::refuse_stable_tensor();
+    throw Error(Cause::kDriver, "PyTorch has no current stream for cuda:" + std::to_string(pointer.device));
   }
   return static_cast<Stream>(stream);
 }

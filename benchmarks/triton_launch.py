@@ -185,7 +185,7 @@ def on_gpu(folder: Path) -> dict[str, Any]:
             "torch.library.triton_op, add": lambda: add_triton_op(x, y),
             "torch.library.custom_op, add": lambda: add_custom_op(x, y),
         }
-        found["Python"] = in_turns(rows, 25, 200, torch.cuda.synchronize)
+        found["Python, no_grad"] = in_turns(rows, 25, 200, torch.cuda.synchronize)
     found["versions"] = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
     found["gpu"] = torch.cuda.get_device_name()
     return found

@@ -279,3 +279,25 @@ def test_record_pack_freeze(library: ctypes.CDLL, tmp_path: Path) -> None:
         [sys.executable, "-c", FROZEN, library._name, tmp_path / "app.opk"], env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+TUNED = """
+import ctypes, json, sys
+import torch
+library = ctypes.CDLL(sys.argv[1])
+library.triton_launch.restype = ctypes.c_char_p
+for n, added in ((1 << 20, 1), (1000, 2), (1 << 20, 1)):
+    x, out = torch.randn(n, device="cuda"), torch.zeros(n, device="cuda")
+    args = [{"tensor": "fp32", "address": t.data_ptr()} for t in (x, out)] + [{"int": n}]
+    request = {"file": sys.argv[2], "function": "tuned_kernel", "args": args, "grid": "tuned_grid", "stream": 0}
+    error = library.triton_launch(json.dumps(request).encode())
+    assert error is None, error.decode()
+    torch.cuda.synchronize()
+    assert torch.equal(out, x + added), n
+"""
+
+
+def test_online_tuning(library: ctypes.CDLL) -> None:
+    env = os.environ | {"OPWRIGHT_TRITON": f"python={sys.executable},tune"}
+    done = subprocess.run([sys.executable, "-c", TUNED, library._name, KERNELS], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

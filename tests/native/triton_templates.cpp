@@ -357,10 +357,10 @@ void grids() {
   grid("grid of Meta", [](const Meta& meta) { return Grid{cdiv(meta["n"], meta["BLOCK"]), 2}; }, Grid{16, 2, 1});
   grid("grid of the file", GridFunction{"sized_grid"}, Grid{16, 2, 1});
   const Kernel kernel(file, "sized");
-  report("grid in braces", "*fp32:16, i32, =64", [&] {
+  report("grid of a bound kernel", "*fp32:16, i32, =64", [&] {
     for (const LaunchHooks* hooks : {static_cast<const LaunchHooks*>(nullptr), &kHooks}) {
       set_launch_hooks(hooks);
-      kernel.bind(at<float>(0x1000), 1001)(nullptr, {5, 6}, at<float>(0x2000), 2001);
+      kernel.bind(at<float>(0x1000), 1001)(nullptr, Grid{5, 6}, at<float>(0x2000), 2001);
       kernel(nullptr, Grid{5, 6, 1}, at<float>(0x2000), 2001);
     }
   });

@@ -15,7 +15,7 @@ import pytest
 import runtime
 import stub
 import synthetic_packs
-from synthetic_packs import changed, file_under, raw_pack
+from synthetic_packs import changed, raw_pack
 
 from opwright.triton.worker.packfile import Entry, digest_of, pack
 
@@ -74,7 +74,9 @@ def run(
         path = folder / f"{number}.opk"
         path.write_bytes(content)
         chosen.append(f"pack={path}")
-    results, records = runtime.run_launches(None, launches, folder, triton_settings=",".join(chosen), **settings)
+    results, records = runtime.run_launches(
+        None, launches, folder, triton_settings=",".join(chosen), **settings
+    )
     return [result["error"] and result["error"]["message"] for result in results], records
 
 
@@ -95,7 +97,12 @@ def test_each_gpu_gets_the_cubin_of_its_architecture(entries: list[Entry], tmp_p
     errors, records = run(tmp_path, [pack(entries)], launches, devices=4, arch="90,80,86,100")
     assert errors == [None] * 4
     new, old = image(one(entries, "left")), image(one(entries, "left", 80))
-    assert [(record["device"], record["image"]) for record in records] == [(0, new), (1, old), (0, new), (2, old)]
+    assert [(record["device"], record["image"]) for record in records] == [
+        (0, new),
+        (1, old),
+        (0, new),
+        (2, old),
+    ]
 
 
 def test_a_cubin_of_sm_90_is_not_for_newer_gpus(entries: list[Entry], tmp_path: Path) -> None:
@@ -148,7 +155,10 @@ def test_a_path_matches_if_its_last_components_do(
 
 def test_of_two_files_of_one_name_the_right_one(entries: list[Entry], tmp_path: Path) -> None:
     other = [
-        Entry({**one(entries, "left").record, "symbol": "right", "file": "other/pack_kernels.py"}, one(entries, "right").blob),
+        Entry(
+            {**one(entries, "left").record, "symbol": "right", "file": "other/pack_kernels.py"},
+            one(entries, "right").blob,
+        ),
         changed(one(entries, "left", None), file="other/pack_kernels.py"),
     ]
     mine = place([one(entries, "left"), one(entries, "left", None)], "kernels/pack_kernels.py")
@@ -162,7 +172,9 @@ def test_of_two_files_of_one_name_the_right_one(entries: list[Entry], tmp_path: 
 def test_the_first_pack_that_has_it_wins(entries: list[Entry], tmp_path: Path) -> None:
     description = one(entries, "left", None)
     second = Entry({**one(entries, "left").record, "symbol": "right"}, one(entries, "right").blob)
-    errors, records = run(tmp_path, [pack([one(entries, "left"), description]), pack([second, description])], [left()])
+    errors, records = run(
+        tmp_path, [pack([one(entries, "left"), description]), pack([second, description])], [left()]
+    )
     assert (errors, records[0]["kernel"]) == ([None], "left")
     errors, records = run(tmp_path, [pack([description]), pack([second, description])], [left()])
     assert (errors, records[0]["kernel"]) == ([None], "right")
@@ -335,9 +347,17 @@ def descriptions_of(entries: list[Entry]) -> Iterator[tuple[str, str, Any]]:
         ("heuristic that is no expression", ["heuristics"], [{"name": "C", "expression": ["nothing"]}]),
         ("heuristic of no name", ["heuristics"], [{"expression": 1}]),
         ("heuristic without anything", ["heuristics"], [{}]),
-        ("many heuristics", ["heuristics"], [{"name": f"h{i}", "expression": ["arg", "n"]} for i in range(40)]),
+        (
+            "many heuristics",
+            ["heuristics"],
+            [{"name": f"h{i}", "expression": ["arg", "n"]} for i in range(40)],
+        ),
         ("heuristic that reads its option", ["heuristics"], [{"name": "C", "expression": ["arg", "zzz"]}]),
-        ("heuristic that divides by zero", ["heuristics"], [{"name": "C", "expression": ["//", ["arg", "n"], 0]}]),
+        (
+            "heuristic that divides by zero",
+            ["heuristics"],
+            [{"name": "C", "expression": ["//", ["arg", "n"], 0]}],
+        ),
         ("autotune of no constexprs", ["autotune"], {"key": ["n", "n"], "configs": [{}]}),
         ("grids are a list", ["grids"], [1, 2]),
         ("grid that is no expression", ["grids"], {"g": {"expression": "x"}}),
@@ -375,47 +395,69 @@ def hostile(entries: list[Entry]) -> dict[str, tuple[bytes, str]]:
 
     found: dict[str, tuple[bytes, str]] = {}
     others = without("left", "right", kind="kernel")
-    found["rows of two functions change places"] = raw_pack(
-        [
-            *others,
-            row({**kernels["left"].record, "blob": 0}, function="right"),
-            row({**kernels["right"].record, "blob": 1}, function="left"),
-        ],
-        blobs,
-    ), "refused"
-    found["row of another architecture"] = raw_pack(
-        [*without("left", kind="kernel"), row({**kernels["left"].record, "arch": 80, "blob": 0}, arch=90)], blobs
-    ), "refused"
-    found["row of another key"] = raw_pack(
-        [
-            *without("left", kind="kernel"),
-            row({**kernels["left"].record, "key": "*i32:16, i32, =2", "blob": 0}, key="*i32:16, i32, =1"),
-        ],
-        blobs,
-    ), "refused"
-    found["row of another file"] = raw_pack(
-        [
-            *without("left", kind="kernel"),
-            row({**kernels["left"].record, "file": "a/other.py", "blob": 0}, file=str(KERNELS)),
-        ],
-        blobs,
-    ), "refused"
+    found["rows of two functions change places"] = (
+        raw_pack(
+            [
+                *others,
+                row({**kernels["left"].record, "blob": 0}, function="right"),
+                row({**kernels["right"].record, "blob": 1}, function="left"),
+            ],
+            blobs,
+        ),
+        "refused",
+    )
+    found["row of another architecture"] = (
+        raw_pack(
+            [
+                *without("left", kind="kernel"),
+                row({**kernels["left"].record, "arch": 80, "blob": 0}, arch=90),
+            ],
+            blobs,
+        ),
+        "refused",
+    )
+    found["row of another key"] = (
+        raw_pack(
+            [
+                *without("left", kind="kernel"),
+                row({**kernels["left"].record, "key": "*i32:16, i32, =2", "blob": 0}, key="*i32:16, i32, =1"),
+            ],
+            blobs,
+        ),
+        "refused",
+    )
+    found["row of another file"] = (
+        raw_pack(
+            [
+                *without("left", kind="kernel"),
+                row({**kernels["left"].record, "file": "a/other.py", "blob": 0}, file=str(KERNELS)),
+            ],
+            blobs,
+        ),
+        "refused",
+    )
     swapped = without("left", "right", kind="description")
-    found["descriptions change places"] = raw_pack(
-        [
-            *swapped,
-            row({**described["right"], "params": described["right"]["params"][::-1]}, function="left"),
-            row(described["left"], function="right"),
-        ],
-        blobs,
-    ), "refused"
+    found["descriptions change places"] = (
+        raw_pack(
+            [
+                *swapped,
+                row({**described["right"], "params": described["right"]["params"][::-1]}, function="left"),
+                row(described["left"], function="right"),
+            ],
+            blobs,
+        ),
+        "refused",
+    )
     for name, (function, path, value, outcome) in NUMBERS.items():
         record = put({**kernels[function].record, "blob": numbers[function]}, path, value)
         found[name] = raw_pack([*without(function, kind="kernel"), row(record)], blobs), outcome
     for name, text, outcome in descriptions_of(entries):
         found[f"description: {name}"] = (
             raw_pack(
-                [*without("left", kind="description"), (digest_of(described["left"]), text.encode("latin-1", "replace"))],
+                [
+                    *without("left", kind="description"),
+                    (digest_of(described["left"]), text.encode("latin-1", "replace")),
+                ],
                 blobs,
             ),
             outcome,
@@ -433,16 +475,23 @@ def hostile(entries: list[Entry]) -> dict[str, tuple[bytes, str]]:
         ("65535 sections", elf[:60] + b"\xff\xff" + elf[62:]),
     ):
         # At the end of everything: nothing behind it can be read by mistake.
-        content = raw_pack([*without("left", kind="kernel"), row({**kernels["left"].record, "blob": 0})], [blob, *blobs[1:]])
+        content = raw_pack(
+            [*without("left", kind="kernel"), row({**kernels["left"].record, "blob": 0})], [blob, *blobs[1:]]
+        )
         found[f"cubin: {name}"] = content, "refused"
     for name, at in (("outside", [1 << 40, 10]), ("negative", [-64, 64]), ("around the end", [(1 << 63) - 1, 4000]),
                      ("a text", "here"), ("of one number", [64])):  # fmt: skip
         record = {**kernels["left"].record, "blob": at, "sha256": "0" * 64}
-        found[f"cubin's place is {name}"] = raw_pack([*without("left", kind="kernel"), row(record)], blobs), "refused"
+        found[f"cubin's place is {name}"] = (
+            raw_pack([*without("left", kind="kernel"), row(record)], blobs),
+            "refused",
+        )
     return found
 
 
-_UNCHECKED = "a record's function, file and architecture are not compared with the digest that its row is filed under"
+_UNCHECKED = (
+    "a record's function, file and architecture are not compared with the digest that its row is filed under"
+)
 HOSTILE_BUGS = {
     "rows of two functions change places": _UNCHECKED,
     "descriptions change places": _UNCHECKED,
@@ -462,8 +511,6 @@ def outcomes(entries: list[Entry], tmp_path_factory: Any) -> dict[str, dict[str,
         paths[name].write_bytes(content)
     found = fuzz(folder, good(entries), "files", *map(str, paths.values()))
     return {name: {**line, "wanted": made[name][1]} for name, line in zip(made, found, strict=True)}
-
-
 
 
 def test_hostile_packs(outcomes: dict[str, dict[str, Any]]) -> None:

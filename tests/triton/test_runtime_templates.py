@@ -22,7 +22,6 @@ ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1"
 _PAIR = "Shape<std::pair> is missing: a pair's classes are not in the key, so another pair gets its kernel"
 _ENUM = "std::is_unsigned_v of an enumeration is false: one of 64 bits is taken for signed"
 _BOUND = "FrozenKernel compares neither number nor types of its arguments with what was bound"
-_GRID = "an integer grid is cut to 32 bits"
 BUGS = {
     "enum class of 64 bits": _ENUM,
     "cx wide enum": _ENUM,
@@ -30,8 +29,6 @@ BUGS = {
     "pair of others": _PAIR,
     "tuple of a pair": _PAIR,
     "cx 2^63 + 1": "a dynamic constexpr beyond int64 is keyed by its double: 2^63 + 1 gets the kernel of 2^63",
-    "grid of 2^32": _GRID,
-    "grid of 2^32 + 1": _GRID,
     "bound with fewer": _BOUND,
     "bound with more": _BOUND,
     "bound with others": _BOUND,
@@ -54,8 +51,14 @@ def with_bugs(found: list[str]) -> list[Any]:
 
 
 POINTERS = [f"{const}{name} pointer" for name in names("pointer_to") for const in ("", "const ")]
-SAME = [*names("value"), *POINTERS, *(f"{name}" for name in names("constant")), *names("same"), *names("grid")]
-SAME += ["grid in braces", "prepared and bound"]
+SAME = [
+    *names("value"),
+    *POINTERS,
+    *(f"{name}" for name in names("constant")),
+    *names("same"),
+    *names("grid"),
+]
+SAME += ["grid of a bound kernel", "prepared and bound"]
 REFUSED = names("refused")
 
 

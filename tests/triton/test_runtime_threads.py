@@ -79,7 +79,11 @@ def run(
     }
     arguments = [KERNELS, CLASSES, path, threads, rounds]
     done = subprocess.run(
-        [runtime.build(PROGRAM, flags), *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300
+        [runtime.build(PROGRAM, flags), *map(str, arguments)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-6000:]}"
     return done.stdout.splitlines(), stub.read_records(record)
@@ -111,7 +115,9 @@ def test_every_launch_arrives_once(entries: list[Entry], tmp_path: Path, kind: s
     assert len(found) == THREADS * ROUNDS * CLASSES
 
 
-@pytest.mark.xfail(strict=True, reason="Compiled::is_oversize is written for one context and read for another")
+@pytest.mark.xfail(
+    strict=True, reason="Compiled::is_oversize is written for one context and read for another"
+)
 def test_two_gpus_load_large_shared_memory_at_once(entries: list[Entry], tmp_path: Path) -> None:
     """Writes of Compiled::is_oversize by the load for one context, and reads for the other."""
     (_, *errors), records = run("thread", many(entries, shared=100_000), tmp_path, threads=16, rounds=1)

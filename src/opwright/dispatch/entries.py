@@ -13,10 +13,34 @@ import torch
 
 from opwright.dispatch.autocast import DEVICES
 from opwright.spec.declaration import Declaration
-from opwright.spec.schema import coded_schema_of, kernel_twin, out_schema_of, reference_twin, schema_of
+from opwright.spec.schema import coded_schema_of, kernel_twin, out_names, out_schema_of, reference_twin, schema_of
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
+
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class _Overload(torch._ops.OpOverload):
+    """`torch.ops.ns.name.default`: a plain call takes the way of the operator's Python function.
+
+    The Python kernel at the Autograd keys, which PyTorch's own way always passes, costs 4 us. Tracers see PyTorch's class.
+    """
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling() or "out" in kwargs:
+            return self._op(*args, **kwargs)
+        return self.opwright_function(*args, **kwargs)
+
+
+class _Packet(torch._ops.OpOverloadPacket):
+    """`torch.ops.ns.name`, likewise."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling() or (kwargs and not self.opwright_outs.isdisjoint(kwargs)):
+            return self._op(*args, **kwargs)
+        return self.opwright_function(*args, **kwargs)
 
 
 def signature_of(declaration: Declaration) -> tuple:
@@ -50,6 +74,15 @@ class Entries:
         self.public = packet.default
         self.public_out = packet.out if declaration.contract.outputs else None
         self.kernel = getattr(found, kernel_twin(self._name, generation)).default._op
+        self._packet = packet
+
+    def call_function(self, operator: Operator) -> None:
+        """Lets plain calls of the public entry take the way of an operator's function."""
+        if operator.contract.result_type is not None:
+            return  # its function returns a named tuple, the entry a plain one
+        self.public.opwright_function = self._packet.opwright_function = operator.function
+        self._packet.opwright_outs = {*out_names(operator.contract), "out"}
+        self.public.__class__, self._packet.__class__ = _Overload, _Packet
 
     def _define(self, declaration: Declaration) -> None:
         contract, name = declaration.contract, self._name

@@ -144,6 +144,7 @@ class Operator:
         self._set_saved(None)
         entries.current = self
         self.function = gate(self)
+        entries.call_function(self)
         self.function.operator = self
         self.function.backward = self.backward
         self.function.samples = self.samples
@@ -221,7 +222,8 @@ class Operator:
 
     def call_public(self, values: Sequence[Any]) -> Any:
         """Calls the dispatcher's own entry, with the arguments in schema order."""
-        return self.public(*values[: self._positional], **self._keywords(values))
+        entry = self.public if torch.compiler.is_compiling() else self.public._op
+        return entry(*values[: self._positional], **self._keywords(values))
 
     def call_general(self, values: tuple[Any, ...]) -> Any:
         """Calls the dispatcher's own entry; a broken contract raises its ContractError."""

@@ -12,20 +12,20 @@ GROUP = 8  # rows of tiles that run side by side, so that tiles of the weight ar
 def gelu(x, APPROXIMATE: tl.constexpr):
     """x * Phi(x), from the side on which nothing cancels; -inf gives 0.
 
-    The exponential is taken of half the exponent and squared, since libdevice flushes small results to zero and a
-    product does not. The rounding error of x * x is put back: in the tail it would be 100 ulp of the result.
+    The exponential is taken of half the exponent and multiplied twice, the second time last: libdevice flushes small
+    results to zero and a product does not. The rounding error of x * x is put back: in the tail it would be 100 ulp.
     """
     size = tl.abs(x)
     if APPROXIMATE == "none":
         square = x * x
         lost = tl.fma(x, x, -square)
         half = libdevice.exp(-0.25 * square)
-        tail = 0.5 * libdevice.erfcx(size * 0.7071067811865476) * (half * half) * (1 - 0.5 * lost)
+        tail = x * (0.5 * libdevice.erfcx(size * 0.7071067811865476) * (1 - 0.5 * lost) * half) * half
     else:
         v = 1.5957691216057308 * size * (1 + 0.044715 * x * x)
         half = libdevice.exp(-0.5 * v)
-        tail = half * half / (1 + half * half)
-    y = tl.where(x > 0, x - x * tail, x * tail)
+        tail = x * (half / (1 + half * half)) * half
+    y = tl.where(x > 0, x - tail, tail)
     y = tl.where(x == float("inf"), x, y)
     return tl.where(x == -float("inf"), 0.0, y)
 

@@ -13,6 +13,7 @@ using Result = int;  // CUresult
 using Device = int;
 using Context = void*;
 using Module = void*;
+using Event = void*;
 using Function_ = void*;  // CUfunction
 using Address = uint64_t;
 
@@ -87,6 +88,11 @@ inline constexpr int kPointerDevice = 9;
   F(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))      \
   F(stream_capturing, cuStreamIsCapturing, (Stream stream, int* status))                          \
   F(stream_synchronize, cuStreamSynchronize, (Stream stream))                                     \
+  F(event_create, cuEventCreate, (Event * event, unsigned flags))                                 \
+  F(event_record, cuEventRecord, (Event event, Stream stream))                                    \
+  F(event_synchronize, cuEventSynchronize, (Event event))                                         \
+  F(event_elapsed, cuEventElapsedTime, (float* milliseconds, Event start, Event end))             \
+  F(event_destroy, cuEventDestroy_v2, (Event event))                                              \
   F(error_name, cuGetErrorName, (Result error, const char** text))                                \
   F(error_text, cuGetErrorString, (Result error, const char** text))
 // Those that older drivers lack; nullptr there.

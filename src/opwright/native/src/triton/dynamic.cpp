@@ -95,12 +95,11 @@ struct DynamicLaunch {
                  static_cast<uint16_t>(argument_count), static_cast<uint16_t>(slot_count),
                  names.data(), static_cast<uint16_t>(names.size()), 0, 0};
     const Entry* entry = find(state, call);
-    if (!entry) entry = detail::resolve(state, call, texts, stream);
-    if constexpr (std::is_same_v<G, Grid>) {
-      detail::launch(state, entry, call, stream, grid);
-    } else {
-      detail::launch(state, entry, call, stream, named_grid(state, entry, call, grid.name));
-    }
+    const auto compute = [](const void* given, const KernelState* known, const Entry* found, const Call& made) {
+      return grid_of(*static_cast<const G*>(given), known, found, made);
+    };
+    if (!entry) entry = detail::resolve(state, call, texts, stream, {&grid, compute});
+    detail::launch(state, entry, call, stream, grid_of(grid, state, entry, call));
   }
 
   size_t code_words = 0, word_count = 0, slot_count = 0;

@@ -337,15 +337,18 @@ std::shared_ptr<Compiled> obtain_compiled(const Description& description, const 
                                   key + "\n  file    " + path);
 }
 
-const Configuration& choose_configuration(const Description& description, int arch, const std::vector<Value>& key,
-                                          const std::vector<Node>& nodes) {
-  const auto settings = process_settings();
+std::vector<std::string> tuning_texts(const std::vector<Value>& key, const std::vector<Node>& nodes) {
   std::vector<std::string> texts;
   for (const Value& value : key) texts.push_back(value_text_of(value));
   for (const Node& node : nodes) {
     const uint8_t kind = node.code & kKindBits;
     if (kind >= kPointer) texts.push_back(kDTypeNames[kind - kPointer]);
   }
+  return texts;
+}
+
+Choice choose_configuration(const Description& description, int arch, const std::vector<std::string>& texts) {
+  const auto settings = process_settings();
   const std::string filed_under = "tuned\n" + base_name(description.file) + "\n" + description.function + "\n" +
                                   std::to_string(arch);
   // The distance of two keys: how far their numbers are apart, in powers of two. Texts must be equal.
@@ -375,7 +378,7 @@ const Configuration& choose_configuration(const Description& description, int ar
       }
     }
   }
-  return description.configurations[best];
+  return {best, least == 0};
 }
 
 }  // namespace opwright::triton::detail

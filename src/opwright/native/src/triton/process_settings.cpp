@@ -64,13 +64,15 @@ void read_environment(ProcessSettings& settings) {
       settings.timeout_s = std::max(1, std::atoi(value.c_str()));
     } else if (name == "freeze") {
       settings.is_frozen = true;
+    } else if (name == "tune") {
+      settings.tunes = true;
     } else if (name == "check") {
       settings.checks_pointers = true;
       watching.fetch_or(kWatchesPointers);
     } else if (!name.empty()) {
       throw Error(Cause::kSetting,
                   "OPWRIGHT_TRITON has no setting `" + name + "`\n\nhint: python=, worker=, record=, pack=, workers=, "
-                  "timeout=, freeze, check; separated by commas.");
+                  "timeout=, freeze, tune, check; separated by commas.");
     }
     at = end + 1;
   }
@@ -142,6 +144,7 @@ void configure(const Settings& wanted) {
     if (!wanted.record.empty()) settings.record = wanted.record;
     if (wanted.workers > 0) settings.workers = wanted.workers;
     if (wanted.timeout_s > 0) settings.timeout_s = wanted.timeout_s;
+    if (wanted.tunes) settings.tunes = true;
     if (wanted.checks_pointers) settings.checks_pointers = true;
   });
   if (wanted.checks_pointers) detail::watching.fetch_or(detail::kWatchesPointers);

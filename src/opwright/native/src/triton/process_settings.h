@@ -14,12 +14,13 @@
 
 namespace opwright::triton::detail {
 
-// OPWRIGHT_TRITON is a list such as "python=/opt/venv/bin/python,record=keys.jsonl,pack=app.opk,freeze,check".
+// OPWRIGHT_TRITON is a list such as "python=/opt/venv/bin/python,record=keys.jsonl,pack=app.opk,freeze,tune,check".
 struct ProcessSettings {
   std::string python, cache_dir, record;
   std::string worker = OPWRIGHT_TRITON_WORKER_DIR;  // the folder of the package `worker`
   int workers = 2;
   int timeout_s = 600;
+  bool tunes = false;
   bool checks_pointers = false;
   bool is_frozen = false;
   Compiler compiler = nullptr;

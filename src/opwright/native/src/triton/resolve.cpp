@@ -53,28 +53,29 @@ bool is_capturing(Stream stream) {
   return result == kCaptureImplicit || (result == kSuccess && status != 0);
 }
 
-// What heuristics and the chosen configuration give; the configuration's options replace the kernel's.
-std::map<std::string, std::string> decide(const Description& description, int arch, const Call& call,
-                                          const std::vector<Node>& nodes,
+// The Python value of an argument by its name: given, decided by a decorator, a default, an option.
+Value value_named(const Description& description, const Call& call, const std::vector<Node>& nodes,
+                  const std::map<std::string, std::string>& decided,
+                  const std::map<std::string, std::string>& options, std::string_view name) {
+  const auto found = decided.find(std::string(name));
+  if (found != decided.end()) return parse_value(found->second);
+  const int index = description.index_of(name);
+  if (index < 0) {
+    const auto option = options.find(std::string(name));
+    return option == options.end() ? Value() : parse_value(option->second);
+  }
+  if (nodes[index].code == kAbsent) return parse_value(description.parameters[index].default_value);
+  return node_value(nodes[index], call.slots);
+}
+
+// What a configuration (or none) and the heuristics give; the configuration's options join the kernel's.
+std::map<std::string, std::string> decide(const Description& description, const Configuration* configuration,
+                                          const Call& call, const std::vector<Node>& nodes,
                                           std::map<std::string, std::string>& options) {
   std::map<std::string, std::string> decided;
-  const auto value_named = [&](std::string_view name) -> Value {
-    const auto found = decided.find(std::string(name));
-    if (found != decided.end()) return parse_value(found->second);
-    const int index = description.index_of(name);
-    if (index < 0) {
-      const auto option = options.find(std::string(name));
-      return option == options.end() ? Value() : parse_value(option->second);
-    }
-    if (nodes[index].code == kAbsent) return parse_value(description.parameters[index].default_value);
-    return node_value(nodes[index], call.slots);
-  };
-  if (!description.configurations.empty()) {
-    std::vector<Value> key;
-    for (const std::string& name : description.tuning_key) key.push_back(value_named(name));
-    const Configuration& chosen = choose_configuration(description, arch, key, nodes);
-    decided = chosen.constexprs;
-    for (const auto& [name, value] : chosen.options) {
+  if (configuration) {
+    decided = configuration->constexprs;
+    for (const auto& [name, value] : configuration->options) {
       if (!options.emplace(name, value).second) {
         throw Error(Cause::kArgument, subject_of(description) + ": the option `" + name +
                                           "` is bound, and its @triton.autotune decides it\n\nhint: leave one out.");
@@ -83,7 +84,9 @@ std::map<std::string, std::string> decide(const Description& description, int ar
   }
   for (const Heuristic& heuristic : description.heuristics) {
     try {
-      decided[heuristic.name] = value_text_of(heuristic.expression->evaluate(value_named));
+      decided[heuristic.name] = value_text_of(heuristic.expression->evaluate([&](std::string_view name) {
+        return value_named(description, call, nodes, decided, options, name);
+      }));
     } catch (const std::runtime_error& error) {
       throw Error(Cause::kKernelFile, subject_of(description) + ": the heuristic for `" + heuristic.name +
                                           "` failed: " + error.what());
@@ -167,6 +170,88 @@ void publish(KernelState& kernel, const Entry* entry) {
   ++kernel.entry_count;
 }
 
+// Makes the entry of one call, for one configuration.
+struct Maker {
+  KernelState& kernel;
+  const Description& description;
+  Call& call;
+  const std::vector<std::string>& texts;
+  Context context;
+  Device device;
+  int arch;
+  bool capturing;
+
+  std::unique_ptr<Entry> make(const Configuration* configuration) const {
+    auto entry = std::make_unique<Entry>();
+    entry->nodes = read_call(description, call, texts);
+    std::map<std::string, std::string> options = kernel.options;
+    const auto decided = decide(description, configuration, call, entry->nodes, options);
+    complete_call(description, decided, entry->nodes);
+    const std::vector<std::string> classes = class_texts(description, entry->nodes);
+    const std::string subject = subject_of(description);
+    entry->compiled = compiled_once(kernel, description, arch, classes, options, capturing);
+    entry->function = entry->compiled->function_in(context, device, subject, capturing);
+    plan_parameters(*entry, *entry->compiled, entry->nodes, call.slot_count, subject);
+    fill_launch(*entry, *entry->compiled);
+    entry->device = device;
+    entry->context = context;
+    entry->foreign_devices = ~(1ull << device);
+    entry->hash = call.hash;
+    entry->word_count = call.full_word_count;
+    entry->words = std::make_unique<uint64_t[]>(entry->word_count);
+    std::memcpy(entry->words.get(), call.words, 8 * size_t{entry->word_count});
+    return entry;
+  }
+};
+
+// Every configuration that compiles.
+std::vector<std::unique_ptr<Entry>> all_entries(const Maker& maker) {
+  std::vector<std::unique_ptr<Entry>> entries;
+  std::string first_failure;
+  bool is_any = false;
+  for (const Configuration& configuration : maker.description.configurations) {
+    entries.emplace_back();
+    try {
+      entries.back() = maker.make(&configuration);
+      is_any = true;
+    } catch (const Error& error) {
+      // Too much shared memory for this GPU, for one: Triton passes over such a configuration, too.
+      if (first_failure.empty()) first_failure = error.what();
+    }
+  }
+  if (!is_any) throw Error(Cause::kCompile, first_failure);
+  return entries;
+}
+
+// The entry of an autotuned kernel: by the packs' tables, or measured now where that is asked for.
+std::unique_ptr<Entry> tuned_entry(const Maker& maker, Stream stream, const GridOfCall& grid) {
+  const Description& description = maker.description;
+  const std::vector<Node> nodes = read_call(description, maker.call, maker.texts);
+  std::vector<Value> key;
+  for (const std::string& name : description.tuning_key) {
+    key.push_back(value_named(description, maker.call, nodes, {}, maker.kernel.options, name));
+  }
+  const std::vector<std::string> texts = tuning_texts(key, nodes);
+  Choice choice = choose_configuration(description, maker.arch, texts);
+  // What a launch overwrites cannot be restored without its size: such kernels are measured offline.
+  const bool is_repeatable = description.reset_to_zero.empty() && description.restore_value.empty();
+  if (!choice.is_exact && process_settings()->tunes && grid.compute && is_repeatable && !maker.capturing) {
+    std::string name = std::to_string(maker.device);
+    for (const std::string& text : texts) name += "\n" + text;
+    const std::lock_guard lock(maker.kernel.tuning);
+    const auto known = maker.kernel.tuned.find(name);
+    if (known != maker.kernel.tuned.end()) {
+      choice.index = known->second;
+    } else {
+      std::vector<std::unique_ptr<Entry>> entries = all_entries(maker);
+      choice.index = fastest(maker.kernel, entries, maker.call, stream, grid);
+      maker.kernel.tuned[name] = choice.index;
+      return std::move(entries[choice.index]);
+    }
+  }
+  return maker.make(&description.configurations[choice.index]);
+}
+
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<KernelState>, std::less<>> kernels;
@@ -205,13 +290,13 @@ KernelState* with_options(const KernelState* kernel,
   return state_of(kernel->file, kernel->function, all);
 }
 
-const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> texts, Stream stream) {
+const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> texts, Stream stream,
+                     GridOfCall grid) {
   ensure_context(call);
   const Description& description = ensure_description(*kernel);
   // The masks were not known, or the context was not current, when the call was looked up.
   if (const Entry* entry = find(kernel, call)) return entry;
 
-  const std::string subject = subject_of(description);
   Device device = 0;
   Context context = nullptr;
   check(driver().context_get(&context), "cuCtxGetCurrent");
@@ -219,23 +304,13 @@ const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> t
   const int arch = architecture_of(device);
   const bool capturing = is_capturing(stream);
 
-  auto entry = std::make_unique<Entry>();
-  entry->nodes = read_call(description, call, texts);
-  std::map<std::string, std::string> options = kernel->options;
-  const auto decided = decide(description, arch, call, entry->nodes, options);
-  complete_call(description, decided, entry->nodes);
-  const std::vector<std::string> classes = class_texts(description, entry->nodes);
-  entry->compiled = compiled_once(*kernel, description, arch, classes, options, capturing);
-  entry->function = entry->compiled->function_in(context, device, subject, capturing);
-  plan_parameters(*entry, *entry->compiled, entry->nodes, call.slot_count, subject);
-  fill_launch(*entry, *entry->compiled);
-  entry->device = device;
-  entry->context = context;
-  entry->foreign_devices = ~(1ull << device);
-  entry->hash = call.hash;
-  entry->word_count = call.full_word_count;
-  entry->words = std::make_unique<uint64_t[]>(entry->word_count);
-  std::memcpy(entry->words.get(), call.words, 8 * size_t{entry->word_count});
+  const Maker maker{*kernel, description, call, texts, context, device, arch, capturing};
+  std::unique_ptr<Entry> entry;
+  if (description.configurations.empty()) {
+    entry = maker.make(nullptr);
+  } else {
+    entry = tuned_entry(maker, stream, grid);
+  }
   const Entry* published = entry.release();  // never freed: launches read it without a lock
   publish(*kernel, published);
   return published;

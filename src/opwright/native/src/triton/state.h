@@ -82,6 +82,8 @@ struct KernelState {
   size_t entry_count = 0;
   std::set<std::string> in_flight;                            // arch and key being compiled
   std::map<std::string, std::shared_ptr<Compiled>> compiled;  // by arch and key
+  std::mutex tuning;                                          // held while configurations are measured
+  std::map<std::string, size_t> tuned;                        // what was measured here, by tuning_texts
 };
 
 // Where a description and a compiled kernel come from: packs, the cache, the worker.
@@ -89,10 +91,18 @@ std::unique_ptr<Description> obtain_description(const std::string& file, const s
 std::shared_ptr<Compiled> obtain_compiled(const Description& description, const std::string& file, int arch,
                                           const std::vector<std::string>& classes,
                                           const std::map<std::string, std::string>& options, bool is_capturing);
-// The configuration of an autotuned kernel for these values of its key; exact, else the nearest that was
-// measured, else the first.
-const Configuration& choose_configuration(const Description& description, int arch,
-                                          const std::vector<Value>& key, const std::vector<Node>& nodes);
+// A configuration of an autotuned kernel, by its index.
+struct Choice {
+  size_t index = 0;
+  bool is_exact = false;  // it was measured for this very key
+};
+// The texts by which a call is found in a table: the values of the decorator's key, then the pointers' dtypes.
+std::vector<std::string> tuning_texts(const std::vector<Value>& key, const std::vector<Node>& nodes);
+// The choice of the tables in the packs: exact, else the nearest that was measured, else the first.
+Choice choose_configuration(const Description& description, int arch, const std::vector<std::string>& texts);
+// Measures entries that launch the same call, nullptr for those that do not compile; returns the fastest's index.
+size_t fastest(const KernelState& kernel, const std::vector<std::unique_ptr<Entry>>& entries, Call& call,
+               Stream stream, const GridOfCall& grid);
 
 // Writes the plan of a call's parameters. Throws Error(kPack) if record and call do not belong together.
 void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<Node>& nodes, int slot_count,

@@ -24,8 +24,15 @@ KernelState* with_options(const KernelState* kernel,
                           const std::vector<std::pair<std::string, std::string>>& options);
 // Returns the entry of a call, or nullptr: not seen yet in this context.
 const Entry* find(const KernelState* kernel, Call& call);
+// The grid of a call for an entry, whatever form the caller gave it in; `compute` is nullptr when nothing
+// is to be launched.
+struct GridOfCall {
+  const void* given = nullptr;
+  Grid (*compute)(const void* given, const KernelState* kernel, const Entry* entry, const Call& call) = nullptr;
+};
 // Gets it: from packs, the cache, a compile. Throws Error.
-const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> texts, Stream stream);
+const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> texts, Stream stream,
+                     GridOfCall grid);
 void launch(const KernelState* kernel, const Entry* entry, Call& call, Stream stream, Grid grid);
 int64_t meta_value(const Entry* entry, const Call& call, const KernelState* kernel, std::string_view name);
 Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call, std::string_view name);
@@ -123,7 +130,9 @@ class Kernel {
                                                         const A&... arguments) const {
     detail::Capture<A...> capture(arguments...);
     const detail::Entry* entry = detail::find(state_, capture.call);
-    if (__builtin_expect(!entry, 0)) entry = resolve(capture.call, stream, arguments...);
+    if (__builtin_expect(!entry, 0)) {
+      entry = resolve(capture.call, stream, {&grid, compute_grid<G>}, arguments...);
+    }
     detail::launch(state_, entry, capture.call, stream, detail::grid_of(grid, state_, entry, capture.call));
   }
 
@@ -138,7 +147,7 @@ class Kernel {
   FrozenKernel bind(const A&... arguments) const {
     detail::Capture<A...> capture(arguments...);
     const detail::Entry* entry = detail::find(state_, capture.call);
-    if (!entry) entry = resolve(capture.call, nullptr, arguments...);
+    if (!entry) entry = resolve(capture.call, nullptr, {}, arguments...);
     return FrozenKernel(state_, entry);
   }
 
@@ -148,10 +157,17 @@ class Kernel {
 
   template <typename... A>
   __attribute__((noinline, cold)) const detail::Entry* resolve(detail::Call& call, Stream stream,
+                                                               detail::GridOfCall grid,
                                                                const A&... arguments) const {
     std::vector<std::string> texts;
     (detail::append_texts(arguments, texts), ...);
-    return detail::resolve(state_, call, std::move(texts), stream);
+    return detail::resolve(state_, call, std::move(texts), stream, grid);
+  }
+
+  template <typename G>
+  static Grid compute_grid(const void* given, const detail::KernelState* kernel, const detail::Entry* entry,
+                           const detail::Call& call) {
+    return detail::grid_of(*static_cast<const G*>(given), kernel, entry, call);
   }
 
   detail::KernelState* state_;

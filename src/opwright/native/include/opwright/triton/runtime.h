@@ -30,6 +30,7 @@ struct Settings {
   std::string record;          // a file that receives the key of every kernel that is resolved
   int workers = 0;             // compile processes at most; default 2
   int timeout_s = 0;           // of one compile; default 600
+  bool tunes = false;            // autotuned kernels are measured at their first launch with a new key
   bool checks_pointers = false;  // every pointer is looked up before a launch, which then is waited for
 };
 void configure(const Settings& settings);

@@ -25,10 +25,10 @@ def matmul_bias_gelu(
 
     Numerics:
         The kernel sums products in float32 and takes the GELU of that sum; only the result is rounded to 16 bits. float32
-        uses no TF32. In the reference the product is PyTorch's, rounded to 16 bits before the bias.
+        uses no TF32. In the reference the sum is PyTorch's, rounded to 16 bits.
     """
-    wide = torch.promote_types(input.dtype, torch.float32)
-    x = (input @ weight.mT).to(wide) + bias.to(wide)
+    x = F.linear(input, weight, bias)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     if approximate == "none":
         y = 0.5 * x * torch.erfc(-x / math.sqrt(2))
     else:

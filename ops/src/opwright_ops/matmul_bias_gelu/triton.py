@@ -15,18 +15,18 @@ def gelu(x, APPROXIMATE: tl.constexpr):
     The exponential is taken of half the exponent and multiplied twice, the second time last: libdevice flushes small
     results to zero and a product does not. The rounding error of x * x is put back: in the tail it would be 100 ulp.
     """
-    size = tl.abs(x)
+    size = tl.minimum(tl.abs(x), 10000.0)  # beyond it the tail is zero in every dtype, and the square overflows
     if APPROXIMATE == "none":
-        square = x * x
-        lost = tl.fma(x, x, -square)
+        square = size * size
+        lost = tl.fma(size, size, -square)
         half = libdevice.exp(-0.25 * square)
         tail = x * (0.5 * libdevice.erfcx(size * 0.7071067811865476) * (1 - 0.5 * lost) * half) * half
     else:
-        v = 1.5957691216057308 * size * (1 + 0.044715 * x * x)
+        v = 1.5957691216057308 * size * (1 + 0.044715 * size * size)
         half = libdevice.exp(-0.5 * v)
         tail = x * (half / (1 + half * half)) * half
     y = tl.where(x > 0, x - tail, tail)
-    y = tl.where(x == float("inf"), x, y)
+    y = tl.where((x == float("inf")) | (x != x), x, y)
     return tl.where(x == -float("inf"), 0.0, y)
 
 

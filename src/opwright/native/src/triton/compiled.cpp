@@ -86,17 +86,18 @@ std::shared_ptr<Compiled> read_compiled(std::shared_ptr<const Pack> pack, const 
   return compiled;
 }
 
-Function_ Compiled::function_in(Context context, Device device, const std::string& subject,
-                                bool is_capturing) {
+LoadedFunction Compiled::function_in(Context context, Device device, const std::string& subject,
+                                     bool is_capturing) {
   const std::lock_guard lock(mutex_);
   for (const auto& [known, function] : functions_) {
     if (known == context) return function;
   }
   const Driver& cuda_driver = driver();
-  if (is_capturing) {
-    throw Error(Cause::kCapturing, subject + ": it is not loaded yet, and cannot be while a graph is captured\n\n"
-                                   "hint: call `prepare` with the same arguments before the capture.");
-  }
+  const auto capturing = [&] {
+    return Error(Cause::kCapturing, subject + ": it is not loaded yet, and cannot be while a graph is captured\n\n"
+                                    "hint: call `prepare` with the same arguments before the capture.");
+  };
+  if (is_capturing) throw capturing();
   if (cuda > cuda_driver.cuda_version) {
     throw Error(Cause::kDriver,
                 subject + ": its cubin is newer than the driver\n\n  cubin   ptxas " + ptxas + ", of Triton " +
@@ -122,6 +123,7 @@ Function_ Compiled::function_in(Context context, Device device, const std::strin
 
   Module module = nullptr;
   Result result = cuda_driver.module_load(&module, cubin.data());
+  if (result == kCaptureUnsupported) throw capturing();
   if (result != kSuccess) {
     throw Error(Cause::kDriver, subject + ": the driver refuses its cubin: " + describe_result(result) +
                                     "\n\n  cubin   " + key + "\n          ptxas " + ptxas + ", of Triton " + triton +
@@ -137,23 +139,28 @@ Function_ Compiled::function_in(Context context, Device device, const std::strin
   // The query also loads a function that the driver would load at its first launch.
   int threads = 0;
   verify(cuda_driver.function_attribute(&threads, kFunctionMaxThreads, function), "cuFuncGetAttribute");
-  if (warps * 32 > static_cast<uint32_t>(threads)) throw too_large("threads", warps * 32, threads);
+  const auto refuse_size = [&](const char* what, uint32_t needed, int most) {
+    cuda_driver.module_unload(module);
+    throw too_large(what, needed, most);
+  };
+  if (warps * 32 > static_cast<uint32_t>(threads)) refuse_size("threads", warps * 32, threads);
   if (cuda_driver.parameter_info) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       size_t offset = 0, size = 0;
-      const Result known = cuda_driver.parameter_info(function, i, &offset, &size);
-      if (known == kSuccess && offset == parameters[i].offset && size == parameters[i].size) continue;
+      verify(cuda_driver.parameter_info(function, i, &offset, &size), "cuFuncGetParamInfo");
+      if (offset == parameters[i].offset && size == parameters[i].size) continue;
       cuda_driver.module_unload(module);
       throw Error(Cause::kPack, subject + ": the cubin's parameter " + std::to_string(i) +
                                     " is not what its record says\n\n  pack    " + pack->name() +
                                     "\n\nhint: build the pack again.");
     }
   }
+  LoadedFunction loaded{function};
   if (shared > kDefaultShared) {
-    is_oversize = shared > static_cast<uint32_t>(most_shared) &&
+    loaded.is_oversize = shared > static_cast<uint32_t>(most_shared) &&
                              cuda_driver.function_set(function, kFunctionSharedMemoryMode, 3) == kSuccess;
-    if (!is_oversize) {
-      if (shared > static_cast<uint32_t>(most_shared)) throw too_large("shared memory", shared, most_shared);
+    if (!loaded.is_oversize) {
+      if (shared > static_cast<uint32_t>(most_shared)) refuse_size("shared memory", shared, most_shared);
       int static_bytes = 0;
       verify(cuda_driver.function_attribute(&static_bytes, kFunctionStaticShared, function),
              "cuFuncGetAttribute");
@@ -165,8 +172,8 @@ Function_ Compiled::function_in(Context context, Device device, const std::strin
   if (ctas == 16) {
     verify(cuda_driver.function_set(function, kFunctionNonPortableCluster, 1), "cuFuncSetAttribute");
   }
-  functions_.emplace_back(context, function);
-  return function;
+  functions_.emplace_back(context, loaded);
+  return loaded;
 }
 
 }  // namespace opwright::triton::detail

@@ -31,6 +31,11 @@ struct TmaRecipe {
   bool is_fp4_padded = false;
 };
 
+struct LoadedFunction {
+  Function_ function = nullptr;
+  bool is_oversize = false;  // shared memory beyond the usual limit, which the launch must say, too
+};
+
 struct Compiled {
   std::shared_ptr<const Pack> pack;
   std::string key, triton, ptxas, symbol;
@@ -38,18 +43,17 @@ struct Compiled {
   int cuda = 0;
   uint32_t warps = 0, ctas = 1, shared = 0;
   bool is_pdl = false, is_cooperative = false;
-  bool is_oversize = false;  // set by loading: shared memory beyond the usual limit
   uint64_t scratch_bytes = 0, scratch_alignment = 1;
   uint64_t profile_bytes = 0, profile_alignment = 1;
   std::vector<CubinParameter> parameters;
   std::vector<TmaRecipe> recipes;
 
   // The function in a context, loaded if need be. `is_capturing` refuses that.
-  Function_ function_in(Context context, Device device, const std::string& subject, bool is_capturing);
+  LoadedFunction function_in(Context context, Device device, const std::string& subject, bool is_capturing);
 
  private:
   std::mutex mutex_;
-  std::vector<std::pair<Context, Function_>> functions_;
+  std::vector<std::pair<Context, LoadedFunction>> functions_;
 };
 
 // Reads a kernel's record and checks it against the limits of any GPU. Throws Error(kPack).

@@ -18,6 +18,7 @@ using Function_ = void*;  // CUfunction
 using Address = uint64_t;
 
 inline constexpr Result kSuccess = 0;
+inline constexpr Result kCaptureUnsupported = 900;
 inline constexpr Result kCaptureImplicit = 906;
 
 // CUlaunchAttributeID.

@@ -240,6 +240,9 @@ std::string class_of(const Description& description, size_t index, const Node& n
     return free_class(masked);
   }
   if (is_float_type(type) || type == "u1") return type;
+  if (kind == kU64 && type != "u64") {
+    refuse(description, index, node, type + ", as the parameter is annotated", "pass an integer below 2^63.");
+  }
   if (kind == kFloat) {
     refuse(description, index, node, type + ", as the parameter is annotated", "pass an integer.");
   }
@@ -248,13 +251,21 @@ std::string class_of(const Description& description, size_t index, const Node& n
 }
 
 // The argument that a text stands for: a default, or what a decorator gives.
-Node literal_node(const Parameter& parameter, const std::string& text) {
+Node literal_node(const Value& literal, const std::string& text, bool is_constexpr) {
   Node node;
   node.text = text;
-  node.literal = parse_value(text);
+  node.literal = literal;
   const int64_t value = node.literal.integer;
-  if (parameter.is_constexpr) {
+  uint64_t large = 0;
+  if (is_constexpr) {
     node.code = kConstDynamic;
+  } else if (node.literal.type == Value::Type::kTuple) {
+    node.code = kTuple;
+    for (const Value& item : literal.items) node.items.push_back(literal_node(item, "", false));
+  } else if (node.literal.type == Value::Type::kLargeInt &&
+             std::from_chars(text.data(), text.data() + text.size(), large).ec == std::errc()) {
+    node.code = static_cast<uint8_t>(kU64 | (large % 16 == 0 ? int{kDivisible} : 0));
+    node.literal.integer = static_cast<int64_t>(large);
   } else if (node.literal.type == Value::Type::kInt) {
     node.code = static_cast<uint8_t>((value == static_cast<int32_t>(value) ? kI32 : kI64) |
                                      (value % 16 == 0 ? kDivisible : 0) | (value == 1 ? kOne : 0));
@@ -262,7 +273,7 @@ Node literal_node(const Parameter& parameter, const std::string& text) {
     node.code = kU1;
   } else if (node.literal.type == Value::Type::kFloat) {
     node.code = kFloat;
-  } else if (node.literal.type == Value::Type::kNone && text == "None") {
+  } else if (node.literal.type == Value::Type::kNone && (text == "None" || text.empty())) {
     node.code = kNone;
   } else {
     node.code = kConstDynamic;  // no run-time value: class_of refuses it
@@ -338,7 +349,7 @@ void complete_call(const Description& description, const std::map<std::string, s
                                         parameter.name + "` is missing\n\n  expected  " +
                                         signature(description));
     }
-    nodes[i] = literal_node(parameter, text);
+    nodes[i] = literal_node(parse_value(text), text, parameter.is_constexpr);
   }
 }
 

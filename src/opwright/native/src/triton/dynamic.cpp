@@ -68,6 +68,10 @@ struct DynamicLaunch {
   explicit DynamicLaunch(std::span<const Argument> arguments) {
     for (const Argument& argument : arguments) {
       codes.push_back(add(argument));
+      if (argument.name.empty() && !names.empty()) {
+        throw Error(Cause::kArgument, "an argument by position comes after `" + std::string(names.back()) +
+                                          "`, which is given by name\n\nhint: named arguments come last.");
+      }
       if (!argument.name.empty()) names.push_back(argument.name);
     }
     if (!names.empty()) {

@@ -1,5 +1,6 @@
 #include "expression.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -14,17 +15,27 @@ namespace {
 
 [[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
 
-int64_t checked(bool overflows, int64_t value) {
-  if (overflows) fail("an integer goes beyond 64 bits");
-  return value;
+[[noreturn]] void overflow() { fail("an integer goes beyond 64 bits"); }
+
+int64_t add(int64_t a, int64_t b) {
+  int64_t out;
+  if (__builtin_add_overflow(a, b, &out)) overflow();
+  return out;
+}
+int64_t subtract(int64_t a, int64_t b) {
+  int64_t out;
+  if (__builtin_sub_overflow(a, b, &out)) overflow();
+  return out;
+}
+int64_t multiply(int64_t a, int64_t b) {
+  int64_t out;
+  if (__builtin_mul_overflow(a, b, &out)) overflow();
+  return out;
 }
 
 int64_t floor_divide(int64_t a, int64_t b) {
   if (b == 0) fail("division by zero");
-  if (b == -1) {
-    int64_t negated = 0;
-    return checked(__builtin_sub_overflow(int64_t{0}, a, &negated), negated);
-  }
+  if (b == -1) return subtract(0, a);
   return a / b - (a % b != 0 && (a % b < 0) != (b < 0));
 }
 
@@ -35,36 +46,53 @@ int64_t floor_modulo(int64_t a, int64_t b) {
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
+// As CPython does it: the remainder first, with the sign of the divisor.
 double float_modulo(double a, double b) {
   if (b == 0) fail("modulo by zero");
   const double rest = std::fmod(a, b);
-  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+  if (rest == 0) return std::copysign(0.0, b);
+  return (rest < 0) != (b < 0) ? rest + b : rest;
+}
+double float_floor_divide(double a, double b) {
+  if (b == 0) fail("division by zero");
+  const double rest = std::fmod(a, b);
+  double quotient = (a - rest) / b;
+  if (rest != 0 && (rest < 0) != (b < 0)) quotient -= 1;
+  if (quotient == 0) return std::copysign(0.0, a / b);
+  const double down = std::floor(quotient);
+  return quotient - down > 0.5 ? down + 1 : down;
 }
 
 int64_t power(int64_t base, int64_t exponent) {
+  if (base == 0 || base == 1) return exponent == 0 ? 1 : base;
+  if (base == -1) return exponent % 2 ? -1 : 1;
   int64_t result = 1;
-  for (int64_t i = 0; i < exponent; ++i) {
-    if (__builtin_mul_overflow(result, base, &result)) checked(true, 0);
-    if (base == 0 || base == 1) break;
-    if (base == -1) return exponent % 2 ? -1 : 1;
-  }
+  for (int64_t i = 0; i < exponent; ++i) result = multiply(result, base);
   return result;
 }
 
-// Python's comparison of numbers and of texts: <0, 0, >0.
+constexpr int kUnordered = 2;  // a NaN
+
+// Python's comparison of numbers and of texts: -1, 0, 1, or kUnordered.
 int compare(const Value& a, const Value& b) {
-  if (a.type == Value::Type::kString && b.type == Value::Type::kString) return a.text.compare(b.text);
+  if (a.type == Value::Type::kString && b.type == Value::Type::kString) {
+    const int order = a.text.compare(b.text);
+    return order < 0 ? -1 : order > 0;
+  }
   if (!a.is_number() || !b.is_number()) fail("values that have no order are compared");
   if (a.type != Value::Type::kFloat && b.type != Value::Type::kFloat) {
     return a.integer < b.integer ? -1 : a.integer > b.integer;
   }
-  return a.as_double() < b.as_double() ? -1 : a.as_double() > b.as_double();
+  const double x = a.as_double(), y = b.as_double();
+  if (std::isnan(x) || std::isnan(y)) return kUnordered;
+  return x < y ? -1 : x > y;
 }
 
 bool equal(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return compare(a, b) == 0;
   if (a.type != b.type) return false;
-  if (a.type == Value::Type::kString) return a.text == b.text;
+  if (a.type == Value::Type::kString || a.type == Value::Type::kLargeInt) return a.text == b.text;
+  if (a.type == Value::Type::kPointer) fail("pointers are compared");
   if (a.type == Value::Type::kTuple) {
     if (a.items.size() != b.items.size()) return false;
     for (size_t i = 0; i < a.items.size(); ++i) {
@@ -77,6 +105,64 @@ bool equal(const Value& a, const Value& b) {
 int64_t integer_of(const Value& value) {
   if (value.type != Value::Type::kInt && value.type != Value::Type::kBool) fail("an integer is needed");
   return value.integer;
+}
+
+// Two bools give a bool.
+Value of_bits(const Value& a, const Value& b, int64_t bits) {
+  const bool are_bools = a.type == Value::Type::kBool && b.type == Value::Type::kBool;
+  return are_bools ? Value::of_bool(bits) : Value::of_int(bits);
+}
+
+// Reads a value from the front of a text.
+Value read_value(std::string_view& text);
+
+Value read_tuple(std::string_view& text) {
+  Value tuple;
+  tuple.type = Value::Type::kTuple;
+  text.remove_prefix(1);
+  while (!text.empty() && text[0] != ')') {
+    tuple.items.push_back(read_value(text));
+    while (!text.empty() && (text[0] == ',' || text[0] == ' ')) text.remove_prefix(1);
+  }
+  if (!text.empty()) text.remove_prefix(1);
+  return tuple;
+}
+
+Value read_word(std::string_view word) {
+  if (word == "True" || word == "False") return Value::of_bool(word == "True");
+  if (word == "inf") return Value::of_float(std::numeric_limits<double>::infinity());
+  if (word == "-inf") return Value::of_float(-std::numeric_limits<double>::infinity());
+  if (word == "nan") return Value::of_float(std::numeric_limits<double>::quiet_NaN());
+  int64_t integer;
+  const char* end = word.data() + word.size();
+  const auto whole = std::from_chars(word.data(), end, integer);
+  if (whole.ec == std::errc() && whole.ptr == end) return Value::of_int(integer);
+  if (whole.ec == std::errc::result_out_of_range && whole.ptr == end) {
+    Value large;
+    large.type = Value::Type::kLargeInt;
+    large.text = word;
+    return large;
+  }
+  double number;
+  const auto real = std::from_chars(word.data(), end, number);
+  if (real.ec == std::errc() && real.ptr == end) return Value::of_float(number);
+  return {};
+}
+
+Value read_value(std::string_view& text) {
+  if (text[0] == '(') return read_tuple(text);
+  size_t end = 0;
+  if (text[0] == '"') {
+    for (end = 1; end < text.size() && text[end] != '"'; ++end) end += text[end] == '\\';
+    end = std::min(end + 1, text.size());
+    const Value value = Value::of_text(parse_json(text.substr(0, end)).text);
+    text.remove_prefix(end);
+    return value;
+  }
+  end = std::max<size_t>(std::min(text.find_first_of(",)"), text.size()), 1);
+  const Value value = read_word(text.substr(0, end));
+  text.remove_prefix(end);
+  return value;
 }
 
 }  // namespace
@@ -112,6 +198,8 @@ bool Value::truth() const {
     case Type::kFloat: return number != 0;
     case Type::kString: return !text.empty();
     case Type::kTuple: return !items.empty();
+    case Type::kPointer:
+    case Type::kLargeInt: return true;
     default: return integer != 0;
   }
 }
@@ -123,6 +211,8 @@ std::string value_text_of(const Value& value) {
     case Value::Type::kInt: return int_text(value.integer);
     case Value::Type::kFloat: return float_text(value.number);
     case Value::Type::kString: return quoted(value.text);
+    case Value::Type::kLargeInt: return value.text;
+    case Value::Type::kPointer: fail("a pointer has no text");
     case Value::Type::kTuple: break;
   }
   std::string text = "(";
@@ -130,21 +220,7 @@ std::string value_text_of(const Value& value) {
   return text + (value.items.size() == 1 ? ",)" : ")");
 }
 
-Value parse_value(std::string_view text) {
-  if (text == "True" || text == "False") return Value::of_bool(text == "True");
-  if (text == "inf") return Value::of_float(std::numeric_limits<double>::infinity());
-  if (text == "-inf") return Value::of_float(-std::numeric_limits<double>::infinity());
-  if (text == "nan") return Value::of_float(std::numeric_limits<double>::quiet_NaN());
-  if (!text.empty() && text[0] == '"') return Value::of_text(parse_json(text).text);
-  int64_t integer;
-  const char* end = text.data() + text.size();
-  const auto whole = std::from_chars(text.data(), end, integer);
-  if (whole.ec == std::errc() && whole.ptr == end) return Value::of_int(integer);
-  double number;
-  const auto real = std::from_chars(text.data(), end, number);
-  if (real.ec == std::errc() && real.ptr == end) return Value::of_float(number);
-  return {};
-}
+Value parse_value(std::string_view text) { return text.empty() ? Value() : read_value(text); }
 
 Expression::Expression(const Json& form) {
   switch (form.type) {
@@ -224,7 +300,7 @@ Value Expression::evaluate(const Lookup& lookup) const {
       for (size_t i = 1; i < operands_.size(); ++i) {
         Value next = operands_[i].evaluate(lookup);
         const int order = compare(next, best);
-        if (operation_ == O::kMin ? order < 0 : order > 0) best = std::move(next);
+        if (order == (operation_ == O::kMin ? -1 : 1)) best = std::move(next);
       }
       return best;
     }
@@ -235,66 +311,64 @@ Value Expression::evaluate(const Lookup& lookup) const {
   switch (operation_) {
     case O::kEqual: return Value::of_bool(equal(a, b));
     case O::kNotEqual: return Value::of_bool(!equal(a, b));
-    case O::kLess: return Value::of_bool(compare(a, b) < 0);
-    case O::kLessEqual: return Value::of_bool(compare(a, b) <= 0);
-    case O::kGreater: return Value::of_bool(compare(a, b) > 0);
-    case O::kGreaterEqual: return Value::of_bool(compare(a, b) >= 0);
+    case O::kLess: return Value::of_bool(compare(a, b) == -1);
+    case O::kLessEqual: return Value::of_bool(compare(a, b) == -1 || compare(a, b) == 0);
+    case O::kGreater: return Value::of_bool(compare(a, b) == 1);
+    case O::kGreaterEqual: return Value::of_bool(compare(a, b) == 1 || compare(a, b) == 0);
     default: break;
   }
   if (!a.is_number() || (operands_.size() > 1 && !b.is_number())) fail("a number is needed");
   const bool is_float = a.type == Value::Type::kFloat || b.type == Value::Type::kFloat;
   const double x = a.as_double(), y = b.as_double();
-  int64_t out = 0;
   switch (operation_) {
     case O::kAdd:
       if (is_float) return Value::of_float(x + y);
-      return Value::of_int(checked(__builtin_add_overflow(a.integer, b.integer, &out), out));
+      return Value::of_int(add(a.integer, b.integer));
     case O::kSubtract:
       if (is_float) return Value::of_float(x - y);
-      return Value::of_int(checked(__builtin_sub_overflow(a.integer, b.integer, &out), out));
+      return Value::of_int(subtract(a.integer, b.integer));
     case O::kMultiply:
       if (is_float) return Value::of_float(x * y);
-      return Value::of_int(checked(__builtin_mul_overflow(a.integer, b.integer, &out), out));
+      return Value::of_int(multiply(a.integer, b.integer));
     case O::kDivide:
       if (y == 0) fail("division by zero");
       return Value::of_float(x / y);
     case O::kFloorDivide:
-      if (is_float && y == 0) fail("division by zero");
-      if (is_float) return Value::of_float(std::floor(x / y));
+      if (is_float) return Value::of_float(float_floor_divide(x, y));
       return Value::of_int(floor_divide(a.integer, b.integer));
     case O::kModulo:
       if (is_float) return Value::of_float(float_modulo(x, y));
       return Value::of_int(floor_modulo(a.integer, b.integer));
     case O::kPower:
+      if (x == 0 && y < 0) fail("zero to a negative power");
       if (is_float || b.integer < 0) return Value::of_float(std::pow(x, y));
       return Value::of_int(power(a.integer, b.integer));
     case O::kShiftLeft:
       if (integer_of(b) < 0 || b.integer > 62) fail("a shift by more than 62 bits");
-      return Value::of_int(
-          checked(__builtin_mul_overflow(integer_of(a), int64_t{1} << b.integer, &out), out));
+      return Value::of_int(multiply(integer_of(a), int64_t{1} << b.integer));
     case O::kShiftRight:
       if (integer_of(b) < 0) fail("a negative shift");
       return Value::of_int(integer_of(a) >> (b.integer > 63 ? 63 : b.integer));
-    case O::kBitAnd: return Value::of_int(integer_of(a) & integer_of(b));
-    case O::kBitOr: return Value::of_int(integer_of(a) | integer_of(b));
-    case O::kBitXor: return Value::of_int(integer_of(a) ^ integer_of(b));
+    case O::kBitAnd: return of_bits(a, b, integer_of(a) & integer_of(b));
+    case O::kBitOr: return of_bits(a, b, integer_of(a) | integer_of(b));
+    case O::kBitXor: return of_bits(a, b, integer_of(a) ^ integer_of(b));
     case O::kNegate:
       if (is_float) return Value::of_float(-x);
-      return Value::of_int(checked(__builtin_sub_overflow(int64_t{0}, a.integer, &out), out));
+      return Value::of_int(subtract(0, a.integer));
     case O::kAbs:
       if (is_float) return Value::of_float(std::fabs(x));
       if (a.integer >= 0) return Value::of_int(a.integer);
-      return Value::of_int(checked(__builtin_sub_overflow(int64_t{0}, a.integer, &out), out));
+      return Value::of_int(subtract(0, a.integer));
     case O::kInt:
       if (!is_float) return Value::of_int(a.integer);
       if (!(std::fabs(x) < 9.2e18)) fail("a float has no integer");
       return Value::of_int(static_cast<int64_t>(x));
     case O::kCdiv: {
-      if (__builtin_add_overflow(integer_of(a), integer_of(b), &out)) checked(true, 0);
-      return Value::of_int(floor_divide(out - 1, b.integer));
+      return Value::of_int(floor_divide(subtract(add(integer_of(a), integer_of(b)), 1), b.integer));
     }
     case O::kNextPowerOf2: {
-      if (integer_of(a) > (int64_t{1} << 62)) checked(true, 0);
+      if (integer_of(a) > (int64_t{1} << 62)) overflow();
+      int64_t out;
       for (out = a.integer <= 0 ? 0 : 1; out && out < a.integer;) out <<= 1;
       return Value::of_int(out);
     }

@@ -12,9 +12,10 @@
 
 namespace opwright::triton::detail {
 
-// A Python value: None, bool, int, float, str, or a tuple.
+// A Python value: None, bool, int, float, str, or a tuple; a tensor, of which only its presence is known; an
+// int beyond 64 bits, as text.
 struct Value {
-  enum class Type { kNone, kBool, kInt, kFloat, kString, kTuple };
+  enum class Type { kNone, kBool, kInt, kFloat, kString, kTuple, kPointer, kLargeInt };
   Type type = Type::kNone;
   int64_t integer = 0;
   double number = 0;

@@ -1,6 +1,7 @@
 #include "json.h"
 
 #include <charconv>
+#include <cstdlib>
 #include <stdexcept>
 
 namespace opwright::triton::detail {
@@ -97,7 +98,11 @@ class Parser {
       return;
     }
     const auto real = std::from_chars(begin, end, value.number);
-    if (real.ec != std::errc()) fail();
+    if (real.ec == std::errc::result_out_of_range) {
+      value.number = std::strtod(std::string(begin, real.ptr).c_str(), nullptr);  // infinite, or zero
+    } else if (real.ec != std::errc()) {
+      fail();
+    }
     value.type = Json::Type::kFloat;
     at_ += real.ptr - begin;
   }

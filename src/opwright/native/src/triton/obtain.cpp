@@ -134,34 +134,36 @@ std::vector<std::string> known_keys(const ProcessSettings& settings, const Descr
   return keys;
 }
 
+// The classes and options of a key.
+std::vector<std::string> split_key(const std::string& key) {
+  std::vector<std::string> parts;
+  int depth = 0;
+  std::string part;
+  bool is_quoted = false;
+  for (size_t i = 0; i < key.size(); ++i) {
+    const char letter = key[i];
+    if (letter == '"' && (i == 0 || key[i - 1] != '\\')) is_quoted = !is_quoted;
+    if (!is_quoted && (letter == '(' || letter == '[' || letter == '<')) ++depth;
+    if (!is_quoted && (letter == ')' || letter == ']' || letter == '>')) --depth;
+    if (!is_quoted && depth == 0 && (letter == ',' || letter == ';')) {
+      parts.push_back(part);
+      part.clear();
+      ++i;  // the space
+    } else {
+      part += letter;
+    }
+  }
+  parts.push_back(part);
+  return parts;
+}
+
 // The key of a pack that differs in the fewest classes, and the first of these.
 std::string nearest_key(const std::vector<std::string>& keys, const std::string& wanted) {
-  const auto split = [](const std::string& key) {
-    std::vector<std::string> parts;
-    int depth = 0;
-    std::string part;
-    bool is_quoted = false;
-    for (size_t i = 0; i < key.size(); ++i) {
-      const char letter = key[i];
-      if (letter == '"' && (i == 0 || key[i - 1] != '\\')) is_quoted = !is_quoted;
-      if (!is_quoted && (letter == '(' || letter == '[' || letter == '<')) ++depth;
-      if (!is_quoted && (letter == ')' || letter == ']' || letter == '>')) --depth;
-      if (!is_quoted && depth == 0 && (letter == ',' || letter == ';')) {
-        parts.push_back(part);
-        part.clear();
-        ++i;
-      } else {
-        part += letter;
-      }
-    }
-    parts.push_back(part);
-    return parts;
-  };
-  const std::vector<std::string> target = split(wanted);
+  const std::vector<std::string> target = split_key(wanted);
   std::string best;
   size_t least = SIZE_MAX;
   for (const std::string& key : keys) {
-    const std::vector<std::string> parts = split(key);
+    const std::vector<std::string> parts = split_key(key);
     size_t different = std::max(parts.size(), target.size()) - std::min(parts.size(), target.size());
     for (size_t i = 0; i < std::min(parts.size(), target.size()); ++i) different += parts[i] != target[i];
     if (different < least) {
@@ -183,16 +185,15 @@ Error missing(const ProcessSettings& settings, const Description& description, c
   } else {
     const std::string nearest = nearest_key(keys, key);
     text += "\n  nearest  sm_" + std::to_string(arch) + "  " + nearest;
-    // The first argument in which the two differ; the nearest key has as many classes if one differs.
-    for (size_t i = 0; i < classes.size(); ++i) {
-      std::vector<std::string> changed = classes;
-      const std::string rest = key_text(classes, options);
-      if (nearest.find(classes[i]) == std::string::npos) {
-        text += "\n  differs  argument " + std::to_string(i + 1) + " `" + description.parameters[i].name + "`: " +
-                classes[i];
-        break;
-      }
+    const std::vector<std::string> parts = split_key(nearest);
+    bool differs = false;
+    for (size_t i = 0; i < classes.size() && i < parts.size() && !differs; ++i) {
+      if (parts[i] == classes[i]) continue;
+      differs = true;
+      text += "\n  differs  argument " + std::to_string(i + 1) + " `" + description.parameters[i].name + "`: " +
+              parts[i] + " in the pack, " + classes[i] + " given";
     }
+    if (!differs) text += "\n  differs  options";
   }
   text += "\n\nhint: add it: opwright pack build MANIFEST --output PACK --arch " + std::to_string(arch) +
           " with this line in the manifest:\n  {\"file\": " + json_quoted(file) + ", \"function\": " +
@@ -279,15 +280,24 @@ std::unique_ptr<Description> obtain_description(const std::string& file, const s
   }
   const std::string path = cache_path(*settings, "describe\n" + absolute(file) + "\n" + function);
   if (const auto pack = cached(path)) {
-    for (const Json& record : pack->find(filed_under)) {
-      if (is_unchanged(record)) return read(record);
+    try {
+      for (const Json& record : pack->find(filed_under)) {
+        if (is_unchanged(record)) return read(record);
+      }
+    } catch (const Error&) {
+      // A damaged entry of the cache is made again.
     }
   }
   make_cache(*settings, subject);
-  return read(ask_worker(*settings,
+  const Json record = ask_worker(*settings,
                          "\"do\": \"describe\", \"file\": " + json_quoted(absolute(file)) + ", \"function\": " +
                              json_quoted(function) + ", \"out\": " + json_quoted(path),
-                         subject));
+                         subject);
+  if (record["function"].text != function) {
+    throw Error(Cause::kWorker, subject + ": the compile worker described another function: `" +
+                                    record["function"].text + "`");
+  }
+  return read(record);
 }
 
 std::shared_ptr<Compiled> obtain_compiled(const Description& description, const std::string& file, int arch,

@@ -25,6 +25,40 @@ T read(Bytes bytes, size_t at) {
   return value;
 }
 
+// The text that a record is filed under.
+std::string filing_text(const Json& record) {
+  const std::string& file = record["file"].text;
+  const std::string place = file.substr(file.rfind('/') + 1) + "\n" + record["function"].text;
+  const std::string arch = "\n" + std::to_string(record["arch"].integer);
+  if (!record["key"].is_null()) return "kernel\n" + place + arch + "\n" + record["key"].text;
+  if (!record["arch"].is_null()) return "tuned\n" + place + arch;
+  return "describe\n" + place;
+}
+
+// Whether the tables of an ELF file and what they point to lie within it: the driver is given an address only.
+bool is_whole_elf(Bytes image) {
+  constexpr size_t kElfHeader = 64, kSectionHeader = 64, kSegmentHeader = 56;
+  constexpr uint32_t kNoBits = 8;
+  if (image.size() < kElfHeader || std::memcmp(image.data(), "\177ELF", 4) != 0) return false;
+  const auto lies_within = [&](uint64_t from, uint64_t length) {
+    return from <= image.size() && length <= image.size() - from;
+  };
+  // Where a header has its table's offset, entry size and number; where an entry has its data's offset and size.
+  const auto table = [&](size_t offset_at, size_t entry_at, size_t entry_size, size_t data_at, size_t size_at) {
+    const uint64_t offset = read<uint64_t>(image, offset_at);
+    const uint16_t size = read<uint16_t>(image, entry_at), count = read<uint16_t>(image, entry_at + 2);
+    if (count == 0) return true;
+    if (size != entry_size || !lies_within(offset, uint64_t{count} * size)) return false;
+    for (uint16_t i = 0; i < count; ++i) {
+      const size_t entry = offset + size_t{i} * size;
+      if (entry_size == kSectionHeader && read<uint32_t>(image, entry + 4) == kNoBits) continue;
+      if (!lies_within(read<uint64_t>(image, entry + data_at), read<uint64_t>(image, entry + size_at))) return false;
+    }
+    return true;
+  };
+  return table(0x28, 0x3a, kSectionHeader, 24, 32) && table(0x20, 0x36, kSegmentHeader, 8, 32);
+}
+
 }  // namespace
 
 std::shared_ptr<Pack> Pack::open(const std::string& path) {
@@ -104,6 +138,8 @@ std::vector<Json> Pack::find(std::string_view filed_under) const {
   std::vector<Json> found;
   for (; low < row_count_ && std::memcmp(row_digest(low), digest.data(), 16) == 0; ++low) {
     found.push_back(record(low));
+    // The row's digest vouches for itself only: the record must say the same.
+    if (filing_text(found.back()) != filed_under) refuse("a record is filed under another name");
   }
   return found;
 }
@@ -120,6 +156,7 @@ Bytes Pack::blob(const Json& record) const {
   if (offset > bytes_.size() || size > bytes_.size() - offset) refuse("a cubin lies outside of it");
   const Bytes blob = bytes_.subspan(offset, size);
   if (hex(sha256(blob)) != record["sha256"].text) refuse("a cubin is damaged");
+  if (!is_whole_elf(blob)) refuse("a cubin is no whole ELF file");
   return blob;
 }
 

@@ -63,6 +63,8 @@ bool plan_descriptor(const CubinParameter& parameter, uint16_t recipe, Step& ste
     step.from = From::kTma;
   } else if (parameter.field == "base" && parameter.size == 8) {
     step.from = From::kTma;  // of 8 bytes: the address
+  } else if (parameter.size > 8) {
+    return false;
   } else if (parameter.field == "shape") {
     step.from = From::kShape;
   } else if (parameter.field == "stride") {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
 #include <mutex>
 
@@ -40,6 +41,15 @@ std::string default_cache() {
   return (named.empty() ? environment("HOME") + "/.cache" : named) + "/opwright";
 }
 
+int positive(const std::string& name, const std::string& value) {
+  int number = 0;
+  const char* end = value.data() + value.size();
+  const auto read = std::from_chars(value.data(), end, number);
+  if (read.ec == std::errc() && read.ptr == end && number > 0) return number;
+  throw Error(Cause::kSetting, "OPWRIGHT_TRITON: `" + name + "` is no positive number: `" + value + "`\n\nhint: `" +
+                                   name + "=2`");
+}
+
 void read_environment(ProcessSettings& settings) {
   settings.python = default_python();
   settings.cache_dir = default_cache();
@@ -59,9 +69,9 @@ void read_environment(ProcessSettings& settings) {
     } else if (name == "pack") {
       settings.packs.push_back(Pack::open(value));
     } else if (name == "workers") {
-      settings.workers = std::max(1, std::atoi(value.c_str()));
+      settings.workers = positive(name, value);
     } else if (name == "timeout") {
-      settings.timeout_s = std::max(1, std::atoi(value.c_str()));
+      settings.timeout_s = positive(name, value);
     } else if (name == "freeze") {
       settings.is_frozen = true;
     } else if (name == "tune") {

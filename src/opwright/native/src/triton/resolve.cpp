@@ -83,14 +83,9 @@ std::map<std::string, std::string> decide(const Description& description, const 
     }
   }
   for (const Heuristic& heuristic : description.heuristics) {
-    try {
-      decided[heuristic.name] = value_text_of(heuristic.expression->evaluate([&](std::string_view name) {
-        return value_named(description, call, nodes, decided, options, name);
-      }));
-    } catch (const std::runtime_error& error) {
-      throw Error(Cause::kKernelFile, subject_of(description) + ": the heuristic for `" + heuristic.name +
-                                          "` failed: " + error.what());
-    }
+    decided[heuristic.name] = value_text_of(evaluate_heuristic(description, heuristic, [&](std::string_view name) {
+      return value_named(description, call, nodes, decided, options, name);
+    }));
   }
   return decided;
 }
@@ -124,7 +119,7 @@ std::shared_ptr<Compiled> compiled_once(KernelState& kernel, const Description& 
   return compiled;
 }
 
-void fill_launch(Entry& entry, const Compiled& compiled) {
+void fill_launch(Entry& entry, const Compiled& compiled, bool is_oversize) {
   entry.ctas = compiled.ctas;
   LaunchConfig& config = entry.config;
   config.block_x = 32 * compiled.warps;
@@ -144,7 +139,7 @@ void fill_launch(Entry& entry, const Compiled& compiled) {
     cluster.words[1] = cluster.words[2] = 1;
     add(kClusterPolicy).value = 1;  // spread
   }
-  if (compiled.is_oversize) add(kSharedMemoryMode).value = 3;
+  if (is_oversize) add(kSharedMemoryMode).value = 3;
 }
 
 void insert(const Table& table, const Entry* entry) {
@@ -190,9 +185,10 @@ struct Maker {
     const std::vector<std::string> classes = class_texts(description, entry->nodes);
     const std::string subject = subject_of(description);
     entry->compiled = compiled_once(kernel, description, arch, classes, options, capturing);
-    entry->function = entry->compiled->function_in(context, device, subject, capturing);
+    const LoadedFunction loaded = entry->compiled->function_in(context, device, subject, capturing);
+    entry->function = loaded.function;
     plan_parameters(*entry, *entry->compiled, entry->nodes, call.slot_count, subject);
-    fill_launch(*entry, *entry->compiled);
+    fill_launch(*entry, *entry->compiled, loaded.is_oversize);
     entry->device = device;
     entry->context = context;
     entry->foreign_devices = ~(1ull << device);
@@ -314,6 +310,21 @@ const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> t
   const Entry* published = entry.release();  // never freed: launches read it without a lock
   publish(*kernel, published);
   return published;
+}
+
+void check_bound(const KernelState* kernel, const Entry* entry, const Call& call) {
+  const auto* bound = reinterpret_cast<const unsigned char*>(entry->words.get());
+  const auto* given = reinterpret_cast<const unsigned char*>(call.words);
+  bool is_same = call.word_count <= entry->word_count && call.name_count == 0;
+  for (size_t i = 0; is_same && i < 8 * size_t{call.code_words}; ++i) {
+    const int a = bound[i] & kKindBits, b = given[i] & kKindBits;
+    const bool are_integers = a >= kI32 && a <= kU64 && b >= kI32 && b <= kU64;
+    is_same = a == b || are_integers;
+  }
+  if (is_same) return;
+  throw Error(Cause::kArgument, subject_of(*kernel->description.load(std::memory_order_acquire)) +
+                                    ": a bound kernel is called with arguments of other types\n\n  bound  " +
+                                    entry->compiled->key + "\n\nhint: bind it again, or call the Kernel itself.");
 }
 
 int64_t meta_value(const Entry* entry, const Call& call, const KernelState* kernel, std::string_view name) {

@@ -1,7 +1,9 @@
 #include "special.h"
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <stdexcept>
 
 #include "opwright/triton/error.h"
 #include "opwright/triton/runtime.h"
@@ -52,6 +54,14 @@ double number_of(const Step& step, const uint64_t* slots) {
   return value;
 }
 
+int64_t extent_of(const TensorDescriptor& descriptor, const std::vector<int64_t>& extents, uint8_t dimension) {
+  if (dimension < extents.size()) return extents[dimension];
+  throw Error(Cause::kArgument, "the TMA descriptor " + descriptor_text(descriptor) +
+                                    " has fewer sizes or strides than its block\n\n  expected  " +
+                                    std::to_string(descriptor.block.size()) + "\n  given     " +
+                                    std::to_string(extents.size()));
+}
+
 uint64_t value_of(const Step& step, const Call& call, const Scratch& scratch, const Scratch& profile) {
   using From = Step::From;
   const auto descriptor = [&]() -> const TensorDescriptor& {
@@ -69,8 +79,10 @@ uint64_t value_of(const Step& step, const Call& call, const Scratch& scratch, co
     case From::kFloat64: return __builtin_bit_cast(uint64_t, number_of(step, call.slots));
     case From::kFloat16: return half_of(number_of(step, call.slots));
     case From::kBFloat16: return bfloat16_of(number_of(step, call.slots));
-    case From::kShape: return static_cast<uint64_t>(descriptor().shape[step.dimension]);
-    case From::kStride: return static_cast<uint64_t>(descriptor().strides[step.dimension]);
+    case From::kShape:
+      return static_cast<uint64_t>(extent_of(descriptor(), descriptor().shape, step.dimension));
+    case From::kStride:
+      return static_cast<uint64_t>(extent_of(descriptor(), descriptor().strides, step.dimension));
     case From::kTf32: return descriptor().rounds_to_tf32;
     case From::kNan: return descriptor().pads_with_nan;
     case From::kTma: break;
@@ -78,47 +90,85 @@ uint64_t value_of(const Step& step, const Call& call, const Scratch& scratch, co
   return reinterpret_cast<uint64_t>(descriptor().base.address);
 }
 
+// Calls visit(argument, address) for every pointer of a call, those in tuples and descriptors too.
+template <typename Visit>
+void visit_pointers(const std::vector<Node>& nodes, const Call& call, const Visit& visit, int argument = -1) {
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const Node& node = nodes[i];
+    const uint8_t kind = node.code & kKindBits;
+    const int top = argument < 0 ? static_cast<int>(i) : argument;
+    if (kind == kTuple) {
+      visit_pointers(node.items, call, visit, top);
+    } else if (node.slot >= 0 && kind == kDescriptor) {
+      visit(top, reinterpret_cast<Address>(
+                     reinterpret_cast<const TensorDescriptor*>(call.slots[node.slot])->base.address));
+    } else if (node.slot >= 0 && kind >= kPointer) {
+      visit(top, call.slots[node.slot]);
+    }
+  }
+}
+
+[[noreturn]] void refuse_pointer(const Description& description, const Entry& entry, int argument,
+                                 const std::string& rule, const std::string& expected, const std::string& given,
+                                 const std::string& hint) {
+  const auto index = static_cast<size_t>(argument);
+  throw Error(Cause::kArgument, subject_of(description) + ": argument " + std::to_string(argument + 1) + " `" +
+                                    description.parameters[index].name + "` " + rule + "\n\n  expected  " +
+                                    shown(entry.nodes[index]) + ", " + expected + "\n  given     " + given +
+                                    "\n\nhint: " + hint);
+}
+
+// Some tensor of the call says that it is not on the launch's GPU: finds out which, by asking the driver.
 void check_devices(const KernelState& kernel, const Entry& entry, const Call& call) {
   if (!(call.devices & entry.foreign_devices)) return;
   const Description& description = *kernel.description.load(std::memory_order_acquire);
-  for (size_t i = 0; i < entry.nodes.size(); ++i) {
-    const Node& node = entry.nodes[i];
-    if ((node.code & kKindBits) < kPointer || node.slot < 0) continue;
+  int unknown = -1;
+  visit_pointers(entry.nodes, call, [&](int argument, Address address) {
+    if (address == 0) return;  // an empty tensor is on every GPU
     int device = -1;
-    const Address address = call.slots[node.slot];
-    if (address == 0) continue;  // an empty tensor is on every GPU
-    const bool is_known = loaded_driver->pointer_attribute(&device, kPointerDevice, address) == kSuccess;
-    if (is_known && device == entry.device) continue;
-    throw Error(Cause::kArgument,
-                subject_of(description) + ": argument " + std::to_string(i + 1) + " `" +
-                    description.parameters[i].name + "` is not on the launch's GPU\n\n  expected  " +
-                    shown(node) + ", cuda:" + std::to_string(entry.device) + "\n  given     " + shown(node) +
-                    (is_known ? ", cuda:" + std::to_string(device) : ", not known to the driver: host memory?") +
-                    "\n\nhint: move the tensor, or make its device the current one.");
+    if (loaded_driver->pointer_attribute(&device, kPointerDevice, address) != kSuccess) {
+      if (unknown < 0) unknown = argument;
+    } else if (device != entry.device) {
+      refuse_pointer(description, entry, argument, "is not on the launch's GPU",
+                     "cuda:" + std::to_string(entry.device), "cuda:" + std::to_string(device),
+                     "move the tensor, or make its device the current one.");
+    }
+  });
+  if (unknown >= 0 && (call.devices & kHostBit)) {
+    refuse_pointer(description, entry, unknown, "is not on the launch's GPU",
+                   "cuda:" + std::to_string(entry.device), "an address that the driver does not know: host memory?",
+                   "move the tensor to the GPU, or pin its memory.");
   }
+}
+
+std::string hex_text(Address address) {
+  char text[32];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
+  return text;
 }
 
 void check_pointers(const KernelState& kernel, const Entry& entry, const Call& call) {
   const Description& description = *kernel.description.load(std::memory_order_acquire);
-  for (size_t i = 0; i < entry.nodes.size(); ++i) {
-    const Node& node = entry.nodes[i];
-    if ((node.code & kKindBits) < kPointer || node.slot < 0 || call.slots[node.slot] == 0) continue;
-    uint64_t address = 0;
-    const Result result = loaded_driver->pointer_attribute(&address, kPointerDeviceAddress, call.slots[node.slot]);
-    if (result == kSuccess) continue;
-    throw Error(Cause::kArgument, subject_of(description) + ": argument " + std::to_string(i + 1) + " `" +
-                                      description.parameters[i].name + "` is no address of the GPU\n\n  given  0x" +
-                                      [&] {
-                                        char text[32];
-                                        std::snprintf(text, sizeof text, "%llx",
-                                                      static_cast<unsigned long long>(call.slots[node.slot]));
-                                        return std::string(text);
-                                      }() +
-                                      "\n\nhint: memory of the host that is not pinned, or memory that was freed.");
-  }
+  visit_pointers(entry.nodes, call, [&](int argument, Address address) {
+    uint64_t found = 0;
+    if (address == 0 || loaded_driver->pointer_attribute(&found, kPointerDeviceAddress, address) == kSuccess) return;
+    refuse_pointer(description, entry, argument, "is no address of the GPU", "memory that the driver knows",
+                   hex_text(address), "memory of the host that is not pinned, or memory that was freed.");
+  });
 }
 
 }  // namespace
+
+Value evaluate_heuristic(const Description& description, const Heuristic& heuristic,
+                         const Expression::Lookup& lookup) {
+  try {
+    return heuristic.expression->evaluate(lookup);
+  } catch (const std::runtime_error& error) {
+    throw Error(Cause::kKernelFile, subject_of(description) + ": the heuristic for `" + heuristic.name +
+                                        "` failed: " + error.what() + "\n\nhint: pass `" + heuristic.name +
+                                        "` as an argument, with cx.");
+  }
+}
 
 uint32_t decorate(const Description& description, Call& call) {
   static const std::vector<std::string> no_texts;
@@ -130,10 +180,11 @@ uint32_t decorate(const Description& description, Call& call) {
       throw Error(Cause::kArgument, subject_of(description) + ": more than " + std::to_string(kExtraWords) +
                                         " heuristics and autotune keys");
     }
+    const bool is_text = value.type == Value::Type::kString || value.type == Value::Type::kTuple ||
+                         value.type == Value::Type::kLargeInt;
     const uint64_t bits = value.type == Value::Type::kFloat ? __builtin_bit_cast(uint64_t, value.number)
-                          : value.type == Value::Type::kString || value.type == Value::Type::kTuple
-                              ? hash_text(value_text_of(value))
-                              : static_cast<uint64_t>(value.integer);
+                          : is_text                         ? hash_text(value_text_of(value))
+                                                            : static_cast<uint64_t>(value.integer);
     extra[count++] = mix(static_cast<uint64_t>(value.type), 0) ^ bits;
   };
   for (const std::string& name : description.tuning_key) {
@@ -156,7 +207,7 @@ uint32_t decorate(const Description& description, Call& call) {
       if (index < 0 || nodes[index].code == kAbsent) is_complete = false;
     }
     if (is_complete) {
-      push(heuristic.expression->evaluate([&](std::string_view name) {
+      push(evaluate_heuristic(description, heuristic, [&](std::string_view name) {
         return node_value(nodes[description.index_of(name)], call.slots);
       }));
       continue;
@@ -240,12 +291,19 @@ Value node_value(const Node& node, const uint64_t* slots) {
       for (const Node& item : node.items) value.items.push_back(node_value(item, slots));
       return value;
     }
-    case kConstInt:
-    case kConstUnsigned: return Value::of_int(static_cast<int64_t>(node.payload));
+    case kConstInt: return Value::of_int(static_cast<int64_t>(node.payload));
+    case kConstUnsigned: return parse_value(unsigned_text(node.payload));
     case kConstBool: return Value::of_bool(node.payload != 0);
     case kConstFloat: return Value::of_float(__builtin_bit_cast(double, node.payload));
-    default: return node.text.empty() ? Value() : parse_value(node.text);
+    default: break;
   }
+  if (kind >= kPointer || kind == kDescriptor || kind == kU64) {
+    Value value;
+    value.type = kind == kU64 ? Value::Type::kLargeInt : Value::Type::kPointer;
+    if (kind == kU64) value.text = unsigned_text(slots[node.slot]);
+    return value;
+  }
+  return node.text.empty() ? Value() : parse_value(node.text);
 }
 
 }  // namespace opwright::triton::detail

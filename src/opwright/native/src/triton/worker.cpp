@@ -207,9 +207,16 @@ Json ask_worker(const ProcessSettings& settings, const std::string& request, con
                                        : ask_process(settings, request, subject);
   if (!reply["ok"].is_null()) return reply["ok"];
   const Json& error = reply["error"];
+  if (error["message"].text.empty()) {
+    throw Error(Cause::kWorker, subject + ": the compile worker answered with neither a result nor an error\n\n  python  " +
+                                    settings.python + "\n  worker  " + settings.worker +
+                                    "\n\nhint: name a Python that has Triton 3.5 to 3.9: "
+                                    "OPWRIGHT_TRITON=python=/path/to/venv/bin/python");
+  }
   std::string text = subject + ": " + error["message"].text;
   if (!error["file"].text.empty()) {
-    text += "\n\n  " + error["file"].text + ":" + std::to_string(error["line"].integer);
+    text += "\n\n  " + error["file"].text;
+    if (error["line"].integer > 0) text += ":" + std::to_string(error["line"].integer);
     if (!error["source"].text.empty()) text += "\n    " + error["source"].text;
   }
   if (!error["hint"].text.empty()) text += "\n\nhint: " + error["hint"].text;

@@ -113,6 +113,8 @@ struct Shape {
 };
 template <typename... T>
 struct Shape<std::tuple<T...>> : TupleShape<std::tuple<T...>, std::index_sequence_for<T...>> {};
+template <typename A, typename B>
+struct Shape<std::pair<A, B>> : TupleShape<std::pair<A, B>, std::index_sequence<0, 1>> {};
 template <typename T>
 struct Shape<std::optional<T>> : Shape<T> {
   static_assert(Shape<T>::payload == 0, "std::optional holds a pointer, a tensor or a number");
@@ -129,7 +131,7 @@ constexpr Kind constant_kind() {
   if (kIsText<T>) return kConstText;
   if (kIsTuple<T>) return kConstTuple;
   if (std::is_floating_point_v<T>) return kConstFloat;
-  return std::is_unsigned_v<T> && sizeof(T) == 8 ? kConstUnsigned : kConstInt;
+  return kIsUnsigned<T> && sizeof(T) == 8 ? kConstUnsigned : kConstInt;
 }
 
 template <typename T>
@@ -171,6 +173,7 @@ struct Cursor {
 };
 
 inline void note_device(int device, Cursor& at) {
+  if (device >= 63) return;
   if (device >= 0) {
     at.devices |= 1ull << device;
   } else if (device == kHostDevice) {
@@ -213,7 +216,7 @@ inline __attribute__((always_inline)) uint8_t encode(const A& argument, Cursor& 
     const int64_t value = static_cast<int64_t>(bits);
     *at.slot++ = bits;
     int kind = value == static_cast<int32_t>(value) ? kI32 : kI64;
-    if (std::is_unsigned_v<A> && sizeof(A) == 8 && value < 0) kind = kU64;
+    if (kIsUnsigned<A> && sizeof(A) == 8 && value < 0) kind = kU64;
     return static_cast<uint8_t>(kind | (value % 16 == 0 ? int{kDivisible} : 0) | (value == 1 ? int{kOne} : 0));
   } else if constexpr (std::is_floating_point_v<A>) {
     const double wide = static_cast<double>(argument);
@@ -296,12 +299,20 @@ struct Capture {
       kCodeWords + (Shape<A>::payload + ... + 0) + (kNames > 0 ? 1 : 0);
   static constexpr size_t kSlots = (Shape<A>::slots + ... + 0);
   static constexpr std::string_view kAllNames[sizeof...(A) + 1] = {kNameOf<A>..., {}};
+  static constexpr bool names_come_last() {
+    const bool is_named[] = {kIsNamed<A>..., true};
+    for (size_t i = 0; i < sizeof...(A); ++i) {
+      if (is_named[i] != (i >= sizeof...(A) - kNames)) return false;
+    }
+    return true;
+  }
 
   uint64_t words[kWords + kExtraWords];
   uint64_t slots[kSlots + 2];
   Call call;
 
   inline __attribute__((always_inline)) explicit Capture(const A&... arguments) {
+    static_assert(names_come_last(), "arguments by name come after those by position");
     uint8_t codes[kCodeWords * 8 + 1] = {};
     Cursor at{slots, words + kCodeWords, 0};
     size_t index = 0;

@@ -34,6 +34,8 @@ struct GridOfCall {
 const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> texts, Stream stream,
                      GridOfCall grid);
 void launch(const KernelState* kernel, const Entry* entry, Call& call, Stream stream, Grid grid);
+// Throws Error unless the arguments are of the kinds that the entry was made for.
+void check_bound(const KernelState* kernel, const Entry* entry, const Call& call);
 int64_t meta_value(const Entry* entry, const Call& call, const KernelState* kernel, std::string_view name);
 Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call, std::string_view name);
 }  // namespace detail
@@ -86,21 +88,30 @@ inline __attribute__((always_inline)) Grid grid_of(const G& grid, const KernelSt
 // A kernel whose entry is fixed: a launch does not look at the classes of its arguments.
 class FrozenKernel {
  public:
-  FrozenKernel(const detail::KernelState* kernel, const detail::Entry* entry)
-      : kernel_(kernel), entry_(entry) {}
+  FrozenKernel(const detail::KernelState* kernel, const detail::Entry* entry, const void* types)
+      : kernel_(kernel), entry_(entry), types_(types) {}
 
   // The arguments must be of the classes that the kernel was bound with (an aligned pointer, a
   // multiple of 16, ...), which only their types are checked for; in the context that was current then.
   template <typename G, typename... A>
   void operator()(Stream stream, const G& grid, const A&... arguments) const {
     detail::Capture<A...> capture(arguments...);
+    if (__builtin_expect(types_ != detail::Capture<A...>::kAllNames, 0)) {
+      detail::check_bound(kernel_, entry_, capture.call);
+    }
     detail::launch(kernel_, entry_, capture.call, stream,
                    detail::grid_of(grid, kernel_, entry_, capture.call));
+  }
+
+  template <typename... A>
+  void operator()(Stream stream, Grid grid, const A&... arguments) const {
+    this->template operator()<Grid, A...>(stream, grid, arguments...);
   }
 
  private:
   const detail::KernelState* kernel_;
   const detail::Entry* entry_;
+  const void* types_;  // of the arguments that it was bound with: an address for each list of types
 };
 
 // A Triton kernel. Copies are pointers; construct it once (`static Kernel add{"add.py", "add_kernel"};`).
@@ -136,6 +147,12 @@ class Kernel {
     detail::launch(state_, entry, capture.call, stream, detail::grid_of(grid, state_, entry, capture.call));
   }
 
+  // The grid as {x, y}.
+  template <typename... A>
+  inline __attribute__((always_inline)) void operator()(Stream stream, Grid grid, const A&... arguments) const {
+    this->template operator()<Grid, A...>(stream, grid, arguments...);
+  }
+
   // Compiles and loads what such a call needs, without launching it.
   template <typename... A>
   void prepare(const A&... arguments) const {
@@ -148,7 +165,7 @@ class Kernel {
     detail::Capture<A...> capture(arguments...);
     const detail::Entry* entry = detail::find(state_, capture.call);
     if (!entry) entry = resolve(capture.call, nullptr, {}, arguments...);
-    return FrozenKernel(state_, entry);
+    return FrozenKernel(state_, entry, detail::Capture<A...>::kAllNames);
   }
 
  private:

@@ -56,6 +56,11 @@ inline uint64_t hash_text(std::string_view text) {
   return mix(hash, rest);
 }
 
+template <typename T, bool kIsEnum = std::is_enum_v<T>>
+inline constexpr bool kIsUnsigned = std::is_unsigned_v<T>;
+template <typename T>
+inline constexpr bool kIsUnsigned<T, true> = std::is_unsigned_v<std::underlying_type_t<T>>;
+
 template <typename T> inline constexpr bool kIsTuple = false;
 template <typename... T> inline constexpr bool kIsTuple<std::tuple<T...>> = true;
 template <typename A, typename B> inline constexpr bool kIsTuple<std::pair<A, B>> = true;
@@ -86,8 +91,8 @@ std::string value_text(const T& value) {
     return quoted(value);
   } else if constexpr (std::is_floating_point_v<T>) {
     return float_text(static_cast<double>(value));
-  } else if constexpr (std::is_unsigned_v<T>) {
-    return unsigned_text(value);
+  } else if constexpr (kIsUnsigned<T>) {
+    return unsigned_text(static_cast<uint64_t>(value));
   } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
     return int_text(static_cast<int64_t>(value));
   } else if constexpr (kIsTuple<T>) {

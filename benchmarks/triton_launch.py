@@ -198,7 +198,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = on_gpu(Path(folder)) if options.gpu else above_stub(Path(folder))
-    text = json.dumps(found, indent=1)
+    from opwright.verify.machine import machine_card
+
+    found = {"machine": vars(machine_card())} | found
+    text = json.dumps(found, indent=1, default=str)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

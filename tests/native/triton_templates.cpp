@@ -396,7 +396,6 @@ void refusals() {
     const FrozenKernel bound = kernel.bind(at<float>(0x1000), 1000);
     bound(nullptr, Grid{1}, 0.5, at<float>(0x1000));
   });
-  refused("name before position", [&] { kernel(nullptr, 1, named<"n">(5), at<float>(0x1000)); });
   refused("dynamic name before position", [&] {
     launch(kernel, nullptr, Grid{1}, std::vector{under("n", of_int(5)), of_pointer(DType::fp32, 0x1000)});
   });

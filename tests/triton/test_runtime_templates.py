@@ -19,21 +19,6 @@ pytestmark = pytest.mark.compiler
 PROGRAM = runtime.ROOT / "tests" / "native" / "triton_templates.cpp"
 KERNELS = Path(__file__).parent / "kernels" / "template_kernels.py"
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1")
-_PAIR = "Shape<std::pair> is missing: a pair's classes are not in the key, so another pair gets its kernel"
-_ENUM = "std::is_unsigned_v of an enumeration is false: one of 64 bits is taken for signed"
-_BOUND = "FrozenKernel compares neither number nor types of its arguments with what was bound"
-BUGS = {
-    "enum class of 64 bits": _ENUM,
-    "cx wide enum": _ENUM,
-    "pair": _PAIR,
-    "pair of others": _PAIR,
-    "tuple of a pair": _PAIR,
-    "cx 2^63 + 1": "a dynamic constexpr beyond int64 is keyed by its double: 2^63 + 1 gets the kernel of 2^63",
-    "bound with fewer": _BOUND,
-    "bound with more": _BOUND,
-    "bound with others": _BOUND,
-    "dynamic name before position": "names are taken for those of the last arguments: values change places",
-}
 
 
 def names(call: str) -> list[str]:
@@ -41,13 +26,6 @@ def names(call: str) -> list[str]:
     found = re.findall(rf'\b{call}(?:<\w+>)?\("([^"]+)",', PROGRAM.read_text())
     assert found, call
     return found
-
-
-def with_bugs(found: list[str]) -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=BUGS[name])) if name in BUGS else name
-        for name in found
-    ]
 
 
 POINTERS = [f"{const}{name} pointer" for name in names("pointer_to") for const in ("", "const ")]
@@ -84,7 +62,7 @@ def results(request: Any, tmp_path_factory: Any) -> dict[str, tuple[dict[str, An
     return {line["name"]: (line, stub.read_records(line["record"])) for line in lines}
 
 
-@pytest.mark.parametrize("name", with_bugs(SAME))
+@pytest.mark.parametrize("name", SAME)
 def test_templates_launch_as_dynamic_arguments_do(results: Any, name: str) -> None:
     result, records = results[name]
     assert result["error"] == ""
@@ -93,7 +71,24 @@ def test_templates_launch_as_dynamic_arguments_do(results: Any, name: str) -> No
     assert records == [records[0]] * 4
 
 
-@pytest.mark.parametrize("name", with_bugs(REFUSED))
+@pytest.mark.parametrize("name", REFUSED)
 def test_misuse_is_refused(results: Any, name: str) -> None:
     result, records = results[name]
     assert (bool(result["error"]), records) == (True, [])
+
+
+def test_a_name_before_a_position_does_not_compile(tmp_path: Path) -> None:
+    program = tmp_path / "turned.cpp"
+    program.write_text(
+        """#include "opwright/triton.h"
+using namespace opwright::triton;
+void turned(const Kernel& kernel) { kernel(nullptr, 1, named<"n">(5), 7); }
+"""
+    )
+    done = subprocess.run(
+        ["c++", "-std=c++20", "-fsyntax-only", "-I", str(runtime.INCLUDE), str(program)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "arguments by name come after those by position" in done.stderr

@@ -93,7 +93,7 @@ def test_a_class_that_the_declaration_cannot_have(
     because = f", for it is {why}" if why else ""
     assert error["kind"] == "argument"
     assert (
-        error["message"] == f"`{function}`: argument 0 `p`: given `{given_}`, expected `{expected}`{because}."
+        error["message"] == f"`{function}`: argument 1 `p`: given `{given_}`, expected `{expected}`{because}."
     )
     assert error["source"].startswith(f"def {function}(")
 

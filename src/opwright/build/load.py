@@ -52,5 +52,5 @@ def load(entry: Entry) -> Library:
     if hasattr(handle, "opwright_triton_setup"):
         from opwright.triton.host import attach
 
-        attach(handle)
+        attach(handle, entry.record.operators[0])
     return Library(entry, handle)

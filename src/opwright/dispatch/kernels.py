@@ -102,7 +102,8 @@ def _require_triton(operator: Operator, backend: str) -> None:
         return
     from opwright.triton.host import can_obtain_kernels
 
-    if not can_obtain_kernels():
+    pack = source.path.with_suffix(".opk") if source.path else None
+    if not can_obtain_kernels() and not (pack and pack.exists()):
         raise NoTritonError(
             operator.declaration.name,
             "there is no Triton to compile its kernel with",

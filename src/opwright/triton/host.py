@@ -9,6 +9,7 @@ import os
 import threading
 
 from opwright import settings
+from opwright.errors import LoadError
 
 _COMPILER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 _replies = threading.local()
@@ -23,15 +24,21 @@ def _compile(request: bytes) -> int:
     return ctypes.addressof(_replies.buffer)
 
 
-def attach(library: ctypes.CDLL) -> None:
+def attach(library: ctypes.CDLL, subject: str) -> None:
     """Gives a library that launches Triton kernels the compiler of this process, if Triton is installed in it.
 
     A worker of another Python that OPWRIGHT_TRITON names is left to do it.
+
+    Raises:
+        LoadError: OPWRIGHT_TRITON or the pack next to the kernel's source is wrong.
     """
     setup = library.opwright_triton_setup
-    setup.argtypes, setup.restype = [ctypes.c_void_p, ctypes.c_char_p], None
+    setup.argtypes, setup.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_char_p
     compiler = ctypes.cast(_compile, ctypes.c_void_p) if is_installed() and not _names("python") else None
-    setup(compiler, os.fsencode(settings.cache_dir()))
+    wrong = setup(compiler, os.fsencode(settings.cache_dir()))
+    if wrong:
+        rule, _, rest = wrong.decode().partition("\n\n")
+        raise LoadError(subject, rule, hint=rest.replace("hint: ", "").strip() or "`opwright explain OPW206`")
 
 
 def is_installed() -> bool:

@@ -166,11 +166,9 @@ using opwright::half;
 }}  // namespace
 
 {"".join(parts)}
-extern "C" __attribute__((visibility("default"))) void opwright_triton_setup(opw::Compiler compiler, const char* cache_dir) {{
-  opw::Settings settings;
-  settings.cache_dir = cache_dir;
-  opw::configure(settings);
-  if (compiler) opw::set_compiler(compiler);
+extern "C" __attribute__((visibility("default"))) const char* opwright_triton_setup(
+    opw::Compiler compiler, const char* cache_dir) {{
+  return opw::set_up(compiler, cache_dir, {_quoted(file.path)});
 }}
 """
 

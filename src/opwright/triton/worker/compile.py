@@ -103,7 +103,7 @@ def _runtime_class(found: Constant) -> str:
 
 
 def _named(parameter: Any) -> str:
-    return f"argument {parameter.num} `{parameter.name}`"
+    return f"argument {parameter.num + 1} `{parameter.name}`"
 
 
 def _bind(

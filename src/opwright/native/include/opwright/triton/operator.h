@@ -1,6 +1,8 @@
 // What the launch functions of a triton.py become: C++ that calls Triton kernels for an operator.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -41,6 +43,24 @@ inline int64_t power(int64_t base, int64_t exponent) {
 }
 
 }  // namespace python
+
+// Prepares an operator's library: who compiles, where the cache is, and the pack triton.opk beside its triton.py
+// if there is one, as a package brings it. Returns null, or what is wrong, until the thread's next call.
+inline const char* set_up(Compiler compiler, const char* cache_dir, std::string_view file) noexcept {
+  static thread_local std::string text;
+  try {
+    Settings settings;
+    settings.cache_dir = cache_dir;
+    configure(settings);
+    if (compiler) set_compiler(compiler);
+    const std::string pack = std::string(file.substr(0, file.rfind('.'))) + ".opk";
+    if (access(pack.c_str(), R_OK) == 0) load_pack(pack);
+    return nullptr;
+  } catch (const std::exception& error) {
+    text = error.what();
+    return text.c_str();
+  }
+}
 
 // A kernel under options that are computed at every launch: one variant for each combination of values.
 template <size_t N>

@@ -1,0 +1,83 @@
+"""The operators whose GPU kernel is a Triton kernel, beside eager and torch.compile, on a GPU.
+
+    python benchmarks/triton_operators.py [--out FILE]
+
+Times are medians of triton.testing.do_bench in microseconds (it clears L2 before each call), of one process, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from triton.testing import do_bench
+
+from opwright.verify.machine import machine_card
+from opwright_ops import matmul_bias_gelu, softmax
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def measure(rows: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in rows}
+    for _ in range(3):
+        for name, run in rows.items():
+            found[name].append(do_bench(run, warmup=10, rep=40, return_mode="median") * 1e3)
+    return {name: round(statistics.median(us), 2) for name, us in found.items()}
+
+
+def softmax_rows(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]:
+    x = torch.randn(shape, device="cuda", dtype=dtype)
+    compiled = torch.compile(lambda x: torch.softmax(x, -1))
+    out = torch.empty_like(x)
+    return measure(
+        {
+            "copy_": lambda: out.copy_(x),
+            "torch.softmax": lambda: torch.softmax(x, -1),
+            "torch.compile": lambda: compiled(x),
+            "opwright": lambda: softmax(x),
+        }
+    )
+
+
+def matmul_rows(shape: tuple[int, int, int], dtype: torch.dtype) -> dict[str, float]:
+    m, n, k = shape
+    x, w = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(n, k, device="cuda", dtype=dtype)
+    b = torch.randn(n, device="cuda", dtype=dtype)
+    compiled = torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"))
+    return measure(
+        {
+            "linear alone": lambda: F.linear(x, w, b),
+            "linear, gelu": lambda: F.gelu(F.linear(x, w, b), approximate="tanh"),
+            "torch.compile": lambda: compiled(x, w, b),
+            "opwright": lambda: matmul_bias_gelu(x, w, b),
+        }
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {"machine": vars(machine_card(torch.device("cuda")))}
+    with torch.no_grad():
+        for name, dtype in DTYPES.items():
+            for shape in ((4096, 1000), (4096, 4096), (512, 65536)):
+                found[f"softmax {shape} {name}"] = softmax_rows(shape, dtype)
+        for name in ("f16", "bf16"):
+            for shape in ((16, 4096, 4096), (512, 4096, 1024), (8192, 4096, 4096)):
+                found[f"matmul_bias_gelu {shape} {name}"] = matmul_rows(shape, DTYPES[name])
+    text = json.dumps(found, indent=1, default=str)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@
 // What reaches the driver is in the stub's own record. Beyond that form:
 //
 //   {"tensor": ..., "gpu": 1}         the Pointer's device; -2: the host
-//   {"tensor": ..., "allocate": 1}    memory of that GPU
+//   {"tensor": ..., "allocate": 1}    memory of that GPU, and so for {"descriptor": {..., "allocate": 1}}
 //   {"do": "capture", "stream": "new", "status": 1}   streams are captured from now on; no stream: all
 //   {"do": "fail", "name": ..., "nth": 1, "code": 2}  stub_fail
 //   {"do": "freeze"}
@@ -107,6 +107,9 @@ Argument read_argument(const Json& json) {
     argument.type = Type::kDescriptor;
     argument.descriptor.base = {address_of(given["address"]), dtype_named(given["dtype"].text)};
     if (!given["gpu"].is_null()) argument.descriptor.base.device = static_cast<int>(given["gpu"].integer);
+    if (!given["allocate"].is_null()) {
+      argument.descriptor.base.address = allocate(static_cast<int>(given["allocate"].integer));
+    }
     argument.descriptor.shape = numbers(given["shape"]);
     argument.descriptor.strides = numbers(given["strides"]);
     argument.descriptor.block = numbers(given["block"]);

@@ -218,13 +218,7 @@ def damaged_cache(entries: list[Entry], tmp_path: Path, what: bytes, python: Pat
     "what",
     [
         pytest.param(b"num_warps", id="kernel"),
-        pytest.param(
-            b'"heuristics"',
-            id="description",
-            marks=pytest.mark.xfail(
-                strict=True, reason="obtain_description looks into a cached pack outside of any try"
-            ),
-        ),
+        pytest.param(b'"heuristics"', id="description"),
     ],
 )
 def test_a_damaged_cache_is_made_again(entries: list[Entry], tmp_path: Path, what: bytes) -> None:
@@ -489,21 +483,7 @@ def hostile(entries: list[Entry]) -> dict[str, tuple[bytes, str]]:
     return found
 
 
-_UNCHECKED = (
-    "a record's function, file and architecture are not compared with the digest that its row is filed under"
-)
-HOSTILE_BUGS = {
-    "rows of two functions change places": _UNCHECKED,
-    "descriptions change places": _UNCHECKED,
-    "fifth dimension": "a parameter's `dim` is not compared with the descriptor's rank: memory behind the shape is read",
-    "description: heuristic that divides by zero": "`decorate` lets a bare std::runtime_error out of a launch",
-    "cubin: without its last 100 bytes": "that the ELF file ends inside of its blob is not checked: the driver reads on",
-}
-
-
-@pytest.fixture(scope="module")
-def outcomes(entries: list[Entry], tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("hostile")
+def outcomes(entries: list[Entry], folder: Path) -> dict[str, dict[str, Any]]:
     made = hostile(entries)
     paths = {}
     for number, (name, (content, _)) in enumerate(made.items()):
@@ -513,17 +493,11 @@ def outcomes(entries: list[Entry], tmp_path_factory: Any) -> dict[str, dict[str,
     return {name: {**line, "wanted": made[name][1]} for name, line in zip(made, found, strict=True)}
 
 
-def test_hostile_packs(outcomes: dict[str, dict[str, Any]]) -> None:
+def test_hostile_packs(entries: list[Entry], tmp_path: Path) -> None:
     allowed = {"any": ("right", "refused", "wrong"), "refused": ("right", "refused")}
     wrong = {
         name: (line["outcome"], line["errors"][:200])
-        for name, line in outcomes.items()
-        if line["outcome"] not in allowed[line["wanted"]] and name not in HOSTILE_BUGS
+        for name, line in outcomes(entries, tmp_path).items()
+        if line["outcome"] not in allowed[line["wanted"]]
     }
     assert wrong == {}
-
-
-@pytest.mark.parametrize("name", HOSTILE_BUGS)
-def test_hostile_packs_that_break_it(outcomes: dict[str, dict[str, Any]], name: str, request: Any) -> None:
-    request.applymarker(pytest.mark.xfail(strict=True, reason=HOSTILE_BUGS[name]))
-    assert outcomes[name]["outcome"] == "refused"

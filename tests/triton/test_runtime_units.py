@@ -220,7 +220,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 class Beyond(Exception):
-    """An integer beyond 64 bits, which C++ may refuse."""
+    """What C++ may refuse: an integer beyond 64 bits, a shift by more than 62, `cdiv` of floats."""
 
 
 def evaluate(form: Any, arguments: dict[str, Any]) -> Any:
@@ -241,7 +241,11 @@ def evaluate(form: Any, arguments: dict[str, Any]) -> Any:
                 break
         return value
     operands = [evaluate(operand, arguments) for operand in rest[head == "call" :]]
-    if head in ("<<", "**") and isinstance(operands[1], (int, float)) and abs(operands[1]) > 200:
+    if head == "**" and isinstance(operands[1], (int, float)) and abs(operands[1]) > 200:
+        raise Beyond
+    if head == "<<" and isinstance(operands[1], int) and operands[1] > 62:
+        raise Beyond
+    if head == "call" and rest[0] == "cdiv" and any(isinstance(operand, float) for operand in operands):
         raise Beyond
     if head == "call":
         value = CALLS[rest[0]](*operands)
@@ -334,7 +338,11 @@ def test_an_expression(ask: Any, name: str, request: Any) -> None:
 
 
 _POWER = "std::pow: an infinity or NaN where Python raises or has a complex number"
-POWERS = {"zero": (["**", 0, -1], None), "root": (["**", -8, 0.5], _POWER), "large": (["**", 2.0, 5000], _POWER)}
+POWERS = {
+    "zero": (["**", 0, -1], None),
+    "root": (["**", -8, 0.5], _POWER),
+    "large": (["**", 2.0, 5000], _POWER),
+}
 
 
 @pytest.mark.parametrize("name", POWERS)

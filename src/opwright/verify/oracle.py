@@ -105,7 +105,8 @@ class _Jitter(TorchDispatchMode):
         packet, kwargs = func.overloadpacket, kwargs or {}
         unit = self.unit
         if packet in _PRODUCTS:
-            args = self._move_terms(args, args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel())
+            terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
+            args = self._move_terms(args, terms, factor=1 if packet in _BIASED_PRODUCTS else 0)
         elif packet in _SUMS:
             whole, reduced = args[0].numel(), _first(func(*args, **kwargs)).numel()
             args = self._move_terms(args, whole / max(reduced, 1))
@@ -130,13 +131,12 @@ class _Jitter(TorchDispatchMode):
         """
         return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
 
-    def _move_terms(self, args: Any, terms: float) -> Any:
-        """Moves the terms of a sum as far as adding them would."""
-        tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dtype == torch.float64]
-        if not tensors:
+    def _move_terms(self, args: Any, terms: float, factor: int = 0) -> Any:
+        """Moves the terms of a sum as far as adding them would; of a sum of products, one of the factors."""
+        moved = args[factor]
+        if not isinstance(moved, torch.Tensor) or moved.dtype != torch.float64:
             return args
-        unit = self._sum_unit(terms)
-        return [self._move(a, unit) if a is tensors[0] else a for a in args]
+        return [*args[:factor], self._move(moved, self._sum_unit(terms)), *args[factor + 1 :]]
 
     def _move(self, value: Any, unit: float) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
@@ -158,6 +158,7 @@ def _first(result: Any) -> torch.Tensor:
 
 
 _PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
+_BIASED_PRODUCTS = _packets("addmm baddbmm")  # what is added comes first
 _SUMS = _packets("sum mean var var_mean std cumsum linalg_vector_norm")
 _NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm convolution")
 _EXACT = _packets(

@@ -49,6 +49,7 @@ def matmul_bias_gelu_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr,
 ):
     program = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
@@ -65,9 +66,12 @@ def matmul_bias_gelu_kernel(
     b = weight + (columns % n)[None, :] * weight_row + depth[:, None] * weight_column
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, k, BLOCK_K):
-        inside = depth < k - first
-        left = tl.load(a, mask=inside[None, :], other=0.0)
-        right = tl.load(b, mask=inside[:, None], other=0.0)
+        if EVEN_K:
+            left, right = tl.load(a), tl.load(b)
+        else:
+            inside = depth < k - first
+            left = tl.load(a, mask=inside[None, :], other=0.0)
+            right = tl.load(b, mask=inside[:, None], other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee")
         a += BLOCK_K * input_column
         b += BLOCK_K * weight_column
@@ -108,6 +112,7 @@ def matmul_bias_gelu(input, weight, bias, approximate, output):
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         GROUP=GROUP,
+        EVEN_K=k % block_k == 0,
         num_warps=warps,
         num_stages=stages,
     )

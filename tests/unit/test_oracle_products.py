@@ -1,0 +1,35 @@
+"""What the oracle allows a sum of products does not depend on how PyTorch spells it."""
+
+from __future__ import annotations
+
+import torch
+
+from opwright.verify.oracle import Expected, expect
+
+
+def summed_one_by_one(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product as a kernel makes it that adds its terms in order, in float32."""
+    total = torch.zeros(x.shape[0], w.shape[0])
+    for k in range(x.shape[1]):
+        total += x[:, k, None] * w[None, :, k]
+    return total + b
+
+
+def test_linear_allows_what_a_product_and_a_sum_allow() -> None:
+    torch.manual_seed(0)
+    values = [torch.randn(40, 700), torch.randn(30, 700), torch.randn(30)]
+    spellings = {
+        "mm, add": lambda v: [v[0] @ v[1].mT + v[2]],
+        "addmm": lambda v: [torch.nn.functional.linear(*v)],
+        "baddbmm": lambda v: [torch.baddbmm(v[2], v[0][None], v[1].mT[None])[0]],
+    }
+    allowed = {}
+    for name, reference in spellings.items():
+        (expected,) = expect(reference, values)
+        assert isinstance(expected, Expected)
+        error = (summed_one_by_one(*values).double() - expected.exact).abs()
+        assert (error <= expected.allowance).all(), name
+        wrong = (expected.exact * (1 + 1e-4) - expected.exact).abs()
+        assert (wrong > expected.allowance).float().mean() > 0.8, name  # and no more than it needs
+        allowed[name] = expected.allowance.mean().item()
+    assert max(allowed.values()) < 2 * min(allowed.values()), allowed

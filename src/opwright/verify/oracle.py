@@ -106,10 +106,10 @@ class _Jitter(TorchDispatchMode):
         unit = self.unit
         if packet in _PRODUCTS:
             terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
-            args = self._move_terms(args, terms, factor=1 if packet in _BIASED_PRODUCTS else 0)
+            args = self._move_terms(args, self._product_unit(terms), factor=1 if packet in _BIASED_PRODUCTS else 0)
         elif packet in _SUMS:
             whole, reduced = args[0].numel(), _first(func(*args, **kwargs)).numel()
-            args = self._move_terms(args, whole / max(reduced, 1))
+            args = self._move_terms(args, self._sum_unit(whole / max(reduced, 1)))
         elif packet in _NORMALIZATIONS:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         result = func(*args, **kwargs)
@@ -131,12 +131,21 @@ class _Jitter(TorchDispatchMode):
         """
         return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
 
-    def _move_terms(self, args: Any, terms: float, factor: int = 0) -> Any:
+    def _product_unit(self, terms: float) -> float:
+        """Returns the same for a sum of products.
+
+        Those of 16-bit types are summed by tensor cores, which cut off what float32 cannot hold instead of rounding it
+        (Fasi et al. 2021, doi:10.7717/peerj-cs.330): a whole unit in the last place, not half of one.
+        """
+        single = torch.finfo(torch.float32).eps
+        return self._sum_unit(terms) if self.unit < single else single * math.sqrt(max(terms, 1))
+
+    def _move_terms(self, args: Any, unit: float, factor: int = 0) -> Any:
         """Moves the terms of a sum as far as adding them would; of a sum of products, one of the factors."""
         moved = args[factor]
         if not isinstance(moved, torch.Tensor) or moved.dtype != torch.float64:
             return args
-        return [*args[:factor], self._move(moved, self._sum_unit(terms)), *args[factor + 1 :]]
+        return [*args[:factor], self._move(moved, unit), *args[factor + 1 :]]
 
     def _move(self, value: Any, unit: float) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:

@@ -89,11 +89,11 @@ def matmul_bias_gelu(input, weight, bias, approximate, output):
     if input.element_size() == 4:
         block_m, block_n, block_k, warps, stages = 64, 64, 32, 4, 2
     elif m <= 32:
-        block_m, block_n, block_k, warps, stages = 16, 64, 128, 4, 4
-    elif m <= 256:
+        block_m, block_n, block_k, warps, stages = 16, 32, 256, 4, 4
+    elif m <= 1024:
         block_m, block_n, block_k, warps, stages = 64, 128, 64, 4, 4
     else:
-        block_m, block_n, block_k, warps, stages = 128, 256, 64, 8, 3
+        block_m, block_n, block_k, warps, stages = 128, 128, 64, 4, 3
     matmul_bias_gelu_kernel[(triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
         input,
         weight,

@@ -83,7 +83,8 @@ int compare(const Value& a, const Value& b) {
   if (a.type != Value::Type::kFloat && b.type != Value::Type::kFloat) {
     return a.integer < b.integer ? -1 : a.integer > b.integer;
   }
-  const double x = a.as_double(), y = b.as_double();
+  // Exact for any 64-bit integer where a long double has 64 bits of mantissa.
+  const long double x = a.as_long_double(), y = b.as_long_double();
   if (std::isnan(x) || std::isnan(y)) return kUnordered;
   return x < y ? -1 : x > y;
 }
@@ -212,7 +213,7 @@ std::string value_text_of(const Value& value) {
     case Value::Type::kFloat: return float_text(value.number);
     case Value::Type::kString: return quoted(value.text);
     case Value::Type::kLargeInt: return value.text;
-    case Value::Type::kPointer: fail("a pointer has no text");
+    case Value::Type::kPointer: return "pointer";
     case Value::Type::kTuple: break;
   }
   std::string text = "(";
@@ -332,7 +333,7 @@ Value Expression::evaluate(const Lookup& lookup) const {
       return Value::of_int(multiply(a.integer, b.integer));
     case O::kDivide:
       if (y == 0) fail("division by zero");
-      return Value::of_float(x / y);
+      return Value::of_float(static_cast<double>(a.as_long_double() / b.as_long_double()));
     case O::kFloorDivide:
       if (is_float) return Value::of_float(float_floor_divide(x, y));
       return Value::of_int(floor_divide(a.integer, b.integer));
@@ -341,7 +342,12 @@ Value Expression::evaluate(const Lookup& lookup) const {
       return Value::of_int(floor_modulo(a.integer, b.integer));
     case O::kPower:
       if (x == 0 && y < 0) fail("zero to a negative power");
-      if (is_float || b.integer < 0) return Value::of_float(std::pow(x, y));
+      if (is_float || b.integer < 0) {
+        if (x < 0 && y != std::floor(y)) fail("a root of a negative number");
+        const double raised = std::pow(x, y);
+        if (std::isinf(raised) && std::isfinite(x) && std::isfinite(y)) fail("a power beyond the range of floats");
+        return Value::of_float(raised);
+      }
       return Value::of_int(power(a.integer, b.integer));
     case O::kShiftLeft:
       if (integer_of(b) < 0 || b.integer > 62) fail("a shift by more than 62 bits");

@@ -28,6 +28,7 @@ struct Value {
   static Value of_text(std::string value);
   bool truth() const;
   double as_double() const { return type == Type::kFloat ? number : static_cast<double>(integer); }
+  long double as_long_double() const { return type == Type::kFloat ? number : static_cast<long double>(integer); }
   bool is_number() const { return type == Type::kBool || type == Type::kInt || type == Type::kFloat; }
 };
 

@@ -142,7 +142,12 @@ std::vector<std::string> split_key(const std::string& key) {
   bool is_quoted = false;
   for (size_t i = 0; i < key.size(); ++i) {
     const char letter = key[i];
-    if (letter == '"' && (i == 0 || key[i - 1] != '\\')) is_quoted = !is_quoted;
+    if (is_quoted && letter == '\\' && i + 1 < key.size()) {
+      part += letter;
+      part += key[++i];
+      continue;
+    }
+    if (letter == '"') is_quoted = !is_quoted;
     if (!is_quoted && (letter == '(' || letter == '[' || letter == '<')) ++depth;
     if (!is_quoted && (letter == ')' || letter == ']' || letter == '>')) --depth;
     if (!is_quoted && depth == 0 && (letter == ',' || letter == ';')) {

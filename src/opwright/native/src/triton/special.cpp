@@ -134,7 +134,7 @@ void check_devices(const KernelState& kernel, const Entry& entry, const Call& ca
                      "move the tensor, or make its device the current one.");
     }
   });
-  if (unknown >= 0 && (call.devices & kHostBit)) {
+  if (unknown >= 0) {
     refuse_pointer(description, entry, unknown, "is not on the launch's GPU",
                    "cuda:" + std::to_string(entry.device), "an address that the driver does not know: host memory?",
                    "move the tensor to the GPU, or pin its memory.");
@@ -157,12 +157,21 @@ void check_pointers(const KernelState& kernel, const Entry& entry, const Call& c
   });
 }
 
+bool holds_pointer(const Value& value) {
+  for (const Value& item : value.items) {
+    if (holds_pointer(item)) return true;
+  }
+  return value.type == Value::Type::kPointer;
+}
+
 }  // namespace
 
 Value evaluate_heuristic(const Description& description, const Heuristic& heuristic,
                          const Expression::Lookup& lookup) {
   try {
-    return heuristic.expression->evaluate(lookup);
+    Value value = heuristic.expression->evaluate(lookup);
+    if (holds_pointer(value)) throw std::runtime_error("it gives a pointer");
+    return value;
   } catch (const std::runtime_error& error) {
     throw Error(Cause::kKernelFile, subject_of(description) + ": the heuristic for `" + heuristic.name +
                                         "` failed: " + error.what() + "\n\nhint: pass `" + heuristic.name +

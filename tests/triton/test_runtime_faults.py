@@ -140,10 +140,6 @@ WRONG = {
     "missing file": launch("scaled", OUT, file=Path("/nowhere/kernels.py")),
     "folder for a file": launch("scaled", OUT, file=KERNELS.parent),
 }  # fmt: skip
-WRONG_BUGS = {
-    "memory of another GPU that the driver does not know": "check_devices refuses an address that the driver does "
-    "not know only where a tensor is the host's: this launch happens",
-}
 # The runtime counts arguments from 1, and so must the worker's errors.
 COUNTED = {"float for an annotated int": 2, "pointer for an annotated int": 2, "text that is no value": 3}
 
@@ -160,9 +156,7 @@ def refusals(python: Path, tmp_path_factory: Any) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call(refusals: Any, name: str, snapshot: SnapshotAssertion, request: Any) -> None:
-    if name in WRONG_BUGS:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=WRONG_BUGS[name]))
+def test_a_wrong_call(refusals: Any, name: str, snapshot: SnapshotAssertion) -> None:
     assert refusals[name] is not None
     assert not refusals[name].startswith("NO ERROR OF OURS")
     assert refusals[name] == snapshot
@@ -220,9 +214,6 @@ def tuned(out, p, C: tl.constexpr):
 """
 
 
-@pytest.mark.xfail(
-    strict=True, reason="value_text_of of a pointer throws a bare std::runtime_error, outside of any try"
-)
 @pytest.mark.parametrize("kind", ["pointer", "tuple"])
 @pytest.mark.parametrize("function", ["given", "tuned"])
 def test_a_pointer_that_decides(python: Path, tmp_path: Path, function: str, kind: str) -> None:

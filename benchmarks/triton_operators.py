@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from opwright_ops import matmul_bias_gelu, softmax
 from triton.testing import do_bench
 
 from opwright.verify.machine import machine_card
-from opwright_ops import matmul_bias_gelu, softmax
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 

@@ -25,8 +25,8 @@ from opwright.build.toolchain import (
     Compiler,
     find_compiler,
     headers_digest,
-    triton_digest,
     machine_identity,
+    triton_digest,
 )
 from opwright.errors import CompileError, LoadError, NoCompilerError, NoNvccError
 from opwright.spec.declaration import Declaration, Source

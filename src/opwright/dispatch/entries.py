@@ -13,7 +13,14 @@ import torch
 
 from opwright.dispatch.autocast import DEVICES
 from opwright.spec.declaration import Declaration
-from opwright.spec.schema import coded_schema_of, kernel_twin, out_names, out_schema_of, reference_twin, schema_of
+from opwright.spec.schema import (
+    coded_schema_of,
+    kernel_twin,
+    out_names,
+    out_schema_of,
+    reference_twin,
+    schema_of,
+)
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator

@@ -331,3 +331,10 @@ def test_syntax_error_is_the_authors(snapshot: Any) -> None:
     with pytest.raises(CompileError) as raised:
         translated("\ndef probe(:\n")
     assert str(raised.value) == snapshot
+
+
+def test_launch_function_by_another_name() -> None:
+    """One file may serve two declarations, which are to be compared."""
+    text = LAUNCHES["arithmetic"].replace("def probe(", "def original(") + "probe = original\n"
+    assert "void probe(" in translated(text)
+    assert "ints_kernel_(stream" in translated(text)

@@ -100,6 +100,8 @@ def read_launch_file(subject: str, path: str, text: str) -> LaunchFile:
                 dtypes = _read_dtypes(subject, path, text, node)
             elif isinstance(node.value, ast.Constant) and isinstance(node.value.value, (int, float, str, bool)):
                 constants[name] = node.value.value
+            elif isinstance(node.value, ast.Name) and node.value.id in functions:
+                functions[name] = functions[node.value.id]
     return LaunchFile(path, text, functions, kernels, constants, dtypes)
 
 

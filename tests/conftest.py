@@ -19,9 +19,8 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
     shared = base.parent if "popen-gw" in base.name else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPWRIGHT_CACHE_DIR", str(shared / "store"))
-        patch.setenv(
-            "OPWRIGHT_PCH", "0"
-        )  # nothing is precompiled beside the tests, but where that is what is tested
+        # Nothing is precompiled beside the tests, but where that is what is tested.
+        patch.setenv("OPWRIGHT_WITHOUT", "pch")
         yield
 
 

@@ -6,8 +6,9 @@ OPWRIGHT_CXXFLAGS         --cxxflags         flags added after Opwright's own
 OPWRIGHT_JOBS             --jobs             compilers running at the same time
 OPWRIGHT_ARCH             --arch             GPU architectures to compile for: 90, sm_90a, "80,90"
 OPWRIGHT_REQUIRE_KERNELS  --require-kernels  1: a kernel that cannot be built is an error
-OPWRIGHT_PCH                                 0: extensions are compiled without precompiled headers
-OPWRIGHT_COMPILE_COMMANDS  build --no-compile-commands  0: builds leave no compile_commands.json for editors
+OPWRIGHT_WITHOUT          build --no-compile-commands  what to leave out: "compile_commands" (compile_commands.json for
+                                             editors), "pch" (precompiled headers of extensions), or both
+OPWRIGHT_TRITON           pack build --python  where Triton kernels come from: "python=/venv/bin/python,pack=app.opk,..."
 """
 
 from __future__ import annotations
@@ -82,12 +83,28 @@ def require_kernels() -> bool:
 
 def precompiles_headers() -> bool:
     """Returns whether PyTorch's headers are precompiled for extensions."""
-    return _is_on("OPWRIGHT_PCH", "1")
+    return "pch" not in without()
 
 
 def compile_commands() -> bool:
     """Returns whether builds in a project keep its compile_commands.json."""
-    return _is_on("OPWRIGHT_COMPILE_COMMANDS", "1")
+    return "compile_commands" not in without()
+
+
+_OMISSIBLE = ("compile_commands", "pch")
+
+
+def without() -> tuple[str, ...]:
+    """Returns what the user does without."""
+    names = tuple(filter(None, re.split(r"[,\s]+", os.environ.get("OPWRIGHT_WITHOUT", ""))))
+    for name in names:
+        if name not in _OMISSIBLE:
+            raise SettingError(
+                "OPWRIGHT_WITHOUT",
+                "names something that is always there",
+                rows=[("got", repr(name)), ("expected", " | ".join(map(repr, _OMISSIBLE)))],
+            )
+    return names
 
 
 def _is_on(name: str, default: str) -> bool:

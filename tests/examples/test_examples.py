@@ -56,7 +56,7 @@ def follow(environment: dict[str, str], tmp_path: Path) -> Callable[..., None]:
         done = subprocess.run(
             ["bash", "-e", "-c", commands],
             cwd=folder,
-            env={**environment, "OPWRIGHT_PCH": "0", **variables},  # one compile each: none to precompile for
+            env={**environment, "OPWRIGHT_WITHOUT": "pch", **variables},  # one compile each: none to precompile for
             capture_output=True,
             text=True,
         )

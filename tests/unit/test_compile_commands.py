@@ -18,7 +18,7 @@ from opwright.errors import SettingError
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("OPWRIGHT_COMPILE_COMMANDS", raising=False)
+    monkeypatch.delenv("OPWRIGHT_WITHOUT", raising=False)
     folder = tmp_path / "project with space"
     folder.mkdir()
     (folder / "pyproject.toml").touch()
@@ -243,12 +243,12 @@ def test_processes_at_once_lose_no_entry(project: Path) -> None:
 
 def test_the_setting(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [command(project / "a.cpp"), command(project.parent / "loose.cpp")]
-    monkeypatch.setenv("OPWRIGHT_COMPILE_COMMANDS", "0")
+    monkeypatch.setenv("OPWRIGHT_WITHOUT", "pch,compile_commands")
     assert record(found) == []
     assert not (project / "build").exists()
-    monkeypatch.setenv("OPWRIGHT_COMPILE_COMMANDS", "1")
+    monkeypatch.setenv("OPWRIGHT_WITHOUT", "pch")
     assert record(found) == [project / "build" / "compile_commands.json"]
     assert list(entries(project)) == [str(project / "a.cpp")]
-    monkeypatch.setenv("OPWRIGHT_COMPILE_COMMANDS", "maybe")
-    with pytest.raises(SettingError, match="OPWRIGHT_COMPILE_COMMANDS"):
+    monkeypatch.setenv("OPWRIGHT_WITHOUT", "maybe")
+    with pytest.raises(SettingError, match="OPWRIGHT_WITHOUT"):
         record(found)

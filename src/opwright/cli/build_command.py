@@ -33,12 +33,14 @@ def build_operators(
         json: Print where the libraries are, as JSON.
         compile_commands: Write compile_commands.json for editors, also where nothing has to be compiled,
             and print where it is. Left out: only for what is compiled. --no-compile-commands: leave it
-            alone (OPWRIGHT_COMPILE_COMMANDS=0).
+            alone (OPWRIGHT_WITHOUT=compile_commands).
     """
+    from opwright import settings
     from opwright.dispatch import kernels
 
     if compile_commands is not None:
-        os.environ["OPWRIGHT_COMPILE_COMMANDS"] = str(int(compile_commands))
+        left = [name for name in settings.without() if name != "compile_commands"]
+        os.environ["OPWRIGHT_WITHOUT"] = ",".join(left if compile_commands else [*left, "compile_commands"])
     started = time.perf_counter()
     built, cached, libraries = 0, 0, []
     for keys in kernels.libraries_of(_find(target)):

@@ -15,7 +15,6 @@ extern "C" const char* triton_launch(const char* request) {
   }
 }
 
-// Compiles and loads what launches of this form need, by launching an empty grid.
 extern "C" void triton_freeze() { freeze(); }
 extern "C" const char* triton_load_pack(const char* path) {
   static thread_local std::string text;

@@ -21,7 +21,8 @@ from torch import Tensor
 from opwright.build.glue import header_text, kernel_signature
 from opwright.errors import CompileError
 from opwright.spec.declaration import declare
-from opwright.triton.translate import read_launch_file, translate
+from opwright.triton.launch_file import read_launch_file
+from opwright.triton.translate import translate
 
 pytestmark = pytest.mark.compiler
 

@@ -30,7 +30,8 @@ from opwright.build.toolchain import (
 )
 from opwright.errors import CompileError, LoadError, NoCompilerError, NoNvccError
 from opwright.spec.declaration import Declaration, Source
-from opwright.triton.translate import read_launch_file, translate
+from opwright.triton.launch_file import read_launch_file
+from opwright.triton.translate import translate
 
 _FORMAT = 2  # changes when the layout of a library changes
 

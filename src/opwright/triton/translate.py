@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from opwright.errors import CompileError
 from opwright.spec.contract import Contract
-from opwright.spec.dtypes import SCALAR_TYPES
+from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 
 _INTEGERS = {"+": "+", "-": "-", "*": "*", "&": "&", "|": "|", "^": "^", "<<": "<<", ">>": ">>"}
 _OPERATORS = {
@@ -34,8 +34,6 @@ _COMPARISONS = {
 }  # fmt: skip
 _FUNCTIONS = {"cdiv": 2, "next_power_of_2": 1}
 _CPP_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "text": "std::string_view"}
-# What PyTorch's dtypes are called in C++ here, for `DTYPES` and comparisons.
-_CPP_OF_DTYPE = {str(dtype).removeprefix("torch."): cpp for dtype, (_, _, cpp) in SCALAR_TYPES.items()}
 
 
 # Names that a local variable of the C++ cannot have.
@@ -53,83 +51,6 @@ class Expression(NamedTuple):
     text: str
     type: str
     items: tuple[Expression, ...] = ()
-
-
-@dataclass(frozen=True)
-class JitFunction:
-    """A kernel of the file: its parameters in order, and which of them are constexpr."""
-
-    name: str
-    parameters: tuple[str, ...]
-    constexprs: frozenset[str]
-
-
-@dataclass(frozen=True)
-class LaunchFile:
-    """A `triton.py`, read but not imported."""
-
-    path: str
-    text: str
-    functions: Mapping[str, ast.FunctionDef]
-    kernels: Mapping[str, JitFunction]
-    constants: Mapping[str, int | float | str | bool]
-    dtypes: tuple[str, ...] | None
-
-
-def read_launch_file(subject: str, path: str, text: str) -> LaunchFile:
-    """Reads a `triton.py`.
-
-    Raises:
-        CompileError: it is no Python, or its `DTYPES` is no tuple of dtype names.
-    """
-    try:
-        tree = ast.parse(text, path)
-    except SyntaxError as error:
-        raise _error(subject, path, text, error.lineno or 1, f"it is no Python: {error.msg}") from None
-    functions, kernels, constants = {}, {}, {}
-    dtypes: tuple[str, ...] | None = None
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            if any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
-                kernels[node.name] = _read_kernel(node)
-            elif not node.decorator_list:
-                functions[node.name] = node
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name == "DTYPES":
-                dtypes = _read_dtypes(subject, path, text, node)
-            elif isinstance(node.value, ast.Constant) and isinstance(node.value.value, (int, float, str, bool)):
-                constants[name] = node.value.value
-            elif isinstance(node.value, ast.Name) and node.value.id in functions:
-                functions[name] = functions[node.value.id]
-    return LaunchFile(path, text, functions, kernels, constants, dtypes)
-
-
-def _read_kernel(node: ast.FunctionDef) -> JitFunction:
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    constexprs = {a.arg for a in arguments if a.annotation and "constexpr" in ast.unparse(a.annotation)}
-    return JitFunction(node.name, tuple(a.arg for a in arguments), frozenset(constexprs))
-
-
-def _read_dtypes(subject: str, path: str, text: str, node: ast.Assign) -> tuple[str, ...]:
-    try:
-        names = tuple(ast.literal_eval(node.value))
-        unknown = [name for name in names if name not in _CPP_OF_DTYPE]
-    except (ValueError, TypeError):
-        names, unknown = (), [ast.unparse(node.value)]
-    if unknown:
-        raise _error(subject, path, text, node.lineno, f"DTYPES holds no dtype: {unknown[0]}", 'DTYPES = ("float32", "float16")')
-    return names
-
-
-def _error(
-    subject: str, path: str, text: str, line: int, rule: str, hint: str = "`docs/guides/triton.md` lists what is translated"
-) -> CompileError:
-    lines = text.splitlines()
-    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    return CompileError(
-        subject, rule, rows=[("source", f"{path}:{line}"), ("line", source)], hint=hint
-    )
 
 
 def translate(file: LaunchFile, contracts: Sequence[Contract], signatures: Sequence[str]) -> str:
@@ -236,16 +157,16 @@ class _Function:
 
     def _export(self) -> str:
         family = self.contract.scalar_family
-        allowed = [_CPP_OF_DTYPE[str(d).removeprefix("torch.")] for d in family.dtypes] if family else []
+        allowed = [CPP_OF_DTYPE[str(d).removeprefix("torch.")] for d in family.dtypes] if family else []
         if self.file.dtypes is not None:
-            allowed = [cpp for cpp in map(_CPP_OF_DTYPE.__getitem__, self.file.dtypes) if cpp in allowed]
+            allowed = [cpp for cpp in map(CPP_OF_DTYPE.__getitem__, self.file.dtypes) if cpp in allowed]
         return f"OPWRIGHT_KERNEL({', '.join([self.contract.subject, *allowed])})"
 
     def fail(self, node: ast.AST, rule: str, hint: str | None = None) -> None:
         line = getattr(node, "lineno", 1)
         if hint is None:
-            raise _error(self.contract.subject, self.file.path, self.file.text, line, rule)
-        raise _error(self.contract.subject, self.file.path, self.file.text, line, rule, hint)
+            raise error_at(self.contract.subject, self.file.path, self.file.text, line, rule)
+        raise error_at(self.contract.subject, self.file.path, self.file.text, line, rule, hint)
 
     # --- statements
 
@@ -626,5 +547,5 @@ class _Function:
 
     def dtype(self, node: ast.expr) -> str | None:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("torch", "tl"):
-            return _CPP_OF_DTYPE.get(node.attr)
+            return CPP_OF_DTYPE.get(node.attr)
         return None

@@ -6,20 +6,22 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import pytest
+import stub
+
+from opwright.triton.packs.workers import PROGRAM as CODE
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "src/opwright/triton"
 KERNELS = Path(__file__).parent / "kernels"
-PYTHONS = {
-    python.parents[1].name.removeprefix("triton-"): python
-    for python in sorted(ROOT.glob(".venv/triton-*/bin/python"))
-}
-CODE = "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()"
+PYTHONS = stub.find_tritons()
 
 
 class Worker:
@@ -113,3 +115,12 @@ def newest(triton_pythons: dict[str, Path], tmp_path_factory: Any) -> Iterator[W
     found = Worker(max(triton_pythons), tmp_path_factory.mktemp("newest"))
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The Python with the newest Triton, for what does not depend on its version."""
+    tritons = stub.find_tritons()
+    if not tritons:
+        pytest.skip("no Triton at .venv/triton-*/bin/python")
+    return tritons[max(tritons)]

@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import stub
 
+from opwright.triton.packs.workers import PROGRAM
 from opwright.triton.worker.packfile import Entry, digest_of, pack, read_pack
 
 WORKER = stub.ROOT / "src" / "opwright" / "triton"
 KERNELS = Path(__file__).parent / "kernels"
-_START = "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()"
 
 
 def compile_entries(python: Path, requests: list[dict[str, Any]]) -> list[Entry]:
@@ -44,7 +44,7 @@ def compile_entries(python: Path, requests: list[dict[str, Any]]) -> list[Entry]
                 "TRITON_CACHE_DIR": str(stub.BUILD / f"worker-cache-{python.parents[1].name}")
             }
             done = subprocess.run(
-                [str(python), "-c", _START, str(WORKER)],
+                [str(python), "-c", PROGRAM, str(WORKER)],
                 input="".join(f"{line}\n" for line in lines),
                 env=env,
                 capture_output=True,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from opwright.errors import AnnotationError
 from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
 from opwright.spec.contract import Contract, Parameter, TensorType
+from opwright.spec.cpp_names import CPP_KEYWORDS
 from opwright.spec.declaration import Declaration
 from opwright.spec.dtypes import SCALAR_TYPES
 from opwright.spec.schema import kernel_twin, out_schema_of, reference_twin, schema_of
@@ -27,13 +28,6 @@ _ARGUMENT_KINDS = {
     "bool": "kBool",
     "choice": "kChoice",
 }
-_CPP_KEYWORDS = frozenset(
-    "alignas alignof and asm auto bool break case catch char class const continue default delete do "
-    "double else enum explicit export extern false float for friend goto if inline int long mutable "
-    "namespace new not operator or private protected public register return short signed sizeof "
-    "static struct switch template this throw true try typedef typename union unsigned using virtual "
-    "void volatile while xor".split()
-)
 
 
 def entry_symbol(backend: str, name: str) -> str:
@@ -378,4 +372,4 @@ def enumerator(choice: str) -> str:
     """Returns the enumerator of a choice: itself, or the nearest C++ identifier."""
     text = re.sub(r"\W", "_", choice) or "_"
     text = f"_{text}" if text[0].isdigit() else text
-    return f"{text}_" if text in _CPP_KEYWORDS else text
+    return f"{text}_" if text in CPP_KEYWORDS else text

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from opwright.errors import CompileError
 from opwright.spec.contract import Contract
+from opwright.spec.cpp_names import CPP_KEYWORDS
 from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 
 _INTEGERS = {"+": "+", "-": "-", "*": "*", "&": "&", "|": "|", "^": "^", "<<": "<<", ">>": ">>"}
@@ -36,13 +37,8 @@ _FUNCTIONS = {"cdiv": 2, "next_power_of_2": 1}
 _CPP_TYPES = {"int": "int64_t", "float": "double", "bool": "bool", "text": "std::string_view"}
 
 
-# Names that a local variable of the C++ cannot have.
-_RESERVED = frozenset(
-    "alignas alignof and asm auto bool case catch char class const default delete do double enum explicit export extern "
-    "false float friend goto inline int long mutable namespace new not operator or private protected public register "
-    "short signed sizeof static struct switch template this throw true try typedef typename union unsigned using "
-    "virtual void volatile xor opw std stream meta T View half bfloat16".split()
-)
+# Names that a local variable of the C++ cannot have; the last ones stand in what is generated.
+_RESERVED = CPP_KEYWORDS | {"opw", "std", "stream", "meta", "T", "View", "half", "bfloat16"}
 
 
 class Expression(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1]  # of the package `worker`
-_PROGRAM = "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()"
+PROGRAM = "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()"
 _TIMEOUT_S = 600.0
 _TRIES = 2
 
@@ -37,7 +37,7 @@ class Worker:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [python, "-c", _PROGRAM, str(FOLDER)],
+                [python, "-c", PROGRAM, str(FOLDER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,

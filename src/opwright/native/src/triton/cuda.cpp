@@ -39,8 +39,6 @@ const Driver* load() {
   driver->MEMBER = reinterpret_cast<decltype(driver->MEMBER)>(get(#NAME, false));
   OPWRIGHT_DRIVER_OPTIONAL(OPWRIGHT_GET)
 #undef OPWRIGHT_GET
-  Dl_info info;
-  if (dladdr(reinterpret_cast<void*>(driver->init), &info) && info.dli_fname) driver->path = info.dli_fname;
   loaded_driver = driver;
   check(driver->init(0), "cuInit");
   check(driver->version(&driver->cuda_version), "cuDriverGetVersion");

@@ -112,7 +112,6 @@ struct Driver {
   OPWRIGHT_DRIVER_FUNCTIONS(OPWRIGHT_DECLARE)
   OPWRIGHT_DRIVER_OPTIONAL(OPWRIGHT_DECLARE)
 #undef OPWRIGHT_DECLARE
-  std::string path;
   int cuda_version = 0;  // the newest CUDA that the driver supports, as 12080
 };
 

@@ -1,192 +1,40 @@
-"""The report: its numbers against the records, its page against a parser and a browser."""
+"""The report: its numbers against the records, its page against a parser."""
 
 from __future__ import annotations
 
-import html
 import json
-import math
 import re
-import shutil
-import struct
-import subprocess
 import sys
-import zlib
-from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import pytest
+from report_cases import (
+    COMPUTE_GFLOPS,
+    COPY_GB_S,
+    FAILURES,
+    every_record,
+    make_bench,
+    make_gpu_bench,
+    make_machine,
+    make_measurement,
+    make_timing,
+    make_verify,
+    show,
+    three,
+)
 
 from opwright.errors import RecordError
 from opwright.records import (
-    BenchRecord,
     Check,
     Failure,
-    Machine,
-    Measurement,
-    Timing,
-    VerifyRecord,
     encodable,
     read,
 )
 from opwright.report import verdict, write_report
 from opwright.report.cards import collect_cards
-from opwright.report.quantities import COMPUTE, RATE, TIME, percent, round_to, tick_with_unit, with_unit
-from opwright.report.scales import LogScale, log_scale, spread
-from opwright.report.svg import _SHAPES, marker
-
-COPY_GB_S, COMPUTE_GFLOPS = 40.0, 125.0
-SIZES = (1024, 65536, 2**24)
-BYTES_EACH = {("forward", "f32"): 8, ("forward", "bf16"): 4, ("backward", "f32"): 12, ("backward", "bf16"): 6}
-
-
-def make_machine(**changes) -> Machine:
-    facts = {"cpu": "EPYC 9B14", "cores": 2, "device": "", "system": "Linux 6.8", "python": "3.11.7"}
-    facts |= {"torch": "2.13.0+cpu", "compiler": "g++ 12.2.0", "load": 0.5}
-    return Machine(**(facts | changes))
-
-
-MEASURED = make_machine(copy_gb_s=COPY_GB_S, compute_gflops=COMPUTE_GFLOPS)
-
-
-def make_timing(candidate: str, median_us: float, noise: float = 0.012) -> Timing:
-    return Timing(candidate, median_us, 0.9 * median_us, noise, [median_us] * 3)
-
-
-def make_measurement(direction: str, dtype: str, elements: int, *, flop_each=10, copy=COPY_GB_S, **changes):
-    moved = BYTES_EACH[direction, dtype] * elements
-    ours = 3.0 + moved / 30e3  # 3 us of host, 30 GB/s
-    factor = 2.0 + math.log2(elements) / 8 + (0.37 if dtype == "bf16" else 0.0)
-    facts = {
-        "direction": direction,
-        "case": f"{dtype}[{elements // 1024}, 1024] approximate='tanh'",
-        "axes": {"elements": elements},
-        "dtype": dtype,
-        "bytes_moved": moved,
-        "flop": flop_each * elements if flop_each else None,
-        "timings": [
-            make_timing("opwright", ours),
-            make_timing("eager", ours * factor),
-            make_timing("compile", ours * (factor - 0.5), noise=0.34),
-            make_timing("liger", ours * 1.25),
-        ],
-        "roof_share": moved / ours / 1e3 / copy if copy else None,
-        "in_cache": moved < 32e6,
-    }
-    return Measurement(**(facts | changes))
-
-
-def make_bench(name: str = "ns::bias_gelu", machine: Machine = MEASURED, **changes) -> BenchRecord:
-    copy, flop_each = machine.copy_gb_s, changes.pop("flop_each", 10)
-    measurements = [
-        make_measurement(direction, dtype, elements, flop_each=flop_each, copy=copy)
-        for direction, dtype in BYTES_EACH
-        for elements in SIZES
-    ]
-    facts = {
-        "name": name,
-        "measurements": measurements,
-        "host_us": {"opwright": 3.1, "eager": 6.28},
-        "verified": True,
-        "threads": 2,
-        "machine": machine,
-        "created": 1_795_000_000.0,
-        "seconds": 81.0,
-    }
-    return BenchRecord(**(facts | changes))
-
-
-def make_verify(name: str = "ns::bias_gelu", failures=(), **changes) -> VerifyRecord:
-    outcome, worst = ("failed", 391.4) if failures else ("passed", 0.4127)
-    checks = [
-        Check("numerics", outcome, 300, worst_ulp=1.6234, worst_ratio=worst, seconds=12.06),
-        Check("gradcheck", "passed", 112, worst_ratio=0.08, seconds=0.4),
-        Check("second device", "skipped", reason="only 1 <device> & no more"),
-    ]
-    facts = {"checks": checks, "failures": list(failures), "backends": ["cpu"], "machine": make_machine()}
-    return VerifyRecord(**({"name": name, "created": 1_794_990_000.0, "seconds": 66.0} | facts | changes))
-
-
-FAILURES = [
-    Failure(
-        "numerics", "f32[7, 13] sliced", "error 3.1e-2 at [6, 12]\n  of 7.9e-5", "last column", "verify x"
-    ),
-    Failure("gradcheck", "f64[3]", "grad of `w` is <zero> & more"),
-]
-
-
-class Page(HTMLParser):
-    """A page, parsed: whether its elements are balanced, its references, and its tables as text."""
-
-    VOID = frozenset({"meta", "link", "br", "hr", "img", "input"})
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.source = path.read_text(encoding="utf-8")
-        self.open: list[str] = []
-        self.mistakes: list[str] = []
-        self.references: list[str] = []
-        self.ids: list[str] = []
-        self.counts: dict[str, int] = {}
-        self.rows: list[list[str]] = []
-        self.specs: list[str] = []
-        self.heading = ""
-        self.feed(self.source)
-        self.close()
-        self.mistakes += [f"<{tag}> is never closed" for tag in self.open]
-
-    def handle_starttag(self, tag, attrs):
-        self.handle_startendtag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-        elif tag == "script":
-            self.specs.append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        names = [name for name, _ in attrs]
-        if len(set(names)) != len(names):
-            self.mistakes.append(f"<{tag}> repeats an attribute")
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
-                self.references.append(value)
-            elif name == "id":
-                self.ids.append(value)
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open.pop() != tag:
-            self.mistakes.append(f"</{tag}> at {self.getpos()} closes something else")
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "script":
-            self.specs[-1] += data
-        elif "tr" in self.open and ("td" in self.open or "th" in self.open):
-            self.rows[-1][-1] += data
-        elif self.open and self.open[-1] == "h1":
-            self.heading += data
-
-    def cells(self, *starts: str) -> list[str]:
-        """Returns the cells of the only row that begins with a text, stripped."""
-        found = [[" ".join(cell.split()) for cell in row] for row in self.rows]
-        found = [row for row in found if row[: len(starts)] == list(starts)]
-        assert len(found) == 1, found
-        return found[0]
-
-
-def show(tmp_path: Path, *records) -> Page:
-    return Page(write_report(records, tmp_path / "deep" / "report.html"))
-
-
-def three(value: float) -> str:
-    """Three significant digits by another route than the report's: decimal shifting."""
-    exponent = math.floor(math.log10(abs(value)))
-    return f"{round(value, 2 - exponent):.{max(0, 2 - exponent)}f}"
-
 
 # --- the verdict --------------------------------------------------------------------------------------
 
@@ -363,26 +211,6 @@ def test_the_page_says_what_its_words_mean(tmp_path):
 # --- a GPU --------------------------------------------------------------------------------------------
 
 
-GPU = make_machine(
-    device="H200",
-    driver="580.1 (CUDA 13.0)",
-    gpu_memory_bytes=150 * 10**9,
-    gpu_l2_bytes=60 * 2**20,
-    multiprocessors=132,
-    copy_gb_s=4250.0,
-    compute_gflops=51000.0,
-)
-
-
-def make_gpu_bench(name="ns::bias_gelu", **changes) -> BenchRecord:
-    bench = make_bench(name, GPU, device="cuda", **changes)
-    for m in bench.measurements:
-        m.copy_us = 0.75 * m.timings[0].median_us
-        for t in m.timings:
-            t.warm_us, t.host_us = 0.5 * t.median_us, 4.25
-    return bench
-
-
 def test_a_gpu_shows_cold_warm_and_host_times_and_the_copy_of_the_same_size(tmp_path):
     bench = make_gpu_bench()
     page = show(tmp_path, bench)
@@ -458,20 +286,6 @@ def test_records_of_before_there_were_devices_are_read(tmp_path):
 # --- the page -----------------------------------------------------------------------------------------
 
 
-def every_record():
-    bare = make_machine(cpu="Old & slow")
-    return [
-        make_verify(),
-        make_bench(),
-        make_verify("ns::lstm", FAILURES),
-        make_bench("ns::d_sigmoid", flop_each=None),
-        make_bench("ns::bare", bare, flop_each=None),
-        make_bench("ns::flop_only", bare, host_us={}),
-        make_bench("ns::half", make_machine(compute_gflops=90.0)),
-        make_bench("ns::empty", measurements=[]),
-    ]
-
-
 def test_the_page_stands_alone_balanced_and_small(tmp_path):
     page = show(tmp_path, *every_record())
     assert page.mistakes == []
@@ -500,227 +314,3 @@ def test_what_was_not_measured_is_said_and_not_drawn(tmp_path):
     assert "Roofline" not in page.source
     assert "copy bandwidth" not in verdict([make_bench(machine=bare)])
     assert "The roofs of this machine were not measured." in show(tmp_path, make_bench(machine=bare)).source
-
-
-# --- the pictures -------------------------------------------------------------------------------------
-
-
-def find_svgs(page: Page, start: str) -> list[str]:
-    found = re.findall(r"<svg.*?</svg>", page.source, re.DOTALL)
-    return [svg for svg in found if re.search(r"<title [^>]*>([^<]*)", svg)[1].startswith(start)]
-
-
-def numbers(pattern: str, svg: str) -> list[tuple[float, ...]]:
-    return [tuple(float(x) for x in found.groups()) for found in re.finditer(pattern, svg)]
-
-
-def test_time_against_size_places_points_and_the_memory_slope_on_one_scale(tmp_path):
-    bench = make_bench()
-    (svg,) = find_svgs(show(tmp_path, bench), "forward f32: time against size")
-    points = numbers(r'<circle cx="([\d.]+)" cy="([\d.]+)"', svg)
-    measured = [m for m in bench.measurements if (m.direction, m.dtype) == ("forward", "f32")]
-    assert len(points) == len(measured) == 3
-    # Logarithmic: pixels go with the logarithm of size and time, whatever the ends of the axes.
-    x_slope = (points[2][0] - points[0][0]) / math.log(SIZES[2] / SIZES[0])
-    ours = [m.time_of("opwright") for m in measured]
-    y_slope = (points[2][1] - points[0][1]) / math.log(ours[2] / ours[0])
-    assert x_slope > 0 > y_slope
-    assert points[1][0] - points[0][0] == pytest.approx(x_slope * math.log(SIZES[1] / SIZES[0]), abs=0.2)
-    assert points[1][1] - points[0][1] == pytest.approx(y_slope * math.log(ours[1] / ours[0]), abs=0.2)
-    slope = re.search(r'<path d="M([^"]*)" fill="none" class="bound"', svg)[1]
-    slope = [tuple(float(x) for x in point.split()) for point in slope.split("L")]
-    for (x, y), point, m in zip(slope, points, measured, strict=True):
-        copy_us = m.bytes_moved / (COPY_GB_S * 1e9) * 1e6
-        assert x == point[0]
-        assert y - point[1] == pytest.approx(y_slope * math.log(copy_us / m.time_of("opwright")), abs=0.2)
-    (host,) = numbers(r'<line x1="[\d.]+" y1="([\d.]+)" x2="[\d.]+" y2="([\d.]+)" class="bound"', svg)
-    assert host[0] == host[1]
-    assert host[0] - points[0][1] == pytest.approx(y_slope * math.log(3.1 / ours[0]), abs=0.2)
-    # Only the noise of compile, 34 %, is larger than a point.
-    bars = numbers(r'y1="([\d.]+)" x2="[\d.]+" y2="([\d.]+)" class="noise"', svg)
-    assert len(bars) == 3
-    assert bars[0][0] - bars[0][1] == pytest.approx(-y_slope * math.log(1.34 / 0.66), abs=0.2)
-
-
-def test_labels_of_lines_do_not_overlap(tmp_path):
-    panels = find_svgs(show(tmp_path, make_bench()), "forward")
-    assert len(panels) == 2
-    for svg in panels:
-        places = numbers(r'y="([\d.]+)" class="line-label', svg)
-        assert len(places) == 6  # four candidates, copy, host
-        assert min(b - a for (a,), (b,) in pairwise(sorted(places))) >= 12.9
-
-
-def test_roofline_moves_from_eager_to_ours_under_the_measured_roofs(tmp_path):
-    one = make_measurement("forward", "f32", 2**24)
-    (svg,) = find_svgs(show(tmp_path, make_bench(measurements=[one])), "ns::bias_gelu: roofline")
-    (tail,) = numbers(r'y1="([\d.]+)" x2="[\d.]+" y2="[\d.]+" class="tail"/><line', svg)
-    (head,) = numbers(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="3.4" class="filled"/></g>(?!<text)', svg)
-    (x0, y0, x1, y1), (x2, y2, _, y3) = numbers(
-        r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)" fill="none" class="roof"', svg
-    )
-    assert (x1, y1) == (x2, y2)  # the ridge
-    assert y2 == y3
-    y_slope = (tail[0] - head[1]) / math.log(one.time_of("eager") / one.time_of("opwright"))
-    assert y_slope > 0  # slower is lower on the page
-    rate = one.flop / one.time_of("opwright") / 1e3
-    assert head[1] - y2 == pytest.approx(y_slope * math.log(COMPUTE_GFLOPS / rate), abs=0.3)
-    # The slope of memory rises as fast as intensity does, and meets the other roof at the ridge.
-    x_slope = (head[0] - x2) / math.log(one.flop / one.bytes_moved / (COMPUTE_GFLOPS / COPY_GB_S))
-    assert (y0 - y1) / y_slope == pytest.approx((x1 - x0) / x_slope, rel=0.02)
-
-
-def test_names_from_records_are_escaped_in_pictures(tmp_path):
-    odd = make_measurement("forward", "f32", 2**24, flop_each=None, case="<b>&'")
-    odd.dtype = "<i>"
-    page = show(tmp_path, make_bench(measurements=[odd], flop_each=None))
-    assert page.mistakes == []
-    assert (page.counts.get("b", 0), page.counts.get("i", 0)) == (0, 1)  # <i> is the meter's
-    assert page.source.count("&lt;b&gt;&amp;") >= 4
-
-
-def test_bars_give_shares_where_nobody_counted_operations(tmp_path):
-    bench = make_bench(flop_each=None)
-    (svg,) = find_svgs(show(tmp_path, bench), "ns::bias_gelu: share of the copy bandwidth")
-    bars = numbers(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg)
-    (line,) = numbers(r'<line x1="([\d.]+)" y1="[\d.]+" x2="[\d.]+" y2="[\d.]+" class="roof"', svg)
-    assert len(bars) == 12
-    shares = [m.roof_share for m in sorted(bench.measurements, key=lambda m: m.direction == "backward")]
-    for (left, width), share in zip(bars, shares, strict=True):
-        assert width / (line[0] - left) == pytest.approx(share, abs=0.003)
-    values = re.findall(r'class="value">([\d.]+ %)<', svg)
-    assert values == [f"{three(100 * share)} %" for share in shares]
-    assert svg.count("bar hollow") == sum(m.in_cache for m in bench.measurements)
-
-
-def test_specifications_hold_the_data_of_the_pictures(tmp_path):
-    bench = make_bench()
-    roofline, sizes = [json.loads(spec) for spec in show(tmp_path, bench).specs]
-    by_input = {(v["direction"], v["case"]): v for v in roofline["data"]["values"]}
-    assert len(by_input) == 12
-    for m in bench.measurements:
-        value = by_input[m.direction, m.case]
-        assert value["intensity"] == pytest.approx(m.flop / m.bytes_moved, rel=1e-4)
-        assert value["opwright"] == pytest.approx(m.flop / m.time_of("opwright") / 1e3, rel=1e-4)
-        assert value["eager"] == pytest.approx(m.flop / m.time_of("eager") / 1e3, rel=1e-4)
-    assert len(sizes["data"]["values"]) == 12 * 4
-    for value in sizes["data"]["values"]:
-        key = (value["direction"], value["dtype"], value["size"])
-        (m,) = [m for m in bench.measurements if (m.direction, m.dtype, m.axes["elements"]) == key]
-        assert value["time_us"] == pytest.approx(m.time_of(value["candidate"]), rel=1e-4)
-        assert value["copy_us"] == pytest.approx(m.bytes_moved / COPY_GB_S / 1e3, rel=1e-4)
-        assert value["low_us"] < value["time_us"] < value["high_us"]
-
-
-@pytest.mark.parametrize("shape", range(len(_SHAPES)))
-def test_every_marker_has_an_area(shape):
-    """The fifth kind, a cross, was a polygon of no area: nothing was painted."""
-    drawn = marker(shape, 0.0, 0.0, class_="filled")
-    if "circle" in drawn:
-        return
-    points = numbers(r"(-?[\d.]+),(-?[\d.]+)", drawn)
-    area = sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(points, [*points[1:], points[0]], strict=True))
-    assert abs(area) / 2 > 10
-
-
-# --- numbers and scales -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (9.996, "10.0"),
-        (0.0999999, "0.100"),
-        (123.4, "123"),
-        (8123.0, "8,120"),
-        (3.14e-7, "3.14e-07"),
-    ],
-)
-def test_three_significant_digits(value, text):
-    assert round_to(value) == text
-
-
-def test_units_change_where_the_rounded_number_does():
-    written = [with_unit(x, TIME) for x in (0.0312, 0.9996, 999.4, 999.6, 1.5e6)]
-    assert written == ["31.2 ns", "1.00 µs", "999 µs", "1.00 ms", "1.50 s"]
-    assert with_unit(4812.0, RATE) == "4.81 TB/s"
-    assert with_unit(0.25, COMPUTE) == "250 MFLOP/s"
-    assert tick_with_unit(300.0, TIME) == "300 µs"
-    assert percent(1.0349) == "103 %"
-
-
-@pytest.mark.parametrize(("low", "high"), [(3, 40), (1e-3, 1e9), (5, 6), (0.02, 800)])
-def test_ticks_are_round_lie_on_the_axis_and_keep_their_distance(low, high):
-    scale = log_scale([low, high], 0, 400, margin=1.25)
-    ticks = scale.ticks(gap=40)
-    assert 2 <= len(ticks) <= 11
-    assert all(scale.low <= t <= scale.high for t in ticks)
-    assert all(f"{t:.0e}"[0] in "1235" and float(f"{t:.0e}") == pytest.approx(t) for t in ticks)
-    assert all(scale(b) - scale(a) >= 40 for a, b in pairwise(ticks))
-    assert scale.high / scale.low >= 9.999
-
-
-def test_a_log_scale_maps_equal_ratios_to_equal_distances():
-    scale = LogScale(1.0, 1000.0, 100.0, 400.0)
-    assert [scale(v) for v in (1, 10, 100, 1000)] == pytest.approx([100, 200, 300, 400])
-
-
-def test_spreading_keeps_order_distance_and_bounds():
-    assert spread([50, 10, 90], 10, 0, 100) == [50, 10, 90]
-    assert spread([50, 50, 51], 10, 0, 100) == pytest.approx([40.33, 50.33, 60.33], abs=0.01)
-    assert spread([1, 2, 99], 10, 0, 100) == pytest.approx([0, 10, 99])
-    assert spread([99, 98], 10, 0, 100) == pytest.approx([100, 90])
-
-
-def test_the_report_imports_without_torch():
-    code = "import sys, opwright.report; sys.exit('torch' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
-    )
-
-
-# --- in a browser -------------------------------------------------------------------------------------
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --window-size=1200,1600"""
-
-
-def browse(tmp_path: Path, path: Path, *flags: str) -> str:
-    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", *flags, path.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-
-
-def read_png(png: Path) -> tuple[bytes, float]:
-    """Returns the first pixel, and the share of bytes in which the picture differs from its surroundings."""
-    data, at, body = png.read_bytes(), 8, b""
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        if data[at + 4 : at + 8] == b"IDAT":
-            body += data[at + 8 : at + 8 + length]
-        at += 12 + length
-    # Rows are stored as differences from the pixels before and above, so a blank picture is all zeros.
-    rows = zlib.decompress(body)
-    return rows[1:4], 1 - rows.count(0) / len(rows)
-
-
-@pytest.mark.chromium
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-@pytest.mark.parametrize(("scheme", "page"), [("1", "fbfbfa"), ("0", "14161a")], ids=["light", "dark"])
-def test_chromium_paints_the_page_in_both_colour_schemes(tmp_path, scheme, page):
-    path = write_report([make_verify(), make_bench()], tmp_path / "report.html")
-    shot = tmp_path / "shot.png"
-    browse(tmp_path, path, f"--screenshot={shot}", f"--blink-settings=preferredColorScheme={scheme}")
-    corner, painted = read_png(shot)
-    assert corner == bytes.fromhex(page)
-    assert 0.01 < painted < 0.5
-
-
-@pytest.mark.chromium
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-def test_chromium_builds_the_pictures(tmp_path):
-    path = write_report([make_verify(), make_bench()], tmp_path / "report.html")
-    dom = browse(tmp_path, path, "--dump-dom")
-    assert dom.count("<svg") == dom.count("</svg>") == path.read_text().count("<svg") == 5
-    assert html.escape(verdict([make_verify(), make_bench()]), quote=False) in dom

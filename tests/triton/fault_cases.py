@@ -42,6 +42,8 @@ def tidy(text: str, folder: Path) -> str:
     """A message without what differs from machine to machine."""
     for path, name in ((folder, "<tmp>"), (runtime.WORKER, "<worker>"), (stub.ROOT, "<opwright>")):
         text = text.replace(str(path), name)
+    # Python before 3.11.4 and 3.12 has another class for it.
+    text = text.replace("ValueError: source code string", "SyntaxError: source code string")
     text = re.sub(r"[^\s=`]*/triton-[\d.]+/bin/python", "<python>", text)
     text = re.sub(r"\b[0-9a-f]{32}\.opk", "<digest>.opk", text)
     text = re.sub(r"/tmp/\S*/(?=\w+\.(?:ptx|cubin|log))", "<scratch>/", text)

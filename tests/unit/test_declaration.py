@@ -264,6 +264,29 @@ def test_backward_signatures(snapshot: SnapshotAssertion) -> None:
         op.backward(too_many)
 
 
+def test_non_differentiable_outputs() -> None:
+    def halves(x: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        return x / 2, x * 3
+
+    with pytest.raises(errors.DeclarationError, match=r"names `rest`(.|\n)*output0, output1(.|\n)*hint"):
+        declared(halves, non_differentiable=["rest"])
+    op = declared(halves, non_differentiable=["output1"])
+    with pytest.raises(errors.BackwardError, match=r"`grad_output1`(.|\n)*hint: `def \w+\(grad_output0, x\)"):
+
+        @op.backward
+        def wrong(grad_output0, grad_output1, x):
+            return grad_output0 / 2
+
+    @op.backward
+    def right(grad_output0, output1):
+        return grad_output0 / 2 + 0 * output1
+
+    x = torch.ones(2, requires_grad=True)
+    first, second = op(x)
+    assert not second.requires_grad
+    assert torch.autograd.grad(first.sum(), x)[0].tolist() == [0.5, 0.5]
+
+
 def test_public_names() -> None:
     for public in opwright.__all__:
         assert getattr(opwright, public) is not None

@@ -114,6 +114,7 @@ class _Tables:
         contract = self.contract
         self.families = [f for f in dict.fromkeys(t.family for t in _types(contract)) if not f.is_single]
         self.variables, self.shapes, self.solved = _variables(contract)
+        self.numbers = {p.name for p in contract.parameters if p.kind == "int"}
         self.known: set[str] = set()  # names that an axis before has solved for
         self.lines: list[str] = []
 
@@ -179,7 +180,7 @@ class _Tables:
 
     def _axis(self, prefix: str, axis: Axis) -> str:
         kind = _AXIS_KINDS.get(type(axis), "kAnonymous")
-        size, variable, value, solves, solve, needs = 0, -1, "0", -1, "0", 0
+        size, variable, value, solves, solve, needs, switches = 0, -1, "0", -1, "0", 0, 0
         match axis:
             case Fixed():
                 size = axis.size
@@ -190,6 +191,7 @@ class _Tables:
             case Computed():
                 value = f"{prefix}_value"
                 needs = sum(1 << self.variables[name] for name in axis.names)
+                switches = sum(1 << self.variables[name] for name in axis.names if name in self.numbers)
                 self.lines.append(
                     f"static i64 {value}(const i64 *v) {{ return {axis.to_c(self._variable)}; }}"
                 )
@@ -199,7 +201,8 @@ class _Tables:
                     self.known.add(name)
                     solves, solve = self.variables[name], f"{prefix}_solve"
                     self._add_solver(solve, axis, name)
-        return f'    {{{kind}, "{axis}", {size}, {variable}, {value}, {solves}, {solve}, {needs}ULL}},'
+        fields = f"{size}, {variable}, {value}, {solves}, {solve}, {needs}ULL, {switches}ULL"
+        return f'    {{{kind}, "{axis}", {fields}}},'
 
     def _add_solver(self, function: str, axis: Computed, unknown: str) -> None:
         def at(value: int) -> str:

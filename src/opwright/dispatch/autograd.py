@@ -95,6 +95,15 @@ def composite_recorder(operator: Operator) -> Callable[..., Any]:
     return lambda compute, *values: pack(outputs_of(contract, call_reference(values)))
 
 
+def differentiable_outputs(operator: Operator, values: Sequence[Any]) -> list[torch.Tensor]:
+    """Runs the reference for its outputs, with gradients through all of them.
+
+    A backward that is differentiated needs the derivative of what it saved, declared differentiable or not.
+    """
+    result = caller(operator.contract, operator.declaration.reference)(values)
+    return [result] if len(operator.contract.outputs) == 1 else list(result)
+
+
 def reference_gradient(
     operator: Operator, values: Sequence[Any], gradients: Sequence[torch.Tensor | None]
 ) -> dict[str, Any]:
@@ -117,8 +126,12 @@ def reference_gradient(
             replaced[i] = (
                 [pending.pop(0) for _ in value] if isinstance(value, (list, tuple)) else pending.pop(0)
             )
-        pairs = zip(outputs_of(contract, call(replaced)), gradients, strict=True)
-        return [(o, g) for o, g in pairs if o is not None and g is not None and o.is_floating_point()]
+        found = zip(contract.outputs, outputs_of(contract, call(replaced)), gradients, strict=True)
+        return [
+            (o, g)
+            for output, o, g in found
+            if o is not None and g is not None and o.is_floating_point() and not output.is_constant
+        ]
 
     found = list(_vjp(outputs_at, inputs))
     result: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opwright.dispatch.autograd import reference_gradient
+from opwright.dispatch.autograd import differentiable_outputs, reference_gradient
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
@@ -48,7 +48,11 @@ def recorder(operator: Operator) -> Callable[..., Any]:
             *(f"        {line}" for line in backward),
         ]
     )
-    namespace: dict[str, Any] = {"torch": torch, "_reference_gradient": partial(reference_gradient, operator)}
+    namespace: dict[str, Any] = {
+        "torch": torch,
+        "_reference_gradient": partial(reference_gradient, operator),
+        "_compute_again": partial(differentiable_outputs, operator),
+    }
     if operator.backward_operator is not None:
         namespace["_backward"] = operator.backward_operator.function
     exec(compile(source, f"<opwright node of {operator.declaration.qualified_name}>", "exec"), namespace)
@@ -85,7 +89,8 @@ def _forward_lines(
 ) -> list[str]:
     contract, kept = operator.contract, _kept(operator)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
-    integral = [f"_{o.name}" for o in contract.outputs if not o.type.family.is_floating]
+    fixed = [f"_{o.name}" for o in contract.outputs if o.is_constant]
+    integral = [f"_{o.name}" for o in contract.outputs if not o.type.family.is_floating and not o.is_constant]
     constants = [p.name for p in plain if not p.is_tensor]
     lines: list[str] = []
     for i, (p, count) in enumerate(zip(lists, counts, strict=True)):
@@ -102,8 +107,11 @@ def _forward_lines(
         lines.append(f"_ctx.constants = ({''.join(name + ', ' for name in [*constants, *counts])})")
     if integral:
         # By what came out, not by the family: `Shaped` may be either.
-        lines.append(f"_fixed = [o for o in ({', '.join(integral)},) if not o.is_floating_point()]")
-        lines.append("_ctx.mark_non_differentiable(*_fixed)")
+        some = f"(o for o in ({', '.join(integral)},) if not o.is_floating_point())"
+        lines.append(f"_ctx.mark_non_differentiable({', '.join([*fixed, f'*{some}'])})")
+    elif fixed:
+        lines.append(f"_ctx.mark_non_differentiable({', '.join(fixed)})")
+        lines.append("_ctx._materialize_non_diff_grads = False")  # zeros that nobody reads
     return [*lines, "return _result"]
 
 
@@ -124,6 +132,11 @@ def _backward_lines(
         start += f" + {count}" if kept[p.name] else ""
     if declared is not None:
         # The gradients come in the order of the floating-point tensors among the arguments.
+        if operator.computed_again:
+            values = ", ".join(p.name for p in contract.parameters)
+            lines.append("if torch.is_grad_enabled():")
+            lines.append(f"    _outputs = _compute_again(({values},))")
+            lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in operator.computed_again]
         known = {f"grad_{o.name}": f"_gradients[{i}]" for i, o in enumerate(contract.outputs)}
         known |= {o.name: f"_{o.name}" for o in contract.outputs} | {
             p.name: p.name for p in contract.parameters

@@ -42,6 +42,7 @@ def operator(
     *,
     random: bool = False,
     data_dependent: Sequence[str] = (),
+    non_differentiable: Sequence[str] = (),
     autocast: str | None = "promote",
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declares a PyTorch operator by its reference.
@@ -53,6 +54,7 @@ def operator(
             `triton.py` next to the declaring file, if it exists.
         random: the reference draws random numbers.
         data_dependent: axes of outputs whose size only the data know.
+        non_differentiable: outputs that no gradient flows through, such as those that the backward needs.
         autocast: what happens to mixed precisions under autocast: "promote", "lower", "float32", None.
 
     Returns:
@@ -72,6 +74,7 @@ def operator(
                 kernels={"cpu": cpu, "cuda": cuda, "triton": triton},
                 random=random,
                 data_dependent=data_dependent,
+                non_differentiable=non_differentiable,
                 autocast=autocast,
                 local_names=frame.f_locals,
             )
@@ -160,9 +163,9 @@ class Operator:
     def backward(self, reference: Callable[..., Any]) -> Any:
         """Declares the backward by its reference; returns the function of the operator `ns::name_backward`.
 
-        The reference takes the gradient of each output, then whichever inputs, outputs and options it
-        needs, by their names; what it names is what is kept for it. It returns a gradient for each
-        floating-point tensor input, in order.
+        The reference takes the gradient of each differentiable output, then whichever inputs, outputs and
+        options it needs, by their names; what it names is what is kept for it. It returns a gradient for
+        each floating-point tensor input, in order.
 
         Raises:
             BackwardError: its parameters do not fit this operator.
@@ -291,14 +294,20 @@ class Operator:
 
     def _set_saved(self, backward: Operator | None) -> None:
         names = [p.name for p in self.contract.parameters]
+        # What second derivatives need: saved outputs that no gradient flows through.
+        self.computed_again: tuple[int, ...] = ()
         if backward is None:
             self.saved_inputs, self.saved_outputs = (True,) * len(names), ()
         else:
             used = {p.name for p in backward.contract.parameters}
-            self.saved_inputs = tuple(name in used for name in names)
             self.saved_outputs = tuple(
                 i for i, o in enumerate(self.contract.outputs) if o.name in used and o.name not in names
             )
+            if not self.declaration.random:  # other numbers would be drawn
+                self.computed_again = tuple(
+                    i for i in self.saved_outputs if self.contract.outputs[i].is_constant
+                )
+            self.saved_inputs = tuple(bool(self.computed_again) or name in used for name in names)
         if self.contract.mutated:
             self.record = lambda compute, *values: refuse_mutation(self, values)
         elif backward is None and self.declaration.random:

@@ -22,10 +22,17 @@ def caller(contract: Contract, reference: Callable[..., Any]) -> Callable[[Seque
 
 
 def outputs_of(contract: Contract, result: Any) -> list[Any]:
-    """Returns the outputs of a reference as a list; an absent gradient is None."""
+    """Returns the outputs of a reference as a list; an absent gradient is None.
+
+    Outputs that are declared non-differentiable come detached.
+    """
     if not contract.outputs:
         return []
-    return [result] if len(contract.outputs) == 1 and not isinstance(result, tuple) else list(result)
+    found = [result] if len(contract.outputs) == 1 and not isinstance(result, tuple) else list(result)
+    for i, output in enumerate(contract.outputs):
+        if output.is_constant:
+            found[i] = found[i].detach()
+    return found
 
 
 def conforming(contract: Contract, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:

@@ -1,8 +1,8 @@
 """vmap: from the promise of a variadic axis, else through the reference.
 
 A variadic axis promises that its entries are computed independently. So a vmapped dimension of
-`*batch n` simply joins `*batch`. Where an argument without a leading variadic axis is batched, or an
-output does not keep the axis, the reference is vectorised by PyTorch instead.
+`T *batch n` simply joins `*batch`. Where an argument without the axis is batched, or an output does not
+keep it, the reference is vectorised by PyTorch instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import caller, outputs_of
-from opwright.spec.axes import Variadic
 from opwright.spec.contract import Contract, TensorType
 
 if TYPE_CHECKING:
@@ -34,45 +33,41 @@ def vmap_kernel(operator: Operator) -> Callable[..., Any]:
         values = operator.normalize(*args, **kwargs)
         interpreter = retrieve_current_functorch_interpreter()
         level = interpreter.level()
-        axes = joined_axes(contract, [_is_batched(value, level) for value in values])
+        axis = joined_axes(contract, [_is_batched(value, level) for value in values])
         # Random numbers are drawn as vmap's `randomness` says, which only PyTorch's own rules know.
-        if axes is None or operator.declaration.random:
+        if axis is None or operator.declaration.random:
             # Still batched: every operator of the reference applies its own rule.
             return pack(outputs_of(contract, call_reference(values)))
         joined = [
-            _join(value, _leading(p.type), axes, level, interpreter.batch_size())
+            _join(value, p.type, axis, level, interpreter.batch_size())
             for p, value in zip(contract.parameters, values, strict=True)
         ]
         with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
             result = operator.call_public(joined)
-        return pack([_functorch._add_batch_dim(o, 0, level) for o in unpack(result, contract)])
+        outputs = zip(unpack(result, contract), (o.type.variadic_at for o in contract.outputs), strict=True)
+        # The gradient of an absent argument is empty, without the axis.
+        return pack([_functorch._add_batch_dim(t, at, level) if t.ndim > at else t for t, at in outputs])
 
     return kernel
 
 
-def joined_axes(contract: Contract, batched: list[bool]) -> set[str] | None:
-    """Returns the variadic axes that the batch dimension joins; None when the reference is needed."""
+def joined_axes(contract: Contract, batched: list[bool]) -> str | None:
+    """Returns the variadic axis that the batch dimension joins; None when the reference is needed."""
     if contract.mutated or not contract.outputs:
         return None
-    axes: set[str] = set()
-    for parameter, is_batched in zip(contract.parameters, batched, strict=True):
-        if is_batched:
-            name = _leading(parameter.type)
-            if name is None or parameter.kind != "tensor":
-                return None
-            axes.add(name)
-    for parameter in contract.tensors:
-        # The same axes in a list, or behind others, would have to grow there too.
-        inside = {a.name for a in parameter.type.axes if isinstance(a, Variadic)}
-        if inside & axes and (parameter.kind == "tensors" or _leading(parameter.type) not in axes):
-            return None
-    return axes if all(_leading(output.type) in axes for output in contract.outputs) else None
-
-
-def _leading(type_: TensorType | None) -> str | None:
-    if type_ is None or not type_.axes or not isinstance(type_.axes[0], Variadic):
+    given = [p for p, is_batched in zip(contract.parameters, batched, strict=True) if is_batched]
+    # Entries of one axis are independent of each other, not of those of another axis.
+    name, *others = {_variadic(p.type) for p in given if p.kind == "tensor"} or {None}
+    if name is None or others or any(p.kind == "tensors" for p in given):
         return None
-    return type_.axes[0].name
+    if any(p.kind == "tensors" and _variadic(p.type) == name for p in contract.tensors):
+        return None  # the axis would have to grow in the list too
+    return name if all(_variadic(output.type) == name for output in contract.outputs) else None
+
+
+def _variadic(type_: TensorType | None) -> str | None:
+    at = type_.variadic_at if type_ else None
+    return None if at is None else type_.axes[at].name
 
 
 def _is_batched(value: Any, level: int) -> bool:
@@ -85,10 +80,12 @@ def _is_batched(value: Any, level: int) -> bool:
     )
 
 
-def _join(value: Any, name: str | None, axes: set[str], level: int, batch_size: int) -> Any:
-    if not isinstance(value, torch.Tensor):
+def _join(value: Any, type_: TensorType | None, name: str, level: int, batch_size: int) -> Any:
+    """Returns the argument with the batch dimension where its variadic axis starts."""
+    if not isinstance(value, torch.Tensor) or _variadic(type_) != name:
         return value
+    at = type_.variadic_at
     if _is_batched(value, level):
         tensor, dim = _functorch._unwrap_batched(value, level)
-        return tensor.movedim(dim, 0)
-    return value.expand(batch_size, *value.shape) if name in axes else value
+        return tensor.movedim(dim, at)
+    return value.unsqueeze(at).expand(*value.shape[:at], batch_size, *value.shape[at:])

@@ -86,11 +86,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of an operator. `gradient_of` names the optional input whose absence empties it."""
+    """One output of an operator.
+
+    `gradient_of` names the optional input whose absence empties it; `is_constant` says that no gradient
+    flows through it.
+    """
 
     name: str
     type: TensorType
     gradient_of: str | None = None
+    is_constant: bool = False
 
 
 @dataclass

@@ -87,6 +87,7 @@ def declare(
     kernels: Mapping[str, str | Path | None],
     random: bool = False,
     data_dependent: Sequence[str] = (),
+    non_differentiable: Sequence[str] = (),
     autocast: str | None = "promote",
     local_names: Mapping[str, Any] | None = None,
 ) -> Declaration:
@@ -107,7 +108,7 @@ def declare(
             rows=[("expected", " | ".join(map(repr, AUTOCAST_POLICIES)) + " | None")],
         )
     parameters, returns = read_parameters(reference, subject, local_names or {})
-    outputs = read_outputs(returns, subject)
+    outputs = _mark_constant(read_outputs(returns, subject), non_differentiable, subject)
     result_type = returns if isinstance(returns, type) and hasattr(returns, "_fields") else None
     contract = Contract(subject, parameters, outputs, tuple(data_dependent), result_type)
     _check_contract(contract)
@@ -126,6 +127,19 @@ def declare(
     )
 
 
+def _mark_constant(outputs: tuple[Output, ...], constant: Sequence[str], subject: str) -> tuple[Output, ...]:
+    names = [output.name for output in outputs]
+    unknown = [name for name in constant if name not in names]
+    if unknown:
+        raise DeclarationError(
+            subject,
+            f"`non_differentiable` names `{unknown[0]}`, which is no output",
+            rows=[("outputs", ", ".join(names) or "none")],
+            hint=f'`non_differentiable=["{names[-1]}"]`; a NamedTuple names outputs' if names else "",
+        )
+    return tuple(replace(output, is_constant=output.name in constant) for output in outputs)
+
+
 def declare_backward(
     forward: Declaration, reference: Callable[..., Any], local_names: Mapping[str, Any]
 ) -> Declaration:
@@ -138,10 +152,10 @@ def declare_backward(
     known = _backward_parameters(forward.contract)
     names = list(inspect.signature(reference).parameters)
     unknown = [name for name in names if name not in known]
-    gradients = [name for name in names if name.startswith("grad_") and name in known]
-    if unknown or len(gradients) != len(forward.contract.outputs):
+    gradients = _gradient_names(forward.contract)
+    if unknown or not set(gradients) <= set(names):
         inputs = ", ".join(p.name for p in forward.contract.parameters)
-        expected = ", ".join(_gradient_names(forward.contract))
+        expected = ", ".join(gradients)
         raise BackwardError(
             subject,
             f"`{unknown[0]}` is no input, output or gradient of `{forward.name}`"
@@ -197,13 +211,14 @@ def declare_backward(
 
 
 def _gradient_names(contract: Contract) -> list[str]:
-    return [f"grad_{output.name}" for output in contract.outputs]
+    return [f"grad_{output.name}" for output in contract.outputs if not output.is_constant]
 
 
 def _backward_parameters(contract: Contract) -> dict[str, Parameter]:
     known: dict[str, Parameter] = {}
     for output in contract.outputs:
-        known[f"grad_{output.name}"] = Parameter(f"grad_{output.name}", "tensor", output.type)
+        if not output.is_constant:
+            known[f"grad_{output.name}"] = Parameter(f"grad_{output.name}", "tensor", output.type)
     for parameter in contract.parameters:
         # Every argument is passed, by autograd; options stay keyword-only with their defaults.
         default = MISSING if parameter.is_tensor else parameter.default

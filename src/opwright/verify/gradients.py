@@ -22,7 +22,7 @@ def need_gradient(subject: Subject) -> None:
     if subject.operator.declaration.random:
         raise Skipped("it draws random numbers")
     if not any(p.is_differentiable for p in contract.parameters) or not any(
-        o.type.family.is_floating for o in contract.outputs
+        o.type.family.is_floating and not o.is_constant for o in contract.outputs
     ):
         raise Skipped("nothing floating-point to differentiate")
     family = contract.scalar_family
@@ -66,10 +66,14 @@ def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Ten
                 return pending.pop(0) if value.is_floating_point() else value
             return [fill(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-        outputs = subject.call([fill(v) for v in values])
-        return tuple(o for o in outputs if isinstance(o, torch.Tensor) and o.is_floating_point())
+        return tuple(_differentiable(subject, subject.call([fill(v) for v in values])))
 
     return inputs, call
+
+
+def _differentiable(subject: Subject, outputs: list[Any]) -> list[torch.Tensor]:
+    found = zip(subject.operator.contract.outputs, outputs, strict=True)
+    return [o for output, o in found if o is not None and o.is_floating_point() and not output.is_constant]
 
 
 def seed_like(output: torch.Tensor) -> torch.Tensor:
@@ -102,7 +106,7 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
                 for v in values
             ]
             with torch.enable_grad():
-                outputs = [o for o in function(values) if o is not None and o.is_floating_point()]
+                outputs = _differentiable(subject, function(values))
                 inputs = [t for t in tensors_of(values) if t.requires_grad]
                 seeds = [seed_like(o) for o in outputs]
                 found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from opwright.dispatch.vmap import joined_axes
-from opwright.spec.axes import Variadic
 from opwright.spec.samples import Case
 from opwright.verify.devices import DeviceLost, wait_for
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
@@ -150,32 +149,25 @@ def independence(subject: Subject) -> Iterator[Finding]:
     contract = operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
-    batched = [
-        bool(p.type and p.type.axes and isinstance(p.type.axes[0], Variadic)) for p in contract.parameters
-    ]
-    if not any(batched) or joined_axes(contract, batched) is None:
-        raise Skipped("no variadic axis leads all outputs")
+    at = [p.type.variadic_at if p.type else None for p in contract.parameters]
+    if joined_axes(contract, [position is not None for position in at]) is None:
+        raise Skipped("no variadic axis goes through all outputs")
     with torch.no_grad():
         for _, case in subject.cases():
-            leading = [
-                v.shape[0]
-                for v, b in zip(case.values, batched, strict=True)
-                if b and v is not None and v.ndim
+            batched = [
+                (p.type, v, i)
+                for p, v, i in zip(contract.parameters, case.values, at, strict=True)
+                if i is not None and v is not None
             ]
-            ranks = [
-                v.ndim >= p.type.rank
-                for p, v, b in zip(contract.parameters, case.values, batched, strict=True)
-                if b and v is not None
-            ]
-            if not leading or not all(ranks) or min(leading) != max(leading) or min(leading) < 2:
+            counts = {v.shape[i] if v.ndim >= type_.rank else 0 for type_, v, i in batched}
+            if len(counts) != 1 or min(counts) < 2:
                 continue
 
             def part_of(values: Any) -> tuple[Any, ...]:
-                return tuple(
-                    v[1:] if b and v is not None else v for v, b in zip(values, batched, strict=True)
-                )
+                return tuple(_without_first(v, i) for v, i in zip(values, at, strict=True))
 
-            whole = [o[1:] for o in subject.run(subject.inputs(case))]
+            kept = zip(subject.run(subject.inputs(case)), contract.outputs, strict=True)
+            whole = [_without_first(tensor, output.type.variadic_at) for tensor, output in kept]
             alone = subject.run(part_of(subject.inputs(case)))
             expected = expect(subject.reference, part_of(case.values))
             message = ""
@@ -187,3 +179,10 @@ def independence(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 str(case), message and f"entries 1.. of the whole differ from the call on them: {message}"
             )
+
+
+def _without_first(value: Any, dim: int | None) -> Any:
+    """Returns a tensor without its first entry along a dimension; what has none, as it is."""
+    if dim is None or value is None or value.ndim <= dim or not value.shape[dim]:
+        return value
+    return value.narrow(dim, 1, value.shape[dim] - 1)

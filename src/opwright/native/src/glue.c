@@ -2,25 +2,42 @@
 // other; generated sources bring the tables.
 #include "contract.c"
 #include "memory.c"
+#include "tensor.c"
 
 // ---- launch and finish --------------------------------------------------------------------------------------
 
 // What to do about empty outputs: all are empty, so there is nothing to compute; or some are, which
-// kernels are not asked to handle, so the reference computes the others.
+// kernels are not asked to handle, so the reference computes the others. Outputs that the caller left
+// out do not count beside others.
 enum Emptiness { kNoneEmpty, kAllEmpty, kSomeEmpty };
+
+// True when an axis is 0 because the int arguments in its expression are: `keep*T` without `keep`.
+static int is_left_out(const Call *call, const TensorType *type) {
+  for (i32 a = 0; a < type->rank; ++a) {
+    const Axis *axis = &type->axes[a];
+    if (axis->kind != kComputed || !axis->switches || axis->value(call->variables)) continue;
+    u64 on = 0;
+    for (i32 v = 0; v < call->op->num_variables; ++v) on |= (u64)!!call->variables[v] << v;
+    if (!(axis->switches & on)) return 1;
+  }
+  return 0;
+}
 
 static enum Emptiness emptiness(const Call *call) {
   const Operator *op = call->op;
-  i32 empty = 0, full = 0;
+  i32 empty = 0, full = 0, left_out = 0;
   for (i32 i = 0; i < op->num_outputs; ++i) {
-    if (!is_absent(call, i)) *(numel(&call->outputs[i]) ? &full : &empty) += 1;
+    if (is_absent(call, i)) continue;
+    const i32 is_empty = !numel(&call->outputs[i]);
+    *(!is_empty ? &full : is_left_out(call, &op->outputs[i].type) ? &left_out : &empty) += 1;
   }
   for (i32 i = 0; i < op->num_arguments; ++i) {
     for (i64 k = 0; op->arguments[i].mutated && k < call->values[i].count; ++k) {
       *(numel(&call->values[i].tensors[k]) ? &full : &empty) += 1;
     }
   }
-  return !empty ? kNoneEmpty : full ? kSomeEmpty : kAllEmpty;
+  if (!full && (empty || left_out)) return kAllEmpty;
+  return empty ? kSomeEmpty : kNoneEmpty;
 }
 
 static int copy_back(Call *call) {

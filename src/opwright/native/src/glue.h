@@ -30,6 +30,11 @@ extern i32 aoti_torch_get_device_type(Handle, i32 *);
 extern i32 aoti_torch_get_device_index(Handle, i32 *);
 extern i32 aoti_torch_empty_strided(i64 ndim, const i64 *sizes, const i64 *strides, i32 dtype,
                                     i32 device_type, i32 device_index, Handle *);
+extern i32 aoti_torch_create_tensor_from_blob(void *data, i64 ndim, const i64 *sizes, const i64 *strides,
+                                              i64 offset, i32 dtype, i32 device_type, i32 device_index,
+                                              Handle *);
+extern i32 aoti_torch__reinterpret_tensor(Handle, i64 ndim, const i64 *sizes, const i64 *strides, i64 offset,
+                                          Handle *);
 extern i32 aoti_torch_new_tensor_handle(Handle, Handle *);  // another reference to the same tensor
 extern i32 aoti_torch_copy_(Handle self, Handle source, i32 non_blocking);
 extern i32 aoti_torch_delete_tensor_object(Handle);
@@ -58,6 +63,15 @@ extern void aoti_torch_check(_Bool claim, const char *function, const char *file
 extern i32 aoti_torch_create_cuda_guard(i32 device_index, Handle *) __attribute__((weak));
 extern i32 aoti_torch_delete_cuda_guard(Handle) __attribute__((weak));
 extern i32 aoti_torch_get_current_cuda_stream(i32 device_index, void **) __attribute__((weak));
+
+// Since torch 2.12.
+extern const char *torch_exception_get_what_without_backtrace(void) __attribute__((weak));
+// For the arguments that the dispatcher's ABI cannot pass: AOTInductor's functions for these operators.
+typedef i32 ScaledSum(Handle out, Handle self, Handle left, Handle right, double beta, double alpha);
+extern ScaledSum aoti_torch_cpu_addmm_out __attribute__((weak));
+extern ScaledSum aoti_torch_cpu_baddbmm_out __attribute__((weak));
+extern ScaledSum aoti_torch_cuda_addmm_out __attribute__((weak));
+extern ScaledSum aoti_torch_cuda_baddbmm_out __attribute__((weak));
 
 #define TARGET_VERSION ((2ULL << 56) | (11ULL << 48))  // the least torch: 2.11
 
@@ -89,6 +103,7 @@ typedef struct {
   i32 solves;                  // kComputed: the variable that only this axis can bind, else -1
   i64 (*solve)(const i64 *, i64);  // kComputed with solves: its value, -1 when there is none
   u64 needs;                   // kComputed: mask of the variables it reads, without `solves`
+  u64 switches;                // kComputed: mask of the int arguments it reads
 } Axis;
 
 typedef struct {

@@ -1,4 +1,4 @@
-// exp, sigmoid, the normal distribution and the GELU family with their derivatives, for float,
+// exp, sigmoid, tanh, the normal distribution and the GELU family with their derivatives, for float,
 // double, Vec<float> and Vec<double>; under nvcc the scalar forms are device code too, which takes
 // 2^f and 1/x in float from the special function unit.
 //
@@ -273,6 +273,31 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d2_sigmoid(V x) {
   const V sum = e + one;
   const V magnitude = e * (one_minus_e * reciprocal(sum * sum * sum));
   return select(x > V{}, -magnitude, magnitude);
+}
+
+// tanh(x) = sign(x) (1 - e)/(1 + e) with e = e^-2|x|, and 1 - e as in d2_sigmoid.
+template <typename T = void, typename V>
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V tanh(V x) {
+  using S = detail::Storage<T, V>;
+  using C = detail::Constants<Lane<V>>;
+  const V one = splat<V>(1);
+  const V z = min(abs(x), splat<V>(-C::kExpLow / 2));
+  V e, one_minus_e;
+  if constexpr (detail::kIsUnsplit<S, V>) {
+    const V t = z * (-2 * C::kLog2e);
+    e = exp2_instruction_all(t);
+    one_minus_e = select(t > splat<V>(-0.5f), -t * detail::Fit<float>::exp2_slope(t), one - e);
+  } else {
+    const auto t = detail::split_multiple<Lane<V>>(z, -2 * C::kLog2e, -2 * C::kLog2eRest);
+    const V minus_one = t.fraction * detail::Fit<Lane<V>>::exp2_slope(t.fraction);
+    const V power = scale(one, t.whole);
+    e = scale(minus_one + one, t.whole);
+    one_minus_e = fma(-power, minus_one, one - power);
+  }
+  const V magnitude = one_minus_e * detail::reciprocal_for<S>(e + one);
+  using Bits = typename detail::BitsOf<V>::type;
+  const Bits sign = bit_cast<Bits>(x) & bit_cast<Bits>(splat<V>(-0.0f));
+  return bit_cast<V>(bit_cast<Bits>(magnitude) | sign);
 }
 
 // The normal distribution: the integral of e^(-t^2/2)/sqrt(2 pi) from -inf to x.

@@ -1,0 +1,363 @@
+// The steps of a sequence: gates, cells, h.
+#pragma once
+
+#include <opwright/team.h>
+
+#include "sequence.h"
+
+namespace opwright_ops {
+
+using opwright::fma;
+using opwright::Member;
+
+inline constexpr double kNormEpsilon = 1e-5;
+
+// A part of the panels or registers that one member of a team works on.
+struct Share {
+  int64_t begin, end;
+  Share(int64_t count, const Member& member)
+      : begin(count * member.id() / member.count()), end(count * (member.id() + 1) / member.count()) {}
+};
+
+// Mean and inverse deviation of rows of which each member knows a part. Parts are joined by the
+// formula of Chan et al., which does not cancel.
+template <typename E>
+struct Moments {
+  Buffer<E> parts;  // [B, members, 3]: count, mean, sum of squared deviations
+  int members = 0;
+
+  void allocate(int64_t rows, int most_members) {
+    parts.allocate(rows * most_members * 3);
+    members = most_members;
+  }
+  void set(int64_t row, const Member& member, E count, E mean, E squares) const {
+    E* part = parts.data() + (row * members + member.id()) * 3;
+    part[0] = count, part[1] = mean, part[2] = squares;
+  }
+  // Returns the mean; `scale` becomes 1/sqrt(variance + epsilon).
+  E joined(int64_t row, const Member& member, E* scale) const {
+    const E* part = parts.data() + row * members * 3;
+    E count = 0, mean = 0, squares = 0;
+    for (int m = 0; m < member.count(); ++m, part += 3) {
+      if (part[0] == 0) continue;
+      const E total = count + part[0], distance = part[1] - mean;
+      squares += part[2] + distance * distance * count * part[0] / total;
+      mean += distance * part[0] / total;
+      count = total;
+    }
+    *scale = 1 / __builtin_sqrt(squares / count + E(kNormEpsilon));
+    return mean;
+  }
+};
+
+template <typename V>
+OPWRIGHT_INLINE opwright::Lane<V> sum_of_lanes(V value) {
+  opwright::Lane<V> sum = 0;
+  for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(sum)); ++i) sum += value[i];
+  return sum;
+}
+
+// The first `count` lanes, 0 in the others.
+template <typename E>
+OPWRIGHT_INLINE Vec<E> first_lanes(Vec<E> value, int64_t count) {
+  if (count >= opwright::kLanes<E>) return value;
+  E lanes[opwright::kLanes<E>];
+  opwright::store(lanes, value);
+  return opwright::load_partial(lanes, static_cast<int>(count));
+}
+
+// A layer's parameters, widths rounded up to whole registers: Hp of cells, Rp of h. What is beyond the
+// widths themselves is 0. Absent ones are null.
+template <typename E, typename O>
+struct Parameters {
+  int64_t H, R, Hp, Rp;
+  Options<E> options;
+  Buffer<E> bias, peephole;             // [4, Hp], [3, Hp]
+  Buffer<E> norm_hh, norm_c;            // [4, Hp], [2, Hp]
+  Sequence<E> h_mask;
+  View<const bool, 2> reset;
+  View<const int64_t, 1> seed;
+  bool is_projected;
+
+  bool resets(int64_t t, int64_t entry) const { return reset.defined() && reset(t, entry); }
+  int64_t seed_of(int64_t entry) const { return seed.defined() ? seed(entry) : 0; }
+};
+
+template <typename E, typename O>
+struct Forward {
+  using V = Vec<E>;
+  static constexpr int N = opwright::kLanes<E>;
+
+  const Schedule& schedule;
+  const Parameters<E, O>& layer;
+  const E* from_input;    // compact rows of 4H: weight_ih @ x, normalised if layers are; null:
+  const O* x;             // compact rows of the input itself
+  int64_t x_stride;
+  GateRows<O> ih_rows;
+  Panels<O> hh, hr;       // of weight_hh: panel p has registers p of all gates; of weight_hr
+  GateRows<O> hh_rows;    // weight_hh itself, where packing does not pay
+  Sequence<E> output, cells, gates;
+
+  Buffer<E> c, h;                // [B, Hp]; [B, Rp], kept for zoneout
+  Buffer<O> operand[2];          // [B, Rp]: h as products take it, of this step and of the next
+  Buffer<O> projected;           // [B, Hp]: o * tanh(c)
+  Buffer<E> from_h, o, cell;     // [B, 4, Hp], [B, Hp], [B, Hp]: between the phases of a normalised step
+  Moments<E> moments_h, moments_c;
+
+  void allocate(int most_members) {
+    const int64_t B = schedule.entries;
+    c.allocate_zeros(B * layer.Hp);
+    for (auto& buffer : operand) buffer.allocate_zeros(B * layer.Rp);
+    if (layer.options.zoneout_h) h.allocate_zeros(B * layer.Rp);
+    if (layer.is_projected) projected.allocate_zeros(B * layer.Hp);
+    if (!layer.norm_c.data()) return;
+    from_h.allocate_zeros(B * 4 * layer.Hp);
+    o.allocate(B * layer.Hp);
+    cell.allocate(B * layer.Hp);
+    moments_h.allocate(B, most_members);
+    moments_c.allocate(B, most_members);
+  }
+
+  // Sets the state before the first step.
+  void start(View<const E, 2> h_0, View<const E, 2> c_0);
+
+  static int64_t lanes_at(int64_t column, int64_t width) { return width - column < N ? width - column : N; }
+
+  // h of one row: registers from `column`, `value` from this step's gates.
+  OPWRIGHT_INLINE void finish_h(int64_t step, int64_t place, int64_t column, V value) {
+    const int64_t t = schedule.time(step), entry = schedule.entry(place);
+    const int count = static_cast<int>(lanes_at(column, layer.R));
+    const auto& options = layer.options;
+    if (options.zoneout_h) {
+      E* past = &h[place * layer.Rp + column];
+      const V before = layer.resets(t, entry) ? V{} : opwright::load(past);
+      value = mixed(kept(options, layer.seed_of(entry), column, t).h, before, value);
+      value = output.narrowed(value);
+      opwright::store(past, value);
+    }
+    output.store(output.at(t, entry) + column, value, count);
+    const int64_t next = step + 1;
+    if (next == schedule.steps) return;
+    if (layer.resets(schedule.time(next), entry)) value = V{};
+    if (layer.h_mask.exists()) {
+      value = output.narrowed(value) * layer.h_mask.load(layer.h_mask.at(0, entry) + column, count);
+    }
+    store_operand(&operand[next % 2][place * layer.Rp + column], value);
+  }
+
+  OPWRIGHT_INLINE void store_operand(O* to, V value) const { opwright::store(to, output.narrowed(value)); }
+
+  // c of one row; returns the cell before zoneout.
+  template <bool kIsPlain>
+  OPWRIGHT_INLINE void finish_c(int64_t t, int64_t place, int64_t column, V before, V value) {
+    if constexpr (!kIsPlain) {
+      const int64_t entry = schedule.entry(place);
+      const auto& options = layer.options;
+      if (options.zoneout_c) {
+        value = mixed(kept(options, layer.seed_of(entry), column, t).c, before, value);
+      }
+    }
+    opwright::store(&c[place * layer.Hp + column], value);
+    if (cells.exists()) {
+      cells.store(cells.at(t, schedule.entry(place)) + column, value, static_cast<int>(lanes_at(column, layer.H)));
+    }
+  }
+
+  // From the sums of the gates to the cell, and to o.
+  template <bool kIsPlain>
+  OPWRIGHT_INLINE V new_cell(int64_t t, int64_t place, int64_t column, V (&z)[4], V* o_gate) {
+    const Activations<kIsPlain, E> act{layer.options};
+    const int64_t entry = schedule.entry(place);
+    V before = opwright::load(&c[place * layer.Hp + column]);
+    if constexpr (!kIsPlain) {
+      if (layer.resets(t, entry)) before = V{};
+      if (layer.peephole.data()) {
+        const E* p = &layer.peephole[column];
+        z[0] = fma(opwright::load(p), before, z[0]);
+        z[1] = fma(opwright::load(p + layer.Hp), before, z[1]);
+      }
+    }
+    const V i = act.sigmoid(z[0]);
+    V f;
+    if (!kIsPlain && layer.options.is_coupled) f = 1 - i;
+    else f = act.sigmoid(z[1]);
+    const V value = fma(f, before, i * act.tanh(act.clipped(z[2])));
+    if constexpr (!kIsPlain) {
+      if (layer.peephole.data()) z[3] = fma(opwright::load(&layer.peephole[2 * layer.Hp + column]), value, z[3]);
+    }
+    *o_gate = act.sigmoid(z[3]);
+    finish_c<kIsPlain>(t, place, column, before, value);
+    if (gates.exists() && !layer.norm_c.data()) {
+      const int64_t row = gates.at(t, entry) + column;
+      const int count = static_cast<int>(lanes_at(column, layer.H));
+      for (int j = 0; j < 4; ++j) gates.store(row + j * layer.H, z[j], count);
+    }
+    return value;
+  }
+
+  OPWRIGHT_INLINE void finish_out(int64_t step, int64_t place, int64_t column, V value) {
+    if (layer.is_projected) store_operand(&projected[place * layer.Hp + column], value);
+    else finish_h(step, place, column, value);
+  }
+
+  // weight_hh @ h for some rows and one register of units.
+  void multiply_h(const O* rows, int64_t count, int64_t panel, Sums<E>* sums) const {
+    if (!hh_rows.data) return multiply_rows<E>(rows, layer.Rp, count, hh[panel], hh.k, sums);
+    for (int64_t m = 0; m < count; ++m) {
+      for (auto& sum : sums[m]) sum = V{};
+    }
+    dot_rows<E>(rows, layer.Rp, count, hh_rows, panel * N, sums);
+  }
+
+  // Adds weight_ih @ x, where that is not done yet.
+  void multiply_x(int64_t row, int64_t count, int64_t panel, Sums<E>* sums) const {
+    if (!from_input) dot_rows<E>(x + row * x_stride, x_stride, count, ih_rows, panel * N, sums);
+    const int64_t column = panel * N, lanes = lanes_at(column, layer.H);
+    for (int64_t m = 0; lanes < N && m < count; ++m) {
+      for (auto& sum : sums[m]) sum = first_lanes<E>(sum, lanes);
+    }
+  }
+
+  OPWRIGHT_INLINE void add_from_input(int64_t row, int64_t column, V (&z)[4]) const {
+    for (int j = 0; j < 4; ++j) z[j] += opwright::load(&layer.bias[j * layer.Hp + column]);
+    if (!from_input) return;
+    const int count = static_cast<int>(lanes_at(column, layer.H));
+    for (int j = 0; j < 4; ++j) {
+      const E* from = from_input + row * 4 * layer.H + j * layer.H + column;
+      z[j] += count == N ? opwright::load(from) : opwright::load_partial(from, count);
+    }
+  }
+
+  // One step without normalisation, up to o * tanh(c).
+  template <bool kIsPlain>
+  void step(int64_t step, const Share& share) {
+    const Activations<kIsPlain, E> act{layer.options};
+    const int64_t t = schedule.time(step), first_row = schedule.first_row(t);
+    const O* rows = operand[step % 2].data();
+    for (int64_t panel = share.begin; panel < share.end; ++panel) {
+      const int64_t column = panel * N;
+      for_row_groups<O>(schedule.active(t), [&](int64_t first, int64_t count) {
+        Sums<E> sums[kRows<O>];
+        multiply_h(rows + first * layer.Rp, count, panel, sums);
+        multiply_x(first_row + first, count, panel, sums);
+        for (int m = 0; m < count; ++m) {
+          V o_gate;
+          add_from_input(first_row + first + m, column, sums[m]);
+          const V value = new_cell<kIsPlain>(t, first + m, column, sums[m], &o_gate);
+          finish_out(step, first + m, column, o_gate * act.tanh(value));
+        }
+      });
+    }
+  }
+
+  // The same with layer normalisation: two barriers more.
+  void normalised_step(int64_t step, const Share& share, const Member& member) {
+    const Activations<false, E> act{layer.options};
+    const int64_t t = schedule.time(step), first_row = schedule.first_row(t), active = schedule.active(t);
+    const int64_t H = layer.H, Hp = layer.Hp;
+    const O* rows = operand[step % 2].data();
+    for (int64_t panel = share.begin; panel < share.end; ++panel) {
+      for_row_groups<O>(active, [&](int64_t first, int64_t count) {
+        Sums<E> sums[kRows<O>];
+        multiply_h(rows + first * layer.Rp, count, panel, sums);
+        for (int m = 0; m < count; ++m) {
+          for (int j = 0; j < 4; ++j) opwright::store(&from_h[((first + m) * 4 + j) * Hp + panel * N], sums[m][j]);
+        }
+      });
+    }
+    const int64_t from = share.begin * N, to = share.end * N < H ? share.end * N : H;
+    for (int64_t place = 0; place < active; ++place) {
+      take_moments(moments_h, member, place, 4, [&](int j) { return &from_h[(place * 4 + j) * Hp]; }, from, to);
+      if (!gates.exists()) continue;
+      const int64_t row = gates.at(t, schedule.entry(place));
+      for (int j = 0; j < 4; ++j) {
+        for (int64_t column = from; column < to; column += N) {
+          gates.store(row + j * H + column, opwright::load(&from_h[(place * 4 + j) * Hp + column]),
+                      static_cast<int>(lanes_at(column, H)));
+        }
+      }
+    }
+    member.barrier();
+    for (int64_t place = 0; place < active; ++place) {
+      E scale;
+      const E mean = moments_h.joined(place, member, &scale);
+      for (int64_t column = from; column < to; column += N) {
+        V z[4], o_gate;
+        for (int j = 0; j < 4; ++j) {
+          z[j] = (opwright::load(&from_h[(place * 4 + j) * Hp + column]) - mean) * scale *
+                 opwright::load(&layer.norm_hh[j * Hp + column]);
+        }
+        add_from_input(first_row + place, column, z);
+        const V value = new_cell<false>(t, place, column, z, &o_gate);
+        opwright::store(&cell[place * Hp + column], value);
+        opwright::store(&o[place * Hp + column], o_gate);
+      }
+      take_moments(moments_c, member, place, 1, [&](int) { return &cell[place * Hp]; }, from, to);
+    }
+    member.barrier();
+    for (int64_t place = 0; place < active; ++place) {
+      E scale;
+      const E mean = moments_c.joined(place, member, &scale);
+      for (int64_t column = from; column < to; column += N) {
+        const V gain = opwright::load(&layer.norm_c[column]), bias = opwright::load(&layer.norm_c[Hp + column]);
+        const V normal = fma((opwright::load(&cell[place * Hp + column]) - mean) * scale, gain, bias);
+        finish_out(step, place, column, opwright::load(&o[place * Hp + column]) * act.tanh(normal));
+      }
+    }
+  }
+
+  // Moments of columns from..to of `count` vectors.
+  template <typename Place>
+  static void take_moments(const Moments<E>& moments, const Member& member, int64_t row, int count,
+                           const Place& place, int64_t from, int64_t to) {
+    if (from >= to) return moments.set(row, member, 0, 0, 0);
+    V sum{};
+    for (int j = 0; j < count; ++j) {
+      const E* values = place(j);
+      for (int64_t column = from; column < to; column += N) {
+        sum += first_lanes<E>(opwright::load(values + column), to - column);
+      }
+    }
+    const E all = static_cast<E>((to - from) * count), mean = sum_of_lanes(sum) / all;
+    V squares{};
+    for (int j = 0; j < count; ++j) {
+      const E* values = place(j);
+      for (int64_t column = from; column < to; column += N) {
+        const V distance = first_lanes<E>(opwright::load(values + column) - mean, to - column);
+        squares = fma(distance, distance, squares);
+      }
+    }
+    moments.set(row, member, all, mean, sum_of_lanes(squares));
+  }
+
+  void project(int64_t step, const Share& share) {
+    const int64_t t = schedule.time(step);
+    for (int64_t panel = share.begin; panel < share.end; ++panel) {
+      for_row_groups<O>(schedule.active(t), [&](int64_t first, int64_t count) {
+        Sums<E> sums[kRows<O>];
+        multiply_rows<E>(projected.data() + first * layer.Hp, layer.Hp, count, hr[panel], hr.k, sums);
+        for (int m = 0; m < count; ++m) {
+          for (int v = 0; v < kVectors; ++v) {
+            const int64_t column = (panel * kVectors + v) * N;
+            if (column < layer.R) finish_h(step, first + m, column, sums[m][v]);
+          }
+        }
+      });
+    }
+  }
+
+  template <bool kIsPlain>
+  void run(const Member& member) {
+    const Share share(layer.Hp / N, member), columns(hr.count, member);
+    for (int64_t at = 0; at < schedule.steps; ++at) {
+      if (layer.norm_c.data()) normalised_step(at, share, member);
+      else step<kIsPlain>(at, share);
+      member.barrier();
+      if (!layer.is_projected) continue;
+      project(at, columns);
+      member.barrier();
+    }
+  }
+};
+
+}  // namespace opwright_ops

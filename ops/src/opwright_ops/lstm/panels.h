@@ -1,0 +1,376 @@
+// Products of a few rows with a matrix that is packed once and used at every step.
+//
+// A matrix [K, columns] is cut into panels of kVectors registers of columns. A panel lies in the order in
+// which one pass over k reads it, so the product of up to kRows rows with it keeps its sums in registers
+// and reads the panel as one stream.
+#pragma once
+
+#include <opwright/kernel.h>
+#include <opwright/math.h>
+
+namespace opwright_ops {
+
+using opwright::Vec;
+using opwright::bfloat16;
+
+inline constexpr int kVectors = 4;  // registers of columns in a panel: one for each gate
+
+// Rows whose sums fit the registers, with a panel's vectors and a broadcast factor: 6 * 4 + 4 + 1 of 32
+// with AVX-512, 2 * 4 + 4 + 1 of 16 else.
+#if defined(__AVX512F__)
+inline constexpr int kRegisterRows = 6;
+#else
+inline constexpr int kRegisterRows = 2;
+#endif
+
+// Whether one instruction sums products of bfloat16 in float, two at a time.
+#if defined(__AVX512BF16__)
+inline constexpr bool kHasBfloat16Dot = true;
+#else
+inline constexpr bool kHasBfloat16Dot = false;
+#endif
+
+// What the factors of products are kept in for elements of type T; sums are compute_t<T>.
+template <typename T, bool kIsDot> struct OperandOf { using type = opwright::compute_t<T>; };
+template <> struct OperandOf<bfloat16, true> { using type = bfloat16; };
+template <typename T> using operand_t = typename OperandOf<T, kHasBfloat16Dot>::type;
+
+// Whether a panel times 16 rows is one block of the matrix unit (AMX), where the process may use that.
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+template <typename O> inline constexpr bool kIsTiled = sizeof(O) == 2;
+#else
+template <typename O> inline constexpr bool kIsTiled = false;
+#endif
+// Rows of one pass; up to the second number the registers are as fast.
+inline constexpr int kMostRowsUntiled = 2;
+template <typename O> inline constexpr int kRows = kIsTiled<O> ? 16 : kRegisterRows;
+
+// Rows of the matrix that lie side by side in a panel: that instruction takes pairs.
+template <typename O> inline constexpr int kPair = sizeof(O) == 2 ? 2 : 1;
+template <typename O> inline constexpr int kPanelColumns = kVectors * opwright::kLanes<O>;
+
+inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+// A packed matrix.
+template <typename O>
+struct Panels {
+  O* data;
+  int64_t k;      // rows, rounded up to whole pairs
+  int64_t count;  // panels
+
+  Panels() : data(nullptr), k(0), count(0) {}
+  Panels(int64_t rows, int64_t columns)
+      : data(nullptr),
+        k(round_up(rows, kPair<O>)),
+        count(round_up(columns, kPanelColumns<O>) / kPanelColumns<O>) {}
+  int64_t size() const { return k * count * kPanelColumns<O>; }
+  O* operator[](int64_t panel) const { return data + panel * k * kPanelColumns<O>; }
+};
+
+// Packs one panel: value(row, column) is its element.
+template <typename O, typename Value>
+void pack_panel(O* to, int64_t rows, const Value& value) {
+  for (int64_t row = 0; row < rows; row += kPair<O>) {
+    for (int column = 0; column < kPanelColumns<O>; ++column) {
+      for (int i = 0; i < kPair<O>; ++i) *to++ = row + i < rows ? O(value(row + i, column)) : O(0.0f);
+    }
+  }
+}
+
+namespace detail {
+
+template <int M, typename E, typename V>
+OPWRIGHT_INLINE void add_step(const E* row, int64_t stride, const E* panel, V (&sum)[M][kVectors]) {
+  V column[kVectors];
+  OPWRIGHT_UNROLL
+  for (int v = 0; v < kVectors; ++v) column[v] = opwright::load(panel + v * opwright::kLanes<E>);
+  OPWRIGHT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    const V factor = opwright::splat<V>(row[m * stride]);
+    OPWRIGHT_UNROLL
+    for (int v = 0; v < kVectors; ++v) sum[m][v] = opwright::fma(factor, column[v], sum[m][v]);
+  }
+}
+
+#if defined(__AVX512BF16__)
+template <int M>
+OPWRIGHT_INLINE void add_step(const bfloat16* row, int64_t stride, const bfloat16* panel,
+                              Vec<float> (&sum)[M][kVectors]) {
+  Vec<float> column[kVectors];
+  OPWRIGHT_UNROLL
+  for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&column[v], panel + v * 32, sizeof column[v]);
+  OPWRIGHT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    uint32_t pair;
+    __builtin_memcpy(&pair, row + m * stride, sizeof pair);
+    const opwright::detail::UInt32Vec factor = pair - opwright::detail::UInt32Vec{};
+    OPWRIGHT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      // The compilers disagree about the types of the intrinsic's builtin.
+      asm("vdpbf16ps %2, %1, %0" : "+v"(sum[m][v]) : "v"(factor), "v"(column[v]));
+    }
+  }
+}
+#endif
+
+}  // namespace detail
+
+// A group of rows, and the sums of their products with one panel.
+template <typename E>
+using Sums = Vec<E>[kVectors];
+
+namespace detail {
+
+template <int M, typename O, typename E>
+void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Sums<E>* sums) {
+  constexpr int kStep = kPair<O>;
+  constexpr int64_t kPanelStep = kPanelColumns<O> * kStep;
+  Vec<E> sum[M][kVectors] = {};
+  int64_t at = 0;
+  if constexpr (M == 1) {
+    // One row has too few sums to hide the latency of an addition, so two sets take turns.
+    Vec<E> other[1][kVectors] = {};
+    for (; at + kStep < k; at += 2 * kStep) {
+      add_step<1>(rows + at, 0, panel + at / kStep * kPanelStep, sum);
+      add_step<1>(rows + at + kStep, 0, panel + (at / kStep + 1) * kPanelStep, other);
+    }
+    OPWRIGHT_UNROLL
+    for (int v = 0; v < kVectors; ++v) sum[0][v] += other[0][v];
+  }
+  for (; at < k; at += kStep) add_step<M>(rows + at, stride, panel + at / kStep * kPanelStep, sum);
+  OPWRIGHT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    OPWRIGHT_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[m][v] = sum[m][v];
+  }
+}
+
+template <typename E, typename O>
+void multiply_in_registers(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k, Sums<E>* sums) {
+  switch (count) {
+    case 1: return multiply_group<1, O, E>(rows, stride, panel, k, sums);
+    case 2: return multiply_group<2, O, E>(rows, stride, panel, k, sums);
+#if defined(__AVX512F__)
+    case 3: return multiply_group<3, O, E>(rows, stride, panel, k, sums);
+    case 4: return multiply_group<4, O, E>(rows, stride, panel, k, sums);
+    case 5: return multiply_group<5, O, E>(rows, stride, panel, k, sums);
+    case 6: return multiply_group<6, O, E>(rows, stride, panel, k, sums);
+#endif
+  }
+}
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+// Asks the system for the matrix unit, once; false where it has none to give.
+inline bool may_use_tiles() {
+  static const bool granted = [] {
+    constexpr long kArchPrctl = 158, kRequestPermission = 0x1023, kTileData = 18;
+    long result;
+    asm volatile("syscall"
+                 : "=a"(result)
+                 : "a"(kArchPrctl), "D"(kRequestPermission), "S"(kTileData)
+                 : "rcx", "r11", "memory");
+    return result == 0;
+  }();
+  return granted;
+}
+
+// The unit's registers: 0 to 3 are the sums of a panel's vectors, 4 the rows, 5 to 7 the panel in turn.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count, const bfloat16* panel, int64_t blocks,
+                           Sums<float>* sums) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 5; ++tile) shapes.rows[tile] = static_cast<uint8_t>(count);
+  asm volatile("ldtilecfg %0" : : "m"(shapes));
+  asm volatile("tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3" : : : "memory");
+  const int64_t row_bytes = stride * 2, panel_bytes = kPanelColumns<bfloat16> * 4, sum_bytes = sizeof(Sums<float>);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const bfloat16 *a = rows + block * 32, *b = panel + block * 32 * kPanelColumns<bfloat16>;
+    asm volatile(
+        "tileloadd (%0,%1,1), %%tmm4\n"
+        "tileloadd (%2,%3,1), %%tmm5\n"
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm0\n"
+        "tileloadd 64(%2,%3,1), %%tmm6\n"
+        "tdpbf16ps %%tmm6, %%tmm4, %%tmm1\n"
+        "tileloadd 128(%2,%3,1), %%tmm7\n"
+        "tdpbf16ps %%tmm7, %%tmm4, %%tmm2\n"
+        "tileloadd 192(%2,%3,1), %%tmm5\n"
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm3\n"
+        :
+        : "r"(a), "r"(row_bytes), "r"(b), "r"(panel_bytes)
+        : "memory");
+  }
+  asm volatile(
+      "tilestored %%tmm0, (%0,%1,1)\n"
+      "tilestored %%tmm1, 64(%0,%1,1)\n"
+      "tilestored %%tmm2, 128(%0,%1,1)\n"
+      "tilestored %%tmm3, 192(%0,%1,1)\n"
+      "tilerelease"
+      :
+      : "r"(sums), "r"(sum_bytes)
+      : "memory");
+}
+#endif
+
+}  // namespace detail
+
+// sums[m] = row m of `rows` times a panel, for count <= kRows<O> rows of k elements.
+template <typename E, typename O>
+__attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int64_t count, const O* panel,
+                                             int64_t k, Sums<E>* sums) {
+  if constexpr (!kIsTiled<O>) {
+    detail::multiply_in_registers<E>(rows, stride, count, panel, k, sums);
+  } else {
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+    int64_t done = 0;
+    if (count > kMostRowsUntiled && detail::may_use_tiles()) {
+      done = k / 32 * 32;
+      detail::multiply_tiles(rows, stride, count, panel, k / 32, sums);
+      if (done == k) return;
+    }
+    for (int64_t first = 0; first < count; first += kRegisterRows) {
+      const int64_t group = count - first < kRegisterRows ? count - first : kRegisterRows;
+      Sums<E> rest[kRegisterRows];
+      detail::multiply_in_registers<E>(rows + first * stride + done, stride, group, panel + done * kPanelColumns<O>,
+                                       k - done, rest);
+      for (int64_t m = 0; m < group; ++m) {
+        for (int v = 0; v < kVectors; ++v) sums[first + m][v] = done ? sums[first + m][v] + rest[m][v] : rest[m][v];
+      }
+    }
+#endif
+  }
+}
+
+// Calls body(first, count) for groups of at most kRows<O> rows that are about equal.
+template <typename O, typename Body>
+OPWRIGHT_INLINE void for_row_groups(int64_t rows, const Body& body) {
+  const int64_t groups = (rows + kRows<O> - 1) / kRows<O>;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t first = rows * group / groups;
+    body(first, rows * (group + 1) / groups - first);
+  }
+}
+
+// The rows of a matrix of gates [4H, k] as they are, for products that are too few to pay for packing.
+template <typename O>
+struct GateRows {
+  const O* data = nullptr;
+  int64_t stride = 0, k = 0, units = 0;
+};
+
+inline constexpr int kDotRows = 4;  // rows that share one reading of the weights
+
+namespace detail {
+
+// Lane l is the sum of the lanes of parts[l]. Each level halves the vectors: pairs put their lower halves
+// side by side, and their upper halves, and add.
+template <int kLanes, typename V>
+OPWRIGHT_INLINE V sums_of_lanes(V (&parts)[kLanes]) {
+#if defined(__clang__)
+  V result{};
+  for (int l = 0; l < kLanes; ++l) {
+    for (int i = 0; i < kLanes; ++i) result[l] += parts[l][i];
+  }
+  return result;
+#else
+  using Index = decltype(V{} < V{});
+  OPWRIGHT_UNROLL
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    Index low, high;
+    OPWRIGHT_UNROLL
+    for (int l = 0; l < kLanes; ++l) {
+      const bool is_second = l % (2 * half) >= half;
+      low[l] = is_second ? kLanes + l - half : l;
+      high[l] = is_second ? kLanes + l : l + half;
+    }
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < half; ++i) {
+      parts[i] = __builtin_shuffle(parts[i], parts[i + half], low) + __builtin_shuffle(parts[i], parts[i + half], high);
+    }
+  }
+  return parts[0];
+#endif
+}
+
+template <typename E>
+OPWRIGHT_INLINE void add_dot(Vec<E>& sum, const E* a, const E* b) {
+  sum = opwright::fma(opwright::load(a), opwright::load(b), sum);
+}
+#if defined(__AVX512BF16__)
+OPWRIGHT_INLINE void add_dot(Vec<float>& sum, const bfloat16* a, const bfloat16* b) {
+  Vec<float> left, right;
+  __builtin_memcpy(&left, a, sizeof left);
+  __builtin_memcpy(&right, b, sizeof right);
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
+}
+#endif
+
+// Elements of one register of factors.
+template <typename O> inline constexpr int kFactors = opwright::kLanes<O> * kPair<O>;
+
+// sum[l][m] = row m of `rows` times row l of a matrix.
+template <int L, int M, typename O, typename V>
+OPWRIGHT_INLINE void dot_group(const O* rows, int64_t stride, const O* const (&matrix)[L], int64_t k, V (&sum)[L][M]) {
+  int64_t at = 0;
+  for (; at + kFactors<O> <= k; at += kFactors<O>) {
+    OPWRIGHT_UNROLL
+    for (int l = 0; l < L; ++l) {
+      OPWRIGHT_UNROLL
+      for (int m = 0; m < M; ++m) add_dot(sum[l][m], rows + m * stride + at, matrix[l] + at);
+    }
+  }
+  if (at == k) return;
+  for (int m = 0; m < M; ++m) {
+    O row[kFactors<O>] = {}, factors[kFactors<O>] = {};
+    __builtin_memcpy(row, rows + m * stride + at, (k - at) * sizeof(O));
+    for (int l = 0; l < L; ++l) {
+      __builtin_memcpy(factors, matrix[l] + at, (k - at) * sizeof(O));
+      add_dot(sum[l][m], row, factors);
+    }
+  }
+}
+
+template <int M, typename E, typename O>
+void dot_units(const O* rows, int64_t stride, const GateRows<O>& gates, int64_t unit, Sums<E>* sums) {
+  constexpr int kLanes = opwright::kLanes<E>, L = M == 1 ? (kLanes < 8 ? kLanes : 8) : (kLanes < 4 ? kLanes : 4);
+  const int64_t last = gates.units - 1;
+  for (int gate = 0; gate < 4; ++gate) {
+    Vec<E> parts[M][kLanes];
+    for (int first = 0; first < kLanes; first += L) {
+      const O* matrix[L];
+      for (int l = 0; l < L; ++l) {
+        const int64_t row = unit + first + l < last ? unit + first + l : last;
+        matrix[l] = gates.data + (gate * gates.units + row) * gates.stride;
+      }
+      Vec<E> sum[L][M] = {};
+      dot_group<L, M>(rows, stride, matrix, gates.k, sum);
+      for (int l = 0; l < L; ++l) {
+        for (int m = 0; m < M; ++m) parts[m][first + l] = sum[l][m];
+      }
+    }
+    for (int m = 0; m < M; ++m) sums[m][gate] += sums_of_lanes<kLanes>(parts[m]);
+  }
+}
+
+}  // namespace detail
+
+// sums[m][gate] += row m of `rows` times the rows of a register of units, for count rows of gates.k
+// elements. Lanes beyond the last unit repeat it.
+template <typename E, typename O>
+__attribute__((noinline)) void dot_rows(const O* rows, int64_t stride, int64_t count, const GateRows<O>& gates,
+                                        int64_t unit, Sums<E>* sums) {
+  for (; count > 0; count -= kDotRows, rows += kDotRows * stride, sums += kDotRows) {
+    switch (count) {
+      case 1: detail::dot_units<1, E>(rows, stride, gates, unit, sums); break;
+      case 2: detail::dot_units<2, E>(rows, stride, gates, unit, sums); break;
+      case 3: detail::dot_units<3, E>(rows, stride, gates, unit, sums); break;
+      default: detail::dot_units<kDotRows, E>(rows, stride, gates, unit, sums);
+    }
+  }
+}
+
+}  // namespace opwright_ops

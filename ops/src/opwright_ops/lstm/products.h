@@ -1,0 +1,87 @@
+// Products of whole sequences with a weight: PyTorch's own, but for bfloat16 with sums kept in float.
+#pragma once
+
+#include <opwright/tensor.h>
+
+#include "sequence.h"
+
+namespace opwright_ops {
+
+template <typename S>
+struct Matrix {
+  S* data;
+  int64_t rows, columns, row_stride, column_stride;
+
+  Matrix(S* data, int64_t rows, int64_t columns, int64_t row_stride)
+      : data(data), rows(rows), columns(columns), row_stride(row_stride), column_stride(1) {}
+  template <typename T>
+  explicit Matrix(View<T, 2> view)
+      : data(const_cast<S*>(view.data())),
+        rows(view.size(0)),
+        columns(view.size(1)),
+        row_stride(view.stride(0)),
+        column_stride(view.stride(1)) {}
+
+  Matrix transposed() const {
+    Matrix result = *this;
+    result.rows = columns, result.columns = rows;
+    result.row_stride = column_stride, result.column_stride = row_stride;
+    return result;
+  }
+  S& operator()(int64_t row, int64_t column) const { return data[row * row_stride + column * column_stride]; }
+  opwright::Tensor borrowed() const {
+    return opwright::borrow(View<S, 2>{data, {rows, columns}, {row_stride, column_stride}});
+  }
+};
+
+// out = a b.
+template <typename S>
+void multiply(const Matrix<S>& out, const Matrix<S>& a, const Matrix<S>& b) {
+  if (!out.rows || !out.columns) return;
+  opwright::call("aten::mm.out", a.borrowed(), b.borrowed(), out.borrowed());
+}
+
+// The panels of a matrix, packed side by side.
+template <typename O, typename S>
+void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<S>& from) {
+  panels = Panels<O>(from.rows, from.columns);
+  memory.allocate(panels.size());
+  panels.data = memory.data();
+  opwright::parallel_for(panels.count, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = panel * kPanelColumns<O>;
+      pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
+        return first + column < from.columns ? static_cast<O>(from(row, first + column)) : O(0.0f);
+      });
+    }
+  });
+}
+
+#if defined(__AVX512BF16__)
+// The same with sums in float. Rows of `a` have a readable, finite element behind an odd width.
+inline void multiply(const Matrix<float>& out, const Matrix<bfloat16>& a, const Matrix<bfloat16>& b) {
+  Panels<bfloat16> panels;
+  Buffer<bfloat16> memory;
+  pack(panels, memory, b);
+  opwright::parallel_for(panels.count, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      for_row_groups<bfloat16>(out.rows, [&](int64_t first, int64_t count) {
+        Sums<float> sums[kRows<bfloat16>];
+        multiply_rows<float>(a.data + first * a.row_stride, a.row_stride, count, panels[panel], panels.k, sums);
+        for (int m = 0; m < count; ++m) {
+          for (int v = 0; v < kVectors; ++v) {
+            const int64_t column = (panel * kVectors + v) * 16;
+            const int lanes = static_cast<int>(out.columns - column < 16 ? out.columns - column : 16);
+            if (lanes <= 0) break;
+            float* to = out.data + (first + m) * out.row_stride + column;
+            if (lanes == 16) opwright::store(to, sums[m][v]);
+            else opwright::store_partial(to, sums[m][v], lanes);
+          }
+        }
+      });
+    }
+  });
+}
+#endif
+
+}  // namespace opwright_ops

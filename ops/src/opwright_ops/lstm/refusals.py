@@ -1,0 +1,296 @@
+"""What `LSTM` refuses at construction and in a call, with the exception types of nn.LSTM.
+
+The operator library runs without the toolkit, so its errors are Python's own, in the toolkit's form.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+_SHORT = {torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
+
+
+def refuse(
+    kind: type[Exception], subject: str, rule: str, *rows: tuple[str, str], hint: str = ""
+) -> NoReturn:
+    """Raises `kind`: the subject and the rule it broke, got against expected, a hint."""
+    width = max((len(name) for name, _ in rows), default=0)
+    body = "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
+    raise kind(
+        "\n\n".join(part for part in (f"`LSTM`: `{subject}` {rule}", body, hint and f"hint: {hint}") if part)
+    )
+
+
+def shown(value: Any) -> str:
+    """Returns a tensor as `f32[5, 2, 3] cpu`, anything else as its type and value."""
+    if isinstance(value, Tensor):
+        name = _SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        return f"{name}[{', '.join(map(str, value.shape))}] {value.device}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) < 60 else text[:57] + '...'}"
+
+
+def is_readable(value: Tensor) -> bool:
+    """Whether a check may look at the values: it would wait for a GPU, and break a trace."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(value) is Tensor
+        and value.device.type == "cpu"
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
+# --- construction -----------------------------------------------------------------------------------
+
+
+def check_sizes(
+    input_size: Any, hidden_size: Any, num_layers: Any, bias: Any, batch_first: Any, dropout: Any,
+    proj_size: Any, dtype: Any,
+) -> None:  # fmt: skip
+    """Refuses what nn.LSTM's constructor refuses."""
+    if isinstance(dropout, bool) or not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:
+        kind = ValueError if isinstance(dropout, (str, numbers.Number)) else TypeError
+        refuse(kind, "dropout", "must be a probability", ("got", shown(dropout)), ("expected", "0 to 1"))
+    for name, value in (("bias", bias), ("batch_first", batch_first)):
+        if not isinstance(value, bool):
+            refuse(TypeError, name, "must be a bool", ("got", shown(value)), hint=f"`{name}={bool(value)}`")
+    sizes = (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers))
+    for name, value in sizes:
+        if not isinstance(value, int):
+            _refuse_type(name, value)
+        if value <= 0:
+            refuse(
+                ValueError, name, "must be greater than zero", ("got", str(value)), ("expected", "1, 2, ...")
+            )
+    if not isinstance(proj_size, int):
+        _refuse_type("proj_size", proj_size)
+    if not 0 <= proj_size < hidden_size:
+        refuse(
+            ValueError, "proj_size", "must be smaller than `hidden_size`; 0 is for no projection",
+            ("got", str(proj_size)), ("expected", f"0 to {hidden_size - 1}"),
+        )  # fmt: skip
+    if isinstance(dtype, torch.dtype) and not dtype.is_floating_point:
+        kind = TypeError if dtype.is_complex else RuntimeError
+        refuse(
+            kind, "dtype", "must be a floating-point type", ("got", str(dtype)), hint="`dtype=torch.float32`"
+        )
+
+
+def _refuse_type(name: str, value: Any) -> NoReturn:
+    is_whole = isinstance(value, float) and value.is_integer()
+    hint = f"`{name}={int(value)}`" if is_whole else ""
+    refuse(TypeError, name, "must be an int", ("got", shown(value)), hint=hint)
+
+
+def check_options(
+    bias: bool, hidden_size: int, activation: Any, slope: Any, flags: dict[str, Any], clip: Any,
+    forget_bias: Any, memory: Any,
+) -> None:  # fmt: skip
+    """Refuses options that are no options, and combinations without a meaning."""
+    _check_choice("activation", activation, ("soft", "hard"))
+    _check_choice("memory", memory, ("default", "recompute"))
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            refuse(TypeError, name, "must be a bool", ("got", shown(value)), hint=f"`{name}={bool(value)}`")
+    if slope is not None:
+        _check_positive("slope", slope, "the slope of the hard sigmoid at 0", "0.125, 0.2, 1 / 6")
+        if activation == "soft":
+            refuse(
+                ValueError, "slope", "belongs to the hard sigmoid; the soft one has none",
+                ("slope", str(slope)), ("activation", '"soft"'), hint=f'`activation="hard", slope={slope}`',
+            )  # fmt: skip
+    if clip is not None:
+        _check_positive("clip", clip, "the largest magnitude that enters a gate", "a number > 0, or None")
+    if forget_bias is not None:
+        if not _is_number(forget_bias):
+            kind = ValueError if isinstance(forget_bias, float) else TypeError
+            refuse(
+                kind, "forget_bias", "must be a number", ("got", shown(forget_bias)), hint="`forget_bias=1.0`"
+            )
+        if not bias:
+            refuse(
+                ValueError, "forget_bias", "is the start of a bias, and there is none",
+                ("forget_bias", str(forget_bias)), ("bias", "False"), hint="`bias=True`",
+            )  # fmt: skip
+        if flags["coupled"]:
+            refuse(
+                ValueError, "forget_bias", "has no effect on a coupled forget gate, which is 1 - i",
+                ("forget_bias", str(forget_bias)), ("coupled", "True"), hint="`forget_bias=None`",
+            )  # fmt: skip
+    if flags["layer_norm"] and hidden_size == 1:
+        refuse(
+            ValueError, "layer_norm", "makes a cell of one element 0",
+            ("hidden_size", "1"), ("expected", "2 or more"), hint="`layer_norm=False`",
+        )  # fmt: skip
+
+
+def check_probabilities(name: str, value: Any, parts: tuple[str, ...]) -> tuple[float, ...]:
+    """Returns one probability in [0, 1) for each of `parts`, from one for all or one for each."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * len(parts)
+    wanted = "a number" if len(parts) == 1 else f"a number, or a pair ({', '.join(parts)})"
+    if len(values) != len(parts) or not all(_is_number(v) for v in values):
+        kind = ValueError if any(isinstance(v, float) for v in values) else TypeError
+        refuse(kind, name, f"must be {wanted}", ("got", shown(value)), ("expected", "0 <= p < 1"))
+    if not all(0 <= v < 1 for v in values):
+        refuse(
+            ValueError, name, "must be a probability below 1", ("got", str(value)), ("expected", "0 <= p < 1")
+        )
+    return tuple(map(float, values))
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        expected = " or ".join(f'"{c}"' for c in choices)
+        refuse(
+            ValueError, name, "is unknown", ("got", repr(value)), ("expected", expected),
+            hint=f'`{name}="{choices[0]}"`',
+        )  # fmt: skip
+
+
+def _check_positive(name: str, value: Any, meaning: str, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        refuse(TypeError, name, f"must be a number: {meaning}", ("got", shown(value)), ("expected", expected))
+    if not (value > 0 and math.isfinite(value)):
+        refuse(
+            ValueError,
+            name,
+            f"must be greater than zero: {meaning}",
+            ("got", str(value)),
+            ("expected", expected),
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# --- calls ------------------------------------------------------------------------------------------
+
+
+def fits(value: Tensor, weight: Tensor) -> bool:
+    """Whether a tensor can be computed with: of the weights' type, or brought to one by autocast."""
+    return value.dtype == weight.dtype or (
+        torch.amp.is_autocast_available(weight.device.type)
+        and torch.is_autocast_enabled(weight.device.type)
+        and value.is_floating_point()
+        and torch.float64 not in (value.dtype, weight.dtype)
+    )
+
+
+def refuse_input(input: Any, weight: Tensor, input_size: int, is_packed: bool) -> NoReturn:
+    """Says what is wrong with an input that cannot be taken."""
+    name = "input.data" if is_packed else "input"
+    if not isinstance(input, Tensor):
+        refuse(
+            TypeError, name, "must be a tensor or a PackedSequence", ("got", shown(input)),
+            hint="`torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)`",
+        )  # fmt: skip
+    got = ("got", shown(input))
+    if input.ndim not in ((2,) if is_packed else (2, 3)):
+        kind, expected = (RuntimeError, "2") if is_packed else (ValueError, "3, or 2 without a batch")
+        refuse(kind, name, "has the wrong number of dimensions", got, ("expected", expected),
+               hint="" if input.ndim > 1 else "`input.unsqueeze(0)` for one step")  # fmt: skip
+    if not fits(input, weight):
+        refuse(
+            ValueError, name, "must have the type of the weights", got, ("weights", shown(weight)),
+            hint=f"`input.to({weight.dtype})`, or `lstm.to({input.dtype})`",
+        )  # fmt: skip
+    if input.shape[-1] != input_size:
+        refuse(
+            RuntimeError, name, "must have `input_size` as its last size", got,
+            ("expected", f"[..., {input_size}]"), hint=f"`LSTM({input.shape[-1]}, ...)`",
+        )  # fmt: skip
+    refuse(
+        RuntimeError, name, "must be on the device of the weights", got, ("weights", shown(weight)),
+        hint=f'`input.to("{weight.device}")`, or `lstm.to("{input.device}")`',
+    )  # fmt: skip
+
+
+def refuse_state(hx: Any, weight: Tensor, h_shape: tuple[int, ...], c_shape: tuple[int, ...]) -> NoReturn:
+    """Says what is wrong with a state that cannot be taken."""
+    if not isinstance(hx, (tuple, list)):
+        refuse(
+            TypeError, "hx", "must be a pair (h_0, c_0)", ("got", shown(hx)), hint="`lstm(input, (h_0, c_0))`"
+        )
+    if len(hx) != 2:
+        refuse(RuntimeError, "hx", "must be a pair (h_0, c_0)", ("got", f"{len(hx)} of them"),
+               hint="`lstm(input, (h_0, c_0))`")  # fmt: skip
+    for name, value, shape in (("h_0", hx[0], h_shape), ("c_0", hx[1], c_shape)):
+        got, expected = ("got", shown(value)), ("expected", f"[{', '.join(map(str, shape))}]")
+        if not isinstance(value, Tensor):
+            refuse(TypeError, name, "must be a tensor", got, expected, hint="`lstm(input)` starts from zeros")
+        if value.ndim != len(shape):
+            hint = f"`{name}.unsqueeze({0 if value.ndim < len(shape) - 1 else 1})`"
+            if value.ndim > len(shape):
+                hint = f"`{name}.squeeze(1)`: without a batch, the state has none"
+            refuse(RuntimeError, name, "has the wrong number of dimensions", got, expected, hint=hint)
+        if tuple(value.shape) != shape:
+            hint = "sizes of a state are [layers x directions, batch, features], also with `batch_first=True`"
+            refuse(RuntimeError, name, "has the wrong shape", got, expected, hint=hint)
+        if not fits(value, weight):
+            refuse(RuntimeError, name, "must have the type of the weights", got, ("weights", shown(weight)),
+                   hint=f"`{name}.to({weight.dtype})`")  # fmt: skip
+        if value.device != weight.device:
+            refuse(RuntimeError, name, "must be on the device of the weights", got, ("weights", shown(weight)),
+                   hint=f'`{name}.to("{weight.device}")`')  # fmt: skip
+    raise AssertionError
+
+
+def checked_lengths(lengths: Any, steps: int, batch: tuple[int, ...], enforce_sorted: bool) -> Tensor:
+    """Returns the lengths as a tensor int64[*batch], on the device where they are."""
+    given = lengths
+    if not isinstance(lengths, Tensor):
+        try:
+            lengths = torch.as_tensor(lengths)
+        except (TypeError, ValueError, RuntimeError):
+            _refuse_lengths_type(given)
+        lengths = lengths if lengths.numel() else lengths.long()
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        _refuse_lengths_type(given)
+    if tuple(lengths.shape) != tuple(batch):
+        refuse(
+            ValueError, "lengths", "must have one length for each entry of the batch", ("got", shown(lengths)),
+            ("expected", f"[{', '.join(map(str, batch))}]"),
+            hint="the batch is the first axis of the input with `batch_first=True`, else the second",
+        )  # fmt: skip
+    if lengths.numel() and is_readable(lengths):
+        low, high = (int(v) for v in lengths.aminmax())
+        if low < 0 or high > steps:
+            refuse(
+                ValueError, "lengths", "must not be negative" if low < 0 else "must not be above the input's steps",
+                ("got", f"{low} to {high}"), ("expected", f"0 to {steps}"),
+                hint=f"`lengths.clamp(0, {steps})`",
+            )  # fmt: skip
+        if enforce_sorted and lengths.ndim and bool((lengths[1:] > lengths[:-1]).any()):
+            refuse(
+                RuntimeError, "lengths", "must be in decreasing order with `enforce_sorted=True`",
+                ("got", str(lengths.tolist())), hint="`enforce_sorted=False`",
+            )  # fmt: skip
+    return lengths.long()
+
+
+def _refuse_lengths_type(lengths: Any) -> NoReturn:
+    refuse(
+        TypeError, "lengths", "must be whole numbers", ("got", shown(lengths)), ("expected", "int64[batch]"),
+        hint="`torch.as_tensor(lengths, dtype=torch.int64)`",
+    )  # fmt: skip
+
+
+def check_reset(reset: Any, shape: tuple[int, ...], device: torch.device) -> None:
+    """Refuses a mask of resets that is not bool, or not of the layout of the input."""
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        refuse(TypeError, "reset", "must be a tensor of bools", ("got", shown(reset)), hint="`reset.bool()`")
+    if tuple(reset.shape) != tuple(shape):
+        refuse(
+            ValueError, "reset", "must have one element for each step of each entry, laid out as the input",
+            ("got", shown(reset)), ("expected", f"[{', '.join(map(str, shape))}]"), hint="`reset.mT`",
+        )  # fmt: skip
+    if reset.device != device:
+        refuse(ValueError, "reset", "must be on the device of the input", ("got", shown(reset)),
+               ("expected", str(device)), hint=f'`reset.to("{device}")`')  # fmt: skip

@@ -1,0 +1,264 @@
+// What the two sweeps over a sequence share: memory, the arguments, which entries take part in which step.
+#pragma once
+
+#include <stdlib.h>
+
+#include "panels.h"
+
+namespace opwright_ops {
+
+using opwright::half;
+using opwright::View;
+using opwright::detail::kScalarType;
+
+// Memory for the time of a call, aligned to a cache line.
+template <typename S>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t count) { allocate(count); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { free(data_); }
+
+  void allocate(int64_t count) {
+    free(data_);
+    void* memory = nullptr;
+    const int failed = posix_memalign(&memory, 64, (count + 64) * sizeof(S));
+    data_ = static_cast<S*>(failed ? nullptr : memory);
+    opwright::check(!failed, "out of memory for scratch space");
+  }
+  void allocate_zeros(int64_t count) {
+    allocate(count);
+    __builtin_memset(static_cast<void*>(data_), 0, count * sizeof(S));
+  }
+  S* data() const { return data_; }
+  S& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  S* data_ = nullptr;
+};
+
+template <typename T> struct RemoveConst { using type = T; };
+template <typename T> struct RemoveConst<const T> { using type = T; };
+template <typename T> using remove_const = typename RemoveConst<T>::type;
+
+// A sequence [T, B, n] in the type of the operator's tensors: E, or one of 16 bits where E is float.
+template <typename E>
+struct Sequence {
+  char* data = nullptr;
+  int dtype = kScalarType<E>;
+  int64_t time_stride = 0, entry_stride = 0;
+
+  Sequence() = default;
+  template <typename T>
+  explicit Sequence(View<T, 3> view)
+      : data(const_cast<char*>(reinterpret_cast<const char*>(view.data()))),
+        dtype(kScalarType<remove_const<T>>),
+        time_stride(view.stride(0)),
+        entry_stride(view.stride(1)) {}
+
+  bool exists() const { return data != nullptr; }
+  int64_t at(int64_t t, int64_t entry) const { return t * time_stride + entry * entry_stride; }
+
+  // `count` elements from there on, zeros after them.
+  OPWRIGHT_INLINE Vec<E> load(int64_t from, int count) const {
+    if constexpr (sizeof(E) == 4) {
+      if (dtype == kScalarType<bfloat16>) return load_as<bfloat16>(from, count);
+      if (dtype == kScalarType<half>) return load_as<half>(from, count);
+    }
+    return load_as<E>(from, count);
+  }
+  OPWRIGHT_INLINE void store(int64_t to, Vec<E> value, int count) const {
+    if constexpr (sizeof(E) == 4) {
+      if (dtype == kScalarType<bfloat16>) return store_as<bfloat16>(to, value, count);
+      if (dtype == kScalarType<half>) return store_as<half>(to, value, count);
+    }
+    store_as<E>(to, value, count);
+  }
+  // Rounds to the type of the tensors.
+  OPWRIGHT_INLINE Vec<E> narrowed(Vec<E> value) const {
+    if constexpr (sizeof(E) == 4) {
+      if (dtype == kScalarType<bfloat16>) return through<bfloat16>(value);
+      if (dtype == kScalarType<half>) return through<half>(value);
+    }
+    return value;
+  }
+
+ private:
+  template <typename T>
+  OPWRIGHT_INLINE Vec<E> load_as(int64_t from, int count) const {
+    const T* place = reinterpret_cast<const T*>(data) + from;
+    if (count == opwright::kLanes<T>) return opwright::load(place);
+    return opwright::load_partial(place, count);
+  }
+  template <typename T>
+  OPWRIGHT_INLINE void store_as(int64_t to, Vec<E> value, int count) const {
+    T* place = reinterpret_cast<T*>(data) + to;
+    if (count == opwright::kLanes<T>) return opwright::store(place, value);
+    opwright::store_partial(place, value, count);
+  }
+  template <typename T>
+  static OPWRIGHT_INLINE Vec<E> through(Vec<E> value) {
+    T lanes[opwright::kLanes<T>];
+    opwright::store(lanes, value);
+    return opwright::load(lanes);
+  }
+};
+
+// The order of steps, and the entries that take part in each. With lengths, entries are taken longest first, so that
+// those of a step are the first `active(t)`; rows of all steps, one after the other, are "compact".
+class Schedule {
+ public:
+  int64_t steps, entries;
+  bool reverse;
+
+  Schedule(int64_t steps, int64_t entries, bool reverse, View<const int64_t, 1> lengths)
+      : steps(steps), entries(entries), reverse(reverse) {
+    if (!lengths.defined()) return;
+    order_.allocate(entries);
+    length_.allocate(entries);
+    first_.allocate_zeros(steps + 2);
+    const auto length_of = [&](int64_t entry) {
+      const int64_t length = lengths(entry);
+      return length < 0 ? 0 : length > steps ? steps : length;
+    };
+    // Counting sort: first_[n] becomes the place of the next entry of length n.
+    for (int64_t e = 0; e < entries; ++e) ++first_[length_of(e)];
+    for (int64_t n = steps, place = 0; n >= 0; --n) {
+      const int64_t count = first_[n];
+      first_[n] = place;
+      place += count;
+    }
+    for (int64_t e = 0; e < entries; ++e) {
+      const int64_t place = first_[length_of(e)]++;
+      order_[place] = e;
+      length_[place] = length_of(e);
+    }
+    // Now first_[n] is the number of entries of length n or more; those with more than t take part in step t.
+    int64_t row = 0;
+    for (int64_t t = 0; t < steps; ++t) {
+      const int64_t active = first_[t + 1];
+      first_[t] = row;
+      row += active;
+    }
+    first_[steps] = row;
+  }
+
+  bool is_full() const { return !order_.data(); }
+  int64_t time(int64_t step) const { return reverse ? steps - 1 - step : step; }
+  int64_t active(int64_t t) const { return is_full() ? entries : first_[t + 1] - first_[t]; }
+  int64_t first_row(int64_t t) const { return is_full() ? t * entries : first_[t]; }
+  int64_t rows() const { return first_row(steps); }
+  int64_t entry(int64_t place) const { return is_full() ? place : order_[place]; }
+  int64_t length(int64_t place) const { return is_full() ? steps : length_[place]; }
+
+ private:
+  Buffer<int64_t> order_, length_, first_;
+};
+
+// The options of a cell.
+template <typename E>
+struct Options {
+  bool is_hard, is_coupled, clips;
+  E slope, clip, zoneout_h, zoneout_c;
+  bool draws;                        // zoneout by chance
+  uint32_t threshold_h, threshold_c;  // of the random words below which an element stays
+};
+
+// Philox2x32-10: two words for each lane, the key a seed, the counters (element, t).
+template <typename E>
+OPWRIGHT_INLINE void random_words(int64_t seed, int64_t element, int64_t t, uint32_t* first, uint32_t* second) {
+  constexpr int kLanes = opwright::kLanes<E>;
+  uint32_t key = static_cast<uint32_t>(seed);
+  for (int l = 0; l < kLanes; ++l) {
+    first[l] = static_cast<uint32_t>(element + l);
+    second[l] = static_cast<uint32_t>(t);
+  }
+  for (int round = 0; round < 10; ++round) {
+    for (int l = 0; l < kLanes; ++l) {
+      const uint64_t product = uint64_t{0xD256D193} * first[l];
+      first[l] = static_cast<uint32_t>(product >> 32) ^ key ^ second[l];
+      second[l] = static_cast<uint32_t>(product);
+    }
+    key += 0x9E3779B9u;
+  }
+}
+
+// The part of h and of c that zoneout leaves as it was: 0 or 1 by chance, or the expectation.
+template <typename E>
+struct Kept {
+  Vec<E> h, c;
+};
+template <typename E>
+Kept<E> kept(const Options<E>& options, int64_t seed, int64_t element, int64_t t) {
+  constexpr int kLanes = opwright::kLanes<E>;
+  if (!options.draws) return {opwright::splat<Vec<E>>(options.zoneout_h), opwright::splat<Vec<E>>(options.zoneout_c)};
+  uint32_t first[kLanes], second[kLanes];
+  random_words<E>(seed, element, t, first, second);
+  E h[kLanes], c[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    c[l] = first[l] < options.threshold_c ? E(1) : E(0);
+    h[l] = second[l] < options.threshold_h ? E(1) : E(0);
+  }
+  return {opwright::load(h), opwright::load(c)};
+}
+
+// The part `keep` of the value before, the rest of the new one: exactly one of them for 1 and 0.
+template <typename V>
+OPWRIGHT_INLINE V mixed(V keep, V before, V value) {
+  return opwright::fma(keep, before, (1 - keep) * value);
+}
+
+// The gates' activations and their derivatives. kIsPlain: neither hard nor clipped.
+template <bool kIsPlain, typename E>
+struct Activations {
+  using V = Vec<E>;
+  const Options<E>& options;
+
+  static OPWRIGHT_INLINE V clamp(V z, E limit) {
+    return opwright::min(opwright::max(z, opwright::splat<V>(-limit)), opwright::splat<V>(limit));
+  }
+  static OPWRIGHT_INLINE V where_inside(V z, E limit, V value) {
+    return opwright::select(opwright::abs(z) <= opwright::splat<V>(limit), value, V{});
+  }
+  OPWRIGHT_INLINE V clipped(V z) const {
+    if constexpr (kIsPlain) return z;
+    return options.clips ? clamp(z, options.clip) : z;
+  }
+  OPWRIGHT_INLINE V sigmoid(V z) const {
+    if constexpr (kIsPlain) return opwright::sigmoid(z);
+    z = clipped(z);
+    if (!options.is_hard) return opwright::sigmoid(z);
+    z = opwright::fma(z, opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5)));
+    return opwright::min(opwright::max(z, V{}), opwright::splat<V>(1));
+  }
+  OPWRIGHT_INLINE V tanh(V z) const {
+    if constexpr (kIsPlain) return opwright::tanh(z);
+    return options.is_hard ? clamp(z, 1) : opwright::tanh(z);
+  }
+  // value * sigmoid'(z), where s = sigmoid(z).
+  OPWRIGHT_INLINE V times_d_sigmoid(V value, V z, V s) const {
+    V result = value * (s * (1 - s));
+    if constexpr (kIsPlain) return result;
+    if (options.is_hard) {
+      const V centred = opwright::fma(clipped(z), opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5))) - E(0.5);
+      result = where_inside(centred, E(0.5), value * options.slope);
+    }
+    return options.clips ? where_inside(z, options.clip, result) : result;
+  }
+  // value * tanh'(z), where s = tanh(z).
+  OPWRIGHT_INLINE V times_d_tanh(V value, V z, V s) const {
+    const V result = value * opwright::fma(-s, s, opwright::splat<V>(1));
+    if constexpr (kIsPlain) return result;
+    return options.is_hard ? where_inside(z, 1, value) : result;
+  }
+  // The same for the gate g, whose argument is clipped.
+  OPWRIGHT_INLINE V times_d_gate_tanh(V value, V z, V s) const {
+    const V result = times_d_tanh(value, clipped(z), s);
+    if constexpr (kIsPlain) return result;
+    return options.clips ? where_inside(z, options.clip, result) : result;
+  }
+};
+
+}  // namespace opwright_ops

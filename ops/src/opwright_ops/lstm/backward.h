@@ -56,9 +56,8 @@ struct Backward {
   Buffer<E> grad_bias, grad_peephole, grad_mask;  // [4, Hp], [3, Hp], [B, Rp]
 
   // Of normalised layers only. Compact rows.
-  const E* from_h = nullptr;                  // weight_hh @ h
+  const E* from_h = nullptr;  // weight_hh @ h, where it is not what was saved
   Buffer<RowMoments<E>> moments_h, moments_c;
-  Buffer<E> grad_sums;                        // of the sum of both normalised products
   Buffer<E> grad_normal, grad_o;              // [B, Hp]: between phases
   Buffer<E> grad_norm_hh, grad_norm_c;        // [4, Hp], [2, Hp]
   PartSums<E> sums_c, sums_h;
@@ -79,7 +78,6 @@ struct Backward {
     }
     if (!layer.norm_c.data()) return;
     moments_c.allocate(rows);
-    grad_sums.allocate(rows * 4 * layer.H);
     grad_normal.allocate(B * Hp);
     grad_o.allocate(B * Hp);
     grad_norm_hh.allocate_zeros(4 * Hp);
@@ -114,7 +112,7 @@ struct Backward {
     if (computed) {
       const E* row = computed + (schedule.first_row(t) + place) * 4 * layer.H + column;
       for (int j = 0; j < 4; ++j) {
-        z[j] = count == N ? opwright::load(row + j * layer.H) : opwright::load_partial(row + j * layer.H, count);
+        z[j] = load_first(row + j * layer.H, count);
       }
     } else {
       const int64_t row = saved.at(t, schedule.entry(place)) + column;
@@ -152,7 +150,7 @@ struct Backward {
             if (lacks_peepholes) {
               z[3] = fma(opwright::load(&layer.peephole[2 * layer.Hp + column]), value, z[3]);
               E* row = computed + (first_row + place) * 4 * layer.H + column;
-              for (int j = 0; j < 4; ++j) opwright::store_partial(row + j * layer.H, z[j], lanes_at(column, layer.H));
+              for (int j = 0; j < 4; ++j) store_first(row + j * layer.H, z[j], lanes_at(column, layer.H));
             }
             if (layer.options.zoneout_c) {
               value = mixed(kept(layer.options, layer.seed_of(entry), column, t).c, before, value);
@@ -193,25 +191,31 @@ struct Backward {
   OPWRIGHT_INLINE V unit_cell(int64_t row, V cell) const { return (cell - moments_c[row].mean) * moments_c[row].scale; }
 
   // The gradient of h after a step, without the part that zoneout hands on, which stays in grad_h.
-  OPWRIGHT_INLINE V take_grad_h(int64_t t, int64_t place, int64_t column) {
+  OPWRIGHT_INLINE V take_grad_h(int64_t t, int64_t place, int64_t column, V keep) {
     const int64_t entry = schedule.entry(place);
     E* carried = &grad_h[place * layer.Rp + column];
     const int count = lanes_at(column, layer.R);
     V total = opwright::load(carried) + grad_output.load(grad_output.at(t, entry) + column, count);
     if (!layer.options.zoneout_h) return total;
-    const V past = total * kept(layer.options, layer.seed_of(entry), column, t).h;
+    const V past = total * keep;
     opwright::store(carried, past);
     return total - past;
   }
 
-  OPWRIGHT_INLINE V grad_out_at(int64_t t, int64_t place, int64_t column) {
-    return layer.is_projected ? opwright::load(&grad_out[place * layer.Hp + column]) : take_grad_h(t, place, column);
+  OPWRIGHT_INLINE V grad_out_at(int64_t t, int64_t place, int64_t column, V keep) {
+    if (layer.is_projected) return opwright::load(&grad_out[place * layer.Hp + column]);
+    return take_grad_h(t, place, column, keep);
+  }
+
+  OPWRIGHT_INLINE Kept<E> kept_at(int64_t t, int64_t place, int64_t column) const {
+    if (!layer.options.zoneout_h && !layer.options.zoneout_c) return {V{}, V{}};
+    return kept(layer.options, layer.seed_of(schedule.entry(place)), column, t);
   }
 
   // From the gradient of the cell by way of its tanh to those of the gates and of the cell before.
   template <bool kIsPlain>
   OPWRIGHT_INLINE void grad_of_gates(int64_t t, int64_t place, int64_t column, const Unit& u, V from_tanh,
-                                     V (&grad)[4], V (&peepholes)[3]) {
+                                     V (&grad)[4], V (&peepholes)[3], V keep) {
     const Activations<kIsPlain, E> act{layer.options};
     const int64_t entry = schedule.entry(place);
     E* carried = &grad_c[place * layer.Hp + column];
@@ -221,7 +225,7 @@ struct Backward {
         total += grad_cells.load(grad_cells.at(t, entry) + column, lanes_at(column, layer.H));
       }
       if (layer.options.zoneout_c) {
-        past = total * kept(layer.options, layer.seed_of(entry), column, t).c;
+        past = total * keep;
         total -= past;
       }
     }
@@ -243,12 +247,6 @@ struct Backward {
       peepholes[2] = fma(grad[3], u.cell, peepholes[2]);
     }
     opwright::store(carried, layer.resets(t, entry) ? V{} : past);
-  }
-
-  OPWRIGHT_INLINE void store_row(O* row, int64_t column, V value, int count) const {
-    O* place = row + column;
-    if (count == N) return opwright::store(place, value);
-    opwright::store_partial(place, value, count);
   }
 
   static OPWRIGHT_INLINE void add_to(E* place, V value) { opwright::store(place, opwright::load(place) + value); }
@@ -279,12 +277,15 @@ struct Backward {
         Unit u;
         V grad[4];
         load_unit<kIsPlain>(t, place, column, u);
-        const V out = grad_out_at(t, place, column);
+        Kept<E> keep{V{}, V{}};
+        if constexpr (!kIsPlain) keep = kept_at(t, place, column);
+        const V out = grad_out_at(t, place, column, keep.h);
         grad[3] = act.times_d_sigmoid(out * u.squashed, u.z[3], u.o);
-        grad_of_gates<kIsPlain>(t, place, column, u, act.times_d_tanh(out * u.o, u.normal, u.squashed), grad, peepholes);
+        const V from_tanh = act.times_d_tanh(out * u.o, u.normal, u.squashed);
+        grad_of_gates<kIsPlain>(t, place, column, u, from_tanh, grad, peepholes, keep.c);
         O* row = &grad_gates[(first_row + place) * 4 * H];
         for (int j = 0; j < 4; ++j) {
-          store_row(row, j * H + column, grad[j], count);
+          store_first(row + j * H + column, grad[j], count);
           bias[j] += grad[j];
         }
         keep_projected<kIsPlain>(first_row + place, column, u);
@@ -299,7 +300,8 @@ struct Backward {
     for (int j = 0; j < 3; ++j) add_to(&grad_peephole[j * layer.Hp + column], peepholes[j]);
   }
 
-  // The same with layer normalisation: two barriers more.
+  // The same with layer normalisation: two barriers more. The gradient of the sum of both normalised products
+  // takes the place of the gates in `computed`.
   void normalised_step(int64_t t, const Share& share, const Member& member) {
     const Activations<false, E> act{layer.options};
     const int64_t first_row = schedule.first_row(t), active = schedule.active(t), H = layer.H, Hp = layer.Hp;
@@ -311,7 +313,7 @@ struct Backward {
         const int64_t column = at * N;
         Unit u;
         load_unit<false>(t, place, column, u);
-        const V out = grad_out_at(t, place, column);
+        const V out = grad_out_at(t, place, column, kept_at(t, place, column).h);
         opwright::store(&grad_o[place * Hp + column], act.times_d_sigmoid(out * u.squashed, u.z[3], u.o));
         const V unit = unit_cell(row, u.cell);
         const V grad = first_lanes<E>(act.times_d_tanh(out * u.o, u.normal, u.squashed), H - column);
@@ -341,13 +343,12 @@ struct Backward {
         grad[3] = opwright::load(&grad_o[place * Hp + column]);
         const V scaled = opwright::load(&grad_normal[place * Hp + column]);
         const V from_tanh = (scaled - first - unit_cell(row, u.cell) * second) * moments_c[row].scale;
-        grad_of_gates<false>(t, place, column, u, first_lanes<E>(from_tanh, count), grad, peepholes);
+        grad_of_gates<false>(t, place, column, u, first_lanes<E>(from_tanh, count), grad, peepholes,
+                             kept_at(t, place, column).c);
         for (int j = 0; j < 4; ++j) {
           grad[j] = bias[j] = first_lanes<E>(grad[j], count);
-          E* to = &grad_sums[row * 4 * H + j * H + column];
-          if (count == N) opwright::store(to, grad[j]);
-          else opwright::store_partial(to, grad[j], count);
-          const V unit = unit_h(row, j, column, count);
+          store_first(computed + row * 4 * H + j * H + column, grad[j], count);
+          const V unit = unit_h(t, place, j, column, count);
           add_to(&grad_norm_hh[j * Hp + column], grad[j] * unit);
           const V to_unit = grad[j] * opwright::load(&layer.norm_hh[j * Hp + column]);
           first_h += to_unit;
@@ -367,67 +368,70 @@ struct Backward {
         const int64_t column = at * N;
         const int count = lanes_at(column, H);
         for (int j = 0; j < 4; ++j) {
-          const V grad = opwright::load_partial(&grad_sums[row * 4 * H + j * H + column], count);
+          const V grad = load_first(computed + row * 4 * H + j * H + column, count);
           const V to_unit = grad * opwright::load(&layer.norm_hh[j * Hp + column]);
-          const V value = (to_unit - first - unit_h(row, j, column, count) * second) * moments_h[row].scale;
-          store_row(&grad_gates[row * 4 * H], j * H + column, value, count);
+          const V value = (to_unit - first - unit_h(t, place, j, column, count) * second) * moments_h[row].scale;
+          store_first(&grad_gates[row * 4 * H + j * H + column], value, count);
         }
       }
     }
   }
-  OPWRIGHT_INLINE V unit_h(int64_t row, int j, int64_t column, int count) const {
-    const V value = opwright::load_partial(from_h + row * 4 * layer.H + j * layer.H + column, count);
+  // weight_hh @ h of one row, from element i of 4H.
+  OPWRIGHT_INLINE V load_from_h(int64_t t, int64_t place, int64_t i, int count) const {
+    if (from_h) return load_first(from_h + (schedule.first_row(t) + place) * 4 * layer.H + i, count);
+    return saved.load(saved.at(t, schedule.entry(place)) + i, count);
+  }
+  OPWRIGHT_INLINE V unit_h(int64_t t, int64_t place, int j, int64_t column, int count) const {
+    const int64_t row = schedule.first_row(t) + place;
+    const V value = load_from_h(t, place, j * layer.H + column, count);
     return first_lanes<E>((value - moments_h[row].mean) * moments_h[row].scale, count);
   }
 
   // The gradient of o * tanh(c) behind a projection.
-  void unproject(int64_t t, const Share& columns, const Share& share, const Member& member) {
+  void unproject(int64_t t, const Share& columns, const Share& share, const Member& member, Sums<E>* sums) {
     const int64_t first_row = schedule.first_row(t), active = schedule.active(t);
     for (int64_t at = columns.begin * kVectors; at < last_register(columns, layer.R); ++at) {
       for (int64_t place = 0; place < active; ++place) {
+        const V grad = take_grad_h(t, place, at * N, kept_at(t, place, at * N).h);
         opwright::store(&grad_projected[(first_row + place) * layer.Rp + at * N],
-                        first_lanes<E>(output.narrowed(take_grad_h(t, place, at * N)), layer.R - at * N));
+                        first_lanes<E>(output.narrowed(grad), layer.R - at * N));
       }
     }
     member.barrier();
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
-      for_row_groups<O>(active, [&](int64_t first, int64_t count) {
-        Sums<E> sums[kRows<O>];
-        multiply_rows<E>(&grad_projected[(first_row + first) * layer.Rp], layer.Rp, count, hr[panel], hr.k, sums);
-        for (int m = 0; m < count; ++m) {
-          for (int v = 0; v < kVectors; ++v) {
-            const int64_t column = (panel * kVectors + v) * N;
-            if (column < layer.Hp) opwright::store(&grad_out[(first + m) * layer.Hp + column], sums[m][v]);
-          }
+      const O* next = hr.after(panel, share.begin, share.end);
+      multiply_panel<E>(&grad_projected[first_row * layer.Rp], layer.Rp, active, hr[panel], hr.k, next, sums);
+      for (int64_t place = 0; place < active; ++place) {
+        for (int v = 0; v < kVectors; ++v) {
+          const int64_t column = (panel * kVectors + v) * N;
+          if (column < layer.Hp) opwright::store(&grad_out[place * layer.Hp + column], sums[place][v]);
         }
-      });
+      }
     }
   }
 
   // The gradient of h before a step.
-  void carry_h(int64_t t, const Share& columns) {
-    const int64_t first_row = schedule.first_row(t), H = layer.H;
+  void carry_h(int64_t t, const Share& columns, Sums<E>* sums) {
+    const int64_t first_row = schedule.first_row(t), active = schedule.active(t), width = 4 * layer.H;
     for (int64_t panel = columns.begin; panel < columns.end; ++panel) {
-      for_row_groups<O>(schedule.active(t), [&](int64_t first, int64_t count) {
-        Sums<E> sums[kRows<O>];
-        multiply_rows<E>(&grad_gates[(first_row + first) * 4 * H], 4 * H, count, hh[panel], hh.k, sums);
-        for (int m = 0; m < count; ++m) {
-          const int64_t place = first + m, entry = schedule.entry(place);
-          const bool resets = layer.resets(t, entry);
-          for (int v = 0; v < kVectors; ++v) {
-            const int64_t column = (panel * kVectors + v) * N;
-            if (column >= layer.R) break;
-            V value = sums[m][v];
-            if (layer.h_mask.exists()) {
-              add_to(&grad_mask[place * layer.Rp + column], value * h_before(t, place, column));
-              value *= layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R));
-            }
-            E* carried = &grad_h[place * layer.Rp + column];
-            if (layer.options.zoneout_h) value += opwright::load(carried);
-            opwright::store(carried, resets ? V{} : value);
+      const O* next = hh.after(panel, columns.begin, columns.end);
+      multiply_panel<E>(&grad_gates[first_row * width], width, active, hh[panel], hh.k, next, sums);
+      for (int64_t place = 0; place < active; ++place) {
+        const int64_t entry = schedule.entry(place);
+        const bool resets = layer.resets(t, entry);
+        for (int v = 0; v < kVectors; ++v) {
+          const int64_t column = (panel * kVectors + v) * N;
+          if (column >= layer.R) break;
+          V value = sums[place][v];
+          if (layer.h_mask.exists()) {
+            add_to(&grad_mask[place * layer.Rp + column], value * h_before(t, place, column));
+            value *= layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R));
           }
+          E* carried = &grad_h[place * layer.Rp + column];
+          if (layer.options.zoneout_h) value += opwright::load(carried);
+          opwright::store(carried, resets ? V{} : value);
         }
-      });
+      }
     }
   }
 
@@ -435,16 +439,15 @@ struct Backward {
   void run(const Member& member) {
     const Share columns(hh.count, member);
     const Share share(round_up(layer.H, kPanelColumns<O>) / kPanelColumns<O>, member);
+    Buffer<Sums<E>> memory(schedule.entries);
+    Sums<E>* sums = memory.data();
     for (int64_t at = schedule.steps - 1; at >= 0; --at) {
       const int64_t t = schedule.time(at);
-      if (layer.is_projected) {
-        unproject(t, columns, share, member);
-      }
+      if (layer.is_projected) unproject(t, columns, share, member, sums);
       if (layer.norm_c.data()) normalised_step(t, share, member);
       else step<kIsPlain>(t, share);
       member.barrier();
-      carry_h(t, columns);
-      if (layer.is_projected) continue;
+      carry_h(t, columns, sums);
     }
   }
 };

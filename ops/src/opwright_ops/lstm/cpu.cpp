@@ -180,7 +180,7 @@ void pack_gates(Panels<O>& panels, Buffer<O>& memory, View<const T, 2> weight) {
   panels.data = memory.data();
   parallel_for(panels.count, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
-      pack_panel(panels[panel], R, [&](int64_t row, int64_t column) {
+      pack_panel<false>(panels[panel], R, [&](int64_t row, int64_t column) {
         const int64_t gate = column / N, unit = panel * N + column % N;
         return unit < H ? static_cast<O>(weight(gate * H + unit, row)) : O(0.0f);
       });
@@ -188,21 +188,25 @@ void pack_gates(Panels<O>& panels, Buffer<O>& memory, View<const T, 2> weight) {
   });
 }
 
-// Mean and inverse deviation of a row.
-template <typename E>
-RowMoments<E> moments_of(const E* row, int64_t width) {
+// Mean and inverse deviation of a row; load(i, count) gives a register of it.
+template <typename E, typename Load>
+RowMoments<E> moments_of(const Load& load, int64_t width) {
   constexpr int N = opwright::kLanes<E>;
   const auto sum_over = [&](const auto& term) {
     Vec<E> sum{};
     for (int64_t i = 0; i < width; i += N) {
       const int count = static_cast<int>(width - i < N ? width - i : N);
-      sum += first_lanes<E>(term(opwright::load_partial(row + i, count)), count);
+      sum += first_lanes<E>(term(load(i, count)), count);
     }
     return sum_of_lanes(sum) / static_cast<E>(width);
   };
   const E mean = sum_over([](Vec<E> v) { return v; });
   const E variance = sum_over([&](Vec<E> v) { return (v - mean) * (v - mean); });
   return {mean, E(1) / static_cast<E>(__builtin_sqrt(variance + E(kNormEpsilon)))};
+}
+template <typename E>
+RowMoments<E> moments_of_row(const E* row, int64_t width) {
+  return moments_of<E>([row](int64_t i, int count) { return load_first(row + i, count); }, width);
 }
 
 // Calls body(row) for all compact rows.
@@ -226,7 +230,7 @@ void normalise(E* rows, const Schedule& schedule, const Arguments<T>& a) {
   const int64_t width = 4 * a.H();
   for_rows(schedule.rows(), width, [&](int64_t row) {
     E* values = rows + row * width;
-    const auto [mean, scale] = moments_of(values, width);
+    const auto [mean, scale] = moments_of_row<E>(values, width);
     for (int64_t i = 0; i < width; ++i) values[i] = (values[i] - mean) * scale * static_cast<E>(a.norm_ih(i));
   });
 }
@@ -435,43 +439,42 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   const Matrix<O> ih = weight_of<O>(weight_ih, ih_memory), hh = weight_of<O>(weight_hh, hh_memory);
 
   // The gates before their activations, and the rows that were normalised.
-  Buffer<E> computed, from_input, from_h;
+  Buffer<E> computed, from_input, from_h, gain_x;
   Buffer<RowMoments<E>> moments_x;
   if (norm_c.defined()) {
     from_input.allocate(rows * width);
-    from_h.allocate(rows * width);
     computed.allocate(rows * width);
     moments_x.allocate(rows);
+    gain_x.allocate(width);
+    for (int64_t i = 0; i < width; ++i) gain_x[i] = static_cast<E>(norm_ih(i));
     sweep.moments_h.allocate(rows);
     multiply(Matrix<E>(from_input.data(), rows, width, width), x, ih.transposed());
     if (gates.numel()) {
-      const Sequence<E> kept(gates);
-      for_rows(schedule.steps, schedule.entries * width, [&](int64_t t) {
-        for (int64_t place = 0; place < schedule.active(t); ++place) {
-          E* row = &from_h[(schedule.first_row(t) + place) * width];
-          const int64_t from = kept.at(t, schedule.entry(place));
-          for (int64_t i = 0; i < width; i += N) {
-            const int count = static_cast<int>(width - i < N ? width - i : N);
-            opwright::store_partial(row + i, kept.load(from + i, count), count);
-          }
-        }
-      });
+      sweep.saved = Sequence<E>(gates);
     } else {
+      from_h.allocate(rows * width);
       multiply(Matrix<E>(from_h.data(), rows, width, width), h_rows, hh.transposed());
     }
-    for_rows(rows, width, [&](int64_t row) {
-      const E *x_row = &from_input[row * width], *h_row = &from_h[row * width];
-      const auto of_x = moments_x[row] = moments_of(x_row, width), of_h = sweep.moments_h[row] = moments_of(h_row, width);
-      for (int64_t j = 0; j < 4; ++j) {
-        for (int64_t u = 0; u < H; ++u) {
-          const int64_t i = j * H + u;
-          computed[row * width + i] = (x_row[i] - of_x.mean) * of_x.scale * static_cast<E>(norm_ih(i)) +
-                                      (h_row[i] - of_h.mean) * of_h.scale * layer.norm_hh[j * layer.Hp + u] +
-                                      layer.bias[j * layer.Hp + u];
+    sweep.from_h = from_h.data();
+    for_rows(schedule.steps, schedule.entries * width, [&](int64_t t) {
+      for (int64_t place = 0; place < schedule.active(t); ++place) {
+        const int64_t row = schedule.first_row(t) + place;
+        const auto of_x = moments_x[row] = moments_of_row<E>(&from_input[row * width], width);
+        const auto load_h = [&](int64_t i, int count) { return sweep.load_from_h(t, place, i, count); };
+        const auto of_h = sweep.moments_h[row] = moments_of<E>(load_h, width);
+        for (int64_t j = 0; j < 4; ++j) {
+          for (int64_t u = 0; u < H; u += N) {
+            const int count = static_cast<int>(H - u < N ? H - u : N);
+            const int64_t i = j * H + u;
+            const Vec<E> x_unit = (load_first(&from_input[row * width + i], count) - of_x.mean) * of_x.scale;
+            const Vec<E> h_unit = (load_h(i, count) - of_h.mean) * of_h.scale;
+            Vec<E> z = opwright::fma(x_unit, load_first(&gain_x[i], count), opwright::load(&layer.bias[j * layer.Hp + u]));
+            z = opwright::fma(h_unit, opwright::load(&layer.norm_hh[j * layer.Hp + u]), z);
+            store_first(&computed[row * width + i], z, count);
+          }
         }
       }
     });
-    sweep.from_h = from_h.data();
   } else if (!gates.numel()) {
     // One product for both: [x h] with [weight_ih weight_hh].
     computed.allocate(rows * width);
@@ -524,7 +527,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
           opwright::store(&cell[column], opwright::fma(f, opwright::load(&sweep.before_c[row * layer.Hp + column]),
                                                        i * act.tanh(act.clipped(z[2]))));
         }
-        sweep.moments_c[row] = moments_of(cell.data(), H);
+        sweep.moments_c[row] = moments_of_row<E>(cell.data(), H);
       }
     });
   }
@@ -543,28 +546,30 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   }
   if (norm_c.defined()) {
     // Back through the normalisation of the inputs; grad_gates takes their gradient.
-    Buffer<E> gain(width);
-    for (int64_t i = 0; i < width; ++i) gain[i] = static_cast<E>(norm_ih(i));
     for_rows(rows, width, [&](int64_t row) {
       const auto [mean, scale] = moments_x[row];
       E* values = &from_input[row * width];
-      const E* grad = &sweep.grad_sums[row * width];
-      E first = 0, second = 0;
-      for (int64_t i = 0; i < width; ++i) {
-        values[i] = (values[i] - mean) * scale;
-        first += grad[i] * gain[i];
-        second += grad[i] * gain[i] * values[i];
+      const E* grad = &computed[row * width];
+      Vec<E> first{}, second{};
+      for (int64_t i = 0; i < width; i += N) {
+        const int count = static_cast<int>(width - i < N ? width - i : N);
+        const Vec<E> unit = (load_first(values + i, count) - mean) * scale;
+        const Vec<E> to_unit = load_first(grad + i, count) * load_first(&gain_x[i], count);
+        store_first(values + i, unit, count);
+        first += to_unit;
+        second = opwright::fma(to_unit, unit, second);
       }
-      first /= width, second /= width;
+      const E mean_grad = sum_of_lanes(first) / width, mean_product = sum_of_lanes(second) / width;
       for (int64_t i = 0; i < width; ++i) {
-        sweep.grad_gates[row * width + i] = static_cast<O>((grad[i] * gain[i] - first - values[i] * second) * scale);
+        const E to_unit = grad[i] * gain_x[i];
+        sweep.grad_gates[row * width + i] = static_cast<O>((to_unit - mean_grad - values[i] * mean_product) * scale);
       }
     });
     parallel_for(width, opwright::grain_of(rows), [&](int64_t begin, int64_t end) {
       Buffer<E> sums;
       sums.allocate_zeros(end - begin);
       for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t i = begin; i < end; ++i) sums[i - begin] += sweep.grad_sums[row * width + i] * from_input[row * width + i];
+        for (int64_t i = begin; i < end; ++i) sums[i - begin] += computed[row * width + i] * from_input[row * width + i];
       }
       for (int64_t i = begin; i < end; ++i) grad_norm_ih(i) = static_cast<T>(sums[i - begin]);
     });

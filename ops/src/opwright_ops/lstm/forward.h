@@ -123,15 +123,21 @@ struct Forward {
 
   static int64_t lanes_at(int64_t column, int64_t width) { return width - column < N ? width - column : N; }
 
+  // What zoneout keeps, of c and, where h has the same units, of h.
+  OPWRIGHT_INLINE Kept<E> kept_at(int64_t t, int64_t place, int64_t column) const {
+    if (!layer.options.zoneout_h && !layer.options.zoneout_c) return {V{}, V{}};
+    return kept(layer.options, layer.seed_of(schedule.entry(place)), column, t);
+  }
+
   // h of one row: registers from `column`, `value` from this step's gates.
-  OPWRIGHT_INLINE void finish_h(int64_t step, int64_t place, int64_t column, V value) {
+  OPWRIGHT_INLINE void finish_h(int64_t step, int64_t place, int64_t column, V value, V keep) {
     const int64_t t = schedule.time(step), entry = schedule.entry(place);
     const int count = static_cast<int>(lanes_at(column, layer.R));
     const auto& options = layer.options;
     if (options.zoneout_h) {
       E* past = &h[place * layer.Rp + column];
       const V before = layer.resets(t, entry) ? V{} : opwright::load(past);
-      value = mixed(kept(options, layer.seed_of(entry), column, t).h, before, value);
+      value = mixed(keep, before, value);
       value = output.narrowed(value);
       opwright::store(past, value);
     }
@@ -149,13 +155,9 @@ struct Forward {
 
   // c of one row; returns the cell before zoneout.
   template <bool kIsPlain>
-  OPWRIGHT_INLINE void finish_c(int64_t t, int64_t place, int64_t column, V before, V value) {
+  OPWRIGHT_INLINE void finish_c(int64_t t, int64_t place, int64_t column, V before, V value, V keep) {
     if constexpr (!kIsPlain) {
-      const int64_t entry = schedule.entry(place);
-      const auto& options = layer.options;
-      if (options.zoneout_c) {
-        value = mixed(kept(options, layer.seed_of(entry), column, t).c, before, value);
-      }
+      if (layer.options.zoneout_c) value = mixed(keep, before, value);
     }
     opwright::store(&c[place * layer.Hp + column], value);
     if (cells.exists()) {
@@ -165,7 +167,7 @@ struct Forward {
 
   // From the sums of the gates to the cell, and to o.
   template <bool kIsPlain>
-  OPWRIGHT_INLINE V new_cell(int64_t t, int64_t place, int64_t column, V (&z)[4], V* o_gate) {
+  OPWRIGHT_INLINE V new_cell(int64_t t, int64_t place, int64_t column, V (&z)[4], V* o_gate, V keep) {
     const Activations<kIsPlain, E> act{layer.options};
     const int64_t entry = schedule.entry(place);
     V before = opwright::load(&c[place * layer.Hp + column]);
@@ -186,7 +188,7 @@ struct Forward {
       if (layer.peephole.data()) z[3] = fma(opwright::load(&layer.peephole[2 * layer.Hp + column]), value, z[3]);
     }
     *o_gate = act.sigmoid(z[3]);
-    finish_c<kIsPlain>(t, place, column, before, value);
+    finish_c<kIsPlain>(t, place, column, before, value, keep);
     if (gates.exists() && !layer.norm_c.data()) {
       const int64_t row = gates.at(t, entry) + column;
       const int count = static_cast<int>(lanes_at(column, layer.H));
@@ -195,17 +197,18 @@ struct Forward {
     return value;
   }
 
-  OPWRIGHT_INLINE void finish_out(int64_t step, int64_t place, int64_t column, V value) {
+  OPWRIGHT_INLINE void finish_out(int64_t step, int64_t place, int64_t column, V value, V keep) {
     if (layer.is_projected) store_operand(&projected[place * layer.Hp + column], value);
-    else finish_h(step, place, column, value);
+    else finish_h(step, place, column, value, keep);
   }
 
   // weight_hh @ h for some rows and one register of units.
-  void multiply_h(const O* rows, int64_t count, int64_t panel, Sums<E>* sums) const {
-    if (!hh_rows.data) return multiply_rows<E>(rows, layer.Rp, count, hh[panel], hh.k, sums);
-    for (int64_t m = 0; m < count; ++m) {
-      for (auto& sum : sums[m]) sum = V{};
+  void multiply_h(const O* rows, int64_t count, int64_t panel, const Share& share, Sums<E>* sums) const {
+    if (!hh_rows.data) {
+      const O* next = hh.after(panel, share.begin, share.end);
+      return multiply_panel<E>(rows, layer.Rp, count, hh[panel], hh.k, next, sums);
     }
+    __builtin_memset(static_cast<void*>(sums), 0, count * sizeof(Sums<E>));
     dot_rows<E>(rows, layer.Rp, count, hh_rows, panel * N, sums);
   }
 
@@ -224,46 +227,42 @@ struct Forward {
     const int count = static_cast<int>(lanes_at(column, layer.H));
     for (int j = 0; j < 4; ++j) {
       const E* from = from_input + row * 4 * layer.H + j * layer.H + column;
-      z[j] += count == N ? opwright::load(from) : opwright::load_partial(from, count);
+      z[j] += load_first(from, count);
     }
   }
 
   // One step without normalisation, up to o * tanh(c).
   template <bool kIsPlain>
-  void step(int64_t step, const Share& share) {
+  void step(int64_t step, const Share& share, Sums<E>* sums) {
     const Activations<kIsPlain, E> act{layer.options};
-    const int64_t t = schedule.time(step), first_row = schedule.first_row(t);
+    const int64_t t = schedule.time(step), first_row = schedule.first_row(t), active = schedule.active(t);
     const O* rows = operand[step % 2].data();
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
       const int64_t column = panel * N;
-      for_row_groups<O>(schedule.active(t), [&](int64_t first, int64_t count) {
-        Sums<E> sums[kRows<O>];
-        multiply_h(rows + first * layer.Rp, count, panel, sums);
-        multiply_x(first_row + first, count, panel, sums);
-        for (int m = 0; m < count; ++m) {
-          V o_gate;
-          add_from_input(first_row + first + m, column, sums[m]);
-          const V value = new_cell<kIsPlain>(t, first + m, column, sums[m], &o_gate);
-          finish_out(step, first + m, column, o_gate * act.tanh(value));
-        }
-      });
+      multiply_h(rows, active, panel, share, sums);
+      multiply_x(first_row, active, panel, sums);
+      for (int64_t place = 0; place < active; ++place) {
+        V o_gate;
+        add_from_input(first_row + place, column, sums[place]);
+        Kept<E> keep{V{}, V{}};
+        if constexpr (!kIsPlain) keep = kept_at(t, place, column);
+        const V value = new_cell<kIsPlain>(t, place, column, sums[place], &o_gate, keep.c);
+        finish_out(step, place, column, o_gate * act.tanh(value), keep.h);
+      }
     }
   }
 
   // The same with layer normalisation: two barriers more.
-  void normalised_step(int64_t step, const Share& share, const Member& member) {
+  void normalised_step(int64_t step, const Share& share, const Member& member, Sums<E>* sums) {
     const Activations<false, E> act{layer.options};
     const int64_t t = schedule.time(step), first_row = schedule.first_row(t), active = schedule.active(t);
     const int64_t H = layer.H, Hp = layer.Hp;
     const O* rows = operand[step % 2].data();
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
-      for_row_groups<O>(active, [&](int64_t first, int64_t count) {
-        Sums<E> sums[kRows<O>];
-        multiply_h(rows + first * layer.Rp, count, panel, sums);
-        for (int m = 0; m < count; ++m) {
-          for (int j = 0; j < 4; ++j) opwright::store(&from_h[((first + m) * 4 + j) * Hp + panel * N], sums[m][j]);
-        }
-      });
+      multiply_h(rows, active, panel, share, sums);
+      for (int64_t place = 0; place < active; ++place) {
+        for (int j = 0; j < 4; ++j) opwright::store(&from_h[(place * 4 + j) * Hp + panel * N], sums[place][j]);
+      }
     }
     const int64_t from = share.begin * N, to = share.end * N < H ? share.end * N : H;
     for (int64_t place = 0; place < active; ++place) {
@@ -288,7 +287,7 @@ struct Forward {
                  opwright::load(&layer.norm_hh[j * Hp + column]);
         }
         add_from_input(first_row + place, column, z);
-        const V value = new_cell<false>(t, place, column, z, &o_gate);
+        const V value = new_cell<false>(t, place, column, z, &o_gate, kept_at(t, place, column).c);
         opwright::store(&cell[place * Hp + column], value);
         opwright::store(&o[place * Hp + column], o_gate);
       }
@@ -301,7 +300,8 @@ struct Forward {
       for (int64_t column = from; column < to; column += N) {
         const V gain = opwright::load(&layer.norm_c[column]), bias = opwright::load(&layer.norm_c[Hp + column]);
         const V normal = fma((opwright::load(&cell[place * Hp + column]) - mean) * scale, gain, bias);
-        finish_out(step, place, column, opwright::load(&o[place * Hp + column]) * act.tanh(normal));
+        finish_out(step, place, column, opwright::load(&o[place * Hp + column]) * act.tanh(normal),
+                   kept_at(t, place, column).h);
       }
     }
   }
@@ -330,31 +330,31 @@ struct Forward {
     moments.set(row, member, all, mean, sum_of_lanes(squares));
   }
 
-  void project(int64_t step, const Share& share) {
-    const int64_t t = schedule.time(step);
+  void project(int64_t step, const Share& share, Sums<E>* sums) {
+    const int64_t t = schedule.time(step), active = schedule.active(t);
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
-      for_row_groups<O>(schedule.active(t), [&](int64_t first, int64_t count) {
-        Sums<E> sums[kRows<O>];
-        multiply_rows<E>(projected.data() + first * layer.Hp, layer.Hp, count, hr[panel], hr.k, sums);
-        for (int m = 0; m < count; ++m) {
-          for (int v = 0; v < kVectors; ++v) {
-            const int64_t column = (panel * kVectors + v) * N;
-            if (column < layer.R) finish_h(step, first + m, column, sums[m][v]);
-          }
+      const O* next = hr.after(panel, share.begin, share.end);
+      multiply_panel<E>(projected.data(), layer.Hp, active, hr[panel], hr.k, next, sums);
+      for (int64_t place = 0; place < active; ++place) {
+        for (int v = 0; v < kVectors; ++v) {
+          const int64_t column = (panel * kVectors + v) * N;
+          if (column < layer.R) finish_h(step, place, column, sums[place][v], kept_at(t, place, column).h);
         }
-      });
+      }
     }
   }
 
   template <bool kIsPlain>
   void run(const Member& member) {
     const Share share(layer.Hp / N, member), columns(hr.count, member);
+    Buffer<Sums<E>> memory(schedule.entries);
+    Sums<E>* sums = memory.data();
     for (int64_t at = 0; at < schedule.steps; ++at) {
-      if (layer.norm_c.data()) normalised_step(at, share, member);
-      else step<kIsPlain>(at, share);
+      if (layer.norm_c.data()) normalised_step(at, share, member, sums);
+      else step<kIsPlain>(at, share, sums);
       member.barrier();
       if (!layer.is_projected) continue;
-      project(at, columns);
+      project(at, columns, sums);
       member.barrier();
     }
   }

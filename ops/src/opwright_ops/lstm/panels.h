@@ -65,14 +65,31 @@ struct Panels {
         count(round_up(columns, kPanelColumns<O>) / kPanelColumns<O>) {}
   int64_t size() const { return k * count * kPanelColumns<O>; }
   O* operator[](int64_t panel) const { return data + panel * k * kPanelColumns<O>; }
+  // The panel that a member with panels begin to end reads after one.
+  O* after(int64_t panel, int64_t begin, int64_t end) const {
+    return data ? (*this)[panel + 1 < end ? panel + 1 : begin] : nullptr;
+  }
 };
 
-// Packs one panel: value(row, column) is its element.
-template <typename O, typename Value>
+// Packs one panel: value(row, column) is its element, and rows (or columns) are what lies together in memory.
+template <bool kAreRowsDense, typename O, typename Value>
 void pack_panel(O* to, int64_t rows, const Value& value) {
-  for (int64_t row = 0; row < rows; row += kPair<O>) {
+  const int64_t padded = round_up(rows, kPair<O>);
+  const auto place = [&](int64_t row, int column) -> O& {
+    return to[(row / kPair<O> * kPanelColumns<O> + column) * kPair<O> + row % kPair<O>];
+  };
+  const auto set = [&](int64_t row, int column) { place(row, column) = row < rows ? value(row, column) : O(0.0f); };
+  if (kAreRowsDense) {
+    for (int64_t row = 0; row < padded; ++row) {
+      for (int column = 0; column < kPanelColumns<O>; ++column) set(row, column);
+    }
+    return;
+  }
+  constexpr int kLine = 64 / sizeof(O);  // rows of one cache line of a column
+  for (int64_t first = 0; first < padded; first += kLine) {
+    const int64_t last = first + kLine < padded ? first + kLine : padded;
     for (int column = 0; column < kPanelColumns<O>; ++column) {
-      for (int i = 0; i < kPair<O>; ++i) *to++ = row + i < rows ? O(value(row + i, column)) : O(0.0f);
+      for (int64_t row = first; row < last; ++row) set(row, column);
     }
   }
 }
@@ -115,6 +132,18 @@ OPWRIGHT_INLINE void add_step(const bfloat16* row, int64_t stride, const bfloat1
 
 }  // namespace detail
 
+// What is to be read next, fetched into the cache near the core while products are computed: from beyond it
+// it comes slower than they are.
+struct Ahead {
+  const char* from = nullptr;
+  int64_t step = 0;  // bytes for each step of k; at most two cache lines
+
+  OPWRIGHT_INLINE void fetch(int64_t steps) const {
+    __builtin_prefetch(from + steps * step, 0, 2);
+    __builtin_prefetch(from + steps * step + 64, 0, 2);
+  }
+};
+
 // A group of rows, and the sums of their products with one panel.
 template <typename E>
 using Sums = Vec<E>[kVectors];
@@ -122,10 +151,15 @@ using Sums = Vec<E>[kVectors];
 namespace detail {
 
 template <int M, typename O, typename E>
-void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Sums<E>* sums) {
+void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Sums<E>* sums, const Ahead& ahead) {
   constexpr int kStep = kPair<O>;
   constexpr int64_t kPanelStep = kPanelColumns<O> * kStep;
-  Vec<E> sum[M][kVectors] = {};
+  Vec<E> sum[M][kVectors];
+  OPWRIGHT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    OPWRIGHT_UNROLL
+    for (int v = 0; v < kVectors; ++v) sum[m][v] = sums[m][v];
+  }
   int64_t at = 0;
   if constexpr (M == 1) {
     // One row has too few sums to hide the latency of an addition, so two sets take turns.
@@ -137,6 +171,12 @@ void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Su
     OPWRIGHT_UNROLL
     for (int v = 0; v < kVectors; ++v) sum[0][v] += other[0][v];
   }
+  if (M > 2 && ahead.from) {
+    for (; at < k; at += kStep) {
+      ahead.fetch(at / kStep);
+      add_step<M>(rows + at, stride, panel + at / kStep * kPanelStep, sum);
+    }
+  }
   for (; at < k; at += kStep) add_step<M>(rows + at, stride, panel + at / kStep * kPanelStep, sum);
   OPWRIGHT_UNROLL
   for (int m = 0; m < M; ++m) {
@@ -146,15 +186,16 @@ void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Su
 }
 
 template <typename E, typename O>
-void multiply_in_registers(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k, Sums<E>* sums) {
+void multiply_in_registers(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k, Sums<E>* sums,
+                           const Ahead& ahead) {
   switch (count) {
-    case 1: return multiply_group<1, O, E>(rows, stride, panel, k, sums);
-    case 2: return multiply_group<2, O, E>(rows, stride, panel, k, sums);
+    case 1: return multiply_group<1, O, E>(rows, stride, panel, k, sums, ahead);
+    case 2: return multiply_group<2, O, E>(rows, stride, panel, k, sums, ahead);
 #if defined(__AVX512F__)
-    case 3: return multiply_group<3, O, E>(rows, stride, panel, k, sums);
-    case 4: return multiply_group<4, O, E>(rows, stride, panel, k, sums);
-    case 5: return multiply_group<5, O, E>(rows, stride, panel, k, sums);
-    case 6: return multiply_group<6, O, E>(rows, stride, panel, k, sums);
+    case 3: return multiply_group<3, O, E>(rows, stride, panel, k, sums, ahead);
+    case 4: return multiply_group<4, O, E>(rows, stride, panel, k, sums, ahead);
+    case 5: return multiply_group<5, O, E>(rows, stride, panel, k, sums, ahead);
+    case 6: return multiply_group<6, O, E>(rows, stride, panel, k, sums, ahead);
 #endif
   }
 }
@@ -188,6 +229,14 @@ inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count, 
   asm volatile("ldtilecfg %0" : : "m"(shapes));
   asm volatile("tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3" : : : "memory");
   const int64_t row_bytes = stride * 2, panel_bytes = kPanelColumns<bfloat16> * 4, sum_bytes = sizeof(Sums<float>);
+  asm volatile(
+      "tileloadd (%0,%1,1), %%tmm0\n"
+      "tileloadd 64(%0,%1,1), %%tmm1\n"
+      "tileloadd 128(%0,%1,1), %%tmm2\n"
+      "tileloadd 192(%0,%1,1), %%tmm3\n"
+      :
+      : "r"(sums), "r"(sum_bytes)
+      : "memory");
   for (int64_t block = 0; block < blocks; ++block) {
     const bfloat16 *a = rows + block * 32, *b = panel + block * 32 * kPanelColumns<bfloat16>;
     asm volatile(
@@ -218,12 +267,12 @@ inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count, 
 
 }  // namespace detail
 
-// sums[m] = row m of `rows` times a panel, for count <= kRows<O> rows of k elements.
+// sums[m] += row m of `rows` times a panel, for count <= kRows<O> rows of k elements.
 template <typename E, typename O>
 __attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int64_t count, const O* panel,
-                                             int64_t k, Sums<E>* sums) {
+                                             int64_t k, Sums<E>* sums, const Ahead& ahead) {
   if constexpr (!kIsTiled<O>) {
-    detail::multiply_in_registers<E>(rows, stride, count, panel, k, sums);
+    detail::multiply_in_registers<E>(rows, stride, count, panel, k, sums, ahead);
   } else {
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
     int64_t done = 0;
@@ -234,24 +283,38 @@ __attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int6
     }
     for (int64_t first = 0; first < count; first += kRegisterRows) {
       const int64_t group = count - first < kRegisterRows ? count - first : kRegisterRows;
-      Sums<E> rest[kRegisterRows];
       detail::multiply_in_registers<E>(rows + first * stride + done, stride, group, panel + done * kPanelColumns<O>,
-                                       k - done, rest);
-      for (int64_t m = 0; m < group; ++m) {
-        for (int v = 0; v < kVectors; ++v) sums[first + m][v] = done ? sums[first + m][v] + rest[m][v] : rest[m][v];
-      }
+                                       k - done, sums + first, Ahead());
     }
 #endif
   }
 }
 
-// Calls body(first, count) for groups of at most kRows<O> rows that are about equal.
-template <typename O, typename Body>
-OPWRIGHT_INLINE void for_row_groups(int64_t rows, const Body& body) {
-  const int64_t groups = (rows + kRows<O> - 1) / kRows<O>;
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t first = rows * group / groups;
-    body(first, rows * (group + 1) / groups - first);
+// Bytes of a panel that all rows are multiplied with before the next: they stay in the first-level cache
+// (32 KiB on most CPUs). Blocks of the matrix unit are compute-bound from the second level too.
+template <typename O> inline constexpr int64_t kBlockBytes = kIsTiled<O> ? 128 << 10 : 16 << 10;
+
+// sums[m] = row m of `rows` times a panel, for any number of rows; `next` is the panel to be read after it.
+template <typename E, typename O>
+void multiply_panel(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k, const O* next,
+                    Sums<E>* sums) {
+  constexpr int64_t kRowBytes = kPanelColumns<O> * sizeof(O), kBlock = kBlockBytes<O> / kRowBytes;
+  const int64_t groups = (count + kRows<O> - 1) / kRows<O>;
+  __builtin_memset(static_cast<void*>(sums), 0, count * sizeof(Sums<E>));
+  for (int64_t at = 0; at < k; at += kBlock) {
+    const int64_t block = at + kBlock < k ? kBlock : k - at;
+    const O* following = at + block < k ? panel + (at + block) * kPanelColumns<O> : next;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t first = count * group / groups;
+      Ahead ahead;
+      // A single group reads no slower than it computes.
+      if (groups > 1 && following) {
+        ahead.step = kRowBytes * kPair<O> / groups;
+        ahead.from = reinterpret_cast<const char*>(following) + group * ahead.step * (block / kPair<O>);
+      }
+      multiply_rows<E>(rows + first * stride + at, stride, count * (group + 1) / groups - first,
+                       panel + at * kPanelColumns<O>, block, sums + first, ahead);
+    }
   }
 }
 

@@ -42,17 +42,24 @@ void multiply(const Matrix<S>& out, const Matrix<S>& a, const Matrix<S>& b) {
 }
 
 // The panels of a matrix, packed side by side.
-template <typename O, typename S>
-void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<S>& from) {
+template <typename O>
+void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<O>& from) {
   panels = Panels<O>(from.rows, from.columns);
   memory.allocate(panels.size());
   panels.data = memory.data();
   opwright::parallel_for(panels.count, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * kPanelColumns<O>;
-      pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
-        return first + column < from.columns ? static_cast<O>(from(row, first + column)) : O(0.0f);
-      });
+      const O* source = from.data + first * from.column_stride;
+      if (first + kPanelColumns<O> <= from.columns && from.column_stride == 1) {
+        pack_panel<true>(panels[panel], from.rows, [&](int64_t row, int64_t column) {
+          return source[row * from.row_stride + column];
+        });
+      } else {
+        pack_panel<false>(panels[panel], from.rows, [&](int64_t row, int64_t column) {
+          return first + column < from.columns ? from(row, first + column) : O(0.0f);
+        });
+      }
     }
   });
 }
@@ -60,15 +67,18 @@ void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<S>& from) {
 #if defined(__AVX512BF16__)
 // The same with sums in float. Rows of `a` have a readable, finite element behind an odd width.
 inline void multiply(const Matrix<float>& out, const Matrix<bfloat16>& a, const Matrix<bfloat16>& b) {
+  constexpr int64_t kMostRows = 64;  // their sums take 16 KiB
   Panels<bfloat16> panels;
   Buffer<bfloat16> memory;
   pack(panels, memory, b);
   opwright::parallel_for(panels.count, [&](int64_t begin, int64_t end) {
+    Buffer<Sums<float>> sums(kMostRows);
     for (int64_t panel = begin; panel < end; ++panel) {
-      for_row_groups<bfloat16>(out.rows, [&](int64_t first, int64_t count) {
-        Sums<float> sums[kRows<bfloat16>];
-        multiply_rows<float>(a.data + first * a.row_stride, a.row_stride, count, panels[panel], panels.k, sums);
-        for (int m = 0; m < count; ++m) {
+      for (int64_t first = 0; first < out.rows; first += kMostRows) {
+        const int64_t count = first + kMostRows < out.rows ? kMostRows : out.rows - first;
+        multiply_panel<float>(a.data + first * a.row_stride, a.row_stride, count, panels[panel], panels.k,
+                              static_cast<const bfloat16*>(nullptr), sums.data());
+        for (int64_t m = 0; m < count; ++m) {
           for (int v = 0; v < kVectors; ++v) {
             const int64_t column = (panel * kVectors + v) * 16;
             const int lanes = static_cast<int>(out.columns - column < 16 ? out.columns - column : 16);
@@ -78,7 +88,7 @@ inline void multiply(const Matrix<float>& out, const Matrix<bfloat16>& a, const 
             else opwright::store_partial(to, sums[m][v], lanes);
           }
         }
-      });
+      }
     }
   });
 }

@@ -89,8 +89,7 @@ struct Sequence {
   template <typename T>
   OPWRIGHT_INLINE Vec<E> load_as(int64_t from, int count) const {
     const T* place = reinterpret_cast<const T*>(data) + from;
-    if (count == opwright::kLanes<T>) return opwright::load(place);
-    return opwright::load_partial(place, count);
+    return count == opwright::kLanes<T> ? opwright::load(place) : opwright::load_partial(place, count);
   }
   template <typename T>
   OPWRIGHT_INLINE void store_as(int64_t to, Vec<E> value, int count) const {
@@ -166,22 +165,45 @@ struct Options {
   uint32_t threshold_h, threshold_c;  // of the random words below which an element stays
 };
 
-// Philox2x32-10: two words for each lane, the key a seed, the counters (element, t).
-template <typename E>
+// Philox2x32-7: two words for each lane, the key a seed, the counters (element, t).
+template <int kLanes>
 OPWRIGHT_INLINE void random_words(int64_t seed, int64_t element, int64_t t, uint32_t* first, uint32_t* second) {
-  constexpr int kLanes = opwright::kLanes<E>;
+  constexpr uint32_t kMultiplier = 0xD256D193, kWeyl = 0x9E3779B9;
   uint32_t key = static_cast<uint32_t>(seed);
   for (int l = 0; l < kLanes; ++l) {
     first[l] = static_cast<uint32_t>(element + l);
     second[l] = static_cast<uint32_t>(t);
   }
-  for (int round = 0; round < 10; ++round) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  // GCC widens all lanes before it multiplies; the instruction takes every second lane as it is.
+  if constexpr (kLanes == 16) {
+    typedef int32_t Words __attribute__((vector_size(64)));
+    typedef long long Products __attribute__((vector_size(64)));
+    Words a, b;
+    const Words multiplier = static_cast<int32_t>(kMultiplier) - Words{};
+    __builtin_memcpy(&a, first, sizeof a);
+    __builtin_memcpy(&b, second, sizeof b);
+    for (int round = 0; round < 7; ++round, key += kWeyl) {
+      const Products even = __builtin_ia32_pmuludq512_mask(a, multiplier, Products{}, -1);
+      const Products odd = __builtin_ia32_pmuludq512_mask(
+          opwright::bit_cast<Words>(opwright::bit_cast<Products>(a) >> 32), multiplier, Products{}, -1);
+      const Words evens = opwright::bit_cast<Words>(even), odds = opwright::bit_cast<Words>(odd);
+      const Words high = __builtin_shuffle(evens, odds, Words{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
+      const Words low = __builtin_shuffle(evens, odds, Words{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30});
+      a = high ^ static_cast<int32_t>(key) ^ b;
+      b = low;
+    }
+    __builtin_memcpy(first, &a, sizeof a);
+    __builtin_memcpy(second, &b, sizeof b);
+    return;
+  }
+#endif
+  for (int round = 0; round < 7; ++round, key += kWeyl) {
     for (int l = 0; l < kLanes; ++l) {
-      const uint64_t product = uint64_t{0xD256D193} * first[l];
+      const uint64_t product = uint64_t{kMultiplier} * first[l];
       first[l] = static_cast<uint32_t>(product >> 32) ^ key ^ second[l];
       second[l] = static_cast<uint32_t>(product);
     }
-    key += 0x9E3779B9u;
   }
 }
 
@@ -195,13 +217,24 @@ Kept<E> kept(const Options<E>& options, int64_t seed, int64_t element, int64_t t
   constexpr int kLanes = opwright::kLanes<E>;
   if (!options.draws) return {opwright::splat<Vec<E>>(options.zoneout_h), opwright::splat<Vec<E>>(options.zoneout_c)};
   uint32_t first[kLanes], second[kLanes];
-  random_words<E>(seed, element, t, first, second);
+  random_words<kLanes>(seed, element, t, first, second);
   E h[kLanes], c[kLanes];
   for (int l = 0; l < kLanes; ++l) {
     c[l] = first[l] < options.threshold_c ? E(1) : E(0);
     h[l] = second[l] < options.threshold_h ? E(1) : E(0);
   }
   return {opwright::load(h), opwright::load(c)};
+}
+
+// `count` elements, zeros after them.
+template <typename E>
+OPWRIGHT_INLINE Vec<E> load_first(const E* from, int count) {
+  return count == opwright::kLanes<E> ? opwright::load(from) : opwright::load_partial(from, count);
+}
+template <typename S, typename V>
+OPWRIGHT_INLINE void store_first(S* to, V value, int count) {
+  if (count == opwright::kLanes<S>) opwright::store(to, value);
+  else opwright::store_partial(to, value, count);
 }
 
 // The part `keep` of the value before, the rest of the new one: exactly one of them for 1 and 0.

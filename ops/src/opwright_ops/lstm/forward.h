@@ -1,8 +1,6 @@
 // The steps of a sequence: gates, cells, h.
 #pragma once
 
-#include <opwright/team.h>
-
 #include "sequence.h"
 
 namespace opwright_ops {

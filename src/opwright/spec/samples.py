@@ -359,3 +359,31 @@ def declared_cases(contract: Contract, samples: Iterable[Any] | Callable[[], Ite
     """Returns the cases of declared samples: an iterable, or a function that gives one."""
     given = samples() if callable(samples) else samples
     return [case_from_sample(contract, sample, f"sample {i}") for i, sample in enumerate(given)]
+
+
+def backward_cases(
+    contract: Contract,
+    forward: Contract,
+    reference: Callable[[Sequence[Any]], Sequence[Any]],
+    cases: Iterable[Case],
+) -> Iterator[Case]:
+    """Yields the cases of a backward: those of its operator, with what it returns and gradients of that.
+
+    Args:
+        contract: of the backward.
+        forward: the contract of its operator.
+        reference: of its operator; takes the arguments in schema order.
+        cases: of its operator.
+    """
+    for number, case in enumerate(cases):
+        generator = torch.Generator().manual_seed(number)
+        known: dict[str, Any] = {}
+        with torch.no_grad():
+            results = reference(case.values)
+        for output, result in zip(forward.outputs, results, strict=True):
+            known[output.name] = result
+            if isinstance(result, torch.Tensor) and result.is_floating_point():
+                noise = torch.randn(result.shape, generator=generator, dtype=torch.float64)
+                known[f"grad_{output.name}"] = noise.to(result)
+        known |= zip([p.name for p in forward.parameters], case.values, strict=True)
+        yield case_from_sample(contract, tuple(known[p.name] for p in contract.parameters), case.label)

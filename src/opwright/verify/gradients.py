@@ -15,6 +15,10 @@ from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 
 
+# Labels of the cases of a sweep whose gradients are checked in every dtype; samples are always.
+_WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "large")
+
+
 def need_gradient(subject: Subject) -> None:
     contract = need_operator(subject).contract
     if contract.mutated:
@@ -85,15 +89,7 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
     """Gradients in every dtype against those of the reference in float64."""
     need_gradient(subject)
     for _, case in subject.cases():
-        if case.label not in (
-            "base",
-            "one element",
-            "empty batch",
-            "transposed",
-            "sliced",
-            "expanded",
-            "large",
-        ):
+        if case.label not in _WITH_GRADIENTS and not case.label.startswith("sample"):
             continue
 
         def pull(function: Callable[[Any], list[Any]], values: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.spec.contract import Contract
-from opwright.spec.samples import Case, Sweep, declared_cases, split_sample
+from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases, split_sample
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.tensors import copy_of, poison_memory_for, tensors_of
 
@@ -105,9 +105,8 @@ class Subject:
                 yield _dtype_of(case), case
             return
         contract = self.operator.contract
-        given = self._samples if self._samples is not None else self.operator._samples
-        if given is not None:
-            for case in declared_cases(contract, given):
+        if self.has_samples:
+            for case in self._sampled_cases():
                 yield _dtype_of(case), case
             return
         family = contract.scalar_family
@@ -115,9 +114,27 @@ class Subject:
             for case in Sweep(contract, forward=self._forward()).cases(dtype):
                 yield dtype, case
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether samples take the place of the sweep: given ones, declared ones, those of a backward's operator."""
+        behind = [self.operator, self._owner()] if self.operator is not None else []
+        return self._samples is not None or any(o is not None and o._samples is not None for o in behind)
+
+    def _sampled_cases(self) -> Iterable[Case]:
+        own = self._samples if self._samples is not None else self.operator._samples
+        if own is not None:
+            return declared_cases(self.operator.contract, own)
+        forward = subject_of(self._owner().function, None, None)
+        cases = [case for _, case in forward.cases()]
+        return backward_cases(self.operator.contract, forward.contract, forward.reference, cases)
+
+    def _owner(self) -> Operator | None:
+        """Returns the operator that this one is the backward of."""
+        return registry.operators.get(self.operator.declaration.forward or "")
+
     def _forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
         """Returns the contract and the reference of the operator that this one is the backward of."""
-        forward = registry.operators.get(self.operator.declaration.forward or "")
+        forward = self._owner()
         if forward is None:
             return None
         call = caller(forward.contract, forward.declaration.reference)
@@ -126,7 +143,7 @@ class Subject:
     def tiny_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns inputs of a few elements, one for each combination of options: finite differences call
         the operator for every one of them."""
-        if self.operator is None or self._samples is not None or self.operator._samples is not None:
+        if self.operator is None or self.has_samples:
             return self.small_cases(dtype)
         maker = Sweep(self.operator.contract, forward=self._forward())
         sizes = maker.base_sizes((3, 2, 4))

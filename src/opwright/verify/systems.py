@@ -58,7 +58,7 @@ def compiled(subject: Subject) -> Iterator[Finding]:
     family = contract.scalar_family
     dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
     options = sweep.option_sets()[0]
-    if subject._samples is not None or operator._samples is not None:
+    if subject.has_samples:
         cases = subject.small_cases(torch.float32)[:2]
         may_recompile = True
     else:

@@ -1,2 +1,4 @@
 from opwright_ops.lstm.module import LSTM as LSTM
 from opwright_ops.lstm.op import lstm as lstm
+from opwright_ops.lstm.step import LSTMStep as LSTMStep
+from opwright_ops.lstm.step import lstm_step as lstm_step

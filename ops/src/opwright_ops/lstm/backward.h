@@ -5,35 +5,6 @@
 
 namespace opwright_ops {
 
-// Sums over rows of which each member knows a part.
-template <typename E>
-struct PartSums {
-  Buffer<E> parts;  // [B, members, 2]
-  int members = 0;
-
-  void allocate(int64_t rows, int most_members) {
-    parts.allocate(rows * most_members * 2);
-    members = most_members;
-  }
-  void set(int64_t row, const Member& member, E first, E second) const {
-    E* part = parts.data() + (row * members + member.id()) * 2;
-    part[0] = first, part[1] = second;
-  }
-  void joined(int64_t row, const Member& member, E* first, E* second) const {
-    *first = *second = 0;
-    for (int m = 0; m < member.count(); ++m) {
-      *first += parts[(row * members + m) * 2];
-      *second += parts[(row * members + m) * 2 + 1];
-    }
-  }
-};
-
-// Mean and inverse deviation of the rows of a matrix.
-template <typename E>
-struct RowMoments {
-  E mean, scale;
-};
-
 template <typename E, typename O>
 struct Backward {
   using V = Vec<E>;

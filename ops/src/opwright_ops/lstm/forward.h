@@ -1,14 +1,12 @@
 // The steps of a sequence: gates, cells, h.
 #pragma once
 
-#include "sequence.h"
+#include "norm.h"
+#include "prepared.h"
 
 namespace opwright_ops {
 
 using opwright::fma;
-using opwright::Member;
-
-inline constexpr double kNormEpsilon = 1e-5;
 
 // A part of the panels or registers that one member of a team works on.
 struct Share {
@@ -16,53 +14,6 @@ struct Share {
   Share(int64_t count, const Member& member)
       : begin(count * member.id() / member.count()), end(count * (member.id() + 1) / member.count()) {}
 };
-
-// Mean and inverse deviation of rows of which each member knows a part. Parts are joined by the
-// formula of Chan et al., which does not cancel.
-template <typename E>
-struct Moments {
-  Buffer<E> parts;  // [B, members, 3]: count, mean, sum of squared deviations
-  int members = 0;
-
-  void allocate(int64_t rows, int most_members) {
-    parts.allocate(rows * most_members * 3);
-    members = most_members;
-  }
-  void set(int64_t row, const Member& member, E count, E mean, E squares) const {
-    E* part = parts.data() + (row * members + member.id()) * 3;
-    part[0] = count, part[1] = mean, part[2] = squares;
-  }
-  // Returns the mean; `scale` becomes 1/sqrt(variance + epsilon).
-  E joined(int64_t row, const Member& member, E* scale) const {
-    const E* part = parts.data() + row * members * 3;
-    E count = 0, mean = 0, squares = 0;
-    for (int m = 0; m < member.count(); ++m, part += 3) {
-      if (part[0] == 0) continue;
-      const E total = count + part[0], distance = part[1] - mean;
-      squares += part[2] + distance * distance * count * part[0] / total;
-      mean += distance * part[0] / total;
-      count = total;
-    }
-    *scale = 1 / __builtin_sqrt(squares / count + E(kNormEpsilon));
-    return mean;
-  }
-};
-
-template <typename V>
-OPWRIGHT_INLINE opwright::Lane<V> sum_of_lanes(V value) {
-  opwright::Lane<V> sum = 0;
-  for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(sum)); ++i) sum += value[i];
-  return sum;
-}
-
-// The first `count` lanes, 0 in the others.
-template <typename E>
-OPWRIGHT_INLINE Vec<E> first_lanes(Vec<E> value, int64_t count) {
-  if (count >= opwright::kLanes<E>) return value;
-  E lanes[opwright::kLanes<E>];
-  opwright::store(lanes, value);
-  return opwright::load_partial(lanes, static_cast<int>(count));
-}
 
 // A layer's parameters, widths rounded up to whole registers: Hp of cells, Rp of h. What is beyond the
 // widths themselves is 0. Absent ones are null.
@@ -92,8 +43,11 @@ struct Forward {
   const O* x;             // compact rows of the input itself
   int64_t x_stride;
   GateRows<O> ih_rows;
-  Panels<O> hh, hr;       // of weight_hh: panel p has registers p of all gates; of weight_hr
-  GateRows<O> hh_rows;    // weight_hh itself, where packing does not pay
+  // Weights packed for the call: panel p of weight_hh has registers p of all gates. In their place, where
+  // packing does not pay, weight_hh itself; or what is kept between calls, of the inputs too.
+  Panels<O> hh, hr;
+  GateRows<O> hh_rows;
+  Prepared ih_prepared, hh_prepared, hr_prepared;
   Sequence<E> output, cells, gates;
 
   Buffer<E> c, h;                // [B, Hp]; [B, Rp], kept for zoneout
@@ -202,16 +156,20 @@ struct Forward {
 
   // weight_hh @ h for some rows and one register of units.
   void multiply_h(const O* rows, int64_t count, int64_t panel, const Share& share, Sums<E>* sums) const {
-    if (!hh_rows.data) {
+    if (!hh_rows.data && !hh_prepared.data) {
       const O* next = hh.after(panel, share.begin, share.end);
       return multiply_panel<E>(rows, layer.Rp, count, hh[panel], hh.k, next, sums);
     }
     __builtin_memset(static_cast<void*>(sums), 0, count * sizeof(Sums<E>));
+    if (hh_prepared.data) return multiply_prepared_gates<E>(rows, layer.Rp, count, hh_prepared, panel * N, sums);
     dot_rows<E>(rows, layer.Rp, count, hh_rows, panel * N, sums);
   }
 
   // Adds weight_ih @ x, where that is not done yet.
   void multiply_x(int64_t row, int64_t count, int64_t panel, Sums<E>* sums) const {
+    if (ih_prepared.data && !from_input) {
+      return multiply_prepared_gates<E>(x + row * x_stride, x_stride, count, ih_prepared, panel * N, sums);
+    }
     if (!from_input) dot_rows<E>(x + row * x_stride, x_stride, count, ih_rows, panel * N, sums);
     const int64_t column = panel * N, lanes = lanes_at(column, layer.H);
     for (int64_t m = 0; lanes < N && m < count; ++m) {
@@ -331,8 +289,13 @@ struct Forward {
   void project(int64_t step, const Share& share, Sums<E>* sums) {
     const int64_t t = schedule.time(step), active = schedule.active(t);
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
-      const O* next = hr.after(panel, share.begin, share.end);
-      multiply_panel<E>(projected.data(), layer.Hp, active, hr[panel], hr.k, next, sums);
+      if (hr_prepared.data) {
+        __builtin_memset(static_cast<void*>(sums), 0, active * sizeof(Sums<E>));
+        multiply_prepared_columns<E>(projected.data(), layer.Hp, active, hr_prepared, panel * kVectors * N, sums);
+      } else {
+        const O* next = hr.after(panel, share.begin, share.end);
+        multiply_panel<E>(projected.data(), layer.Hp, active, hr[panel], hr.k, next, sums);
+      }
       for (int64_t place = 0; place < active; ++place) {
         for (int v = 0; v < kVectors; ++v) {
           const int64_t column = (panel * kVectors + v) * N;
@@ -344,7 +307,7 @@ struct Forward {
 
   template <bool kIsPlain>
   void run(const Member& member) {
-    const Share share(layer.Hp / N, member), columns(hr.count, member);
+    const Share share(layer.Hp / N, member), columns((layer.R + kVectors * N - 1) / (kVectors * N), member);
     Buffer<Sums<E>> memory(schedule.entries);
     Sums<E>* sums = memory.data();
     for (int64_t at = 0; at < schedule.steps; ++at) {

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from opwright import operator
 from opwright_ops.lstm.reference import Cell, Step, masks, rows_of, run, widened, without_rest
+from opwright_ops.lstm.samples import samples
 
 Activation = Literal["soft", "hard"]
 
@@ -153,3 +154,6 @@ def lstm_backward(
         None if value is None else found.get(name, torch.zeros_like(value)).to(value.dtype)
         for name, value in inputs.items()
     )
+
+
+lstm.samples(samples)

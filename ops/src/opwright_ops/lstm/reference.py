@@ -98,17 +98,17 @@ class Cell:
         if self.weight_hr is not None:
             _add_product(into, "weight_hr", grad_out, self.narrowed(step.o * step.squashed))
             grad_out = grad_out @ self.weight_hr
-        grad_o = grad_out * step.squashed * self.slope_of_sigmoid(z_o, step.o)
+        grad_o = self.through_sigmoid(grad_out * step.squashed, z_o, step.o)
         normal = normalised(step.cell, self.norm_c)
-        grad_normal = grad_out * step.o * self.slope_of_tanh(normal, step.squashed)
+        grad_normal = self.through_tanh(grad_out * step.o, normal, step.squashed)
         grad_cell = grad_cell + normalised_gradient(step.cell, self.norm_c, grad_normal, into, "norm_c")
         p_i, p_f, p_o = (0, 0, 0) if self.peephole is None else self.peephole
         grad_cell = grad_cell + p_o * grad_o
         to_f = grad_cell * c
         to_i = grad_cell * step.g - (to_f if self.coupled else 0)
-        grad_i = to_i * self.slope_of_sigmoid(z_i, step.i)
-        grad_f = torch.zeros_like(to_f) if self.coupled else to_f * self.slope_of_sigmoid(z_f, step.f)
-        grad_g = grad_cell * step.i * self.slope_of_tanh(self.clipped(z_g), step.g) * self.is_inside(z_g)
+        grad_i = self.through_sigmoid(to_i, z_i, step.i)
+        grad_f = torch.zeros_like(to_f) if self.coupled else self.through_sigmoid(to_f, z_f, step.f)
+        grad_g = self.through_clip(self.through_tanh(grad_cell * step.i, self.clipped(z_g), step.g), z_g)
         past_c = past_c + grad_cell * step.f + p_i * grad_i + p_f * grad_f
         grad_gates = torch.cat([grad_i, grad_f, grad_g, grad_o], -1)
         if self.peephole is not None:
@@ -139,18 +139,20 @@ class Cell:
     def tanh(self, z: Tensor) -> Tensor:
         return z.clamp(-1, 1) if self.is_hard else torch.tanh(z)
 
-    def is_inside(self, z: Tensor) -> Tensor | int:
-        return (z.abs() <= self.clip).to(z.dtype) if self.clip else 1
+    # A gradient through each of them at z, where its value is known. It is 0, not a product with 0, where the
+    # result does not move: as for torch.clamp, also where z is NaN.
 
-    def slope_of_sigmoid(self, z: Tensor, value: Tensor) -> Tensor:
-        """The derivative of `sigmoid` at z, where its value is known."""
+    def through_clip(self, grad: Tensor, z: Tensor) -> Tensor:
+        return torch.where(z.abs() <= self.clip, grad, 0) if self.clip else grad
+
+    def through_sigmoid(self, grad: Tensor, z: Tensor, value: Tensor) -> Tensor:
         if not self.is_hard:
-            return value * (1 - value) * self.is_inside(z)
+            return self.through_clip(grad * (value * (1 - value)), z)
         inside = (0.5 + self.slope * self.clipped(z) - 0.5).abs() <= 0.5
-        return self.slope * inside.to(z.dtype) * self.is_inside(z)
+        return self.through_clip(torch.where(inside, self.slope * grad, 0), z)
 
-    def slope_of_tanh(self, z: Tensor, value: Tensor) -> Tensor:
-        return (z.abs() <= 1).to(z.dtype) if self.is_hard else 1 - value * value
+    def through_tanh(self, grad: Tensor, z: Tensor, value: Tensor) -> Tensor:
+        return torch.where(z.abs() <= 1, grad, 0) if self.is_hard else grad * (1 - value * value)
 
     def zoneout(self, t: int, width_h: int, width_c: int) -> tuple[Tensor | float, Tensor | float]:
         """Returns what part of h and of c stays as it was: 0 or 1 by chance, or the expectation."""

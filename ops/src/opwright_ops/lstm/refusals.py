@@ -16,13 +16,13 @@ _SHORT = {torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torc
 
 
 def refuse(
-    kind: type[Exception], subject: str, rule: str, *rows: tuple[str, str], hint: str = ""
+    kind: type[Exception], what: str, rule: str, *rows: tuple[str, str], hint: str = "", subject: str = "LSTM"
 ) -> NoReturn:
-    """Raises `kind`: the subject and the rule it broke, got against expected, a hint."""
+    """Raises `kind`: the subject, what of it broke which rule, got against expected, a hint."""
     width = max((len(name) for name, _ in rows), default=0)
     body = "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
     raise kind(
-        "\n\n".join(part for part in (f"`LSTM`: `{subject}` {rule}", body, hint and f"hint: {hint}") if part)
+        "\n\n".join(part for part in (f"`{subject}`: `{what}` {rule}", body, hint and f"hint: {hint}") if part)
     )
 
 

@@ -15,7 +15,7 @@ from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 
 
-# Labels of the cases of a sweep whose gradients are checked in every dtype; samples are always.
+# Labels of the cases of a sweep whose gradients are checked in every dtype.
 _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "large")
 
 
@@ -58,8 +58,13 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
 
 
 def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Tensor], Callable[..., Any]]:
-    """Returns the floating-point tensors of a case, and the call as a function of them alone."""
+    """Returns the floating-point tensors of a case, and the call as a function of them alone.
+
+    What a backward gets of its operator's outputs is no argument of that function: it follows from the others.
+    """
     values = subject.inputs(case)
+    if subject.takes_outputs:
+        values = subject.without_outputs(values)
     inputs = [t.detach().clone().requires_grad_() for t in tensors_of(values) if t.is_floating_point()]
 
     def call(*tensors: torch.Tensor) -> Any:
@@ -70,7 +75,10 @@ def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Ten
                 return pending.pop(0) if value.is_floating_point() else value
             return [fill(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-        return tuple(_differentiable(subject, subject.call([fill(v) for v in values])))
+        filled = [fill(v) for v in values]
+        if subject.takes_outputs:
+            filled = subject.with_outputs(filled)
+        return tuple(_differentiable(subject, subject.call(filled)))
 
     return inputs, call
 
@@ -85,12 +93,24 @@ def seed_like(output: torch.Tensor) -> torch.Tensor:
     return torch.cos(torch.arange(output.numel(), dtype=torch.float64)).view(output.shape).to(output)
 
 
+def _with_gradients(subject: Subject) -> list[Case]:
+    """Returns the cases whose gradients are checked in every dtype.
+
+    Of samples that is all of them, but a few where the gradient is the reference's and only its way to there is ours.
+    """
+    if subject.operator.backward_operator is None and subject.has_samples:
+        return [case for dtype in subject.contract.scalar_family.dtypes for case in subject.small_cases(dtype)]
+    return [
+        case
+        for _, case in subject.cases()
+        if case.label in _WITH_GRADIENTS or case.label.startswith("sample")
+    ]
+
+
 def gradient_numerics(subject: Subject) -> Iterator[Finding]:
     """Gradients in every dtype against those of the reference in float64."""
     need_gradient(subject)
-    for _, case in subject.cases():
-        if case.label not in _WITH_GRADIENTS and not case.label.startswith("sample"):
-            continue
+    for case in _with_gradients(subject):
 
         def pull(function: Callable[[Any], list[Any]], values: Any) -> list[Any]:
             values = [
@@ -102,10 +122,13 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
                 for v in values
             ]
             with torch.enable_grad():
-                outputs = _differentiable(subject, function(values))
+                # What is left out or empty may have been made without the inputs.
+                outputs = [o for o in _differentiable(subject, function(values)) if o.requires_grad]
                 inputs = [t for t in tensors_of(values) if t.requires_grad]
                 seeds = [seed_like(o) for o in outputs]
-                found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
+                found = [None] * len(inputs)
+                if outputs:
+                    found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
             return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
 
         expected = expect(lambda values: pull(subject.reference, values), case.values)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from opwright.dispatch import registry
+from opwright.dispatch.autograd import differentiable_outputs
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
@@ -127,6 +128,31 @@ class Subject:
         forward = subject_of(self._owner().function, None, None)
         cases = [case for _, case in forward.cases()]
         return backward_cases(self.operator.contract, forward.contract, forward.reference, cases)
+
+    @property
+    def takes_outputs(self) -> bool:
+        """Whether it is a backward that takes outputs of its operator, and all that they are computed from."""
+        owner = None if self.operator is None else self._owner()
+        if owner is None:
+            return False
+        names = {p.name for p in self.contract.parameters}
+        return bool(owner.saved_outputs) and names.issuperset(p.name for p in owner.contract.parameters)
+
+    def without_outputs(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the arguments of such a backward without those outputs."""
+        owner = self._owner()
+        computed = {owner.contract.outputs[i].name for i in owner.saved_outputs}
+        return [
+            None if p.name in computed else v for p, v in zip(self.contract.parameters, values, strict=True)
+        ]
+
+    def with_outputs(self, values: Sequence[Any]) -> list[Any]:
+        """Returns them with those outputs, as a backward gets them that is differentiated in its turn."""
+        owner = self._owner()
+        known = dict(zip([p.name for p in self.contract.parameters], values, strict=True))
+        results = differentiable_outputs(owner, [known[p.name] for p in owner.contract.parameters])
+        known |= {owner.contract.outputs[i].name: results[i] for i in owner.saved_outputs}
+        return list(known.values())
 
     def _owner(self) -> Operator | None:
         """Returns the operator that this one is the backward of."""

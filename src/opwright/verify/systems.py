@@ -161,7 +161,7 @@ def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
         values = list(given)
         for i, tensor in zip(chosen, batched, strict=True):
             values[i] = tensor
-        return tuple(subject.call(values))
+        return tuple(output for output in subject.call(values) if output is not None)
 
     with torch.no_grad():
         got = torch.vmap(call, in_dims=-1)(*stacked.values())

@@ -119,7 +119,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
         for _, case in subject.cases():
             buffers, outs = [], []
             for like in subject.reference(copy_of(case.values)):
-                like = torch.empty(0) if like is None else like
+                like = tensors_of(case.values)[0].new_empty(0) if like is None else like
                 size = like.numel() + 2 * _GUARD
                 buffer = torch.full((size,), _poison(like.dtype), dtype=like.dtype, device=subject.device)
                 buffers.append(buffer)

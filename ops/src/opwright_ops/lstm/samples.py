@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NORMS = "norm_ih norm_hh norm_c"
 _ALL = f"bias weight_hr peephole {_NORMS} h_mask lengths reset seed"
 _HARD = {"activation": "hard"}
@@ -22,7 +21,7 @@ _HARD = {"activation": "hard"}
 _SMALL: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
     ((2, 1, 1, 2, 2), "bias", {"keep_gates": 1}),
     ((2, 2, 1, 2, 1), f"bias weight_hr peephole {_NORMS} lengths", {"zoneout_c": 0.25, "keep_cells": 1}),
-    ((3, 1, 1, 2, 2), "bias peephole reset seed",
+    ((2, 1, 1, 2, 2), "bias peephole reset seed",
      {"zoneout_h": 0.5, "zoneout_c": 0.5, "coupled": True, "reverse": True}),
     ((2, 1, 2, 2, 2), "peephole h_mask", _HARD | {"slope": 0.2, "keep_cells": 1, "keep_gates": 1}),
     ((2, 1, 1, 2, 1), f"weight_hr {_NORMS} h_mask reset",
@@ -58,11 +57,19 @@ _LARGE: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
     ((3, 0, 4, 5, 5), "bias lengths reset", {"keep_gates": 1, "keep_cells": 1}),
 ]  # fmt: skip
 
+# float32 and bfloat16 have products of their own; float64 and float16 go through the code of float32.
+_LARGE_FOR = {
+    torch.float32: slice(None),
+    torch.float64: slice(0, None, 2),
+    torch.bfloat16: slice(None),
+    torch.float16: slice(1, None, 2),
+}
+
 
 def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yields the inputs in every type, the small ones first."""
-    for dtype in _TYPES:
-        for number, (sizes, present, options) in enumerate([*_SMALL, *_LARGE]):
+    for dtype in _LARGE_FOR:
+        for number, (sizes, present, options) in enumerate([*_SMALL, *_LARGE[_LARGE_FOR[dtype]]]):
             yield inputs_of(sizes, present, dtype, number), options
         sizes = (3, 6, 5, 17, 17)
         for batch in ((), (2, 3)):

@@ -62,9 +62,8 @@ def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Ten
 
     What a backward gets of its operator's outputs is no argument of that function: it follows from the others.
     """
-    values = subject.inputs(case)
-    if subject.takes_outputs:
-        values = subject.without_outputs(values)
+    computed = subject.computed
+    values = [None if i in computed else v for i, v in enumerate(subject.inputs(case))]
     inputs = [t.detach().clone().requires_grad_() for t in tensors_of(values) if t.is_floating_point()]
 
     def call(*tensors: torch.Tensor) -> Any:
@@ -76,8 +75,8 @@ def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Ten
             return [fill(v) for v in value] if isinstance(value, (list, tuple)) else value
 
         filled = [fill(v) for v in values]
-        if subject.takes_outputs:
-            filled = subject.with_outputs(filled)
+        if computed:
+            filled = subject.with_computed(filled)
         return tuple(_differentiable(subject, subject.call(filled)))
 
     return inputs, call

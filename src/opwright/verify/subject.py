@@ -130,29 +130,23 @@ class Subject:
         return backward_cases(self.operator.contract, forward.contract, forward.reference, cases)
 
     @property
-    def takes_outputs(self) -> bool:
-        """Whether it is a backward that takes outputs of its operator, and all that they are computed from."""
+    def computed(self) -> dict[int, int]:
+        """Which arguments of a backward its operator has returned: position and number of the output.
+
+        They follow from the others. None are, where it does not take all that they are computed from.
+        """
         owner = None if self.operator is None else self._owner()
-        if owner is None:
-            return False
-        names = {p.name for p in self.contract.parameters}
-        return bool(owner.saved_outputs) and names.issuperset(p.name for p in owner.contract.parameters)
+        names = [p.name for p in self.contract.parameters] if owner else []
+        if owner is None or not {p.name for p in owner.contract.parameters}.issubset(names):
+            return {}
+        return {names.index(owner.contract.outputs[i].name): i for i in owner.saved_outputs}
 
-    def without_outputs(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the arguments of such a backward without those outputs."""
-        owner = self._owner()
-        computed = {owner.contract.outputs[i].name for i in owner.saved_outputs}
-        return [
-            None if p.name in computed else v for p, v in zip(self.contract.parameters, values, strict=True)
-        ]
-
-    def with_outputs(self, values: Sequence[Any]) -> list[Any]:
-        """Returns them with those outputs, as a backward gets them that is differentiated in its turn."""
-        owner = self._owner()
+    def with_computed(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the arguments with those computed, as a backward gets them that is differentiated in its turn."""
         known = dict(zip([p.name for p in self.contract.parameters], values, strict=True))
+        owner = self._owner()
         results = differentiable_outputs(owner, [known[p.name] for p in owner.contract.parameters])
-        known |= {owner.contract.outputs[i].name: results[i] for i in owner.saved_outputs}
-        return list(known.values())
+        return [results[self.computed[i]] if i in self.computed else v for i, v in enumerate(values)]
 
     def _owner(self) -> Operator | None:
         """Returns the operator that this one is the backward of."""

@@ -144,7 +144,10 @@ def vmapped(subject: Subject) -> Iterator[Finding]:
     if operator.contract.mutated or operator.declaration.random or operator.contract.data_dependent:
         raise Skipped("it mutates, draws random numbers, or has sizes that depend on data")
     for case in subject.small_cases(torch.float64)[:2]:
-        positions = [i for i, v in enumerate(case.values) if isinstance(v, torch.Tensor)]
+        computed = subject.computed
+        positions = [
+            i for i, v in enumerate(case.values) if isinstance(v, torch.Tensor) and i not in computed
+        ]
         if not positions:
             continue
         for chosen in [positions, *([p] for p in positions if len(positions) > 1)]:
@@ -153,9 +156,12 @@ def vmapped(subject: Subject) -> Iterator[Finding]:
 
 def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
     given = subject.inputs(case)
-    stacked = {
-        i: torch.stack([given[i], given[i].flip(0) if given[i].ndim else given[i]], -1) for i in chosen
-    }
+    other = [v.flip(0) if i in chosen and v.ndim else v for i, v in enumerate(given)]
+    if subject.computed:
+        with torch.no_grad():
+            given, other = subject.with_computed(given), subject.with_computed(other)
+        chosen = [*chosen, *(i for i in subject.computed if not torch.equal(given[i], other[i]))]
+    stacked = {i: torch.stack([given[i], other[i]], -1) for i in chosen}
 
     def call(*batched: torch.Tensor) -> Any:
         values = list(given)

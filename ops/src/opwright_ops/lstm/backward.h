@@ -240,13 +240,14 @@ struct Backward {
   void step(int64_t t, const Share& share) {
     const Activations<kIsPlain, E> act{layer.options};
     const int64_t first_row = schedule.first_row(t), active = schedule.active(t), H = layer.H;
-    for (int64_t at = share.begin * kVectors; at < last_register(share, H); ++at) {
-      const int64_t column = at * N;
-      const int count = lanes_at(column, H);
-      V bias[4] = {}, peepholes[3] = {};
-      for (int64_t place = 0; place < active; ++place) {
+    // Along the rows: their lines of several arrays, each in a page of its own, are read in order.
+    for (int64_t place = 0; place < active; ++place) {
+      O* row = &grad_gates[(first_row + place) * 4 * H];
+      for (int64_t at = share.begin * kVectors; at < last_register(share, H); ++at) {
+        const int64_t column = at * N;
+        const int count = lanes_at(column, H);
         Unit u;
-        V grad[4];
+        V grad[4], peepholes[3] = {};
         load_unit<kIsPlain>(t, place, column, u);
         Kept<E> keep{V{}, V{}};
         if constexpr (!kIsPlain) keep = kept_at(t, place, column);
@@ -254,18 +255,14 @@ struct Backward {
         grad[3] = act.times_d_sigmoid(out * u.squashed, u.z[3], u.o);
         const V from_tanh = act.times_d_tanh(out * u.o, u.normal, u.squashed);
         grad_of_gates<kIsPlain>(t, place, column, u, from_tanh, grad, peepholes, keep.c);
-        O* row = &grad_gates[(first_row + place) * 4 * H];
-        for (int j = 0; j < 4; ++j) {
-          store_first(row + j * H + column, grad[j], count);
-          bias[j] += grad[j];
-        }
+        for (int j = 0; j < 4; ++j) store_first(row + j * H + column, grad[j], count);
         keep_projected<kIsPlain>(first_row + place, column, u);
+        add_sums(column, grad, peepholes);
       }
-      add_sums(column, bias, peepholes);
     }
   }
 
-  void add_sums(int64_t column, const V (&bias)[4], const V (&peepholes)[3]) {
+  OPWRIGHT_INLINE void add_sums(int64_t column, const V (&bias)[4], const V (&peepholes)[3]) {
     for (int j = 0; j < 4; ++j) add_to(&grad_bias[j * layer.Hp + column], bias[j]);
     if (!layer.peephole.data()) return;
     for (int j = 0; j < 3; ++j) add_to(&grad_peephole[j * layer.Hp + column], peepholes[j]);

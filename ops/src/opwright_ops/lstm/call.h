@@ -102,9 +102,9 @@ void read_parameters(Parameters<E, operand_t<T>>& p, const Arguments<T>& a) {
   if (a.norm_hh.defined()) fill(p.norm_hh, 4, H, p.Hp, gate(a.norm_hh));
   if (a.norm_c.defined()) fill(p.norm_c, 2, H, p.Hp, matrix(a.norm_c));
   if (a.h_mask.defined()) {
-    opwright::check(a.h_mask.size(1) <= 1 || a.h_mask.stride(1) == 1, "`h_mask` must be contiguous");
-    p.h_mask = Sequence<E>(View<const T, 3>{a.h_mask.data(), {1, a.h_mask.size(0), a.h_mask.size(1)},
-                                           {0, a.h_mask.stride(0), 1}});
+    const int64_t B = a.h_mask.size(0);
+    fill(p.mask, B, p.R, p.Rp, matrix(a.h_mask));
+    p.h_mask = Sequence<E>(View<const E, 3>{p.mask.data(), {1, B, p.R}, {0, p.Rp, 1}});
   }
 }
 
@@ -180,9 +180,19 @@ void pack_gates(Panels<O>& panels, Buffer<O>& memory, View<const T, 2> weight) {
   panels.data = memory.data();
   parallel_for(panels.count, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
-      pack_panel<false>(panels[panel], R, [&](int64_t row, int64_t column) {
-        const int64_t gate = column / N, unit = panel * N + column % N;
-        return unit < H ? static_cast<O>(weight(gate * H + unit, row)) : O(0.0f);
+      const auto unit_of = [&](int64_t column) { return panel * N + column % N; };
+      if constexpr (opwright::detail::kSame<O, T>) {
+        if (is_rows<O>(weight)) {
+          const O* columns[kPanelColumns<O>];
+          for (int64_t c = 0; c < kPanelColumns<O>; ++c) {
+            columns[c] = unit_of(c) < H ? weight.data() + (c / N * H + unit_of(c)) * weight.stride(0) : nullptr;
+          }
+          pack_columns(panels[panel], R, columns);
+          continue;
+        }
+      }
+      pack_panel(panels[panel], R, [&](int64_t row, int64_t column) {
+        return unit_of(column) < H ? static_cast<O>(weight(column / N * H + unit_of(column), row)) : O(0.0f);
       });
     }
   });

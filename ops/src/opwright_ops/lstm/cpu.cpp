@@ -151,7 +151,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   const int64_t rows = schedule.rows(), H = layer.H, R = layer.R, width = 4 * H;
 
   Backward<E, O> sweep{schedule, layer};
-  Buffer<T> grad_output_memory, grad_cells_memory, output_memory, h_0_memory;
+  Buffer<T> grad_output_memory, grad_cells_memory, output_memory, h_0_memory, gates_memory;
   sweep.grad_output = Sequence<E>(dense(grad_output, grad_output_memory));
   if (grad_cells.numel()) sweep.grad_cells = Sequence<E>(dense(grad_cells, grad_cells_memory));
   sweep.output = Sequence<E>(dense(output, output_memory));
@@ -185,7 +185,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
     sweep.moments_h.allocate(rows);
     multiply(Matrix<E>(from_input.data(), rows, width, width), x, ih.transposed());
     if (gates.numel()) {
-      sweep.saved = Sequence<E>(gates);
+      sweep.saved = Sequence<E>(dense(gates, gates_memory));
     } else {
       from_h.allocate(rows * width);
       multiply(Matrix<E>(from_h.data(), rows, width, width), h_rows, hh.transposed());
@@ -222,7 +222,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       }
     });
   } else {
-    sweep.saved = Sequence<E>(gates);
+    sweep.saved = Sequence<E>(dense(gates, gates_memory));
   }
   sweep.computed = computed.data();
 

@@ -23,6 +23,7 @@ struct Parameters {
   Options<E> options;
   Buffer<E> bias, peephole;             // [4, Hp], [3, Hp]
   Buffer<E> norm_hh, norm_c;            // [4, Hp], [2, Hp]
+  Buffer<E> mask;                       // [B, Rp], behind h_mask
   Sequence<E> h_mask;
   View<const bool, 2> reset;
   View<const int64_t, 1> seed;
@@ -177,6 +178,14 @@ struct Forward {
     }
   }
 
+  // Fetches what add_from_input reads after the product: lines of as many pages as there are rows and gates,
+  // which the CPU does not foresee. They were a third of a step.
+  void fetch_from_input(int64_t row, int64_t count, int64_t column) const {
+    if (!from_input) return;
+    const E* from = from_input + row * 4 * layer.H + column;
+    for (int64_t i = 0; i < 4 * count; ++i) __builtin_prefetch(from + i * layer.H);
+  }
+
   OPWRIGHT_INLINE void add_from_input(int64_t row, int64_t column, V (&z)[4]) const {
     for (int j = 0; j < 4; ++j) z[j] += opwright::load(&layer.bias[j * layer.Hp + column]);
     if (!from_input) return;
@@ -195,6 +204,7 @@ struct Forward {
     const O* rows = operand[step % 2].data();
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
       const int64_t column = panel * N;
+      fetch_from_input(first_row, active, column);
       multiply_h(rows, active, panel, share, sums);
       multiply_x(first_row, active, panel, sums);
       for (int64_t place = 0; place < active; ++place) {

@@ -71,25 +71,81 @@ struct Panels {
   }
 };
 
-// Packs one panel: value(row, column) is its element, and rows (or columns) are what lies together in memory.
-template <bool kAreRowsDense, typename O, typename Value>
-void pack_panel(O* to, int64_t rows, const Value& value) {
-  const int64_t padded = round_up(rows, kPair<O>);
-  const auto place = [&](int64_t row, int column) -> O& {
-    return to[(row / kPair<O> * kPanelColumns<O> + column) * kPair<O> + row % kPair<O>];
-  };
-  const auto set = [&](int64_t row, int column) { place(row, column) = row < rows ? value(row, column) : O(0.0f); };
-  if (kAreRowsDense) {
-    for (int64_t row = 0; row < padded; ++row) {
-      for (int column = 0; column < kPanelColumns<O>; ++column) set(row, column);
+namespace detail {
+
+template <typename V> inline constexpr int kLanesOf = sizeof(V) / sizeof(opwright::Lane<V>);
+
+// rows[i][j] becomes rows[j][i]: blocks off the diagonal change places, of half the size each time.
+template <typename V>
+OPWRIGHT_INLINE void transpose(V (&rows)[kLanesOf<V>]) {
+  constexpr int kLanes = kLanesOf<V>;
+#if defined(__clang__)
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const auto value = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = value;
     }
-    return;
   }
-  constexpr int kLine = 64 / sizeof(O);  // rows of one cache line of a column
-  for (int64_t first = 0; first < padded; first += kLine) {
-    const int64_t last = first + kLine < padded ? first + kLine : padded;
+#else
+  using Index = decltype(V{} < V{});
+  OPWRIGHT_UNROLL
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    Index low, high;
+    OPWRIGHT_UNROLL
+    for (int l = 0; l < kLanes; ++l) {
+      const bool is_second = l % (2 * half) >= half;
+      low[l] = is_second ? kLanes + l - half : l;
+      high[l] = is_second ? kLanes + l : l + half;
+    }
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & half) continue;
+      const V first = rows[i], second = rows[i + half];
+      rows[i] = __builtin_shuffle(first, second, low);
+      rows[i + half] = __builtin_shuffle(first, second, high);
+    }
+  }
+#endif
+}
+
+}  // namespace detail
+
+// Packs one panel whose columns lie in memory one by one: columns[c] has `rows` elements, or is null for zeros.
+template <typename O>
+void pack_columns(O* to, int64_t rows, const O* const (&columns)[kPanelColumns<O>]) {
+  // A pair is moved as one word.
+  using V = Vec<opwright::compute_t<O>>;
+  constexpr int kLanes = opwright::kLanes<O>, kWord = kPair<O>;
+  int64_t row = 0;
+  for (; row + kLanes * kWord <= rows; row += kLanes * kWord) {
+    for (int v = 0; v < kVectors; ++v) {
+      V block[kLanes];
+      for (int c = 0; c < kLanes; ++c) {
+        const O* column = columns[v * kLanes + c];
+        block[c] = V{};
+        if (column) __builtin_memcpy(&block[c], column + row, sizeof block[c]);
+      }
+      detail::transpose(block);
+      for (int i = 0; i < kLanes; ++i) {
+        __builtin_memcpy(to + (row + i * kWord) * kPanelColumns<O> + v * kLanes * kWord, &block[i], sizeof block[i]);
+      }
+    }
+  }
+  for (; row < round_up(rows, kWord); ++row) {
+    for (int c = 0; c < kPanelColumns<O>; ++c) {
+      to[(row / kWord * kPanelColumns<O> + c) * kWord + row % kWord] = columns[c] && row < rows ? columns[c][row] : O(0.0f);
+    }
+  }
+}
+
+// Packs one panel: value(row, column) is its element.
+template <typename O, typename Value>
+void pack_panel(O* to, int64_t rows, const Value& value) {
+  for (int64_t row = 0; row < round_up(rows, kPair<O>); ++row) {
     for (int column = 0; column < kPanelColumns<O>; ++column) {
-      for (int64_t row = first; row < last; ++row) set(row, column);
+      O* place = to + (row / kPair<O> * kPanelColumns<O> + column) * kPair<O> + row % kPair<O>;
+      *place = row < rows ? value(row, column) : O(0.0f);
     }
   }
 }

@@ -51,12 +51,18 @@ void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<O>& from) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * kPanelColumns<O>;
       const O* source = from.data + first * from.column_stride;
-      if (first + kPanelColumns<O> <= from.columns && from.column_stride == 1) {
-        pack_panel<true>(panels[panel], from.rows, [&](int64_t row, int64_t column) {
+      if (from.row_stride == 1) {
+        const O* columns[kPanelColumns<O>];
+        for (int64_t c = 0; c < kPanelColumns<O>; ++c) {
+          columns[c] = first + c < from.columns ? source + c * from.column_stride : nullptr;
+        }
+        pack_columns(panels[panel], from.rows, columns);
+      } else if (first + kPanelColumns<O> <= from.columns && from.column_stride == 1) {
+        pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
           return source[row * from.row_stride + column];
         });
       } else {
-        pack_panel<false>(panels[panel], from.rows, [&](int64_t row, int64_t column) {
+        pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
           return first + column < from.columns ? from(row, first + column) : O(0.0f);
         });
       }

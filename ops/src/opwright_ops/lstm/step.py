@@ -1,7 +1,11 @@
 """Streaming: an LSTM that takes a few steps per call, with weights and state prepared once."""
 
 import threading
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +17,14 @@ from opwright_ops.lstm.module import LSTM
 from opwright_ops.lstm.op import Activation
 from opwright_ops.lstm.op import lstm as lstm_sequence
 from opwright_ops.lstm.refusals import refuse, shown
+from opwright_ops.lstm.samples import inputs_of
 
 # The order of packed weights: blocks of 16 units, each [K, 4 gates, 16].
 _UNITS, _COLUMNS = 16, 64
 Weights = Literal["float32", "bfloat16", "int8"]
+
+_refuse = partial(refuse, subject="lstm_step")
+_transforms, _forward_ad = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
 
 
 @operator("opwright_ops::lstm_step", cpu="step.cpp", autocast=None)
@@ -55,15 +63,19 @@ def lstm_step_(
     """
     units, width = c.shape[-1], h.shape[-1]
     scale_ih, scale_hh = (None, None) if scale is None else scale
-    projection = None if weight_hr is None else unpacked_columns(weight_hr, scale_hr, width)
+    projection = None if weight_hr is None else unpacked_columns(weight_hr, scale_hr, width, h.dtype)
     result = lstm_sequence.operator.declaration.reference(
-        input, h, c, unpacked_gates(weight_ih, scale_ih, units), unpacked_gates(weight_hh, scale_hh, units),
-        bias, projection, peephole, norm_ih, norm_hh, norm_c,
+        input, h, c, unpacked_gates(weight_ih, scale_ih, units, h.dtype),
+        unpacked_gates(weight_hh, scale_hh, units, h.dtype), bias, projection, peephole, norm_ih, norm_hh, norm_c,
         activation=activation, slope=slope, coupled=coupled, clip=clip, zoneout_h=zoneout_h, zoneout_c=zoneout_c,
     )  # fmt: skip
     h.copy_(result.h_n)
     c.copy_(result.c_n)
     return result.output
+
+
+# A call of the handle asks the operator's function's questions itself, once for all layers.
+_kernel = lstm_step_.operator.kernel
 
 
 def pack_gates(weight: Tensor) -> Tensor:
@@ -79,17 +91,17 @@ def pack_columns(weight: Tensor) -> Tensor:
     return padded.view(-1, _COLUMNS, weight.shape[1]).transpose(1, 2).contiguous()
 
 
-def unpacked_gates(blocks: Tensor, scale: Tensor | None, units: int) -> Tensor:
-    """Returns the weight [4H, K] that `pack_gates` packed, in float32."""
+def unpacked_gates(blocks: Tensor, scale: Tensor | None, units: int, dtype: torch.dtype) -> Tensor:
+    """Returns the weight [4H, K] that `pack_gates` packed."""
     count, width, _ = blocks.shape
-    values = blocks.float() if scale is None else blocks.float() * scale.unsqueeze(1)
+    values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
     values = values.view(count, width, 4, _UNITS).permute(2, 0, 3, 1).reshape(4, count * _UNITS, width)
     return values[:, :units].reshape(4 * units, width)
 
 
-def unpacked_columns(blocks: Tensor, scale: Tensor | None, rows: int) -> Tensor:
-    """Returns the weight [R, K] that `pack_columns` packed, in float32."""
-    values = blocks.float() if scale is None else blocks.float() * scale.unsqueeze(1)
+def unpacked_columns(blocks: Tensor, scale: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
+    """Returns the weight [R, K] that `pack_columns` packed."""
+    values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
     return values.transpose(1, 2).reshape(-1, blocks.shape[1])[:rows]
 
 
@@ -97,16 +109,23 @@ def quantized(weight: Tensor, dtype: Weights) -> tuple[Tensor, Tensor | None]:
     """Returns a weight [rows, K] in `dtype`, and for int8 the scale of each row: its largest magnitude is 127."""
     if dtype != "int8":
         return weight.to(getattr(torch, dtype)), None
-    scale = weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    scale = (weight.float().abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (weight.float() / scale.unsqueeze(1)).round().to(torch.int8), scale
 
 
 class LSTMStep:
     """Takes an LSTM through a stream, one step or a few per call, with its own copy of the weights and the state.
 
-    Computes as the module does in eval mode: without dropout, with the expectation of zoneout. Cells, sums and
-    the state are float32; outputs have the type of the input. Changes of the module's parameters are seen at
-    the next call, and their copy is made anew. One thread at a time may use it.
+    Computes what the module computes in eval mode: without dropout, with the expectation of zoneout. Cells, h
+    and sums are float32 whatever the module's type; outputs have the type of the input. Nothing is recorded for
+    autograd.
+
+    A change of the module's parameters is seen at the next call, which copies them anew: in-place operations,
+    optimizers, load_state_dict, another Parameter or other `.data`. Operations on `.data` leave no trace, so a
+    few elements of each parameter are compared: on the CPU, a change of a whole parameter or of one gate is
+    seen. After smaller ones, call `repack`.
+
+    One thread at a time may use it. It can be copied and pickled, with its module and state.
 
     Args:
         lstm: an LSTM or nn.LSTM, in one direction.
@@ -114,126 +133,248 @@ class LSTMStep:
         weights: what the copy is kept in: "float32", "bfloat16", or "int8" with a scale for each row.
 
     Raises:
-        TypeError, ValueError: the module is no LSTM, is bidirectional, or has parameters that are computed.
+        TypeError: the module is no LSTM.
+        ValueError: it is bidirectional, or a parameter of it is computed from others.
     """
 
     def __init__(self, lstm: nn.LSTM | LSTM, batch_size: int = 1, weights: Weights = "float32") -> None:
-        if isinstance(lstm, nn.LSTM):
-            lstm = LSTM.from_torch(lstm)
-        if not isinstance(lstm, LSTM):
-            refuse(TypeError, "lstm", "must be an LSTM", ("got", type(lstm).__name__), subject="lstm_step")
+        if not isinstance(lstm, (nn.LSTM, LSTM)):
+            _refuse(
+                TypeError, "lstm", "must be an LSTM", ("got", type(lstm).__name__),
+                ("expected", "opwright_ops.LSTM, torch.nn.LSTM"),
+            )  # fmt: skip
         if lstm.bidirectional:
-            refuse(
+            _refuse(
                 ValueError, "lstm", "must go in one direction: a stream has no end to come back from",
-                hint="`LSTM(..., bidirectional=False)`", subject="lstm_step",
+                hint="`LSTM(..., bidirectional=False)`",
             )  # fmt: skip
         if weights not in get_args(Weights):
-            refuse(
+            _refuse(
                 ValueError, "weights", "is none of the types that weights are kept in",
-                ("got", repr(weights)), ("expected", " | ".join(map(repr, get_args(Weights)))), subject="lstm_step",
+                ("got", repr(weights)), ("expected", " | ".join(map(repr, get_args(Weights)))),
             )  # fmt: skip
-        self.lstm, self.weights = lstm, weights
-        self._busy = threading.Lock()
-        self._seen: list[tuple[str, Tensor, int, int, Any, bytes]] = []
-        self._layers: list[tuple[Tensor | None, ...]] = []
-        self.reset(batch_size)
+        self._begin(lstm, weights)
+        self._put_zeros(batch_size)
 
-    def reset(self, batch_size: int | None = None) -> None:
-        """Sets the state to 0, for another number of entries if one is given."""
-        lstm, batch = self.lstm, self._h.shape[1] if batch_size is None else batch_size
-        device = lstm._one_weight().device
-        self._h = torch.zeros(lstm.num_layers, batch, lstm.proj_size or lstm.hidden_size, device=device)
-        self._c = torch.zeros(lstm.num_layers, batch, lstm.hidden_size, device=device)
-        self._states = list(zip(self._h, self._c, strict=True))
+    def _begin(self, lstm: nn.LSTM | LSTM, weights: Weights) -> None:
+        self.lstm, self.weights = lstm, weights
+        # What the module computes; the parameters are looked up in the module itself.
+        self._form = lstm if isinstance(lstm, LSTM) else LSTM.from_torch(lstm)
+        self._busy = threading.Lock()
+        self._layers: list[tuple[Tensor | None, ...]] = []
+        self._seen: list[tuple[Any, ...]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"lstm": self.lstm, "weights": self.weights, "state": self.state}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self._begin(kept["lstm"], kept["weights"])
+        self._h, self._c = kept["state"]
 
     @property
     def state(self) -> tuple[Tensor, Tensor]:
-        """A copy of (h, c), [layers, B, ...] in float32; setting it copies too."""
-        return self._h.clone(), self._c.clone()
+        """A copy of (h, c), as the module takes and returns it: [layers, B, ...], but always float32.
+
+        Setting it copies too, from any floating-point type.
+        """
+        with self._alone():
+            return self._h.clone(), self._c.clone()
 
     @state.setter
     def state(self, state: tuple[Tensor, Tensor]) -> None:
-        for mine, given, name in zip((self._h, self._c), state, ("h", "c"), strict=True):
-            if given.shape != mine.shape:
-                refuse(
-                    ValueError, f"state: {name}", "must have the sizes of this handle",
-                    ("got", shown(given)), ("expected", shown(mine)),
-                    hint="`step.reset(batch_size)` first", subject="lstm_step",
-                )  # fmt: skip
-        with torch.no_grad():
+        if not isinstance(state, (tuple, list)) or len(state) != 2:
+            _refuse(TypeError, "state", "must be a pair (h, c)", ("got", shown(state)),
+                    hint="`step.state = lstm(input)[1]`")  # fmt: skip
+        with self._alone(), torch.no_grad():
+            for mine, given, name in zip((self._h, self._c), state, ("h", "c"), strict=True):
+                if not isinstance(given, Tensor) or not given.is_floating_point():
+                    _refuse(TypeError, f"state: {name}", "must be a floating-point tensor",
+                            ("got", shown(given)), ("expected", shown(mine)))  # fmt: skip
+                if given.shape != mine.shape:
+                    _refuse(
+                        ValueError, f"state: {name}", "must have the sizes of this handle's",
+                        ("got", shown(given)), ("expected", shown(mine)),
+                        hint="`step.reset(batch_size)` first, for another number of entries",
+                    )  # fmt: skip
             self._h.copy_(state[0])
             self._c.copy_(state[1])
 
-    @torch.no_grad()
-    def __call__(self, input: Tensor) -> Tensor:
-        """Returns the output of the next step, [B, R] for an input [B, I], or of the next T for [T, B, I].
+    def reset(self, batch_size: int | None = None) -> None:
+        """Sets the state to 0, for another number of entries if one is given."""
+        with self._alone():
+            self._put_zeros(self._h.shape[1] if batch_size is None else batch_size)
+            if self._layers:
+                self._bind()
 
-        Raises:
-            ValueError: the input has other sizes than the module and the state.
-            RuntimeError: another thread is in a call.
+    def _put_zeros(self, batch_size: int) -> None:
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+            _refuse(TypeError, "batch_size", "must be an int", ("got", shown(batch_size)))
+        if batch_size < 0:
+            _refuse(ValueError, "batch_size", "must not be negative", ("got", str(batch_size)))
+        form = self._form
+        with torch.inference_mode(False):  # a tensor that is made in inference mode cannot be set outside of it
+            like = {"dtype": torch.float32, "device": self.lstm.weight_ih_l0.device}
+            self._h = torch.zeros(form.num_layers, batch_size, form.proj_size or form.hidden_size, **like)
+            self._c = torch.zeros(form.num_layers, batch_size, form.hidden_size, **like)
+
+    def repack(self) -> None:
+        """Copies the weights anew at the next call."""
+        self._seen = []
+
+    def arguments(self) -> tuple[list[tuple[Tensor | None, ...]], dict[str, Any]]:
+        """Returns what `lstm_step_` takes behind its input: the tensors of each layer, and the options.
+
+        For programs that call the operator without this handle. The first two of a layer are its state, not
+        copied; the others are the weights as they are now.
         """
-        if not self._busy.acquire(blocking=False):
-            refuse(
-                RuntimeError, "step", "is in use by another thread, and there is one state",
-                hint="a handle for each thread: `lstm_step(lstm)`", subject="lstm_step",
-            )  # fmt: skip
-        try:
-            is_one = input.ndim == 2
-            x = input[None] if is_one else input
-            if x.ndim != 3 or x.shape[1] != self._h.shape[1] or x.shape[2] != self.lstm.input_size:
-                self._refuse_input(input)
+        with self._alone():
             if self._is_stale():
                 self._prepare()
-            if x.dtype is not torch.float32:
-                x = x.float()
-            for (h, c), weights in zip(self._states, self._layers, strict=True):
-                x = lstm_step_(x, h, c, *weights, **self._options)
-            if input.dtype is not torch.float32:
-                x = x.to(input.dtype)
-            return x[0] if is_one else x
+            given = zip(self._h, self._c, self._layers, strict=True)
+            return [(h, c, *layer) for h, c, layer in given], dict(self._options)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Takes the next step, or the next T.
+
+        Args:
+            input: one step [B, I], or [I] where B is 1; or several, laid out as for the module: [T, B, I], or
+                [B, T, I] with its `batch_first`. Of any floating-point type.
+
+        Returns:
+            The last layer's output, laid out as the input, in its type.
+
+        Raises:
+            ValueError: the input has other sizes than the module and the state, is no floating-point tensor,
+                or is on another device.
+            RuntimeError: the input needs a gradient, or another thread is in a call.
+        """
+        if not self._busy.acquire(blocking=False):
+            self._refuse_thread()
+        try:
+            if self._is_stale():
+                self._prepare()
+            if (
+                type(input) is Tensor
+                and input.shape == self._quick_shape
+                and input.dtype is torch.float32
+                and input.is_cpu
+                and not (input.requires_grad or _transforms() or _forward_ad._current_level >= 0)
+            ):
+                for call in self._quick_calls:
+                    input = _kernel(input, *call)
+                return input
+            return self._run(input)
         finally:
             self._busy.release()
 
-    def _refuse_input(self, input: Tensor) -> None:
-        refuse(
-            ValueError, "input", "must have the sizes of the module and of the state",
-            ("got", shown(input)), ("expected", f"[T, {self._h.shape[1]}, {self.lstm.input_size}], or without T"),
-            hint=f"`step.reset({input.shape[-2] if input.ndim > 1 else 1})` for another number of entries",
-            subject="lstm_step",
+    def _run(self, input: Tensor) -> Tensor:
+        """Runs any input that there may be."""
+        self._check_input(input)
+        axes = input.ndim
+        swapped = axes == 3 and self._form.batch_first
+        x = input.transpose(0, 1) if swapped else input[None] if axes == 2 else input
+        x = (x[None, None] if axes == 1 else x).float()
+        if type(x) is Tensor and not (x.requires_grad or _transforms() or _forward_ad._current_level >= 0):
+            for call in self._calls:
+                x = _kernel(x, *call)
+        else:
+            for state, layer in zip(zip(self._h, self._c, strict=True), self._layers, strict=True):
+                x = lstm_step_(x, *state, *layer, **self._options)
+        x = x.to(input.dtype)
+        return x.transpose(0, 1) if swapped else x[0] if axes == 2 else x[0, 0] if axes == 1 else x
+
+    def _check_input(self, input: Any) -> None:
+        batch, width = self._h.shape[1], self._form.input_size
+        steps = f"[B, T, {width}]" if self._form.batch_first else f"[T, B, {width}]"
+        got, expected = ("got", shown(input)), ("expected", f"[B, {width}] or {steps}, B = {batch}")
+        if not isinstance(input, Tensor):
+            _refuse(TypeError, "input", "must be a tensor", got, expected)
+        if not input.is_floating_point():
+            _refuse(ValueError, "input", "must be of a floating-point type", got, hint="`input.float()`")
+        if input.ndim not in (1, 2, 3):
+            _refuse(ValueError, "input", "has the wrong number of dimensions", got, expected)
+        if input.shape[-1] != width:
+            _refuse(ValueError, "input", "must have `input_size` as its last size", got, expected)
+        found = 1 if input.ndim == 1 else input.shape[0 if input.ndim == 2 or self._form.batch_first else 1]
+        if found != batch:
+            hint = f"`step.reset({found})` for another number of entries"
+            if batch == 1 and input.ndim == 2:
+                hint = f"`input.unsqueeze({int(not self._form.batch_first)})` for steps of one entry; " + hint
+            _refuse(ValueError, "input", "must have the entries of the state", got, expected, hint=hint)
+        if input.device != self._h.device:
+            _refuse(ValueError, "input", "must be on the device of the weights", got,
+                    ("expected", str(self._h.device)), hint=f'`input.to("{self._h.device}")`')  # fmt: skip
+        if input.requires_grad and torch.is_grad_enabled():
+            _refuse(
+                RuntimeError, "input", "needs a gradient, and steps have none", got,
+                hint="`with torch.no_grad():`, or `input.detach()`; the module itself has one",
+            )  # fmt: skip
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            self._refuse_thread()
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _refuse_thread(self) -> NoReturn:
+        _refuse(
+            RuntimeError, "step", "is in use by another thread, and there is one state",
+            hint="a handle for each thread: `lstm_step(lstm)`",
         )  # fmt: skip
 
     def _is_stale(self) -> bool:
-        if not self._seen:
-            return True
         registered = self.lstm._parameters
-        for name, parameter, version, address, sample, values in self._seen:
-            if registered.get(name) is not parameter or parameter._version != version:
+        for name, parameter, versioned, version, data_ptr, address, sample, values in self._seen:
+            if (
+                registered.get(name) is not parameter
+                or versioned._version != version
+                or data_ptr() != address
+                or sample() != values
+            ):
                 return True
-            if parameter.data_ptr() != address or sample is not None and sample.tobytes() != values:
-                return True
-        return False
+        return not self._seen
 
     def _prepare(self) -> None:
         """Packs the weights, and notes what they were made from."""
-        lstm = self.lstm
-        zoneout_h, zoneout_c = lstm.zoneout
-        self._options = {
-            "activation": lstm.activation, "slope": lstm.slope, "coupled": lstm.coupled, "clip": lstm.clip or 0.0,
-            "zoneout_h": zoneout_h, "zoneout_c": zoneout_c,
-        }  # fmt: skip
-        self._layers, seen = [], []
-        for names in lstm._roles:
+        registered, form = self.lstm._parameters, self._form
+        layers, seen = [], []
+        for names in form._roles:
             for name in filter(None, names):
-                parameter = lstm._parameters.get(name)
+                parameter = registered.get(name)
                 if parameter is None:
-                    refuse(
-                        TypeError, name, "is computed in each call, so no copy of it can be kept",
-                        hint="`torch.nn.utils.parametrize.remove_parametrizations(lstm, ...)`", subject="lstm_step",
+                    _refuse(
+                        ValueError, name, "is computed from others, so no copy of it can be kept",
+                        hint=f'`torch.nn.utils.parametrize.remove_parametrizations(lstm, "{name}")`',
                     )  # fmt: skip
-                seen.append((name, parameter, parameter._version, parameter.data_ptr(), *_sample(parameter)))
-            found = [None if name is None else lstm._parameters[name].detach() for name in names]
-            self._layers.append(_packed(*found, weights=self.weights))
-        self._seen = seen
+                versioned = SimpleNamespace(_version=0) if parameter.is_inference() else parameter
+                data_ptr, sample = parameter.data_ptr, _sample_of(parameter)
+                seen.append(
+                    (name, parameter, versioned, versioned._version, data_ptr, data_ptr(), sample, sample())
+                )
+            found = [None if name is None else registered[name].detach() for name in names]
+            layers.append(_packed(*found, weights=self.weights))
+        device = seen[0][1].device
+        self._h, self._c = self._h.to(device), self._c.to(device)
+        self._layers, self._seen = layers, seen
+        self._options = {
+            "activation": form.activation, "slope": form.slope, "coupled": form.coupled,
+            "clip": form.clip or 0.0, "zoneout_h": form.zoneout[0], "zoneout_c": form.zoneout[1],
+        }  # fmt: skip
+        self._bind()
+
+    def _bind(self) -> None:
+        """Puts together what the kernel takes behind the input, for each layer."""
+        _, *others = self._options.values()
+        options = (get_args(Activation).index(self._options["activation"]), *others)
+        given = list(zip(self._h, self._c, self._layers, strict=True))
+        self._calls = [(h, c, *layer, *options) for h, c, layer in given]
+        # One entry needs no axis: without it, [1, I] is an input of one step, and [1, R] its output.
+        is_one = self._h.shape[1] == 1 and self._h.is_cpu
+        self._quick_shape = (1, self._form.input_size) if is_one else None
+        self._quick_calls = [(h[0], c[0], *layer, *options) for h, c, layer in given] if is_one else []
 
 
 def lstm_step(lstm: nn.LSTM | LSTM, batch_size: int = 1, weights: Weights = "float32") -> LSTMStep:
@@ -260,18 +401,41 @@ def _packed(
     return (pack_gates(ih), pack_gates(hh), scale, bias, hr, scale_hr, *rest)
 
 
-def _sample(parameter: Tensor) -> tuple[Any, bytes]:
-    """Returns a view of a few elements of a parameter, and their bytes now.
+@lstm_step_.samples
+def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yields weights of each type, in sizes with and without a rest of units and columns, with each option."""
+    norms, hard = "norm_ih norm_hh norm_c", {"activation": "hard", "slope": 0.2}
+    cases: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
+        ((1, 1, 1, 1, 1), "", {}),  # T, B, I, H, R
+        ((2, 3, 5, 17, 17), "bias", {}),
+        ((1, 1, 16, 16, 16), "bias", {}),
+        ((3, 2, 7, 20, 6), "bias weight_hr", {"zoneout_h": 0.2, "zoneout_c": 0.1}),
+        ((2, 9, 4, 15, 15), "bias peephole", hard | {"clip": 0.8}),
+        ((2, 2, 18, 33, 33), f"bias {norms}", {"coupled": True}),
+        ((2, 2, 6, 19, 18), f"peephole weight_hr {norms}", {"clip": 1.5}),
+        ((0, 2, 3, 5, 5), "bias", {}),
+        ((2, 0, 3, 5, 5), "bias", {}),
+        ((4, 5, 90, 80, 70), "bias weight_hr", {}),
+    ]
+    for weights in get_args(Weights):
+        for number, (sizes, present, options) in enumerate(cases):
+            x, h, c, w_ih, w_hh, bias, *more = inputs_of(sizes, present, torch.float32, number)[:11]
+            zeros = None if bias is None else torch.zeros_like(bias)
+            yield (x, h, c, *_packed(w_ih, w_hh, bias, zeros, *more, weights=weights)), options
 
-    Changes through `.data` leave no trace in its version; those of a whole parameter show here.
+
+def _sample_of(parameter: Tensor) -> Callable[[], Any]:
+    """Returns a function that gives the values of up to 16 elements, along a diagonal: some of each gate.
+
+    They are few, because each is a cache miss in the call that looks at it.
     """
-    flat = parameter.detach()
-    if flat.device.type != "cpu" or not flat.is_contiguous():
-        return None, b""
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    flat = flat.view(bits).flatten()
+    if not parameter.is_cpu:
+        return bytes  # looking would wait for the device
+    count = min(16, parameter.shape[0])
+    step = sum(size // count * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
+    some = parameter.detach().as_strided((count,), (step,)).view(bits)
     try:
-        sample = flat[:: max(1, flat.numel() // 61)].numpy()
+        return some.numpy().tobytes
     except RuntimeError:  # no NumPy
-        return None, b""
-    return sample, sample.tobytes()
+        return some.tolist

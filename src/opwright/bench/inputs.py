@@ -73,19 +73,26 @@ def _swept(
     maker = DeviceSweep(contract, device)
     family = contract.scalar_family
     wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
-    axes = dict(sweep or operator._sweep or _default_sweep(maker))
-    shapes = axes.pop("batch", [(256,)] if maker.variadics else [()])
-    names = list(axes)
-    chosen = {**maker.option_sets()[0], **(options or {})}
-    for dtype, batch, sizes in itertools.product(wanted, shapes, itertools.product(*axes.values())):
-        bound = maker.base_sizes() | dict(zip(names, sizes, strict=True))
-        shape = (batch,) if isinstance(batch, int) else tuple(batch)
-        largest = max(torch.Size(shape_of(p.type, bound, shape)).numel() for p in contract.tensors)
+    usual = maker.option_sets()[0]
+    given = [dict(sweep)] if sweep else operator._sweep or [_default_sweep(maker)]
+    for dtype, axes in itertools.product(wanted, given):
+        axes = {"batch": [(256,)] if maker.variadics else [()], **axes}
+        for values in itertools.product(*axes.values()):
+            point = dict(zip(axes, values, strict=True))
+            batch = point.pop("batch")
+            shape = (batch,) if isinstance(batch, int) else tuple(batch)
+            absent = {name for name, value in point.items() if value is None}
+            point = {name: value for name, value in point.items() if name not in absent}
+            chosen = usual | {n: v for n, v in point.items() if n in usual} | dict(options or {})
+            bound = maker.base_sizes() | point | {n: v for n, v in chosen.items() if n in maker.names}
+            present = [p for p in contract.tensors if p.name not in absent]
+            largest = max(torch.Size(shape_of(p.type, bound, shape)).numel() for p in present)
 
-        def make(number: int, dtype=dtype, bound=bound, shape=shape) -> Case:
-            return DeviceSweep(contract, device, number).make("bench", dtype, bound, shape, chosen)
+            def make(number: int, dtype=dtype, bound=bound, shape=shape, chosen=chosen, absent=absent) -> Case:
+                maker = DeviceSweep(contract, device, number)
+                return maker.make("bench", dtype, bound, shape, chosen, absent=absent)
 
-        yield Plan(make, {"elements": largest, **dict(zip(names, sizes, strict=True)), **chosen})
+            yield Plan(make, {"elements": largest, **point, **chosen})
 
 
 class DeviceSweep(Sweep):
@@ -96,9 +103,14 @@ class DeviceSweep(Sweep):
         self.device = device
 
     def _tensor(self, parameter: Any, dtype: Any, sizes: Any, batch: Any, *args: Any) -> torch.Tensor:
-        if self.device.type == "cpu":
-            return super()._tensor(parameter, dtype, sizes, batch, *args)
         shape = shape_of(parameter.type, sizes, batch)
+        # A matrix of weights keeps what it is multiplied with in its scale: else a recurrence would be timed where all
+        # is saturated and gradients are denormal.
+        is_weight = len(shape) > 1 and parameter.type.variadic_at is None
+        scale = shape[-1] ** -0.5 if is_weight and shape[-1] else 1.0
+        if self.device.type == "cpu":
+            layout, _, *others = args
+            return super()._tensor(parameter, dtype, sizes, batch, layout, scale, *others)
         own = tensor_dtype(self.contract, parameter.type, dtype)
         smallest = min([size for size in shape if size > 0], default=2)
         position = [p.name for p in self.contract.parameters].index(parameter.name)
@@ -106,7 +118,7 @@ class DeviceSweep(Sweep):
 
         def fill(wanted: tuple[int, ...]) -> torch.Tensor:
             if own.is_floating_point:
-                return torch.randn(wanted, generator=generator, dtype=own, device=self.device)
+                return torch.randn(wanted, generator=generator, dtype=own, device=self.device).mul_(scale)
             high = 2 if own == torch.bool else max(smallest, 2)
             return torch.randint(0, high, wanted, generator=generator, device=self.device).to(own)
 
@@ -127,9 +139,10 @@ def one_element(operator: Operator, device: torch.device) -> Case:
     maker = DeviceSweep(operator.contract, device)
     ints = maker._int_sizes()
     ones = {name: size if name in ints else 1 for name, size in maker.base_sizes().items()}
+    absent = {name for axes in operator._sweep for name, values in axes.items() if list(values) == [None]}
     family = operator.contract.scalar_family
     dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
-    return maker.make("one element", dtype, ones, (1,), maker.option_sets()[0])
+    return maker.make("one element", dtype, ones, (1,), maker.option_sets()[0], absent=absent)
 
 
 def all_tensors(values: Sequence[Any]) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class Operator:
         self.normalize = normalizer(self.contract)
         self._run_reference = conforming(self.contract, declaration.reference)
         self._samples: Callable[[], Any] | None = None
-        self._sweep: dict[str, list[Any]] = {}
+        self._sweep: list[dict[str, Sequence[Any]]] = []
         self._cost: Callable[..., Any] | None = None
         self._baseline: Callable[..., Any] | None = None
         self._positional = sum(not p.keyword_only for p in self.contract.parameters)
@@ -183,9 +183,13 @@ class Operator:
         self._samples = function
         return function
 
-    def sweep(self, **axes: Sequence[Any]) -> None:
-        """Declares the sizes of axes that benchmarks go through: `sweep(n=[1024, 4096])`."""
-        self._sweep = {name: list(values) for name, values in axes.items()}
+    def sweep(self, *several: Mapping[str, Sequence[Any]], **axes: Sequence[Any]) -> None:
+        """Declares the sizes of axes that benchmarks go through: `sweep(n=[1024, 4096])`.
+
+        Arguments may be named as well: `keep=[0, 1]` goes through values, `bias=[None]` leaves an optional one out.
+        Sizes that belong together take a sweep each: `sweep({"k": [64], "n": [64]}, {"k": [256], "n": [256]})`.
+        """
+        self._sweep = [dict(each) for each in (*several, axes) if each]
 
     def cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Declares the cost of a call: a function of the arguments that returns `(bytes, flop)`."""

@@ -167,7 +167,8 @@ def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
         values = list(given)
         for i, tensor in zip(chosen, batched, strict=True):
             values[i] = tensor
-        return tuple(output for output in subject.call(values) if output is not None)
+        # The gradient of an absent argument is None or empty.
+        return tuple(torch.empty(0) if output is None else output for output in subject.call(values))
 
     with torch.no_grad():
         got = torch.vmap(call, in_dims=-1)(*stacked.values())

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from opwright import operator
-from opwright_ops.lstm.reference import Cell, Step, masks, rows_of, run, widened, without_rest
+from opwright_ops.lstm.cost import lstm_backward_cost, lstm_cost, lstm_in_pytorch
+from opwright_ops.lstm.reference import Cell, Step, check, masks, rows_of, run, widened, without_rest
 from opwright_ops.lstm.samples import samples
 
 Activation = Literal["soft", "hard"]
@@ -83,6 +84,7 @@ def lstm(
         layer normalisation: Ba et al., arXiv:1607.06450, eq. 20 to 22; zoneout: Krueger et al.,
         arXiv:1606.01305; h_mask: Gal and Ghahramani, arXiv:1512.05287.
     """
+    check(h_0, c_0, weight_hr, norm_ih, norm_hh, norm_c)
     input = without_rest(input, lengths)
     cell = Cell(
         weight_hh, bias, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
@@ -117,6 +119,7 @@ def lstm_backward(
     reverse=False, activation="soft", slope=0.125, coupled=False, clip=0.0, zoneout_h=0.0, zoneout_c=0.0,
     keep_cells=0, keep_gates=0,
 ):  # fmt: skip
+    check(h_0, c_0, weight_hr, norm_ih, norm_hh, norm_c)
     input = without_rest(input, lengths)
     cell = Cell(
         weight_hh, bias, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
@@ -157,3 +160,22 @@ def lstm_backward(
 
 
 lstm.samples(samples)
+lstm.cost(lstm_cost)
+lstm_backward.cost(lstm_backward_cost)
+
+
+@lstm.baseline
+def lstm_baseline(*arguments, **options):
+    return lstm_in_pytorch(lstm.operator.declaration.reference, arguments, options)
+
+
+_PLAIN = {
+    name: [None]
+    for name in ("weight_hr", "peephole", "norm_ih", "norm_hh", "norm_c", "h_mask", "lengths", "reset", "seed")
+}
+lstm.sweep(
+    *(
+        {"T": [100], "batch": batches, "I": [width], "H": [width], "R": [width], "keep_gates": [0, 1]} | _PLAIN
+        for width, batches in ((512, [(1,), (16,)]), (1024, [(16,)]))
+    )
+)

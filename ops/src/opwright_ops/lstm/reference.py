@@ -164,6 +164,19 @@ class Cell:
         return keeps_h, (words_c[..., :width_c] < int(self.zoneout_c * 2**32)).to(type_)
 
 
+def check(h_0: Tensor, c_0: Tensor, weight_hr: Tensor | None, *norms: Tensor | None) -> None:
+    """Refuses what the annotations cannot say, in the words of the kernel.
+
+    Raises:
+        ValueError: the widths of h and c differ without a projection, or some of the norms are missing.
+    """
+    if weight_hr is None and h_0.shape[-1] != c_0.shape[-1]:
+        rule = "`h_0` must have the width of `c_0`, or `weight_hr` must project from one to the other"
+        raise ValueError(f"`lstm`: {rule}")
+    if len({norm is None for norm in norms}) > 1:
+        raise ValueError("`lstm`: `norm_ih`, `norm_hh` and `norm_c` come together")
+
+
 def run(
     cell: Cell,
     input: Tensor,

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float32, Num
 from torch import Tensor, nn
 
@@ -16,15 +15,13 @@ from opwright import Mutates, operator
 from opwright_ops.lstm.module import LSTM
 from opwright_ops.lstm.op import Activation
 from opwright_ops.lstm.op import lstm as lstm_sequence
+from opwright_ops.lstm.packing import Weights, packed_layer, unpacked_columns, unpacked_gates
 from opwright_ops.lstm.refusals import refuse, shown
 from opwright_ops.lstm.samples import inputs_of
 
-# The order of packed weights: blocks of 16 units, each [K, 4 gates, 16].
-_UNITS, _COLUMNS = 16, 64
-Weights = Literal["float32", "bfloat16", "int8"]
-
 _refuse = partial(refuse, subject="lstm_step")
 _transforms, _forward_ad = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
+_is_vmapped = torch._C._functorch.is_batchedtensor
 
 
 @operator("opwright_ops::lstm_step", cpu="step.cpp", autocast=None)
@@ -53,9 +50,9 @@ def lstm_step_(
     """Steps of one layer with packed weights; `h` and `c` become the state after them.
 
     Args:
-        weight_ih, weight_hh: as `pack_gates` makes them, float32, bfloat16 or int8.
+        weight_ih, weight_hh: as `packing.pack_gates` makes them, float32, bfloat16 or int8.
         scale: of the columns of weight_ih and weight_hh, where they are int8.
-        weight_hr, scale_hr: of the projection, as `pack_columns` makes them.
+        weight_hr, scale_hr: of the projection, as `packing.pack_columns` makes them.
         input, bias and the others: as for `lstm`.
 
     Numerics:
@@ -76,41 +73,6 @@ def lstm_step_(
 
 # A call of the handle asks the operator's function's questions itself, once for all layers.
 _kernel = lstm_step_.operator.kernel
-
-
-def pack_gates(weight: Tensor) -> Tensor:
-    """Returns a weight [4H, K] as blocks [ceil(H / 16), K, 64], in the order k, gate, unit."""
-    width = weight.shape[1]
-    units = F.pad(weight.view(4, -1, width), (0, 0, 0, -(weight.shape[0] // 4) % _UNITS))
-    return units.view(4, -1, _UNITS, width).permute(1, 3, 0, 2).reshape(-1, width, _COLUMNS).contiguous()
-
-
-def pack_columns(weight: Tensor) -> Tensor:
-    """Returns a weight [R, K] as blocks [ceil(R / 64), K, 64]."""
-    padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % _COLUMNS))
-    return padded.view(-1, _COLUMNS, weight.shape[1]).transpose(1, 2).contiguous()
-
-
-def unpacked_gates(blocks: Tensor, scale: Tensor | None, units: int, dtype: torch.dtype) -> Tensor:
-    """Returns the weight [4H, K] that `pack_gates` packed."""
-    count, width, _ = blocks.shape
-    values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
-    values = values.view(count, width, 4, _UNITS).permute(2, 0, 3, 1).reshape(4, count * _UNITS, width)
-    return values[:, :units].reshape(4 * units, width)
-
-
-def unpacked_columns(blocks: Tensor, scale: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
-    """Returns the weight [R, K] that `pack_columns` packed."""
-    values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
-    return values.transpose(1, 2).reshape(-1, blocks.shape[1])[:rows]
-
-
-def quantized(weight: Tensor, dtype: Weights) -> tuple[Tensor, Tensor | None]:
-    """Returns a weight [rows, K] in `dtype`, and for int8 the scale of each row: its largest magnitude is 127."""
-    if dtype != "int8":
-        return weight.to(getattr(torch, dtype)), None
-    scale = (weight.float().abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return (weight.float() / scale.unsqueeze(1)).round().to(torch.int8), scale
 
 
 class LSTMStep:
@@ -169,7 +131,8 @@ class LSTMStep:
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self._begin(kept["lstm"], kept["weights"])
-        self._h, self._c = kept["state"]
+        self._put_zeros(kept["state"][0].shape[1])
+        self.state = kept["state"]
 
     @property
     def state(self) -> tuple[Tensor, Tensor]:
@@ -212,7 +175,8 @@ class LSTMStep:
         if batch_size < 0:
             _refuse(ValueError, "batch_size", "must not be negative", ("got", str(batch_size)))
         form = self._form
-        with torch.inference_mode(False):  # a tensor that is made in inference mode cannot be set outside of it
+        # A tensor that is made in inference mode could not be set outside of it.
+        with torch.inference_mode(False):
             like = {"dtype": torch.float32, "device": self.lstm.weight_ih_l0.device}
             self._h = torch.zeros(form.num_layers, batch_size, form.proj_size or form.hidden_size, **like)
             self._c = torch.zeros(form.num_layers, batch_size, form.hidden_size, **like)
@@ -269,21 +233,34 @@ class LSTMStep:
 
     def _run(self, input: Tensor) -> Tensor:
         """Runs any input that there may be."""
-        self._check_input(input)
-        axes = input.ndim
+        axes = input.ndim if isinstance(input, Tensor) else 0
         swapped = axes == 3 and self._form.batch_first
-        x = input.transpose(0, 1) if swapped else input[None] if axes == 2 else input
-        x = (x[None, None] if axes == 1 else x).float()
-        if type(x) is Tensor and not (x.requires_grad or _transforms() or _forward_ad._current_level >= 0):
+        x = input[None] if axes == 2 else input[None, None] if axes == 1 else input
+        x = x.transpose(0, 1) if swapped else x
+        is_plain = type(x) is Tensor and not (
+            x.requires_grad or _transforms() or _forward_ad._current_level >= 0
+        )
+        if not (
+            is_plain
+            and x.shape[1:] == (self._h.shape[1], self._form.input_size)
+            and x.is_floating_point()
+            and x.device == self._h.device
+        ):
+            self._check_input(input)
+        if input.dtype is not torch.float32:
+            x = x.float()
+        if is_plain:
             for call in self._calls:
                 x = _kernel(x, *call)
         else:
-            for state, layer in zip(zip(self._h, self._c, strict=True), self._layers, strict=True):
-                x = lstm_step_(x, *state, *layer, **self._options)
-        x = x.to(input.dtype)
+            for h, c, layer in zip(self._h, self._c, self._layers, strict=True):
+                x = lstm_step_(x, h, c, *layer, **self._options)
+        if input.dtype is not torch.float32:
+            x = x.to(input.dtype)
         return x.transpose(0, 1) if swapped else x[0] if axes == 2 else x[0, 0] if axes == 1 else x
 
     def _check_input(self, input: Any) -> None:
+        """Refuses an input that cannot be taken."""
         batch, width = self._h.shape[1], self._form.input_size
         steps = f"[B, T, {width}]" if self._form.batch_first else f"[T, B, {width}]"
         got, expected = ("got", shown(input)), ("expected", f"[B, {width}] or {steps}, B = {batch}")
@@ -304,7 +281,11 @@ class LSTMStep:
         if input.device != self._h.device:
             _refuse(ValueError, "input", "must be on the device of the weights", got,
                     ("expected", str(self._h.device)), hint=f'`input.to("{self._h.device}")`')  # fmt: skip
-        if input.requires_grad and torch.is_grad_enabled():
+        if _is_vmapped(input):
+            _refuse(ValueError, "input", "must not be batched by vmap: the state is not",
+                    hint="`lstm_step(lstm, batch_size)`")  # fmt: skip
+        has_tangent = _forward_ad._current_level >= 0 and _forward_ad.unpack_dual(input).tangent is not None
+        if has_tangent or (input.requires_grad and torch.is_grad_enabled()):
             _refuse(
                 RuntimeError, "input", "needs a gradient, and steps have none", got,
                 hint="`with torch.no_grad():`, or `input.detach()`; the module itself has one",
@@ -355,7 +336,7 @@ class LSTMStep:
                     (name, parameter, versioned, versioned._version, data_ptr, data_ptr(), sample, sample())
                 )
             found = [None if name is None else registered[name].detach() for name in names]
-            layers.append(_packed(*found, weights=self.weights))
+            layers.append(packed_layer(*found, weights=self.weights))
         device = seen[0][1].device
         self._h, self._c = self._h.to(device), self._c.to(device)
         self._layers, self._seen = layers, seen
@@ -382,25 +363,6 @@ def lstm_step(lstm: nn.LSTM | LSTM, batch_size: int = 1, weights: Weights = "flo
     return LSTMStep(lstm, batch_size, weights)
 
 
-def _packed(
-    w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None,
-    *more: Tensor | None, weights: Weights,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Returns the arguments of `lstm_step_` behind the state."""
-    (ih, scale_ih), (hh, scale_hh) = quantized(w_ih, weights), quantized(w_hh, weights)
-    scale = bias = hr = scale_hr = None
-    if scale_ih is not None:
-        scale = torch.stack([pack_gates(s[:, None]).squeeze(1) for s in (scale_ih, scale_hh)])
-    if b_ih is not None:
-        bias = b_ih.float() + b_hh.float()
-    if w_hr is not None:
-        hr, scale_hr = quantized(w_hr, weights)
-        hr = pack_columns(hr)
-        scale_hr = None if scale_hr is None else pack_columns(scale_hr[:, None]).squeeze(1)
-    rest = (None if value is None else value.float() for value in more)
-    return (pack_gates(ih), pack_gates(hh), scale, bias, hr, scale_hr, *rest)
-
-
 @lstm_step_.samples
 def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yields weights of each type, in sizes with and without a rest of units and columns, with each option."""
@@ -421,18 +383,20 @@ def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         for number, (sizes, present, options) in enumerate(cases):
             x, h, c, w_ih, w_hh, bias, *more = inputs_of(sizes, present, torch.float32, number)[:11]
             zeros = None if bias is None else torch.zeros_like(bias)
-            yield (x, h, c, *_packed(w_ih, w_hh, bias, zeros, *more, weights=weights)), options
+            yield (x, h, c, *packed_layer(w_ih, w_hh, bias, zeros, *more, weights=weights)), options
 
 
 def _sample_of(parameter: Tensor) -> Callable[[], Any]:
-    """Returns a function that gives the values of up to 16 elements, along a diagonal: some of each gate.
+    """Returns a function that gives the values of up to 4 elements along a diagonal: one of each gate.
 
-    They are few, because each is a cache miss in the call that looks at it.
+    Each is a cache miss in the call that looks at it: with 16, a step at H = 512 takes 10 us more (2-core Xeon,
+    Sapphire Rapids class).
     """
     if not parameter.is_cpu:
         return bytes  # looking would wait for the device
-    count = min(16, parameter.shape[0])
-    step = sum(size // count * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    count = min(4, parameter.shape[0])
+    axes = zip(parameter.shape, parameter.stride(), strict=True)
+    step = sum(size // count * stride for size, stride in axes)
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
     some = parameter.detach().as_strided((count,), (step,)).view(bits)
     try:

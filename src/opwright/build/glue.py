@@ -234,9 +234,13 @@ def _types(contract: Contract) -> list[TensorType]:
 
 
 def _variables(contract: Contract) -> tuple[dict[str, int], dict[str, int], set[str]]:
-    """Numbers the sizes and shapes that a call binds; the third result: names bound by solving."""
+    """Numbers the sizes and shapes that a call binds; the third result: names that a call may have to solve for.
+
+    An optional tensor, or a list, binds nothing where it is absent.
+    """
     direct = [p.name for p in contract.parameters if p.kind == "int"]
-    bound = {a.name for p in contract.tensors for a in p.type.axes if isinstance(a, Named)} | set(direct)
+    present = [p.type for p in contract.tensors if p.kind == "tensor" and not p.optional]
+    bound = {a.name for type_ in present for a in type_.axes if isinstance(a, Named)} | set(direct)
     computed: list[str] = []
     shapes: list[str] = []
     for type_ in _types(contract):

@@ -67,7 +67,7 @@ struct Backward {
     const int64_t entry = schedule.entry(place);
     const int count = lanes_at(column, layer.R);
     if (layer.resets(t, entry)) return V{};
-    if (is_first(t, place)) return h_0.load(h_0.at(0, entry) + column, count);
+    if (is_first(t, place)) return h_0.exists() ? h_0.load(h_0.at(0, entry) + column, count) : V{};
     return output.load(output.at(schedule.reverse ? t + 1 : t - 1, entry) + column, count);
   }
   // h as weight_hh takes it.

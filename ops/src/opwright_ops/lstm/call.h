@@ -26,7 +26,7 @@ struct Arguments {
 
   View<const T, 3> input;
   View<const T, 2> h_0, c_0, weight_ih, weight_hh;
-  View<const T, 1> bias;
+  View<const T, 1> bias_ih, bias_hh;
   View<const T, 2> weight_hr, peephole;
   View<const T, 1> norm_ih, norm_hh;
   View<const T, 2> norm_c, h_mask;
@@ -39,12 +39,12 @@ struct Arguments {
   int64_t T_() const { return input.size(0); }
   int64_t B() const { return input.size(1); }
   int64_t I() const { return input.size(2); }
-  int64_t H() const { return c_0.size(1); }
-  int64_t R() const { return h_0.size(1); }
+  int64_t H() const { return weight_hh.size(0) / 4; }
+  int64_t R() const { return weight_hh.size(1); }
 
   void check() const {
     opwright::check(weight_hr.defined() || R() == H(),
-                    "`h_0` must have the width of `c_0`, or `weight_hr` must project from one to the other");
+                    "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
     const int norms = norm_ih.defined() + norm_hh.defined() + norm_c.defined();
     opwright::check(norms == 0 || norms == 3, "`norm_ih`, `norm_hh` and `norm_c` come together");
   }
@@ -96,8 +96,10 @@ void read_parameters(Parameters<E, operand_t<T>>& p, const Arguments<T>& a) {
   const auto matrix = [](const View<const T, 2>& from) {
     return [&from](int64_t j, int64_t u) { return static_cast<E>(from(j, u)); };
   };
-  if (a.bias.defined()) fill(p.bias, 4, H, p.Hp, gate(a.bias));
-  else p.bias.allocate_zeros(4 * p.Hp);
+  p.bias.allocate_zeros(4 * p.Hp);
+  for (const auto& bias : {a.bias_ih, a.bias_hh}) {
+    for (int64_t i = 0; bias.defined() && i < 4 * H; ++i) p.bias[i / H * p.Hp + i % H] += static_cast<E>(bias(i));
+  }
   if (a.peephole.defined()) fill(p.peephole, 3, H, p.Hp, matrix(a.peephole));
   if (a.norm_hh.defined()) fill(p.norm_hh, 4, H, p.Hp, gate(a.norm_hh));
   if (a.norm_c.defined()) fill(p.norm_c, 2, H, p.Hp, matrix(a.norm_c));
@@ -250,9 +252,9 @@ void start(Forward<E, O>& forward, View<const T, 2> h_0, View<const T, 2> c_0, V
     const int64_t entry = schedule.entry(place);
     const int64_t first = schedule.reverse ? schedule.length(place) - 1 : 0;
     const bool resets = first >= 0 && layer.resets(first, entry);
-    for (int64_t u = 0; u < layer.H; ++u) forward.c[place * layer.Hp + u] = c_0(entry, u);
+    for (int64_t u = 0; u < layer.H; ++u) forward.c[place * layer.Hp + u] = c_0.defined() ? static_cast<E>(c_0(entry, u)) : E(0);
     for (int64_t u = 0; u < layer.R; ++u) {
-      const T value = h_0(entry, u);
+      const T value = h_0.defined() ? h_0(entry, u) : T(0.0f);
       if (forward.h.data()) forward.h[place * layer.Rp + u] = value;
       E operand = resets ? E(0) : static_cast<E>(value);
       if (h_mask.defined()) operand = static_cast<E>(static_cast<T>(operand * static_cast<E>(h_mask(entry, u))));
@@ -269,7 +271,7 @@ void finish(const Forward<E, O>& forward, View<const T, 2> h_0, View<T, 3> outpu
   for (int64_t place = 0; place < schedule.entries; ++place) {
     const int64_t entry = schedule.entry(place), length = schedule.length(place);
     const int64_t last = schedule.reverse ? 0 : length - 1;
-    for (int64_t u = 0; u < layer.R; ++u) h_n(entry, u) = length ? output(last, entry, u) : h_0(entry, u);
+    for (int64_t u = 0; u < layer.R; ++u) h_n(entry, u) = length ? output(last, entry, u) : h_0.defined() ? h_0(entry, u) : T(0.0f);
     for (int64_t u = 0; u < layer.H; ++u) c_n(entry, u) = static_cast<T>(forward.c[place * layer.Hp + u]);
   }
 }

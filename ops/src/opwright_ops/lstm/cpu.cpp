@@ -7,7 +7,7 @@ using namespace opwright_ops;
 
 template <typename T>
 void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
-          View<const T, 2> weight_hh, View<const T, 1> bias, View<const T, 2> weight_hr,
+          View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr,
           View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
           View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
           View<const bool, 2> reset, View<const int64_t, 1> seed, bool reverse, Activation activation,
@@ -17,7 +17,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
-  const Arguments<T> a{input, h_0, c_0, weight_ih, weight_hh, bias, weight_hr, peephole,
+  const Arguments<T> a{input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole,
                        norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed, reverse,
                        options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
@@ -128,20 +128,20 @@ template <typename T>
 void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View<const T, 2> grad_c_n,
                    View<const T, 3> grad_cells, View<const T, 3> input, View<const T, 2> h_0,
                    View<const T, 2> c_0, View<const T, 2> weight_ih, View<const T, 2> weight_hh,
-                   View<const T, 1> bias, View<const T, 2> weight_hr, View<const T, 2> peephole,
+                   View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole,
                    View<const T, 1> norm_ih, View<const T, 1> norm_hh, View<const T, 2> norm_c,
                    View<const T, 2> h_mask, View<const int64_t, 1> lengths, View<const bool, 2> reset,
                    View<const int64_t, 1> seed, View<const T, 3> output, View<const T, 3> gates,
                    bool reverse, Activation activation, double slope, bool coupled, double clip,
                    double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
                    View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0,
-                   View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh, View<T, 1> grad_bias,
+                   View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
                    View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih,
                    View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c, View<T, 2> grad_h_mask) {
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
-  const Arguments<T> a{input, h_0, c_0, weight_ih, weight_hh, bias, weight_hr, peephole,
+  const Arguments<T> a{input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole,
                        norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed, reverse,
                        options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
@@ -155,7 +155,10 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   sweep.grad_output = Sequence<E>(dense(grad_output, grad_output_memory));
   if (grad_cells.numel()) sweep.grad_cells = Sequence<E>(dense(grad_cells, grad_cells_memory));
   sweep.output = Sequence<E>(dense(output, output_memory));
-  sweep.h_0 = Sequence<E>(dense(View<const T, 3>{h_0.data(), {1, h_0.size(0), R}, {0, h_0.stride(0), h_0.stride(1)}}, h_0_memory));
+  if (h_0.defined()) {
+    const View<const T, 3> one_step{h_0.data(), {1, h_0.size(0), R}, {0, h_0.stride(0), h_0.stride(1)}};
+    sweep.h_0 = Sequence<E>(dense(one_step, h_0_memory));
+  }
 
   // h before each step, as products take it.
   Buffer<O> h_memory(rows * layer.Rp);
@@ -237,7 +240,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   for (int64_t place = 0; place < schedule.entries; ++place) {
     const int64_t entry = schedule.entry(place);
     for (int64_t u = 0; u < H; ++u) {
-      c[place * layer.Hp + u] = c_0(entry, u);
+      if (c_0.defined()) c[place * layer.Hp + u] = c_0(entry, u);
       sweep.grad_c[place * layer.Hp + u] = grad_c_n(entry, u);
     }
     for (int64_t u = 0; u < R; ++u) sweep.grad_h[place * layer.Rp + u] = grad_h_n(entry, u);
@@ -330,17 +333,22 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       }
     });
   }
-  if (bias.defined()) {
-    for (int64_t i = 0; i < width; ++i) grad_bias(i) = static_cast<T>(sweep.grad_bias[i / H * layer.Hp + i % H]);
+  for (const View<T, 1>& grad_bias : {grad_bias_ih, grad_bias_hh}) {
+    // An empty one is of a bias that is not there.
+    for (int64_t i = 0; i < grad_bias.size(0); ++i) {
+      grad_bias(i) = static_cast<T>(sweep.grad_bias[i / H * layer.Hp + i % H]);
+    }
   }
   if (peephole.defined()) store_rows(grad_peephole, sweep.grad_peephole.data(), layer.Hp);
   for (int64_t place = 0; place < schedule.entries; ++place) {
     const int64_t entry = schedule.entry(place);
     for (int64_t u = 0; u < R; ++u) {
-      grad_h_0(entry, u) = static_cast<T>(sweep.grad_h[place * layer.Rp + u]);
+      if (h_0.defined()) grad_h_0(entry, u) = static_cast<T>(sweep.grad_h[place * layer.Rp + u]);
       if (h_mask.defined()) grad_h_mask(entry, u) = static_cast<T>(sweep.grad_mask[place * layer.Rp + u]);
     }
-    for (int64_t u = 0; u < H; ++u) grad_c_0(entry, u) = static_cast<T>(sweep.grad_c[place * layer.Hp + u]);
+    for (int64_t u = 0; c_0.defined() && u < H; ++u) {
+      grad_c_0(entry, u) = static_cast<T>(sweep.grad_c[place * layer.Hp + u]);
+    }
   }
   (void)keep_cells, (void)keep_gates;
 }

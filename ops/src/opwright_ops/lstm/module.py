@@ -390,8 +390,8 @@ class LSTM(nn.RNNBase):
         """Runs all layers over x [T, *B, I]; returns the output, the state, and the last layer's cells."""
         count, batch, training = len(self._roles), x.shape[1:-1], self.training
         if hx is None:
-            c_0 = (x.new_zeros(*batch, self.hidden_size),) * count
-            h_0 = (x.new_zeros(*batch, self.proj_size),) * count if self.proj_size else c_0
+            h_0: Sequence[Tensor | None] = (None,) * count
+            c_0: Sequence[Tensor | None] = h_0
         else:
             self._check_state(hx, batch, weight)
             h_0, c_0 = hx[0].unbind(), hx[1].unbind()
@@ -426,19 +426,18 @@ class LSTM(nn.RNNBase):
         return x, (torch.stack(h_n), torch.stack(c_n)), last_cells
 
     def _run_direction(
-        self, at: int, x: Tensor, h_0: Tensor, c_0: Tensor, lengths: Tensor | None, reset: Tensor | None,
+        self, at: int, x: Tensor, h_0: Tensor | None, c_0: Tensor | None, lengths: Tensor | None, reset: Tensor | None,
         seed: Tensor | None, reverse: bool,
     ) -> LstmOutputs:  # fmt: skip
         """Runs one layer in one direction, the one with the index `at` in the state."""
-        w_ih, w_hh, b_ih, b_hh, *more = self._weights(at)
-        bias = None if b_ih is None else b_ih + b_hh
+        w_ih, w_hh, *more = self._weights(at)
         h_mask = None
         if self.training:
             if self.weight_dropout:
                 w_hh = F.dropout(w_hh, self.weight_dropout, True)
             if self.variational_dropout[1]:
-                h_mask = F.dropout(torch.ones_like(h_0), self.variational_dropout[1], True)
-        tensors = (x, h_0, c_0, w_ih, w_hh, bias, *more)
+                h_mask = F.dropout(x.new_ones(*x.shape[1:-1], w_hh.shape[1]), self.variational_dropout[1], True)
+        tensors = (x, h_0, c_0, w_ih, w_hh, *more)
         keep_gates = 0
         if self.memory == "default" and torch.is_grad_enabled():
             for tensor in tensors:

@@ -8,7 +8,18 @@ from torch import Tensor
 
 from opwright import operator
 from opwright_ops.lstm.cost import lstm_backward_cost, lstm_cost, lstm_in_pytorch
-from opwright_ops.lstm.reference import Cell, Step, check, masks, rows_of, run, widened, without_rest
+from opwright_ops.lstm.reference import (
+    Cell,
+    Step,
+    check,
+    initial,
+    masks,
+    rows_of,
+    run,
+    sum_of,
+    widened,
+    without_rest,
+)
 from opwright_ops.lstm.samples import samples
 
 Activation = Literal["soft", "hard"]
@@ -27,11 +38,12 @@ class LstmOutputs(NamedTuple):
 @operator("opwright_ops::lstm", autocast="lower", non_differentiable=["gates"])
 def lstm(
     input: Float[Tensor, "T *B I"],
-    h_0: Float[Tensor, "*B R"],
-    c_0: Float[Tensor, "*B H"],
+    h_0: Float[Tensor, "*B R"] | None,
+    c_0: Float[Tensor, "*B H"] | None,
     weight_ih: Float[Tensor, "4*H I"],
     weight_hh: Float[Tensor, "4*H R"],
-    bias: Float[Tensor, "4*H"] | None = None,
+    bias_ih: Float[Tensor, "4*H"] | None = None,
+    bias_hh: Float[Tensor, "4*H"] | None = None,
     weight_hr: Float[Tensor, "R H"] | None = None,
     peephole: Float[Tensor, "3 H"] | None = None,
     norm_ih: Float[Tensor, "4*H"] | None = None,
@@ -56,8 +68,8 @@ def lstm(
 
     Args:
         input: the sequence; T steps of B entries, which are independent of each other.
-        h_0, c_0: the state before the first step.
-        bias: the sum of nn.LSTM's two.
+        h_0, c_0: the state before the first step; zeros where there is none.
+        bias_ih, bias_hh: their sum is what counts.
         weight_hr: the projection of h; without it R equals H.
         peephole: weights of the gates i, f (they see the cell before the step) and o (it sees the new one).
         norm_ih, norm_hh, norm_c: gains of the layer normalisations of weight_ih @ x and weight_hh @ h,
@@ -84,10 +96,10 @@ def lstm(
         layer normalisation: Ba et al., arXiv:1607.06450, eq. 20 to 22; zoneout: Krueger et al.,
         arXiv:1606.01305; h_mask: Gal and Ghahramani, arXiv:1512.05287.
     """
-    check(h_0, c_0, weight_hr, norm_ih, norm_hh, norm_c)
-    input = without_rest(input, lengths)
+    check(weight_hh, weight_hr, norm_ih, norm_hh, norm_c)
+    input, h_0, c_0 = without_rest(input, lengths), *initial(input, h_0, c_0, weight_hh)
     cell = Cell(
-        weight_hh, bias, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
+        weight_hh, sum_of(bias_ih, bias_hh), weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
         activation == "hard", slope, coupled, clip, zoneout_h, zoneout_c,
     )  # fmt: skip
     steps = list(run(cell, input, h_0, c_0, weight_ih, lengths, reset, reverse))
@@ -114,18 +126,18 @@ def _sequence(values: list[Tensor], steps: list[Step], like: Tensor, reverse: bo
 @lstm.backward
 def lstm_backward(
     grad_output, grad_h_n, grad_c_n, grad_cells,
-    input, h_0, c_0, weight_ih, weight_hh, bias, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask,
+    input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask,
     lengths, reset, seed, output, gates, *,
     reverse=False, activation="soft", slope=0.125, coupled=False, clip=0.0, zoneout_h=0.0, zoneout_c=0.0,
     keep_cells=0, keep_gates=0,
 ):  # fmt: skip
-    check(h_0, c_0, weight_hr, norm_ih, norm_hh, norm_c)
-    input = without_rest(input, lengths)
+    check(weight_hh, weight_hr, norm_ih, norm_hh, norm_c)
+    input, h, c = without_rest(input, lengths), *initial(input, h_0, c_0, weight_hh)
     cell = Cell(
-        weight_hh, bias, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
+        weight_hh, sum_of(bias_ih, bias_hh), weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
         activation == "hard", slope, coupled, clip, zoneout_h, zoneout_c,
     )  # fmt: skip
-    steps = list(run(cell, input, h_0, c_0, weight_ih, lengths, reset, reverse))
+    steps = list(run(cell, input, h, c, weight_ih, lengths, reset, reverse))
     grad_h, grad_c = widened(grad_h_n), widened(grad_c_n)
     found: dict[str, Tensor] = {}
     to_inputs: list[Tensor] = []
@@ -148,8 +160,11 @@ def lstm_backward(
         found["input"] = grad_from_input @ widened(weight_ih)
         found["weight_ih"] = rows_of(grad_from_input).mT @ rows_of(widened(input))
     found |= {"h_0": grad_h, "c_0": grad_c}
+    if "bias" in found:
+        found |= {"bias_ih": found["bias"], "bias_hh": found["bias"]}
     inputs = {
-        "input": input, "h_0": h_0, "c_0": c_0, "weight_ih": weight_ih, "weight_hh": weight_hh, "bias": bias,
+        "input": input, "h_0": h_0, "c_0": c_0, "weight_ih": weight_ih, "weight_hh": weight_hh,
+        "bias_ih": bias_ih, "bias_hh": bias_hh,
         "weight_hr": weight_hr, "peephole": peephole, "norm_ih": norm_ih, "norm_hh": norm_hh,
         "norm_c": norm_c, "h_mask": h_mask,
     }  # fmt: skip

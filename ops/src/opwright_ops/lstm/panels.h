@@ -210,12 +210,7 @@ template <int M, typename O, typename E>
 void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Sums<E>* sums, const Ahead& ahead) {
   constexpr int kStep = kPair<O>;
   constexpr int64_t kPanelStep = kPanelColumns<O> * kStep;
-  Vec<E> sum[M][kVectors];
-  OPWRIGHT_UNROLL
-  for (int m = 0; m < M; ++m) {
-    OPWRIGHT_UNROLL
-    for (int v = 0; v < kVectors; ++v) sum[m][v] = sums[m][v];
-  }
+  Vec<E> sum[M][kVectors] = {};  // of this block alone: long chains of additions lose accuracy
   int64_t at = 0;
   if constexpr (M == 1) {
     // One row has too few sums to hide the latency of an addition, so two sets take turns.
@@ -237,7 +232,7 @@ void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Su
   OPWRIGHT_UNROLL
   for (int m = 0; m < M; ++m) {
     OPWRIGHT_UNROLL
-    for (int v = 0; v < kVectors; ++v) sums[m][v] = sum[m][v];
+    for (int v = 0; v < kVectors; ++v) sums[m][v] += sum[m][v];
   }
 }
 

@@ -164,17 +164,32 @@ class Cell:
         return keeps_h, (words_c[..., :width_c] < int(self.zoneout_c * 2**32)).to(type_)
 
 
-def check(h_0: Tensor, c_0: Tensor, weight_hr: Tensor | None, *norms: Tensor | None) -> None:
+def check(weight_hh: Tensor, weight_hr: Tensor | None, *norms: Tensor | None) -> None:
     """Refuses what the annotations cannot say, in the words of the kernel.
 
     Raises:
         ValueError: the widths of h and c differ without a projection, or some of the norms are missing.
     """
-    if weight_hr is None and h_0.shape[-1] != c_0.shape[-1]:
-        rule = "`h_0` must have the width of `c_0`, or `weight_hr` must project from one to the other"
+    if weight_hr is None and weight_hh.shape[0] != 4 * weight_hh.shape[1]:
+        rule = "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width"
         raise ValueError(f"`lstm`: {rule}")
     if len({norm is None for norm in norms}) > 1:
         raise ValueError("`lstm`: `norm_ih`, `norm_hh` and `norm_c` come together")
+
+
+def initial(
+    input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weight_hh: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the state before the first step, zeros where none is given."""
+    batch, (rows, width) = input.shape[1:-1], weight_hh.shape
+    h = input.new_zeros(*batch, width) if h_0 is None else h_0
+    return h, input.new_zeros(*batch, rows // 4) if c_0 is None else c_0
+
+
+def sum_of(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Returns the sum of what is there, in the type of sums."""
+    a, b = widened(a), widened(b)
+    return b if a is None else a if b is None else a + b
 
 
 def run(

@@ -19,7 +19,7 @@ _HARD = {"activation": "hard"}
 
 # T, B, I, H, R; the optional arguments; the options. The first six are small enough for finite differences.
 _SMALL: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
-    ((2, 1, 1, 2, 2), "bias", {"keep_gates": 1}),
+    ((2, 1, 1, 2, 2), "bias no_state", {"keep_gates": 1}),
     ((2, 2, 1, 2, 1), f"bias weight_hr peephole {_NORMS} lengths", {"zoneout_c": 0.25, "keep_cells": 1}),
     ((2, 1, 1, 2, 2), "bias peephole reset seed",
      {"zoneout_h": 0.5, "zoneout_c": 0.5, "coupled": True, "reverse": True}),
@@ -33,10 +33,10 @@ _SMALL: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
 # AVX-512, 2 without, 16 with AMX), with a remainder. Steps: up to 4, for which nothing is packed, and more.
 _LARGE: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
     ((1, 1, 3, 17, 17), "bias", {}),
-    ((1, 7, 3, 33, 33), "", {"keep_gates": 1}),
+    ((1, 7, 3, 33, 33), "no_state", {"keep_gates": 1}),
     ((1, 3, 5, 17, 7), _ALL, _HARD | {"zoneout_h": 0.3, "zoneout_c": 0.4, "keep_cells": 1, "clip": 1.5}),
     ((5, 1, 5, 33, 33), "bias", {"keep_cells": 1}),
-    ((5, 3, 1, 17, 17), "bias lengths", {"reverse": True, "keep_gates": 1}),
+    ((5, 3, 1, 17, 17), "bias_ih lengths no_state", {"reverse": True, "keep_gates": 1}),
     ((5, 7, 9, 33, 33), "bias", {"keep_gates": 1}),
     ((5, 17, 7, 17, 17), "bias lengths reset", {"keep_gates": 1, "keep_cells": 1}),
     ((5, 17, 7, 17, 17), "bias lengths reset", {"reverse": True}),
@@ -89,7 +89,7 @@ def inputs_of(
 
     Args:
         sizes: T, B, I, H, R.
-        present: the names of the optional arguments, apart by spaces.
+        present: the names of the optional arguments, apart by spaces; "no_state" leaves h_0 and c_0 out.
         batch: the axes of the batch, where it is not one of B.
     """
     T, B, I, H, R = sizes  # noqa: E741
@@ -103,8 +103,11 @@ def inputs_of(
     lengths = torch.randint(0, T + 1, shape, generator=generator)
     lengths.view(-1)[:1] = T
     lengths.view(-1)[2:3] = 0
+    # "bias" is both.
+    words = present.replace("bias ", "bias_ih bias_hh ") if present != "bias" else "bias_ih bias_hh"
     optional = {
-        "bias": noise(4 * H, scale=0.5),
+        "bias_ih": noise(4 * H, scale=0.5),
+        "bias_hh": noise(4 * H, scale=0.5),
         "weight_hr": noise(R, H, scale=H**-0.5),
         "peephole": noise(3, H, scale=0.5),
         "norm_ih": noise(4 * H, scale=0.3, offset=1.0),
@@ -115,13 +118,14 @@ def inputs_of(
         "reset": torch.rand(T, *shape, generator=generator) < 0.3,
         "seed": torch.randint(-(2**63), 2**63 - 1, shape, generator=generator),
     }
+    has_state = "no_state" not in words
     return (
         noise(T, *shape, I),
-        noise(*shape, R, scale=0.5),
-        noise(*shape, H),
+        noise(*shape, R, scale=0.5) if has_state else None,
+        noise(*shape, H) if has_state else None,
         noise(4 * H, I, scale=I**-0.5),
         noise(4 * H, R, scale=R**-0.5),
-        *(value if name in present.split() else None for name, value in optional.items()),
+        *(value if name in words.split() else None for name, value in optional.items()),
     )
 
 

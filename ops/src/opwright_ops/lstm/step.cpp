@@ -24,7 +24,8 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, V
   a.input = input;
   a.h_0 = {h.data(), {h.size(0), h.size(1)}, {h.stride(0), h.stride(1)}};
   a.c_0 = {c.data(), {c.size(0), c.size(1)}, {c.stride(0), c.stride(1)}};
-  a.bias = bias, a.peephole = peephole, a.norm_ih = norm_ih, a.norm_hh = norm_hh, a.norm_c = norm_c;
+  a.weight_hh = {nullptr, {4 * c.size(1), h.size(1)}, {h.size(1), 1}};
+  a.bias_ih = bias, a.peephole = peephole, a.norm_ih = norm_ih, a.norm_hh = norm_hh, a.norm_c = norm_c;
   if (weight_hr.defined()) a.weight_hr.data_ = a.h_0.data();  // that there is one; it is not read
   a.options = options_of<float>(activation, slope, coupled, clip, zoneout_h, zoneout_c, false);
   a.check();

@@ -63,7 +63,7 @@ def lstm_step_(
     projection = None if weight_hr is None else unpacked_columns(weight_hr, scale_hr, width, h.dtype)
     result = lstm_sequence.operator.declaration.reference(
         input, h, c, unpacked_gates(weight_ih, scale_ih, units, h.dtype),
-        unpacked_gates(weight_hh, scale_hh, units, h.dtype), bias, projection, peephole, norm_ih, norm_hh, norm_c,
+        unpacked_gates(weight_hh, scale_hh, units, h.dtype), bias, None, projection, peephole, norm_ih, norm_hh, norm_c,
         activation=activation, slope=slope, coupled=coupled, clip=clip, zoneout_h=zoneout_h, zoneout_c=zoneout_c,
     )  # fmt: skip
     h.copy_(result.h_n)
@@ -381,9 +381,8 @@ def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     ]
     for weights in get_args(Weights):
         for number, (sizes, present, options) in enumerate(cases):
-            x, h, c, w_ih, w_hh, bias, *more = inputs_of(sizes, present, torch.float32, number)[:11]
-            zeros = None if bias is None else torch.zeros_like(bias)
-            yield (x, h, c, *packed_layer(w_ih, w_hh, bias, zeros, *more, weights=weights)), options
+            x, h, c, *layer = inputs_of(sizes, present, torch.float32, number)[:12]
+            yield (x, h, c, *packed_layer(*layer, weights=weights)), options
 
 
 def _sample_of(parameter: Tensor) -> Callable[[], Any]:

@@ -55,7 +55,11 @@ def declare(name: str, factor: str = ""):
 
     @operator(name, cpu=source, non_differentiable=["kept"])
     def layer(
-        x: Float[Tensor, "*batch"], w: Float[Tensor, "1"], b: Float[Tensor, "1"] | None = None, *, keep: int = 0
+        x: Float[Tensor, "*batch"],
+        w: Float[Tensor, "1"],
+        b: Float[Tensor, "1"] | None = None,
+        *,
+        keep: int = 0,
     ) -> Layer:
         if w.numel() != 1:
             raise ValueError("one weight")
@@ -72,7 +76,10 @@ def declare(name: str, factor: str = ""):
     def samples():
         for dtype in (torch.float32, torch.float64):
             for keep in (1, 0):
-                yield (torch.randn(3).to(dtype), torch.randn(1).to(dtype), torch.randn(1).to(dtype)), {"keep": keep}
+                yield (
+                    (torch.randn(3).to(dtype), torch.randn(1).to(dtype), torch.randn(1).to(dtype)),
+                    {"keep": keep},
+                )
                 yield (torch.randn(4).to(dtype), torch.randn(1).to(dtype)), {"keep": keep}
 
     return layer
@@ -107,6 +114,6 @@ def test_verified_with_samples(layer) -> None:
 
 def test_a_wrong_gradient_is_found_on_samples(ns) -> None:
     torch.manual_seed(0)
-    wrong = declare(f"{ns}::wrong_layer", "T(1.001) *")
+    wrong = declare(f"{ns}_wrong::layer", "T(1.001) *")
     record = verify(wrong, checks=["numerics", "gradient numerics"])
     assert {failure.check for failure in record.failures} == {"gradient numerics", "backward: numerics"}

@@ -199,3 +199,34 @@ def test_the_commands_take_a_device(verb: str, run_python, tmp_path: Path) -> No
     assert bad.returncode == 2
     assert "`cuda:77`: there is no such device here" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+def test_a_sweep_names_arguments_and_sizes_that_belong_together() -> None:
+    @opwright.operator("bench_sweep::kept")
+    def kept(
+        x: Float[Tensor, "*batch n"],
+        w: Float[Tensor, "n m"],
+        bias: Float[Tensor, "m"] | None = None,
+        *,
+        keep: int = 0,
+    ) -> tuple[Float[Tensor, "*batch m"], Float[Tensor, "keep*n"]]:
+        product = x @ w if bias is None else x @ w + bias
+        return product, w[:, 0].repeat(keep)
+
+    kept.sweep(
+        {"batch": [(2,)], "n": [3], "m": [4], "bias": [None]},
+        {"batch": [(5,), (6,)], "n": [30], "m": [40], "keep": [0, 1]},
+    )
+    planned = plans(kept.operator, None, None, None, (torch.float32,), CPU)
+    found = [
+        (
+            *(None if v is None else tuple(v.shape) for v in plan.make(0).values[:3]),
+            plan.make(0).options["keep"],
+        )
+        for plan in planned
+    ]
+    assert found[0] == ((2, 3), (3, 4), None, 0)
+    assert found[1:] == [((rows, 30), (30, 40), (40,), keep) for rows in (5, 6) for keep in (0, 1)]
+    assert [plan.axes["keep"] for plan in planned] == [0, 0, 1, 0, 1]
+    weight = planned[1].make(0).values[1]
+    assert weight.std().item() == pytest.approx(40**-0.5, rel=0.1)  # products stay in the scale of x

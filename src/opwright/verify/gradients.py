@@ -14,7 +14,6 @@ from opwright.verify.oracle import compare, expect, pattern_of
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 
-
 # Labels of the cases of a sweep whose gradients are checked in every dtype.
 _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "large")
 

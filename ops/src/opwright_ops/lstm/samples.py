@@ -17,14 +17,15 @@ _NORMS = "norm_ih norm_hh norm_c"
 _ALL = f"bias weight_hr peephole {_NORMS} h_mask lengths reset seed"
 _HARD = {"activation": "hard"}
 
-# T, B, I, H, R; the optional arguments; the options. The first six are small enough for finite differences.
+# T, B, I, H, R; the optional arguments; the options. The first six are small enough for finite differences;
+# those with norms have three units, because two that are normalised are 1 and -1 but for a kink.
 _SMALL: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
     ((2, 1, 1, 2, 2), "bias no_state", {"keep_gates": 1}),
-    ((2, 2, 1, 2, 1), f"bias weight_hr peephole {_NORMS} lengths", {"zoneout_c": 0.25, "keep_cells": 1}),
+    ((2, 1, 1, 3, 1), f"bias weight_hr peephole {_NORMS}", {"zoneout_c": 0.25, "keep_cells": 1}),
     ((2, 1, 1, 2, 2), "bias peephole reset seed",
      {"zoneout_h": 0.5, "zoneout_c": 0.5, "coupled": True, "reverse": True}),
     ((2, 1, 2, 2, 2), "peephole h_mask", _HARD | {"slope": 0.2, "keep_cells": 1, "keep_gates": 1}),
-    ((2, 1, 1, 2, 1), f"weight_hr {_NORMS} h_mask reset",
+    ((2, 1, 1, 3, 1), f"weight_hr {_NORMS} h_mask reset",
      {"zoneout_h": 0.25, "coupled": True, "clip": 2.0, "keep_gates": 1}),
     ((2, 2, 1, 2, 2), "bias lengths", _HARD | {"slope": 1 / 6, "clip": 2.0, "reverse": True}),
 ]  # fmt: skip
@@ -83,7 +84,11 @@ def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def inputs_of(
-    sizes: tuple[int, ...], present: str, dtype: torch.dtype, seed: int = 0, batch: tuple[int, ...] | None = None
+    sizes: tuple[int, ...],
+    present: str,
+    dtype: torch.dtype,
+    seed: int = 0,
+    batch: tuple[int, ...] | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Returns the tensors of a call, random numbers in the scale of trained weights.
 

@@ -33,7 +33,7 @@ struct Backward {
   Buffer<E> grad_norm_hh, grad_norm_c;        // [4, Hp], [2, Hp]
   PartSums<E> sums_c, sums_h;
 
-  void allocate(int most_members) {
+  void allocate() {
     const int64_t B = schedule.entries, rows = schedule.rows(), Hp = layer.Hp, Rp = layer.Rp;
     before_c.allocate(rows * Hp);
     grad_h.allocate_zeros(B * Rp);
@@ -53,8 +53,8 @@ struct Backward {
     grad_o.allocate(B * Hp);
     grad_norm_hh.allocate_zeros(4 * Hp);
     grad_norm_c.allocate_zeros(2 * Hp);
-    sums_c.allocate(B, most_members);
-    sums_h.allocate(B, most_members);
+    sums_c.allocate(B, layer.H);
+    sums_h.allocate(B, layer.H);
   }
 
   static int lanes_at(int64_t column, int64_t width) {
@@ -292,14 +292,17 @@ struct Backward {
         first += scaled;
         second = fma(scaled, unit, second);
         keep_projected<false>(row, column, u);
+        if (at % kVectors == kVectors - 1 || at == end - 1) {
+          sums_c.set(place, at / kVectors, sum_of_lanes(first), sum_of_lanes(second));
+          first = second = V{};
+        }
       }
-      sums_c.set(place, member, sum_of_lanes(first), sum_of_lanes(second));
     }
     member.barrier();
     for (int64_t place = 0; place < active; ++place) {
       const int64_t row = first_row + place;
       E first, second;
-      sums_c.joined(place, member, &first, &second);
+      sums_c.joined(place, &first, &second);
       first /= H, second /= H;
       V first_h{}, second_h{};
       for (int64_t at = begin; at < end; ++at) {
@@ -323,14 +326,17 @@ struct Backward {
           second_h = fma(to_unit, unit, second_h);
         }
         add_sums(column, bias, peepholes);
+        if (at % kVectors == kVectors - 1 || at == end - 1) {
+          sums_h.set(place, at / kVectors, sum_of_lanes(first_h), sum_of_lanes(second_h));
+          first_h = second_h = V{};
+        }
       }
-      sums_h.set(place, member, sum_of_lanes(first_h), sum_of_lanes(second_h));
     }
     member.barrier();
     for (int64_t place = 0; place < active; ++place) {
       const int64_t row = first_row + place;
       E first, second;
-      sums_h.joined(place, member, &first, &second);
+      sums_h.joined(place, &first, &second);
       first /= 4 * H, second /= 4 * H;
       for (int64_t at = begin; at < end; ++at) {
         const int64_t column = at * N;

@@ -59,7 +59,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   if (weight_hr.defined()) pack(forward.hr, hr_memory, weight_of<O>(weight_hr, hr_weight).transposed());
 
   const int members = team_size(a, layer.Hp / N);
-  forward.allocate(members);
+  forward.allocate();
   start(forward, h_0, c_0, h_mask);
   opwright::team(members, [&](const Member& member) {
     if (a.is_plain()) forward.template run<true>(member);
@@ -233,7 +233,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   pack(sweep.hh, hh_panels, hh);
   if (weight_hr.defined()) pack(sweep.hr, hr_panels, weight_of<O>(weight_hr, hr_memory));
   const int members = team_size(a, sweep.hh.count);
-  sweep.allocate(members);
+  sweep.allocate();
 
   Buffer<E> c;
   c.allocate_zeros(schedule.entries * layer.Hp);

@@ -57,7 +57,7 @@ struct Forward {
   Buffer<E> from_h, o, cell;     // [B, 4, Hp], [B, Hp], [B, Hp]: between the phases of a normalised step
   Moments<E> moments_h, moments_c;
 
-  void allocate(int most_members) {
+  void allocate() {
     const int64_t B = schedule.entries;
     c.allocate_zeros(B * layer.Hp);
     for (auto& buffer : operand) buffer.allocate_zeros(B * layer.Rp);
@@ -67,8 +67,8 @@ struct Forward {
     from_h.allocate_zeros(B * 4 * layer.Hp);
     o.allocate(B * layer.Hp);
     cell.allocate(B * layer.Hp);
-    moments_h.allocate(B, most_members);
-    moments_c.allocate(B, most_members);
+    moments_h.allocate(B, layer.H);
+    moments_c.allocate(B, layer.H);
   }
 
   // Sets the state before the first step.
@@ -232,7 +232,7 @@ struct Forward {
     }
     const int64_t from = share.begin * N, to = share.end * N < H ? share.end * N : H;
     for (int64_t place = 0; place < active; ++place) {
-      take_moments(moments_h, member, place, 4, [&](int j) { return &from_h[(place * 4 + j) * Hp]; }, from, to);
+      take_moments(moments_h, place, 4, [&](int j) { return &from_h[(place * 4 + j) * Hp]; }, from, to);
       if (!gates.exists()) continue;
       const int64_t row = gates.at(t, schedule.entry(place));
       for (int j = 0; j < 4; ++j) {
@@ -245,7 +245,7 @@ struct Forward {
     member.barrier();
     for (int64_t place = 0; place < active; ++place) {
       E scale;
-      const E mean = moments_h.joined(place, member, &scale);
+      const E mean = moments_h.joined(place, &scale);
       for (int64_t column = from; column < to; column += N) {
         V z[4], o_gate;
         for (int j = 0; j < 4; ++j) {
@@ -257,12 +257,12 @@ struct Forward {
         opwright::store(&cell[place * Hp + column], value);
         opwright::store(&o[place * Hp + column], o_gate);
       }
-      take_moments(moments_c, member, place, 1, [&](int) { return &cell[place * Hp]; }, from, to);
+      take_moments(moments_c, place, 1, [&](int) { return &cell[place * Hp]; }, from, to);
     }
     member.barrier();
     for (int64_t place = 0; place < active; ++place) {
       E scale;
-      const E mean = moments_c.joined(place, member, &scale);
+      const E mean = moments_c.joined(place, &scale);
       for (int64_t column = from; column < to; column += N) {
         const V gain = opwright::load(&layer.norm_c[column]), bias = opwright::load(&layer.norm_c[Hp + column]);
         const V normal = fma((opwright::load(&cell[place * Hp + column]) - mean) * scale, gain, bias);
@@ -272,28 +272,27 @@ struct Forward {
     }
   }
 
-  // Moments of columns from..to of `count` vectors.
+  // Moments of columns from..to of `count` vectors, part by part.
   template <typename Place>
-  static void take_moments(const Moments<E>& moments, const Member& member, int64_t row, int count,
-                           const Place& place, int64_t from, int64_t to) {
-    if (from >= to) return moments.set(row, member, 0, 0, 0);
-    V sum{};
-    for (int j = 0; j < count; ++j) {
-      const E* values = place(j);
-      for (int64_t column = from; column < to; column += N) {
-        sum += first_lanes<E>(opwright::load(values + column), to - column);
+  static void take_moments(const Moments<E>& moments, int64_t row, int count, const Place& place, int64_t from,
+                           int64_t to) {
+    for (int64_t first = from; first < to; first += kPartColumns<E>) {
+      const int64_t last = first + kPartColumns<E> < to ? first + kPartColumns<E> : to;
+      V sum{}, squares{};
+      for (int j = 0; j < count; ++j) {
+        for (int64_t column = first; column < last; column += N) {
+          sum += first_lanes<E>(opwright::load(place(j) + column), last - column);
+        }
       }
-    }
-    const E all = static_cast<E>((to - from) * count), mean = sum_of_lanes(sum) / all;
-    V squares{};
-    for (int j = 0; j < count; ++j) {
-      const E* values = place(j);
-      for (int64_t column = from; column < to; column += N) {
-        const V distance = first_lanes<E>(opwright::load(values + column) - mean, to - column);
-        squares = fma(distance, distance, squares);
+      const E all = static_cast<E>((last - first) * count), mean = sum_of_lanes(sum) / all;
+      for (int j = 0; j < count; ++j) {
+        for (int64_t column = first; column < last; column += N) {
+          const V distance = first_lanes<E>(opwright::load(place(j) + column) - mean, last - column);
+          squares = fma(distance, distance, squares);
+        }
       }
+      moments.set(row, first / kPartColumns<E>, all, mean, sum_of_lanes(squares));
     }
-    moments.set(row, member, all, mean, sum_of_lanes(squares));
   }
 
   void project(int64_t step, const Share& share, Sums<E>* sums) {
@@ -317,7 +316,13 @@ struct Forward {
 
   template <bool kIsPlain>
   void run(const Member& member) {
-    const Share share(layer.Hp / N, member), columns((layer.R + kVectors * N - 1) / (kVectors * N), member);
+    Share share(layer.Hp / N, member);
+    if (layer.norm_c.data()) {
+      share = Share((layer.Hp / N + kVectors - 1) / kVectors, member);
+      share.begin *= kVectors;
+      share.end = share.end * kVectors < layer.Hp / N ? share.end * kVectors : layer.Hp / N;
+    }
+    const Share columns((layer.R + kVectors * N - 1) / (kVectors * N), member);
     Buffer<Sums<E>> memory(schedule.entries);
     Sums<E>* sums = memory.data();
     for (int64_t at = 0; at < schedule.steps; ++at) {

@@ -52,56 +52,58 @@ RowMoments<E> moments_of_row(const E* row, int64_t width) {
   return moments_of<E>([row](int64_t i, int count) { return load_first(row + i, count); }, width);
 }
 
-// Mean and inverse deviation of rows of which each member knows a part. Parts are joined by the
-// formula of Chan et al., which does not cancel.
+// Rows are summed in parts of kVectors registers, and the parts in their order, so that the bits do not depend on
+// how many members a team has. A member works on whole parts.
+template <typename E> inline constexpr int64_t kPartColumns = kVectors * opwright::kLanes<E>;
+
+// Mean and inverse deviation of rows. Parts are joined by the formula of Chan et al., which does not cancel.
 template <typename E>
 struct Moments {
-  Buffer<E> parts;  // [B, members, 3]: count, mean, sum of squared deviations
-  int members = 0;
+  Buffer<E> parts;  // [B, parts, 3]: count, mean, sum of squared deviations
+  int64_t count = 0;
 
-  void allocate(int64_t rows, int most_members) {
-    parts.allocate(rows * most_members * 3);
-    members = most_members;
+  void allocate(int64_t rows, int64_t width) {
+    count = (width + kPartColumns<E> - 1) / kPartColumns<E>;
+    parts.allocate(rows * count * 3);
   }
-  void set(int64_t row, const Member& member, E count, E mean, E squares) const {
-    E* part = parts.data() + (row * members + member.id()) * 3;
-    part[0] = count, part[1] = mean, part[2] = squares;
+  void set(int64_t row, int64_t part, E elements, E mean, E squares) const {
+    E* to = parts.data() + (row * count + part) * 3;
+    to[0] = elements, to[1] = mean, to[2] = squares;
   }
   // Returns the mean; `scale` becomes 1/sqrt(variance + epsilon).
-  E joined(int64_t row, const Member& member, E* scale) const {
-    const E* part = parts.data() + row * members * 3;
-    E count = 0, mean = 0, squares = 0;
-    for (int m = 0; m < member.count(); ++m, part += 3) {
-      if (part[0] == 0) continue;
-      const E total = count + part[0], distance = part[1] - mean;
-      squares += part[2] + distance * distance * count * part[0] / total;
-      mean += distance * part[0] / total;
-      count = total;
+  E joined(int64_t row, E* scale) const {
+    const E* part = parts.data() + row * count * 3;
+    E elements = 0, mean = 0, squares = 0;
+    for (int64_t p = 0; p < count; ++p, part += 3) {
+      const E total = elements + part[0], distance = part[1] - mean, share = part[0] / total;
+      squares += part[2] + distance * distance * elements * share;
+      mean += distance * share;
+      elements = total;
     }
-    *scale = 1 / __builtin_sqrt(squares / count + E(kNormEpsilon));
+    *scale = 1 / __builtin_sqrt(squares / elements + E(kNormEpsilon));
     return mean;
   }
 };
 
-// Sums over rows of which each member knows a part.
+// Two sums over rows.
 template <typename E>
 struct PartSums {
-  Buffer<E> parts;  // [B, members, 2]
-  int members = 0;
+  Buffer<E> parts;  // [B, parts, 2]
+  int64_t count = 0;
 
-  void allocate(int64_t rows, int most_members) {
-    parts.allocate(rows * most_members * 2);
-    members = most_members;
+  void allocate(int64_t rows, int64_t width) {
+    count = (width + kPartColumns<E> - 1) / kPartColumns<E>;
+    parts.allocate(rows * count * 2);
   }
-  void set(int64_t row, const Member& member, E first, E second) const {
-    E* part = parts.data() + (row * members + member.id()) * 2;
-    part[0] = first, part[1] = second;
+  void set(int64_t row, int64_t part, E first, E second) const {
+    E* to = parts.data() + (row * count + part) * 2;
+    to[0] = first, to[1] = second;
   }
-  void joined(int64_t row, const Member& member, E* first, E* second) const {
+  void joined(int64_t row, E* first, E* second) const {
     *first = *second = 0;
-    for (int m = 0; m < member.count(); ++m) {
-      *first += parts[(row * members + m) * 2];
-      *second += parts[(row * members + m) * 2 + 1];
+    for (int64_t p = 0; p < count; ++p) {
+      *first += parts[(row * count + p) * 2];
+      *second += parts[(row * count + p) * 2 + 1];
     }
   }
 };

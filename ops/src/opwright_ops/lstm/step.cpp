@@ -68,7 +68,7 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, V
     forward.from_input = from_input.data();
   }
   const int members = team_size(a, layer.Hp / N);
-  forward.allocate(members);
+  forward.allocate();
   start(forward, a.h_0, a.c_0, a.h_mask);
   opwright::team(members, [&](const Member& member) {
     if (a.is_plain()) forward.template run<true>(member);

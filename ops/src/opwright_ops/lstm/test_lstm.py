@@ -105,17 +105,14 @@ def assert_near(found, wanted, dtype, units, text) -> None:
         assert error < units, f"{dtype}, result {i}, {text}: {error:.3g} units"
 
 
-# Above the bound of 1.05: products with panels add all terms in one chain, those of PyTorch in several.
-KNOWN = {"h_0": 1.5, "weight_hh": 1.25, "bias": 1.1}  # in float32
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_errors_are_not_above_those_of_nn_lstm(dtype) -> None:
     """In the mean over four runs, by which the ratio of a small tensor does not scatter."""
     names = ("output", "h_n", "c_n", "input", "h_0", "c_0", "weight_ih", "weight_hh", "bias")
     ratios = zip(*(errors_by_those_of_nn_lstm(dtype, seed) for seed in range(4)), strict=True)
     for name, found in zip(names, ratios, strict=True):
-        limit = KNOWN.get(name, 1.05) if dtype == torch.float32 else 1.05
+        # The gradient of weight_hh in float32 is one product over all steps, whose h are alike; nn.LSTM adds step by step.
+        limit = 1.25 if (name, dtype) == ("weight_hh", torch.float32) else 1.05
         assert sum(found) / len(found) <= limit, f"{name}: {found}"
 
 
@@ -178,8 +175,6 @@ def test_a_mask_with_gaps(lay) -> None:
     "present", ["bias", "bias weight_hr peephole h_mask lengths reset seed", "bias norms"]
 )
 def test_the_same_bits_for_any_number_of_threads(dtype, present) -> None:
-    if "norms" in present:
-        pytest.xfail("sums over a layer that is normalised depend on the number of threads")
     given = arguments((6, 17, 9, 80, 65), present, dtype)
     options = {"zoneout_h": 0.1, "zoneout_c": 0.1, **SOFT}
     threads, found = torch.get_num_threads(), []

@@ -1,6 +1,7 @@
 """Operators with inline C++ kernels: what the tests of this folder share."""
 
 import contextlib
+import sys
 import uuid
 
 import pytest
@@ -13,6 +14,12 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def ns():
     """Returns a namespace of operators that no other test uses: the registry is process-wide."""
     return f"t{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture(autouse=True)
+def no_bytecode(monkeypatch):
+    """A module that is written again within a second, at the same length, would be taken for the one before."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
 def strided(tensor):

@@ -22,6 +22,7 @@ ROOT = stub.ROOT
 SOURCES = ROOT / "src" / "opwright" / "native" / "src" / "triton"
 INCLUDE = ROOT / "src" / "opwright" / "native" / "include"
 WORKER = ROOT / "src" / "opwright" / "triton"
+RUNNER = ROOT / "tests" / "native" / "triton_runner.cpp"
 FLAGS = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC"]
 
 
@@ -39,7 +40,7 @@ def build(program: Path, flags: tuple[str, ...] = ()) -> Path:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = stub.BUILD / f"runtime-{digest.hexdigest()[:16]}"
     # triton_library.cpp includes the runner.
-    text = program.read_bytes() + (ROOT / "tests" / "native" / "triton_runner.cpp").read_bytes()
+    text = program.read_bytes() + RUNNER.read_bytes()
     target = folder / f"{program.stem}-{hashlib.sha256(text).hexdigest()[:12]}"
     if target.exists():
         return target
@@ -100,7 +101,7 @@ def run_launches(
         "OPWRIGHT_TRITON": ",".join(filter(None, [chosen, triton_settings])),
         "TRITON_CACHE_DIR": str(stub.BUILD / f"worker-cache-{python.parents[1].name if python else ''}"),
     }
-    program = runner or build(ROOT / "tests" / "native" / "triton_runner.cpp")
+    program = runner or build(RUNNER)
     done = subprocess.run([program, source, target], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
     results = [json.loads(line) for line in target.read_text().splitlines()]

@@ -19,18 +19,18 @@ struct Backward {
   Sequence<E> saved;
   E* computed = nullptr;
 
-  Buffer<E> before_c;              // compact rows of Hp: the cell before each step
-  Buffer<E> grad_h, grad_c;        // [B, Rp], [B, Hp]
-  Buffer<O> grad_gates;            // compact rows of 4H: the gradient of weight_hh @ h
-  Buffer<O> grad_projected, projected;  // compact rows of Rp, of Hp
-  Buffer<E> grad_out;              // [B, Hp]: of o * tanh(c), behind a projection
+  Buffer<E> before_c;                             // compact rows of Hp: the cell before each step
+  Buffer<E> grad_h, grad_c;                       // [B, Rp], [B, Hp]
+  Buffer<O> grad_gates;                           // compact rows of 4H: the gradient of weight_hh @ h
+  Buffer<O> grad_projected, projected;            // compact rows of Rp, of Hp
+  Buffer<E> grad_out;                             // [B, Hp]: of o * tanh(c), behind a projection
   Buffer<E> grad_bias, grad_peephole, grad_mask;  // [4, Hp], [3, Hp], [B, Rp]
 
   // Of normalised layers only. Compact rows.
   const E* from_h = nullptr;  // weight_hh @ h, where it is not what was saved
   Buffer<RowMoments<E>> moments_h, moments_c;
-  Buffer<E> grad_normal, grad_o;              // [B, Hp]: between phases
-  Buffer<E> grad_norm_hh, grad_norm_c;        // [4, Hp], [2, Hp]
+  Buffer<E> grad_normal, grad_o;        // [B, Hp]: between phases
+  Buffer<E> grad_norm_hh, grad_norm_c;  // [4, Hp], [2, Hp]
   PartSums<E> sums_c, sums_h;
 
   void allocate() {
@@ -62,7 +62,9 @@ struct Backward {
   }
 
   // The step at which an entry starts, and h before a step, as it was computed.
-  bool is_first(int64_t t, int64_t place) const { return t == (schedule.reverse ? schedule.length(place) - 1 : 0); }
+  bool is_first(int64_t t, int64_t place) const {
+    return t == (schedule.reverse ? schedule.length(place) - 1 : 0);
+  }
   OPWRIGHT_INLINE V h_before(int64_t t, int64_t place, int64_t column) const {
     const int64_t entry = schedule.entry(place);
     const int count = lanes_at(column, layer.R);
@@ -75,7 +77,8 @@ struct Backward {
     const V value = h_before(t, place, column);
     if (!layer.h_mask.exists()) return value;
     const int64_t entry = schedule.entry(place);
-    return output.narrowed(value * layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R)));
+    return output.narrowed(value *
+                           layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R)));
   }
 
   OPWRIGHT_INLINE void load_gates(int64_t t, int64_t place, int64_t column, V (&z)[4]) const {
@@ -114,8 +117,10 @@ struct Backward {
           opwright::store(&before_c[(first_row + place) * layer.Hp + column], before);
           const V i = act.sigmoid(z[0]);
           V f;
-          if (!kIsPlain && layer.options.is_coupled) f = 1 - i;
-          else f = act.sigmoid(z[1]);
+          if (!kIsPlain && layer.options.is_coupled)
+            f = 1 - i;
+          else
+            f = act.sigmoid(z[1]);
           V value = fma(f, before, i * act.tanh(act.clipped(z[2])));
           if constexpr (!kIsPlain) {
             if (lacks_peepholes) {
@@ -145,8 +150,10 @@ struct Backward {
     const int64_t row = schedule.first_row(t) + place;
     u.before = opwright::load(&before_c[row * layer.Hp + column]);
     u.i = act.sigmoid(u.z[0]);
-    if (!kIsPlain && layer.options.is_coupled) u.f = 1 - u.i;
-    else u.f = act.sigmoid(u.z[1]);
+    if (!kIsPlain && layer.options.is_coupled)
+      u.f = 1 - u.i;
+    else
+      u.f = act.sigmoid(u.z[1]);
     u.g = act.tanh(act.clipped(u.z[2]));
     u.o = act.sigmoid(u.z[3]);
     u.cell = fma(u.f, u.before, u.i * u.g);
@@ -159,7 +166,9 @@ struct Backward {
     }
     u.squashed = act.tanh(u.normal);
   }
-  OPWRIGHT_INLINE V unit_cell(int64_t row, V cell) const { return (cell - moments_c[row].mean) * moments_c[row].scale; }
+  OPWRIGHT_INLINE V unit_cell(int64_t row, V cell) const {
+    return (cell - moments_c[row].mean) * moments_c[row].scale;
+  }
 
   // The gradient of h after a step, without the part that zoneout hands on, which stays in grad_h.
   OPWRIGHT_INLINE V take_grad_h(int64_t t, int64_t place, int64_t column, V keep) {
@@ -220,7 +229,9 @@ struct Backward {
     opwright::store(carried, layer.resets(t, entry) ? V{} : past);
   }
 
-  static OPWRIGHT_INLINE void add_to(E* place, V value) { opwright::store(place, opwright::load(place) + value); }
+  static OPWRIGHT_INLINE void add_to(E* place, V value) {
+    opwright::store(place, opwright::load(place) + value);
+  }
 
   // The registers of columns first*kVectors to last*kVectors that exist.
   int64_t last_register(const Share& share, int64_t width) const {
@@ -344,7 +355,8 @@ struct Backward {
         for (int j = 0; j < 4; ++j) {
           const V grad = load_first(computed + row * 4 * H + j * H + column, count);
           const V to_unit = grad * opwright::load(&layer.norm_hh[j * Hp + column]);
-          const V value = (to_unit - first - unit_h(t, place, j, column, count) * second) * moments_h[row].scale;
+          const V value =
+              (to_unit - first - unit_h(t, place, j, column, count) * second) * moments_h[row].scale;
           store_first(&grad_gates[row * 4 * H + j * H + column], value, count);
         }
       }
@@ -418,8 +430,10 @@ struct Backward {
     for (int64_t at = schedule.steps - 1; at >= 0; --at) {
       const int64_t t = schedule.time(at);
       if (layer.is_projected) unproject(t, columns, share, member, sums);
-      if (layer.norm_c.data()) normalised_step(t, share, member);
-      else step<kIsPlain>(t, share);
+      if (layer.norm_c.data())
+        normalised_step(t, share, member);
+      else
+        step<kIsPlain>(t, share);
       member.barrier();
       carry_h(t, columns, sums);
     }

@@ -21,8 +21,6 @@ struct Arguments {
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   static constexpr int N = opwright::kLanes<E>;
-  // Whether tensors are operands of products as they are.
-  static constexpr bool kIsOperand = opwright::detail::kSame<T, O>;
 
   View<const T, 3> input;
   View<const T, 2> h_0, c_0, weight_ih, weight_hh;
@@ -36,9 +34,6 @@ struct Arguments {
   bool reverse;
   Options<E> options;
 
-  int64_t T_() const { return input.size(0); }
-  int64_t B() const { return input.size(1); }
-  int64_t I() const { return input.size(2); }
   int64_t H() const { return weight_hh.size(0) / 4; }
   int64_t R() const { return weight_hh.size(1); }
 
@@ -54,8 +49,6 @@ struct Arguments {
     return !(o.is_hard || o.is_coupled || o.clips || o.zoneout_h || o.zoneout_c || peephole.defined() ||
              norm_c.defined() || reset.defined());
   }
-
-  Parameters<E, O> parameters() const;
 };
 
 template <typename E>
@@ -67,9 +60,16 @@ uint32_t threshold(double probability) {
 template <typename E, typename Activation>
 Options<E> options_of(Activation activation, double slope, bool coupled, double clip, double zoneout_h,
                       double zoneout_c, bool draws) {
-  return {activation == Activation::hard,      coupled, clip != 0, static_cast<E>(slope), static_cast<E>(clip),
-          static_cast<E>(zoneout_h),           static_cast<E>(zoneout_c), draws,
-          threshold<E>(zoneout_h),             threshold<E>(zoneout_c)};
+  return {activation == Activation::hard,
+          coupled,
+          clip != 0,
+          static_cast<E>(slope),
+          static_cast<E>(clip),
+          static_cast<E>(zoneout_h),
+          static_cast<E>(zoneout_c),
+          draws,
+          threshold<E>(zoneout_h),
+          threshold<E>(zoneout_c)};
 }
 
 // `rows` vectors of `width` elements, each rounded up to `padded`; value(row, column).
@@ -98,7 +98,8 @@ void read_parameters(Parameters<E, operand_t<T>>& p, const Arguments<T>& a) {
   };
   p.bias.allocate_zeros(4 * p.Hp);
   for (const auto& bias : {a.bias_ih, a.bias_hh}) {
-    for (int64_t i = 0; bias.defined() && i < 4 * H; ++i) p.bias[i / H * p.Hp + i % H] += static_cast<E>(bias(i));
+    for (int64_t i = 0; bias.defined() && i < 4 * H; ++i)
+      p.bias[i / H * p.Hp + i % H] += static_cast<E>(bias(i));
   }
   if (a.peephole.defined()) fill(p.peephole, 3, H, p.Hp, matrix(a.peephole));
   if (a.norm_hh.defined()) fill(p.norm_hh, 4, H, p.Hp, gate(a.norm_hh));
@@ -112,7 +113,7 @@ void read_parameters(Parameters<E, operand_t<T>>& p, const Arguments<T>& a) {
 
 template <typename T>
 int team_size(const Arguments<T>& a, int64_t panels) {
-  const int64_t work = 4 * a.H() * a.R() * a.B();
+  const int64_t work = 4 * a.H() * a.R() * a.input.size(1);
   int64_t size = opwright::num_threads();
   if (size > work / kWorkPerThread) size = work / kWorkPerThread;
   if (size > panels) size = panels;
@@ -187,7 +188,8 @@ void pack_gates(Panels<O>& panels, Buffer<O>& memory, View<const T, 2> weight) {
         if (is_rows<O>(weight)) {
           const O* columns[kPanelColumns<O>];
           for (int64_t c = 0; c < kPanelColumns<O>; ++c) {
-            columns[c] = unit_of(c) < H ? weight.data() + (c / N * H + unit_of(c)) * weight.stride(0) : nullptr;
+            columns[c] =
+                unit_of(c) < H ? weight.data() + (c / N * H + unit_of(c)) * weight.stride(0) : nullptr;
           }
           pack_columns(panels[panel], R, columns);
           continue;
@@ -252,12 +254,14 @@ void start(Forward<E, O>& forward, View<const T, 2> h_0, View<const T, 2> c_0, V
     const int64_t entry = schedule.entry(place);
     const int64_t first = schedule.reverse ? schedule.length(place) - 1 : 0;
     const bool resets = first >= 0 && layer.resets(first, entry);
-    for (int64_t u = 0; u < layer.H; ++u) forward.c[place * layer.Hp + u] = c_0.defined() ? static_cast<E>(c_0(entry, u)) : E(0);
+    for (int64_t u = 0; u < layer.H; ++u)
+      forward.c[place * layer.Hp + u] = c_0.defined() ? static_cast<E>(c_0(entry, u)) : E(0);
     for (int64_t u = 0; u < layer.R; ++u) {
       const T value = h_0.defined() ? h_0(entry, u) : T(0.0f);
       if (forward.h.data()) forward.h[place * layer.Rp + u] = value;
       E operand = resets ? E(0) : static_cast<E>(value);
-      if (h_mask.defined()) operand = static_cast<E>(static_cast<T>(operand * static_cast<E>(h_mask(entry, u))));
+      if (h_mask.defined())
+        operand = static_cast<E>(static_cast<T>(operand * static_cast<E>(h_mask(entry, u))));
       for (auto& rows : forward.operand) rows[place * layer.Rp + u] = static_cast<O>(operand);
     }
   }
@@ -265,13 +269,15 @@ void start(Forward<E, O>& forward, View<const T, 2> h_0, View<const T, 2> c_0, V
 
 // Takes the state after the last step.
 template <typename T, typename E, typename O>
-void finish(const Forward<E, O>& forward, View<const T, 2> h_0, View<T, 3> output, View<T, 2> h_n, View<T, 2> c_n) {
+void finish(const Forward<E, O>& forward, View<const T, 2> h_0, View<T, 3> output, View<T, 2> h_n,
+            View<T, 2> c_n) {
   const auto& layer = forward.layer;
   const Schedule& schedule = forward.schedule;
   for (int64_t place = 0; place < schedule.entries; ++place) {
     const int64_t entry = schedule.entry(place), length = schedule.length(place);
     const int64_t last = schedule.reverse ? 0 : length - 1;
-    for (int64_t u = 0; u < layer.R; ++u) h_n(entry, u) = length ? output(last, entry, u) : h_0.defined() ? h_0(entry, u) : T(0.0f);
+    for (int64_t u = 0; u < layer.R; ++u)
+      h_n(entry, u) = length ? output(last, entry, u) : h_0.defined() ? h_0(entry, u) : T(0.0f);
     for (int64_t u = 0; u < layer.H; ++u) c_n(entry, u) = static_cast<T>(forward.c[place * layer.Hp + u]);
   }
 }

@@ -1,25 +1,32 @@
 // An LSTM over a sequence: one product for the inputs of all steps, then a team of threads that takes the
 // steps together, each its own units, with weights packed for the call. NOTES.md has the measurements.
-#include "call.h"
 #include "backward.h"
+#include "call.h"
 
 using namespace opwright_ops;
 
 template <typename T>
 void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
-          View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr,
-          View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
-          View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
-          View<const bool, 2> reset, View<const int64_t, 1> seed, bool reverse, Activation activation,
-          double slope, bool coupled, double clip, double zoneout_h, double zoneout_c, int64_t keep_cells,
-          int64_t keep_gates, View<T, 3> output, View<T, 2> h_n, View<T, 2> c_n, View<T, 3> cells,
-          View<T, 3> gates) {
+          View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
+          View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
+          View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
+          View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
+          bool reverse, Activation activation, double slope, bool coupled, double clip, double zoneout_h,
+          double zoneout_c, int64_t keep_cells, int64_t keep_gates, View<T, 3> output, View<T, 2> h_n,
+          View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates) {
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
-  const Arguments<T> a{input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole,
-                       norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed, reverse,
-                       options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
+  const Arguments<T> a{
+      input,     h_0,
+      c_0,       weight_ih,
+      weight_hh, bias_ih,
+      bias_hh,   weight_hr,
+      peephole,  norm_ih,
+      norm_hh,   norm_c,
+      h_mask,    lengths,
+      reset,     seed,
+      reverse,   options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
   const Schedule schedule(input.size(0), input.size(1), reverse, lengths);
   Parameters<E, O> layer;
@@ -45,8 +52,10 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     inputs.allocate(schedule.rows() * 4 * layer.H);
     from_input = inputs.data();
   }
-  if (is_short) forward.x = x.data, forward.x_stride = x.row_stride, forward.ih_rows = gate_rows<O>(weight_ih);
-  else add_inputs(from_input, schedule, a, x);
+  if (is_short)
+    forward.x = x.data, forward.x_stride = x.row_stride, forward.ih_rows = gate_rows<O>(weight_ih);
+  else
+    add_inputs(from_input, schedule, a, x);
   if (norm_ih.defined()) normalise(from_input, schedule, a);
   forward.from_input = from_input;
 
@@ -62,8 +71,10 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   forward.allocate();
   start(forward, h_0, c_0, h_mask);
   opwright::team(members, [&](const Member& member) {
-    if (a.is_plain()) forward.template run<true>(member);
-    else forward.template run<false>(member);
+    if (a.is_plain())
+      forward.template run<true>(member);
+    else
+      forward.template run<false>(member);
   });
   finish(forward, h_0, output, h_n, c_n);
   (void)keep_cells, (void)keep_gates;
@@ -76,7 +87,8 @@ namespace {
 template <typename T, typename S>
 void store_rows(View<T, 2> to, const S* from, int64_t padded) {
   for (int64_t row = 0; row < to.size(0); ++row) {
-    for (int64_t column = 0; column < to.size(1); ++column) to(row, column) = static_cast<T>(from[row * padded + column]);
+    for (int64_t column = 0; column < to.size(1); ++column)
+      to(row, column) = static_cast<T>(from[row * padded + column]);
   }
 }
 
@@ -128,22 +140,29 @@ template <typename T>
 void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View<const T, 2> grad_c_n,
                    View<const T, 3> grad_cells, View<const T, 3> input, View<const T, 2> h_0,
                    View<const T, 2> c_0, View<const T, 2> weight_ih, View<const T, 2> weight_hh,
-                   View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole,
-                   View<const T, 1> norm_ih, View<const T, 1> norm_hh, View<const T, 2> norm_c,
-                   View<const T, 2> h_mask, View<const int64_t, 1> lengths, View<const bool, 2> reset,
-                   View<const int64_t, 1> seed, View<const T, 3> output, View<const T, 3> gates,
-                   bool reverse, Activation activation, double slope, bool coupled, double clip,
-                   double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
-                   View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0,
-                   View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
+                   View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr,
+                   View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
+                   View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
+                   View<const bool, 2> reset, View<const int64_t, 1> seed, View<const T, 3> output,
+                   View<const T, 3> gates, bool reverse, Activation activation, double slope, bool coupled,
+                   double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
+                   View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0, View<T, 2> grad_weight_ih,
+                   View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
                    View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih,
                    View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c, View<T, 2> grad_h_mask) {
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
-  const Arguments<T> a{input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole,
-                       norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed, reverse,
-                       options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
+  const Arguments<T> a{
+      input,     h_0,
+      c_0,       weight_ih,
+      weight_hh, bias_ih,
+      bias_hh,   weight_hr,
+      peephole,  norm_ih,
+      norm_hh,   norm_c,
+      h_mask,    lengths,
+      reset,     seed,
+      reverse,   options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
   const Schedule schedule(input.size(0), input.size(1), reverse, lengths);
   Parameters<E, O> layer;
@@ -206,7 +225,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
             const int64_t i = j * H + u;
             const Vec<E> x_unit = (load_first(&from_input[row * width + i], count) - of_x.mean) * of_x.scale;
             const Vec<E> h_unit = (load_h(i, count) - of_h.mean) * of_h.scale;
-            Vec<E> z = opwright::fma(x_unit, load_first(&gain_x[i], count), opwright::load(&layer.bias[j * layer.Hp + u]));
+            Vec<E> z = opwright::fma(x_unit, load_first(&gain_x[i], count),
+                                     opwright::load(&layer.bias[j * layer.Hp + u]));
             z = opwright::fma(h_unit, opwright::load(&layer.norm_hh[j * layer.Hp + u]), z);
             store_first(&computed[row * width + i], z, count);
           }
@@ -247,8 +267,10 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   }
   const bool is_plain = a.is_plain() && !grad_cells.numel();
   parallel_for(layer.Hp / N, opwright::grain_of(rows * N), [&](int64_t begin, int64_t end) {
-    if (is_plain) sweep.template scan<true>(begin, end, c);
-    else sweep.template scan<false>(begin, end, c);
+    if (is_plain)
+      sweep.template scan<true>(begin, end, c);
+    else
+      sweep.template scan<false>(begin, end, c);
   });
   if (norm_c.defined()) {
     const Options<E>& options = layer.options;
@@ -262,8 +284,9 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
           sweep.load_gates(t, place, column, z);
           const Vec<E> i = act.sigmoid(z[0]);
           const Vec<E> f = options.is_coupled ? 1 - i : act.sigmoid(z[1]);
-          opwright::store(&cell[column], opwright::fma(f, opwright::load(&sweep.before_c[row * layer.Hp + column]),
-                                                       i * act.tanh(act.clipped(z[2]))));
+          opwright::store(&cell[column],
+                          opwright::fma(f, opwright::load(&sweep.before_c[row * layer.Hp + column]),
+                                        i * act.tanh(act.clipped(z[2]))));
         }
         sweep.moments_c[row] = moments_of_row<E>(cell.data(), H);
       }
@@ -271,8 +294,10 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   }
 
   opwright::team(members, [&](const Member& member) {
-    if (is_plain) sweep.template run<true>(member);
-    else sweep.template run<false>(member);
+    if (is_plain)
+      sweep.template run<true>(member);
+    else
+      sweep.template run<false>(member);
   });
 
   // The products that need all steps.
@@ -300,14 +325,16 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       const E mean_grad = sum_of_lanes(first) / width, mean_product = sum_of_lanes(second) / width;
       for (int64_t i = 0; i < width; ++i) {
         const E to_unit = grad[i] * gain_x[i];
-        sweep.grad_gates[row * width + i] = static_cast<O>((to_unit - mean_grad - values[i] * mean_product) * scale);
+        sweep.grad_gates[row * width + i] =
+            static_cast<O>((to_unit - mean_grad - values[i] * mean_product) * scale);
       }
     });
     parallel_for(width, opwright::grain_of(rows), [&](int64_t begin, int64_t end) {
       Buffer<E> sums;
       sums.allocate_zeros(end - begin);
       for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t i = begin; i < end; ++i) sums[i - begin] += computed[row * width + i] * from_input[row * width + i];
+        for (int64_t i = begin; i < end; ++i)
+          sums[i - begin] += computed[row * width + i] * from_input[row * width + i];
       }
       for (int64_t i = begin; i < end; ++i) grad_norm_ih(i) = static_cast<T>(sums[i - begin]);
     });
@@ -328,7 +355,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
         const bool is_active = place < schedule.active(t);
         const O* from = &found[(schedule.first_row(t) + place) * I];
         for (int64_t i = 0; i < I; ++i) {
-          grad_input(t, schedule.entry(place), i) = is_active ? static_cast<T>(static_cast<E>(from[i])) : T(0.0f);
+          grad_input(t, schedule.entry(place), i) =
+              is_active ? static_cast<T>(static_cast<E>(from[i])) : T(0.0f);
         }
       }
     });

@@ -1,6 +1,7 @@
 // The steps of a sequence: gates, cells, h.
 #pragma once
 
+#include "dots.h"
 #include "norm.h"
 #include "prepared.h"
 
@@ -21,9 +22,9 @@ template <typename E, typename O>
 struct Parameters {
   int64_t H, R, Hp, Rp;
   Options<E> options;
-  Buffer<E> bias, peephole;             // [4, Hp], [3, Hp]
-  Buffer<E> norm_hh, norm_c;            // [4, Hp], [2, Hp]
-  Buffer<E> mask;                       // [B, Rp], behind h_mask
+  Buffer<E> bias, peephole;   // [4, Hp], [3, Hp]
+  Buffer<E> norm_hh, norm_c;  // [4, Hp], [2, Hp]
+  Buffer<E> mask;             // [B, Rp], behind h_mask
   Sequence<E> h_mask;
   View<const bool, 2> reset;
   View<const int64_t, 1> seed;
@@ -40,8 +41,8 @@ struct Forward {
 
   const Schedule& schedule;
   const Parameters<E, O>& layer;
-  const E* from_input;    // compact rows of 4H: weight_ih @ x, normalised if layers are; null:
-  const O* x;             // compact rows of the input itself
+  const E* from_input;  // compact rows of 4H: weight_ih @ x, normalised if layers are; null:
+  const O* x;           // compact rows of the input itself
   int64_t x_stride;
   GateRows<O> ih_rows;
   // Weights packed for the call: panel p of weight_hh has registers p of all gates. In their place, where
@@ -51,10 +52,10 @@ struct Forward {
   Prepared ih_prepared, hh_prepared, hr_prepared;
   Sequence<E> output, cells, gates;
 
-  Buffer<E> c, h;                // [B, Hp]; [B, Rp], kept for zoneout
-  Buffer<O> operand[2];          // [B, Rp]: h as products take it, of this step and of the next
-  Buffer<O> projected;           // [B, Hp]: o * tanh(c)
-  Buffer<E> from_h, o, cell;     // [B, 4, Hp], [B, Hp], [B, Hp]: between the phases of a normalised step
+  Buffer<E> c, h;             // [B, Hp]; [B, Rp], kept for zoneout
+  Buffer<O> operand[2];       // [B, Rp]: h as products take it, of this step and of the next
+  Buffer<O> projected;        // [B, Hp]: o * tanh(c)
+  Buffer<E> from_h, o, cell;  // [B, 4, Hp], [B, Hp], [B, Hp]: between the phases of a normalised step
   Moments<E> moments_h, moments_c;
 
   void allocate() {
@@ -114,7 +115,8 @@ struct Forward {
     }
     opwright::store(&c[place * layer.Hp + column], value);
     if (cells.exists()) {
-      cells.store(cells.at(t, schedule.entry(place)) + column, value, static_cast<int>(lanes_at(column, layer.H)));
+      cells.store(cells.at(t, schedule.entry(place)) + column, value,
+                  static_cast<int>(lanes_at(column, layer.H)));
     }
   }
 
@@ -134,11 +136,14 @@ struct Forward {
     }
     const V i = act.sigmoid(z[0]);
     V f;
-    if (!kIsPlain && layer.options.is_coupled) f = 1 - i;
-    else f = act.sigmoid(z[1]);
+    if (!kIsPlain && layer.options.is_coupled)
+      f = 1 - i;
+    else
+      f = act.sigmoid(z[1]);
     const V value = fma(f, before, i * act.tanh(act.clipped(z[2])));
     if constexpr (!kIsPlain) {
-      if (layer.peephole.data()) z[3] = fma(opwright::load(&layer.peephole[2 * layer.Hp + column]), value, z[3]);
+      if (layer.peephole.data())
+        z[3] = fma(opwright::load(&layer.peephole[2 * layer.Hp + column]), value, z[3]);
     }
     *o_gate = act.sigmoid(z[3]);
     finish_c<kIsPlain>(t, place, column, before, value, keep);
@@ -151,8 +156,10 @@ struct Forward {
   }
 
   OPWRIGHT_INLINE void finish_out(int64_t step, int64_t place, int64_t column, V value, V keep) {
-    if (layer.is_projected) store_operand(&projected[place * layer.Hp + column], value);
-    else finish_h(step, place, column, value, keep);
+    if (layer.is_projected)
+      store_operand(&projected[place * layer.Hp + column], value);
+    else
+      finish_h(step, place, column, value, keep);
   }
 
   // weight_hh @ h for some rows and one register of units.
@@ -162,7 +169,8 @@ struct Forward {
       return multiply_panel<E>(rows, layer.Rp, count, hh[panel], hh.k, next, sums);
     }
     __builtin_memset(static_cast<void*>(sums), 0, count * sizeof(Sums<E>));
-    if (hh_prepared.data) return multiply_prepared_gates<E>(rows, layer.Rp, count, hh_prepared, panel * N, sums);
+    if (hh_prepared.data)
+      return multiply_prepared_gates<E>(rows, layer.Rp, count, hh_prepared, panel * N, sums);
     dot_rows<E>(rows, layer.Rp, count, hh_rows, panel * N, sums);
   }
 
@@ -179,7 +187,7 @@ struct Forward {
   }
 
   // Fetches what add_from_input reads after the product: lines of as many pages as there are rows and gates,
-  // which the CPU does not foresee. They were a third of a step.
+  // which the CPU does not foresee.
   void fetch_from_input(int64_t row, int64_t count, int64_t column) const {
     if (!from_input) return;
     const E* from = from_input + row * 4 * layer.H + column;
@@ -227,7 +235,8 @@ struct Forward {
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
       multiply_h(rows, active, panel, share, sums);
       for (int64_t place = 0; place < active; ++place) {
-        for (int j = 0; j < 4; ++j) opwright::store(&from_h[(place * 4 + j) * Hp + panel * N], sums[place][j]);
+        for (int j = 0; j < 4; ++j)
+          opwright::store(&from_h[(place * 4 + j) * Hp + panel * N], sums[place][j]);
       }
     }
     const int64_t from = share.begin * N, to = share.end * N < H ? share.end * N : H;
@@ -264,7 +273,8 @@ struct Forward {
       E scale;
       const E mean = moments_c.joined(place, &scale);
       for (int64_t column = from; column < to; column += N) {
-        const V gain = opwright::load(&layer.norm_c[column]), bias = opwright::load(&layer.norm_c[Hp + column]);
+        const V gain = opwright::load(&layer.norm_c[column]),
+                bias = opwright::load(&layer.norm_c[Hp + column]);
         const V normal = fma((opwright::load(&cell[place * Hp + column]) - mean) * scale, gain, bias);
         finish_out(step, place, column, opwright::load(&o[place * Hp + column]) * act.tanh(normal),
                    kept_at(t, place, column).h);
@@ -274,8 +284,8 @@ struct Forward {
 
   // Moments of columns from..to of `count` vectors, part by part.
   template <typename Place>
-  static void take_moments(const Moments<E>& moments, int64_t row, int count, const Place& place, int64_t from,
-                           int64_t to) {
+  static void take_moments(const Moments<E>& moments, int64_t row, int count, const Place& place,
+                           int64_t from, int64_t to) {
     for (int64_t first = from; first < to; first += kPartColumns<E>) {
       const int64_t last = first + kPartColumns<E> < to ? first + kPartColumns<E> : to;
       V sum{}, squares{};
@@ -300,7 +310,8 @@ struct Forward {
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
       if (hr_prepared.data) {
         __builtin_memset(static_cast<void*>(sums), 0, active * sizeof(Sums<E>));
-        multiply_prepared_columns<E>(projected.data(), layer.Hp, active, hr_prepared, panel * kVectors * N, sums);
+        multiply_prepared_columns<E>(projected.data(), layer.Hp, active, hr_prepared, panel * kVectors * N,
+                                     sums);
       } else {
         const O* next = hr.after(panel, share.begin, share.end);
         multiply_panel<E>(projected.data(), layer.Hp, active, hr[panel], hr.k, next, sums);
@@ -326,8 +337,10 @@ struct Forward {
     Buffer<Sums<E>> memory(schedule.entries);
     Sums<E>* sums = memory.data();
     for (int64_t at = 0; at < schedule.steps; ++at) {
-      if (layer.norm_c.data()) normalised_step(at, share, member, sums);
-      else step<kIsPlain>(at, share, sums);
+      if (layer.norm_c.data())
+        normalised_step(at, share, member, sums);
+      else
+        step<kIsPlain>(at, share, sums);
       member.barrier();
       if (!layer.is_projected) continue;
       project(at, columns, sums);

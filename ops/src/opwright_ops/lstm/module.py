@@ -277,7 +277,7 @@ class LSTM(nn.RNNBase):
         Args:
             input: as for nn.LSTM: [T, B, I], [B, T, I] with `batch_first`, [T, I], or a PackedSequence.
             hx: the state (h_0, c_0) before the first step; zeros where there is none.
-            lengths: int[B], the steps of each entry, from 0 to T. Later steps, which must be finite, have no
+            lengths: int[B], the steps of each entry, from 0 to T. Later steps have no
                 effect: the output is 0 there and the state stays. The reverse direction starts from each
                 entry's last step.
             enforce_sorted: refuses lengths that are not in decreasing order.

@@ -10,8 +10,8 @@
 
 namespace opwright_ops {
 
-using opwright::Vec;
 using opwright::bfloat16;
+using opwright::Vec;
 
 inline constexpr int kVectors = 4;  // registers of columns in a panel: one for each gate
 
@@ -31,23 +31,35 @@ inline constexpr bool kHasBfloat16Dot = false;
 #endif
 
 // What the factors of products are kept in for elements of type T; sums are compute_t<T>.
-template <typename T, bool kIsDot> struct OperandOf { using type = opwright::compute_t<T>; };
-template <> struct OperandOf<bfloat16, true> { using type = bfloat16; };
-template <typename T> using operand_t = typename OperandOf<T, kHasBfloat16Dot>::type;
+template <typename T, bool kIsDot>
+struct OperandOf {
+  using type = opwright::compute_t<T>;
+};
+template <>
+struct OperandOf<bfloat16, true> {
+  using type = bfloat16;
+};
+template <typename T>
+using operand_t = typename OperandOf<T, kHasBfloat16Dot>::type;
 
 // Whether a panel times 16 rows is one block of the matrix unit (AMX), where the process may use that.
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-template <typename O> inline constexpr bool kIsTiled = sizeof(O) == 2;
+template <typename O>
+inline constexpr bool kIsTiled = sizeof(O) == 2;
 #else
-template <typename O> inline constexpr bool kIsTiled = false;
+template <typename O>
+inline constexpr bool kIsTiled = false;
 #endif
 // Rows of one pass; up to the second number the registers are as fast.
 inline constexpr int kMostRowsUntiled = 2;
-template <typename O> inline constexpr int kRows = kIsTiled<O> ? 16 : kRegisterRows;
+template <typename O>
+inline constexpr int kRows = kIsTiled<O> ? 16 : kRegisterRows;
 
 // Rows of the matrix that lie side by side in a panel: that instruction takes pairs.
-template <typename O> inline constexpr int kPair = sizeof(O) == 2 ? 2 : 1;
-template <typename O> inline constexpr int kPanelColumns = kVectors * opwright::kLanes<O>;
+template <typename O>
+inline constexpr int kPair = sizeof(O) == 2 ? 2 : 1;
+template <typename O>
+inline constexpr int kPanelColumns = kVectors * opwright::kLanes<O>;
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -73,7 +85,8 @@ struct Panels {
 
 namespace detail {
 
-template <typename V> inline constexpr int kLanesOf = sizeof(V) / sizeof(opwright::Lane<V>);
+template <typename V>
+inline constexpr int kLanesOf = sizeof(V) / sizeof(opwright::Lane<V>);
 
 // rows[i][j] becomes rows[j][i]: blocks off the diagonal change places, of half the size each time.
 template <typename V>
@@ -111,7 +124,8 @@ OPWRIGHT_INLINE void transpose(V (&rows)[kLanesOf<V>]) {
 
 }  // namespace detail
 
-// Packs one panel whose columns lie in memory one by one: columns[c] has `rows` elements, or is null for zeros.
+// Packs one panel whose columns lie in memory one by one: columns[c] has `rows` elements, or is null for
+// zeros.
 template <typename O>
 void pack_columns(O* to, int64_t rows, const O* const (&columns)[kPanelColumns<O>]) {
   // A pair is moved as one word.
@@ -128,13 +142,15 @@ void pack_columns(O* to, int64_t rows, const O* const (&columns)[kPanelColumns<O
       }
       detail::transpose(block);
       for (int i = 0; i < kLanes; ++i) {
-        __builtin_memcpy(to + (row + i * kWord) * kPanelColumns<O> + v * kLanes * kWord, &block[i], sizeof block[i]);
+        __builtin_memcpy(to + (row + i * kWord) * kPanelColumns<O> + v * kLanes * kWord, &block[i],
+                         sizeof block[i]);
       }
     }
   }
   for (; row < round_up(rows, kWord); ++row) {
     for (int c = 0; c < kPanelColumns<O>; ++c) {
-      to[(row / kWord * kPanelColumns<O> + c) * kWord + row % kWord] = columns[c] && row < rows ? columns[c][row] : O(0.0f);
+      to[(row / kWord * kPanelColumns<O> + c) * kWord + row % kWord] =
+          columns[c] && row < rows ? columns[c][row] : O(0.0f);
     }
   }
 }
@@ -207,7 +223,8 @@ using Sums = Vec<E>[kVectors];
 namespace detail {
 
 template <int M, typename O, typename E>
-void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Sums<E>* sums, const Ahead& ahead) {
+void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Sums<E>* sums,
+                    const Ahead& ahead) {
   constexpr int kStep = kPair<O>;
   constexpr int64_t kPanelStep = kPanelColumns<O> * kStep;
   Vec<E> sum[M][kVectors] = {};  // of this block alone: long chains of additions lose accuracy
@@ -237,16 +254,22 @@ void multiply_group(const O* rows, int64_t stride, const O* panel, int64_t k, Su
 }
 
 template <typename E, typename O>
-void multiply_in_registers(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k, Sums<E>* sums,
-                           const Ahead& ahead) {
+void multiply_in_registers(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k,
+                           Sums<E>* sums, const Ahead& ahead) {
   switch (count) {
-    case 1: return multiply_group<1, O, E>(rows, stride, panel, k, sums, ahead);
-    case 2: return multiply_group<2, O, E>(rows, stride, panel, k, sums, ahead);
+    case 1:
+      return multiply_group<1, O, E>(rows, stride, panel, k, sums, ahead);
+    case 2:
+      return multiply_group<2, O, E>(rows, stride, panel, k, sums, ahead);
 #if defined(__AVX512F__)
-    case 3: return multiply_group<3, O, E>(rows, stride, panel, k, sums, ahead);
-    case 4: return multiply_group<4, O, E>(rows, stride, panel, k, sums, ahead);
-    case 5: return multiply_group<5, O, E>(rows, stride, panel, k, sums, ahead);
-    case 6: return multiply_group<6, O, E>(rows, stride, panel, k, sums, ahead);
+    case 3:
+      return multiply_group<3, O, E>(rows, stride, panel, k, sums, ahead);
+    case 4:
+      return multiply_group<4, O, E>(rows, stride, panel, k, sums, ahead);
+    case 5:
+      return multiply_group<5, O, E>(rows, stride, panel, k, sums, ahead);
+    case 6:
+      return multiply_group<6, O, E>(rows, stride, panel, k, sums, ahead);
 #endif
   }
 }
@@ -273,13 +296,14 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count, const bfloat16* panel, int64_t blocks,
-                           Sums<float>* sums) {
+inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count, const bfloat16* panel,
+                           int64_t blocks, Sums<float>* sums) {
   TileShapes shapes;
   for (int tile = 0; tile < 5; ++tile) shapes.rows[tile] = static_cast<uint8_t>(count);
   asm volatile("ldtilecfg %0" : : "m"(shapes));
   asm volatile("tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3" : : : "memory");
-  const int64_t row_bytes = stride * 2, panel_bytes = kPanelColumns<bfloat16> * 4, sum_bytes = sizeof(Sums<float>);
+  const int64_t row_bytes = stride * 2, panel_bytes = kPanelColumns<bfloat16> * 4,
+                sum_bytes = sizeof(Sums<float>);
   asm volatile(
       "tileloadd (%0,%1,1), %%tmm0\n"
       "tileloadd 64(%0,%1,1), %%tmm1\n"
@@ -334,8 +358,8 @@ __attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int6
     }
     for (int64_t first = 0; first < count; first += kRegisterRows) {
       const int64_t group = count - first < kRegisterRows ? count - first : kRegisterRows;
-      detail::multiply_in_registers<E>(rows + first * stride + done, stride, group, panel + done * kPanelColumns<O>,
-                                       k - done, sums + first, Ahead());
+      detail::multiply_in_registers<E>(rows + first * stride + done, stride, group,
+                                       panel + done * kPanelColumns<O>, k - done, sums + first, Ahead());
     }
 #endif
   }
@@ -343,7 +367,8 @@ __attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int6
 
 // Bytes of a panel that all rows are multiplied with before the next: they stay in the first-level cache
 // (32 KiB on most CPUs). Blocks of the matrix unit are compute-bound from the second level too.
-template <typename O> inline constexpr int64_t kBlockBytes = kIsTiled<O> ? 128 << 10 : 16 << 10;
+template <typename O>
+inline constexpr int64_t kBlockBytes = kIsTiled<O> ? 128 << 10 : 16 << 10;
 
 // sums[m] = row m of `rows` times a panel, for any number of rows; `next` is the panel to be read after it.
 template <typename E, typename O>
@@ -365,124 +390,6 @@ void multiply_panel(const O* rows, int64_t stride, int64_t count, const O* panel
       }
       multiply_rows<E>(rows + first * stride + at, stride, count * (group + 1) / groups - first,
                        panel + at * kPanelColumns<O>, block, sums + first, ahead);
-    }
-  }
-}
-
-// The rows of a matrix of gates [4H, k] as they are, for products that are too few to pay for packing.
-template <typename O>
-struct GateRows {
-  const O* data = nullptr;
-  int64_t stride = 0, k = 0, units = 0;
-};
-
-inline constexpr int kDotRows = 4;  // rows that share one reading of the weights
-
-namespace detail {
-
-// Lane l is the sum of the lanes of parts[l]. Each level halves the vectors: pairs put their lower halves
-// side by side, and their upper halves, and add.
-template <int kLanes, typename V>
-OPWRIGHT_INLINE V sums_of_lanes(V (&parts)[kLanes]) {
-#if defined(__clang__)
-  V result{};
-  for (int l = 0; l < kLanes; ++l) {
-    for (int i = 0; i < kLanes; ++i) result[l] += parts[l][i];
-  }
-  return result;
-#else
-  using Index = decltype(V{} < V{});
-  OPWRIGHT_UNROLL
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    Index low, high;
-    OPWRIGHT_UNROLL
-    for (int l = 0; l < kLanes; ++l) {
-      const bool is_second = l % (2 * half) >= half;
-      low[l] = is_second ? kLanes + l - half : l;
-      high[l] = is_second ? kLanes + l : l + half;
-    }
-    OPWRIGHT_UNROLL
-    for (int i = 0; i < half; ++i) {
-      parts[i] = __builtin_shuffle(parts[i], parts[i + half], low) + __builtin_shuffle(parts[i], parts[i + half], high);
-    }
-  }
-  return parts[0];
-#endif
-}
-
-template <typename E>
-OPWRIGHT_INLINE void add_dot(Vec<E>& sum, const E* a, const E* b) {
-  sum = opwright::fma(opwright::load(a), opwright::load(b), sum);
-}
-#if defined(__AVX512BF16__)
-OPWRIGHT_INLINE void add_dot(Vec<float>& sum, const bfloat16* a, const bfloat16* b) {
-  Vec<float> left, right;
-  __builtin_memcpy(&left, a, sizeof left);
-  __builtin_memcpy(&right, b, sizeof right);
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
-}
-#endif
-
-// Elements of one register of factors.
-template <typename O> inline constexpr int kFactors = opwright::kLanes<O> * kPair<O>;
-
-// sum[l][m] = row m of `rows` times row l of a matrix.
-template <int L, int M, typename O, typename V>
-OPWRIGHT_INLINE void dot_group(const O* rows, int64_t stride, const O* const (&matrix)[L], int64_t k, V (&sum)[L][M]) {
-  int64_t at = 0;
-  for (; at + kFactors<O> <= k; at += kFactors<O>) {
-    OPWRIGHT_UNROLL
-    for (int l = 0; l < L; ++l) {
-      OPWRIGHT_UNROLL
-      for (int m = 0; m < M; ++m) add_dot(sum[l][m], rows + m * stride + at, matrix[l] + at);
-    }
-  }
-  if (at == k) return;
-  for (int m = 0; m < M; ++m) {
-    O row[kFactors<O>] = {}, factors[kFactors<O>] = {};
-    __builtin_memcpy(row, rows + m * stride + at, (k - at) * sizeof(O));
-    for (int l = 0; l < L; ++l) {
-      __builtin_memcpy(factors, matrix[l] + at, (k - at) * sizeof(O));
-      add_dot(sum[l][m], row, factors);
-    }
-  }
-}
-
-template <int M, typename E, typename O>
-void dot_units(const O* rows, int64_t stride, const GateRows<O>& gates, int64_t unit, Sums<E>* sums) {
-  constexpr int kLanes = opwright::kLanes<E>, L = M == 1 ? (kLanes < 8 ? kLanes : 8) : (kLanes < 4 ? kLanes : 4);
-  const int64_t last = gates.units - 1;
-  for (int gate = 0; gate < 4; ++gate) {
-    Vec<E> parts[M][kLanes];
-    for (int first = 0; first < kLanes; first += L) {
-      const O* matrix[L];
-      for (int l = 0; l < L; ++l) {
-        const int64_t row = unit + first + l < last ? unit + first + l : last;
-        matrix[l] = gates.data + (gate * gates.units + row) * gates.stride;
-      }
-      Vec<E> sum[L][M] = {};
-      dot_group<L, M>(rows, stride, matrix, gates.k, sum);
-      for (int l = 0; l < L; ++l) {
-        for (int m = 0; m < M; ++m) parts[m][first + l] = sum[l][m];
-      }
-    }
-    for (int m = 0; m < M; ++m) sums[m][gate] += sums_of_lanes<kLanes>(parts[m]);
-  }
-}
-
-}  // namespace detail
-
-// sums[m][gate] += row m of `rows` times the rows of a register of units, for count rows of gates.k
-// elements. Lanes beyond the last unit repeat it.
-template <typename E, typename O>
-__attribute__((noinline)) void dot_rows(const O* rows, int64_t stride, int64_t count, const GateRows<O>& gates,
-                                        int64_t unit, Sums<E>* sums) {
-  for (; count > 0; count -= kDotRows, rows += kDotRows * stride, sums += kDotRows) {
-    switch (count) {
-      case 1: detail::dot_units<1, E>(rows, stride, gates, unit, sums); break;
-      case 2: detail::dot_units<2, E>(rows, stride, gates, unit, sums); break;
-      case 3: detail::dot_units<3, E>(rows, stride, gates, unit, sums); break;
-      default: detail::dot_units<kDotRows, E>(rows, stride, gates, unit, sums);
     }
   }
 }

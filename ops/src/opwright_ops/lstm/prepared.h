@@ -1,5 +1,5 @@
-// Products with weights that are kept packed between calls, in float, bfloat16 or int8 with a scale for each column;
-// rows and sums are float.
+// Products with weights that are kept packed between calls, in float, bfloat16 or int8 with a scale for each
+// column; rows and sums are float.
 //
 // The order is the same on every CPU: blocks of 64 columns, each [k, 64]. For gates, a block has 16 units
 // of all four; registers of 8 lanes take it in halves.
@@ -67,7 +67,8 @@ void multiply_prepared_group(const float* rows, int64_t stride, const W* weights
     OPWRIGHT_UNROLL
     for (int v = 0; v < kVectors; ++v) sum[0][v] += other[0][v];
   }
-  for (; at < k; ++at) add_prepared_step<M>(rows + at, stride, weights + at * kPreparedColumns, distance, sum);
+  for (; at < k; ++at)
+    add_prepared_step<M>(rows + at, stride, weights + at * kPreparedColumns, distance, sum);
   OPWRIGHT_UNROLL
   for (int v = 0; v < kVectors; ++v) {
     const Vec<float> factor = scale ? opwright::load(scale + v * distance) : opwright::splat<Vec<float>>(1);
@@ -77,11 +78,12 @@ void multiply_prepared_group(const float* rows, int64_t stride, const W* weights
 }
 
 template <typename W>
-void multiply_prepared_as(const float* rows, int64_t stride, int64_t count, const Prepared& prepared, int64_t block,
-                          int64_t offset, int64_t distance, Sums<float>* sums) {
+void multiply_prepared_as(const float* rows, int64_t stride, int64_t count, const Prepared& prepared,
+                          int64_t block, int64_t offset, int64_t distance, Sums<float>* sums) {
   const W* weights = static_cast<const W*>(prepared.data) + block * prepared.k * kPreparedColumns + offset;
   const float* scale = prepared.scale ? prepared.scale + block * kPreparedColumns + offset : nullptr;
-  for (; count >= kRegisterRows; count -= kRegisterRows, rows += kRegisterRows * stride, sums += kRegisterRows) {
+  for (; count >= kRegisterRows;
+       count -= kRegisterRows, rows += kRegisterRows * stride, sums += kRegisterRows) {
     multiply_prepared_group<kRegisterRows>(rows, stride, weights, distance, prepared.k, scale, sums);
   }
   for (; count >= 2; count -= 2, rows += 2 * stride, sums += 2) {
@@ -90,8 +92,8 @@ void multiply_prepared_as(const float* rows, int64_t stride, int64_t count, cons
   if (count) multiply_prepared_group<1>(rows, stride, weights, distance, prepared.k, scale, sums);
 }
 
-inline void multiply_prepared(const float* rows, int64_t stride, int64_t count, const Prepared& prepared, int64_t block,
-                              int64_t offset, int64_t distance, Sums<float>* sums) {
+inline void multiply_prepared(const float* rows, int64_t stride, int64_t count, const Prepared& prepared,
+                              int64_t block, int64_t offset, int64_t distance, Sums<float>* sums) {
   using opwright::detail::kScalarType;
   if (prepared.dtype == kScalarType<int8_t>) {
     multiply_prepared_as<int8_t>(rows, stride, count, prepared, block, offset, distance, sums);
@@ -106,8 +108,8 @@ inline void multiply_prepared(const float* rows, int64_t stride, int64_t count, 
 
 // sums[m][gate] += row m times the columns of the gates of one register of units.
 template <typename E, typename O>
-void multiply_prepared_gates(const O* rows, int64_t stride, int64_t count, const Prepared& prepared, int64_t unit,
-                             Sums<E>* sums) {
+void multiply_prepared_gates(const O* rows, int64_t stride, int64_t count, const Prepared& prepared,
+                             int64_t unit, Sums<E>* sums) {
   if constexpr (sizeof(E) == 4 && sizeof(O) == 4) {
     detail::multiply_prepared(rows, stride, count, prepared, unit / kPreparedUnits, unit % kPreparedUnits,
                               kPreparedUnits, sums);
@@ -116,11 +118,11 @@ void multiply_prepared_gates(const O* rows, int64_t stride, int64_t count, const
 
 // sums[m][v] += row m times kVectors registers of columns.
 template <typename E, typename O>
-void multiply_prepared_columns(const O* rows, int64_t stride, int64_t count, const Prepared& prepared, int64_t column,
-                               Sums<E>* sums) {
+void multiply_prepared_columns(const O* rows, int64_t stride, int64_t count, const Prepared& prepared,
+                               int64_t column, Sums<E>* sums) {
   if constexpr (sizeof(E) == 4 && sizeof(O) == 4) {
-    detail::multiply_prepared(rows, stride, count, prepared, column / kPreparedColumns, column % kPreparedColumns,
-                              opwright::kLanes<E>, sums);
+    detail::multiply_prepared(rows, stride, count, prepared, column / kPreparedColumns,
+                              column % kPreparedColumns, opwright::kLanes<E>, sums);
   }
 }
 

@@ -58,9 +58,8 @@ void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<O>& from) {
         }
         pack_columns(panels[panel], from.rows, columns);
       } else if (first + kPanelColumns<O> <= from.columns && from.column_stride == 1) {
-        pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
-          return source[row * from.row_stride + column];
-        });
+        pack_panel(panels[panel], from.rows,
+                   [&](int64_t row, int64_t column) { return source[row * from.row_stride + column]; });
       } else {
         pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
           return first + column < from.columns ? from(row, first + column) : O(0.0f);
@@ -90,8 +89,10 @@ inline void multiply(const Matrix<float>& out, const Matrix<bfloat16>& a, const 
             const int lanes = static_cast<int>(out.columns - column < 16 ? out.columns - column : 16);
             if (lanes <= 0) break;
             float* to = out.data + (first + m) * out.row_stride + column;
-            if (lanes == 16) opwright::store(to, sums[m][v]);
-            else opwright::store_partial(to, sums[m][v], lanes);
+            if (lanes == 16)
+              opwright::store(to, sums[m][v]);
+            else
+              opwright::store_partial(to, sums[m][v], lanes);
           }
         }
       }

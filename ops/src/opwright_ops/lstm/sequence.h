@@ -1,9 +1,8 @@
 // What the two sweeps over a sequence share: memory, the arguments, which entries take part in which step.
 #pragma once
 
-#include <stdlib.h>
-
 #include <opwright/team.h>
+#include <stdlib.h>
 
 #include "panels.h"
 
@@ -13,8 +12,8 @@ using opwright::half;
 using opwright::View;
 using opwright::detail::kScalarType;
 
-// Scratch memory that calls hand on to the next. The system gives a large block back page by page, at 7 ms for
-// 16 MiB (2-core Xeon, Sapphire Rapids class, in a virtual machine), which is a tenth of a training step.
+// Scratch memory that calls hand on to the next. The system gives a large block back page by page, at 7 ms
+// for 16 MiB (2-core Xeon, Sapphire Rapids class, in a virtual machine), which is a tenth of a training step.
 class Pool {
  public:
   static constexpr int64_t kLeast = 1 << 18, kMostKept = 128 << 20;
@@ -24,7 +23,8 @@ class Pool {
       Lock lock(*this);
       Block* best = nullptr;
       for (Block& block : blocks_) {
-        if (block.bytes >= bytes && block.bytes <= 2 * bytes && (!best || block.bytes < best->bytes)) best = &block;
+        if (block.bytes >= bytes && block.bytes <= 2 * bytes && (!best || block.bytes < best->bytes))
+          best = &block;
       }
       if (best) {
         void* memory = best->memory;
@@ -98,9 +98,16 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
-template <typename T> struct RemoveConst { using type = T; };
-template <typename T> struct RemoveConst<const T> { using type = T; };
-template <typename T> using remove_const = typename RemoveConst<T>::type;
+template <typename T>
+struct RemoveConst {
+  using type = T;
+};
+template <typename T>
+struct RemoveConst<const T> {
+  using type = T;
+};
+template <typename T>
+using remove_const = typename RemoveConst<T>::type;
 
 // A sequence [T, B, n] in the type of the operator's tensors: E, or one of 16 bits where E is float.
 template <typename E>
@@ -164,8 +171,8 @@ struct Sequence {
   }
 };
 
-// The order of steps, and the entries that take part in each. With lengths, entries are taken longest first, so that
-// those of a step are the first `active(t)`; rows of all steps, one after the other, are "compact".
+// The order of steps, and the entries that take part in each. With lengths, entries are taken longest first,
+// so that those of a step are the first `active(t)`; rows of all steps, one after the other, are "compact".
 class Schedule {
  public:
   int64_t steps, entries;
@@ -220,13 +227,14 @@ template <typename E>
 struct Options {
   bool is_hard, is_coupled, clips;
   E slope, clip, zoneout_h, zoneout_c;
-  bool draws;                        // zoneout by chance
+  bool draws;                         // zoneout by chance
   uint32_t threshold_h, threshold_c;  // of the random words below which an element stays
 };
 
 // Philox2x32-7: two words for each lane, the key a seed, the counters (element, t).
 template <int kLanes>
-OPWRIGHT_INLINE void random_words(int64_t seed, int64_t element, int64_t t, uint32_t* first, uint32_t* second) {
+OPWRIGHT_INLINE void random_words(int64_t seed, int64_t element, int64_t t, uint32_t* first,
+                                  uint32_t* second) {
   constexpr uint32_t kMultiplier = 0xD256D193, kWeyl = 0x9E3779B9;
   uint32_t key = static_cast<uint32_t>(seed);
   for (int l = 0; l < kLanes; ++l) {
@@ -247,8 +255,10 @@ OPWRIGHT_INLINE void random_words(int64_t seed, int64_t element, int64_t t, uint
       const Products odd = __builtin_ia32_pmuludq512_mask(
           opwright::bit_cast<Words>(opwright::bit_cast<Products>(a) >> 32), multiplier, Products{}, -1);
       const Words evens = opwright::bit_cast<Words>(even), odds = opwright::bit_cast<Words>(odd);
-      const Words high = __builtin_shuffle(evens, odds, Words{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
-      const Words low = __builtin_shuffle(evens, odds, Words{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30});
+      const Words high =
+          __builtin_shuffle(evens, odds, Words{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
+      const Words low =
+          __builtin_shuffle(evens, odds, Words{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30});
       a = high ^ static_cast<int32_t>(key) ^ b;
       b = low;
     }
@@ -274,7 +284,8 @@ struct Kept {
 template <typename E>
 Kept<E> kept(const Options<E>& options, int64_t seed, int64_t element, int64_t t) {
   constexpr int kLanes = opwright::kLanes<E>;
-  if (!options.draws) return {opwright::splat<Vec<E>>(options.zoneout_h), opwright::splat<Vec<E>>(options.zoneout_c)};
+  if (!options.draws)
+    return {opwright::splat<Vec<E>>(options.zoneout_h), opwright::splat<Vec<E>>(options.zoneout_c)};
   uint32_t first[kLanes], second[kLanes];
   random_words<kLanes>(seed, element, t, first, second);
   E h[kLanes], c[kLanes];
@@ -292,8 +303,10 @@ OPWRIGHT_INLINE Vec<E> load_first(const E* from, int count) {
 }
 template <typename S, typename V>
 OPWRIGHT_INLINE void store_first(S* to, V value, int count) {
-  if (count == opwright::kLanes<S>) opwright::store(to, value);
-  else opwright::store_partial(to, value, count);
+  if (count == opwright::kLanes<S>)
+    opwright::store(to, value);
+  else
+    opwright::store_partial(to, value, count);
 }
 
 // The part `keep` of the value before, the rest of the new one: exactly one of them for 1 and 0.
@@ -334,7 +347,8 @@ struct Activations {
     V result = value * (s * (1 - s));
     if constexpr (kIsPlain) return result;
     if (options.is_hard) {
-      const V centred = opwright::fma(clipped(z), opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5))) - E(0.5);
+      const V centred =
+          opwright::fma(clipped(z), opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5))) - E(0.5);
       result = where_inside(centred, E(0.5), value * options.slope);
     }
     return options.clips ? where_inside(z, options.clip, result) : result;

@@ -7,7 +7,8 @@ namespace {
 
 template <typename W>
 Prepared prepared(View<const W, 3> weight, const float* scale) {
-  opwright::check(weight.is_contiguous() && weight.size(2) == kPreparedColumns, "packed weights must be contiguous");
+  opwright::check(weight.is_contiguous() && weight.size(2) == kPreparedColumns,
+                  "packed weights must be contiguous");
   return {weight.data(), kScalarType<W>, scale, weight.size(1)};
 }
 
@@ -44,7 +45,8 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, V
   const float* scales = scale.defined() ? scale.data() : nullptr;
   forward.ih_prepared = prepared(weight_ih, scales);
   forward.hh_prepared = prepared(weight_hh, scales ? scales + blocks * kPreparedColumns : nullptr);
-  if (weight_hr.defined()) forward.hr_prepared = prepared(weight_hr, scale_hr.defined() ? scale_hr.data() : nullptr);
+  if (weight_hr.defined())
+    forward.hr_prepared = prepared(weight_hr, scale_hr.defined() ? scale_hr.data() : nullptr);
   Buffer<float> x_memory, from_input;
   const Matrix<float> x = rows_of<float>(schedule, input, x_memory);
   forward.from_input = nullptr, forward.x = x.data, forward.x_stride = x.row_stride;
@@ -60,7 +62,8 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, V
         multiply_prepared_gates<float>(x.data, x.row_stride, x.rows, forward.ih_prepared, panel * N, found);
         const int count = static_cast<int>(H - panel * N < N ? H - panel * N : N);
         for (int64_t row = 0; row < x.rows; ++row) {
-          for (int j = 0; j < 4; ++j) store_first(&from_input[(row * 4 + j) * H + panel * N], found[row][j], count);
+          for (int j = 0; j < 4; ++j)
+            store_first(&from_input[(row * 4 + j) * H + panel * N], found[row][j], count);
         }
       }
     });
@@ -71,8 +74,10 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, V
   forward.allocate();
   start(forward, a.h_0, a.c_0, a.h_mask);
   opwright::team(members, [&](const Member& member) {
-    if (a.is_plain()) forward.template run<true>(member);
-    else forward.template run<false>(member);
+    if (a.is_plain())
+      forward.template run<true>(member);
+    else
+      forward.template run<false>(member);
   });
   finish(forward, a.h_0, output, h, c);
 }

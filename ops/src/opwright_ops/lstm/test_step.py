@@ -337,7 +337,8 @@ def test_of_two_threads_one_is_refused() -> None:
     lstm = made(4, 75)
     x = torch.randn(4000, 1, 4)
     want = lstm_step(lstm)(x)
-    for _ in range(3):
+    refusals = 0
+    for _ in range(20):
         step, barrier, found = lstm_step(lstm), threading.Barrier(2), []
         step(x[:1])
         step.reset()
@@ -354,14 +355,21 @@ def test_of_two_threads_one_is_refused() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        (refused,) = [f for f in found if isinstance(f, RuntimeError)]
-        assert str(refused) == (
+        refused = [f for f in found if isinstance(f, RuntimeError)]
+        if not refused:
+            continue  # one was done before the other came
+        refusals += 1
+        assert len(refused) == 1
+        assert str(refused[0]) == (
             "`lstm_step`: `step` is in use by another thread, and there is one state\n\n"
             "hint: a handle for each thread: `lstm_step(lstm)`"
         )
         (got,) = [f for f in found if isinstance(f, torch.Tensor)]
         assert torch.equal(got, want)
         assert torch.equal(step.state[0][0], want[-1])  # and it can be used again
+        if refusals == 3:
+            break
+    assert refusals
 
 
 def test_after_a_refusal_it_goes_on() -> None:

@@ -37,7 +37,7 @@ rows: dict[str, dict[str, float]] = {}
 
 def note(name: str, **values: float) -> None:
     """Prints and keeps one row."""
-    rows[name] = {key: round(value, 4) for key, value in values.items()}
+    rows[name] = {key: float(f"{value:.5g}") for key, value in values.items()}
     print(f"{name:<58}", "  ".join(f"{k} {v:.4g}" for k, v in values.items()), flush=True)
 
 

@@ -16,35 +16,18 @@ inline constexpr int kDotRows = 4;  // rows that share one reading of the weight
 
 namespace detail {
 
-// Lane l is the sum of the lanes of parts[l]. Each level halves the vectors: pairs put their lower halves
-// side by side, and their upper halves, and add.
+// Lane l is the sum of the lanes of parts[l].
 template <int kLanes, typename V>
 OPWRIGHT_INLINE V sums_of_lanes(V (&parts)[kLanes]) {
-#if defined(__clang__)
-  V result{};
-  for (int l = 0; l < kLanes; ++l) {
-    for (int i = 0; i < kLanes; ++i) result[l] += parts[l][i];
-  }
-  return result;
-#else
-  using Index = decltype(V{} < V{});
   OPWRIGHT_UNROLL
   for (int half = kLanes / 2; half > 0; half /= 2) {
-    Index low, high;
-    OPWRIGHT_UNROLL
-    for (int l = 0; l < kLanes; ++l) {
-      const bool is_second = l % (2 * half) >= half;
-      low[l] = is_second ? kLanes + l - half : l;
-      high[l] = is_second ? kLanes + l : l + half;
-    }
     OPWRIGHT_UNROLL
     for (int i = 0; i < half; ++i) {
-      parts[i] = __builtin_shuffle(parts[i], parts[i + half], low) +
-                 __builtin_shuffle(parts[i], parts[i + half], high);
+      join_halves(parts[i], parts[i + half], half);
+      parts[i] += parts[i + half];
     }
   }
   return parts[0];
-#endif
 }
 
 template <typename E>

@@ -88,38 +88,41 @@ namespace detail {
 template <typename V>
 inline constexpr int kLanesOf = sizeof(V) / sizeof(opwright::Lane<V>);
 
+// Of two vectors in blocks of 2 * half lanes: `first` becomes the lower halves of both, side by side, `second`
+// the upper ones.
+template <typename V>
+OPWRIGHT_INLINE void join_halves(V& first, V& second, int half) {
+  constexpr int kLanes = kLanesOf<V>;
+  const V a = first, b = second;
+#if defined(__clang__)
+  for (int l = 0; l < kLanes; ++l) {
+    const bool is_second = l % (2 * half) >= half;
+    first[l] = is_second ? b[l - half] : a[l];
+    second[l] = is_second ? b[l] : a[l + half];
+  }
+#else
+  decltype(a < b) low, high;
+  OPWRIGHT_UNROLL
+  for (int l = 0; l < kLanes; ++l) {
+    const bool is_second = l % (2 * half) >= half;
+    low[l] = is_second ? kLanes + l - half : l;
+    high[l] = is_second ? kLanes + l : l + half;
+  }
+  first = __builtin_shuffle(a, b, low);
+  second = __builtin_shuffle(a, b, high);
+#endif
+}
+
 // rows[i][j] becomes rows[j][i]: blocks off the diagonal change places, of half the size each time.
 template <typename V>
 OPWRIGHT_INLINE void transpose(V (&rows)[kLanesOf<V>]) {
-  constexpr int kLanes = kLanesOf<V>;
-#if defined(__clang__)
-  for (int i = 0; i < kLanes; ++i) {
-    for (int j = 0; j < i; ++j) {
-      const auto value = rows[i][j];
-      rows[i][j] = rows[j][i];
-      rows[j][i] = value;
-    }
-  }
-#else
-  using Index = decltype(V{} < V{});
   OPWRIGHT_UNROLL
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    Index low, high;
+  for (int half = kLanesOf<V> / 2; half > 0; half /= 2) {
     OPWRIGHT_UNROLL
-    for (int l = 0; l < kLanes; ++l) {
-      const bool is_second = l % (2 * half) >= half;
-      low[l] = is_second ? kLanes + l - half : l;
-      high[l] = is_second ? kLanes + l : l + half;
-    }
-    OPWRIGHT_UNROLL
-    for (int i = 0; i < kLanes; ++i) {
-      if (i & half) continue;
-      const V first = rows[i], second = rows[i + half];
-      rows[i] = __builtin_shuffle(first, second, low);
-      rows[i + half] = __builtin_shuffle(first, second, high);
+    for (int i = 0; i < kLanesOf<V>; ++i) {
+      if (!(i & half)) join_halves(rows[i], rows[i + half], half);
     }
   }
-#endif
 }
 
 }  // namespace detail

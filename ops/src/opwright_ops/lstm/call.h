@@ -51,8 +51,8 @@ struct Arguments {
   }
 };
 
-template <typename E>
-uint32_t threshold(double probability) {
+// Of the random words, those below are `probability` of all.
+inline uint32_t threshold(double probability) {
   const double scaled = probability * 4294967296.0;
   return scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
 }
@@ -68,8 +68,8 @@ Options<E> options_of(Activation activation, double slope, bool coupled, double 
           static_cast<E>(zoneout_h),
           static_cast<E>(zoneout_c),
           draws,
-          threshold<E>(zoneout_h),
-          threshold<E>(zoneout_c)};
+          threshold(zoneout_h),
+          threshold(zoneout_c)};
 }
 
 // `rows` vectors of `width` elements, each rounded up to `padded`; value(row, column).
@@ -210,9 +210,9 @@ void for_rows(int64_t rows, int64_t width, const Body& body) {
   });
 }
 
-// weight_ih @ x as compact rows of 4H; what the backward needs of its normalisation goes to `moments`.
+// weight_ih @ x as compact rows of 4H.
 template <typename E, typename O, typename T>
-void add_inputs(E* to, const Schedule& schedule, const Arguments<T>& a, const Matrix<O>& x) {
+void multiply_inputs(E* to, const Schedule& schedule, const Arguments<T>& a, const Matrix<O>& x) {
   Buffer<O> memory;
   const Matrix<O> weight = weight_of<O>(a.weight_ih, memory);
   multiply(Matrix<E>(to, schedule.rows(), 4 * a.H(), 4 * a.H()), x, weight.transposed());

@@ -55,7 +55,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   if (is_short)
     forward.x = x.data, forward.x_stride = x.row_stride, forward.ih_rows = gate_rows<O>(weight_ih);
   else
-    add_inputs(from_input, schedule, a, x);
+    multiply_inputs(from_input, schedule, a, x);
   if (norm_ih.defined()) normalise(from_input, schedule, a);
   forward.from_input = from_input;
 

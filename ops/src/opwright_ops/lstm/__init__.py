@@ -1,3 +1,4 @@
+from opwright_ops.lstm.bidirectional import lstm_bidirectional as lstm_bidirectional
 from opwright_ops.lstm.module import LSTM as LSTM
 from opwright_ops.lstm.op import lstm as lstm
 from opwright_ops.lstm.step import LSTMStep as LSTMStep

@@ -12,6 +12,9 @@ using opwright::parallel_for;
 // does 40 to 60 multiplications in a nanosecond (2-core Xeon, Sapphire Rapids class).
 constexpr int64_t kWorkPerThread = 1 << 15;
 
+// Bytes of weights that a core reads again at every step from its own caches (the same machine: 2 MiB).
+constexpr int64_t kCoreCache = 3 << 19;
+
 // Rows of the input up to which their product is taken with that of h, step by step, and steps up to which
 // packing weight_hh does not pay.
 constexpr int64_t kShortRows = 16, kFewSteps = 4;

@@ -381,3 +381,114 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   (void)keep_cells, (void)keep_gates;
 }
 OPWRIGHT_KERNEL(lstm_backward, float, double, opwright::half, opwright::bfloat16)
+
+namespace {
+
+// What each direction has of its own: the one at this index of the first axis. What is absent stays so.
+template <typename T, int kRank>
+View<T, kRank - 1> at(View<T, kRank> both, int direction) {
+  View<T, kRank - 1> one{};
+  if (!both.defined()) return one;
+  one.data_ = both.data() + direction * both.stride(0);
+  for (int axis = 1; axis < kRank; ++axis) {
+    one.sizes_[axis - 1] = both.size(axis), one.strides_[axis - 1] = both.stride(axis);
+  }
+  return one;
+}
+
+// The columns of one direction, where those of both lie side by side.
+template <typename T>
+View<T, 3> side(View<T, 3> both, int direction) {
+  View<T, 3> one = both;
+  one.sizes_[2] /= 2;
+  if (both.defined()) one.data_ += direction * one.sizes_[2] * both.stride(2);
+  return one;
+}
+
+// Calls body(direction) for both: each on a thread of its own where a team would be of two at most, and where
+// the weights of one stay in the cache of one core.
+template <typename T, typename Body>
+void for_directions(View<const T, 3> input, View<const T, 2> weight_hh, const Body& body) {
+  const int64_t work = weight_hh.numel() * input.size(1);
+  const int64_t bytes = weight_hh.numel() * int64_t{sizeof(operand_t<T>)};
+  const bool at_once = bytes <= kCoreCache && (opwright::num_threads() == 2 || work < 3 * kWorkPerThread);
+  parallel_for(2, at_once ? 1 : 2, [&](int64_t begin, int64_t end) {
+    for (int64_t direction = begin; direction < end; ++direction) body(static_cast<int>(direction));
+  });
+}
+
+}  // namespace
+
+template <typename T>
+void lstm_bidirectional(
+    View<const T, 3> input, View<const T, 3> h_0, View<const T, 3> c_0, View<const T, 2> weight_ih,
+    View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
+    View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
+    View<const T, 2> norm_c, View<const T, 2> weight_ih_reverse, View<const T, 2> weight_hh_reverse,
+    View<const T, 1> bias_ih_reverse, View<const T, 1> bias_hh_reverse, View<const T, 2> weight_hr_reverse,
+    View<const T, 2> peephole_reverse, View<const T, 1> norm_ih_reverse, View<const T, 1> norm_hh_reverse,
+    View<const T, 2> norm_c_reverse, View<const T, 3> h_mask, View<const int64_t, 1> lengths,
+    View<const bool, 3> reset, View<const int64_t, 2> seed, Activation activation, double slope, bool coupled,
+    double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
+    View<T, 3> output, View<T, 3> h_n, View<T, 3> c_n, View<T, 3> cells, View<T, 4> gates) {
+  for_directions(input, weight_hh, [&](int d) {
+    const auto of = [d](auto one, auto other) { return d ? other : one; };
+    lstm<T>(input, at(h_0, d), at(c_0, d), of(weight_ih, weight_ih_reverse), of(weight_hh, weight_hh_reverse),
+            of(bias_ih, bias_ih_reverse), of(bias_hh, bias_hh_reverse), of(weight_hr, weight_hr_reverse),
+            of(peephole, peephole_reverse), of(norm_ih, norm_ih_reverse), of(norm_hh, norm_hh_reverse),
+            of(norm_c, norm_c_reverse), at(h_mask, d), lengths, at(reset, d), at(seed, d), d == 1, activation,
+            slope, coupled, clip, zoneout_h, zoneout_c, keep_cells, keep_gates, side(output, d), at(h_n, d),
+            at(c_n, d), side(cells, d), at(gates, d));
+  });
+}
+OPWRIGHT_KERNEL(lstm_bidirectional, float, double, opwright::half, opwright::bfloat16)
+
+template <typename T>
+void lstm_bidirectional_backward(
+    View<const T, 3> grad_output, View<const T, 3> grad_h_n, View<const T, 3> grad_c_n,
+    View<const T, 3> grad_cells, View<const T, 3> input, View<const T, 3> h_0, View<const T, 3> c_0,
+    View<const T, 2> weight_ih, View<const T, 2> weight_hh, View<const T, 1> bias_ih,
+    View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
+    View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> weight_ih_reverse,
+    View<const T, 2> weight_hh_reverse, View<const T, 1> bias_ih_reverse, View<const T, 1> bias_hh_reverse,
+    View<const T, 2> weight_hr_reverse, View<const T, 2> peephole_reverse, View<const T, 1> norm_ih_reverse,
+    View<const T, 1> norm_hh_reverse, View<const T, 2> norm_c_reverse, View<const T, 3> h_mask,
+    View<const int64_t, 1> lengths, View<const bool, 3> reset, View<const int64_t, 2> seed,
+    View<const T, 3> output, View<const T, 4> gates, Activation activation, double slope, bool coupled,
+    double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
+    View<T, 3> grad_input, View<T, 3> grad_h_0, View<T, 3> grad_c_0, View<T, 2> grad_weight_ih,
+    View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh, View<T, 2> grad_weight_hr,
+    View<T, 2> grad_peephole, View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c,
+    View<T, 2> grad_weight_ih_reverse, View<T, 2> grad_weight_hh_reverse, View<T, 1> grad_bias_ih_reverse,
+    View<T, 1> grad_bias_hh_reverse, View<T, 2> grad_weight_hr_reverse, View<T, 2> grad_peephole_reverse,
+    View<T, 1> grad_norm_ih_reverse, View<T, 1> grad_norm_hh_reverse, View<T, 2> grad_norm_c_reverse,
+    View<T, 3> grad_h_mask) {
+  using E = opwright::compute_t<T>;
+  // Each direction has a gradient of the input; their sum counts.
+  Buffer<T> memory(grad_input.numel());
+  View<T, 3> grad_input_reverse = grad_input;
+  grad_input_reverse.data_ = memory.data();
+  for_directions(input, weight_hh, [&](int d) {
+    const auto of = [d](auto one, auto other) { return d ? other : one; };
+    lstm_backward<T>(
+        side(grad_output, d), at(grad_h_n, d), at(grad_c_n, d), side(grad_cells, d), input, at(h_0, d),
+        at(c_0, d), of(weight_ih, weight_ih_reverse), of(weight_hh, weight_hh_reverse),
+        of(bias_ih, bias_ih_reverse), of(bias_hh, bias_hh_reverse), of(weight_hr, weight_hr_reverse),
+        of(peephole, peephole_reverse), of(norm_ih, norm_ih_reverse), of(norm_hh, norm_hh_reverse),
+        of(norm_c, norm_c_reverse), at(h_mask, d), lengths, at(reset, d), at(seed, d), side(output, d),
+        at(gates, d), d == 1, activation, slope, coupled, clip, zoneout_h, zoneout_c, keep_cells, keep_gates,
+        of(grad_input, grad_input_reverse), at(grad_h_0, d), at(grad_c_0, d),
+        of(grad_weight_ih, grad_weight_ih_reverse), of(grad_weight_hh, grad_weight_hh_reverse),
+        of(grad_bias_ih, grad_bias_ih_reverse), of(grad_bias_hh, grad_bias_hh_reverse),
+        of(grad_weight_hr, grad_weight_hr_reverse), of(grad_peephole, grad_peephole_reverse),
+        of(grad_norm_ih, grad_norm_ih_reverse), of(grad_norm_hh, grad_norm_hh_reverse),
+        of(grad_norm_c, grad_norm_c_reverse), at(grad_h_mask, d));
+  });
+  parallel_for(grad_input.numel(), opwright::grain_of(1), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const E sum = static_cast<E>(grad_input.data()[i]) + static_cast<E>(memory[i]);
+      grad_input.data()[i] = static_cast<T>(sum);
+    }
+  });
+}
+OPWRIGHT_KERNEL(lstm_bidirectional_backward, float, double, opwright::half, opwright::bfloat16)

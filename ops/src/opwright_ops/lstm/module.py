@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from opwright_ops.lstm.bidirectional import BidirectionalOutputs, lstm_bidirectional
 from opwright_ops.lstm.op import LstmOutputs, lstm
 from opwright_ops.lstm.refusals import (
     check_options,
@@ -389,69 +390,70 @@ class LSTM(nn.RNNBase):
     ) -> tuple[Tensor, State, Tensor]:
         """Runs all layers over x [T, *B, I]; returns the output, the state, and the last layer's cells."""
         count, batch, training = len(self._roles), x.shape[1:-1], self.training
-        if hx is None:
-            h_0: Sequence[Tensor | None] = (None,) * count
-            c_0: Sequence[Tensor | None] = h_0
-        else:
+        if hx is not None:
             self._check_state(hx, batch, weight)
-            h_0, c_0 = hx[0].unbind(), hx[1].unbind()
-        seeds: Sequence[Tensor | None] = (None,) * count
+        both = self.bidirectional
+        seeds = None
         if training and any(self.zoneout):
-            seeds = torch.randint(2**62, (count, *batch), device=x.device).unbind()
-        resets = (reset,)
-        if self.bidirectional:
+            seeds = torch.randint(2**62, (count, *batch), device=x.device)
+        if both and reset is not None:
             # An episode's first step going forward is the last one that the reverse direction takes in it.
-            resets += (None if reset is None else torch.cat([reset[1:], torch.zeros_like(reset[:1])]),)
+            reset = torch.stack([reset, torch.cat([reset[1:], torch.zeros_like(reset[:1])])])
         h_n, c_n = [], []
-        for layer in range(self.num_layers):
+        for at in range(0, count, 2 if both else 1):
             if training:
-                if layer and self.dropout:
+                if at and self.dropout:
                     x = F.dropout(x, self.dropout, True)
                 if self.variational_dropout[0]:
                     x = x * F.dropout(x.new_ones(*batch, x.shape[-1]), self.variational_dropout[0], True)
-            outputs, cells = [], []
-            for backwards, mask in enumerate(resets):
-                at = len(h_n)
-                found = self._run_direction(
-                    at, x, h_0[at], c_0[at], lengths, mask, seeds[at], bool(backwards)
-                )
-                outputs.append(found[0])
-                h_n.append(found[1])
-                c_n.append(found[2])
-                cells.append(found[3])
-            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-        last_cells = cells[0] if len(cells) == 1 or not self.return_cell else torch.cat(cells, -1)
-        if count == 1:
-            return x, (h_n[0][None], c_n[0][None]), last_cells
-        return x, (torch.stack(h_n), torch.stack(c_n)), last_cells
+            of_layer = slice(at, at + 2) if both else at
+            h_0, c_0 = (None, None) if hx is None else (hx[0][of_layer], hx[1][of_layer])
+            found = self._run_layer(
+                at, x, h_0, c_0, lengths, reset, None if seeds is None else seeds[of_layer]
+            )
+            x = found.output
+            h_n.append(found.h_n)
+            c_n.append(found.c_n)
+        join = torch.cat if both else torch.stack
+        if len(h_n) > 1:
+            return x, (join(h_n), join(c_n)), found.cells
+        state = (found.h_n, found.c_n) if both else (found.h_n[None], found.c_n[None])
+        return x, state, found.cells
 
-    def _run_direction(
+    def _run_layer(
         self, at: int, x: Tensor, h_0: Tensor | None, c_0: Tensor | None, lengths: Tensor | None, reset: Tensor | None,
-        seed: Tensor | None, reverse: bool,
-    ) -> LstmOutputs:  # fmt: skip
-        """Runs one layer in one direction, the one with the index `at` in the state."""
-        w_ih, w_hh, *more = self._weights(at)
+        seed: Tensor | None,
+    ) -> LstmOutputs | BidirectionalOutputs:  # fmt: skip
+        """Runs one layer, whose first direction has the index `at` in the state."""
+        both = self.bidirectional
+        weights = self._weights(at)
+        if both:
+            weights += self._weights(at + 1)
         h_mask = None
         if self.training:
+            width = weights[1].shape[1]
             if self.weight_dropout:
-                w_hh = F.dropout(w_hh, self.weight_dropout, True)
+                for i in range(1, len(weights), len(self._roles[at])):
+                    weights[i] = F.dropout(weights[i], self.weight_dropout, True)
             if self.variational_dropout[1]:
-                h_mask = F.dropout(x.new_ones(*x.shape[1:-1], w_hh.shape[1]), self.variational_dropout[1], True)
-        tensors = (x, h_0, c_0, w_ih, w_hh, *more)
+                shape = (2, *x.shape[1:-1], width) if both else (*x.shape[1:-1], width)
+                h_mask = F.dropout(x.new_ones(shape), self.variational_dropout[1], True)
+        tensors = (x, h_0, c_0, *weights)
         keep_gates = 0
         if self.memory == "default" and torch.is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
                     keep_gates = 1
                     break
-        keep_cells = int(self.return_cell and at >= len(self._roles) - (2 if self.bidirectional else 1))
+        is_last = at + (2 if both else 1) == len(self._roles)
         zoneout_h, zoneout_c = self.zoneout
-        return lstm(
-            *tensors, h_mask, lengths, reset, seed,
-            reverse=reverse, activation=self.activation, slope=self.slope,
-            coupled=self.coupled, clip=self.clip or 0.0, zoneout_h=zoneout_h, zoneout_c=zoneout_c,
-            keep_cells=keep_cells, keep_gates=keep_gates,
-        )  # fmt: skip
+        options = {
+            "activation": self.activation, "slope": self.slope, "coupled": self.coupled, "clip": self.clip or 0.0,
+            "zoneout_h": zoneout_h, "zoneout_c": zoneout_c, "keep_cells": int(self.return_cell and is_last),
+            "keep_gates": keep_gates,
+        }  # fmt: skip
+        run = lstm_bidirectional if both else lstm
+        return run(*tensors, h_mask, lengths, reset, seed, **options)
 
     def extra_repr(self) -> str:
         parts = [super().extra_repr()]

@@ -206,8 +206,24 @@ void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Fo
 
 // ---- services for kernels -------------------------------------------------------------------------------------
 
+typedef struct {
+  void (*body)(i64, i64, void *);
+  void *context;
+  Call *call;
+} Loop;
+
+// A chunk belongs to the call whatever thread it runs on.
+static void run_chunk(i64 begin, i64 end, void *context) {
+  const Loop *loop = context;
+  Call *const before = running;
+  running = loop->call;
+  loop->body(begin, end, loop->context);
+  running = before;
+}
+
 int opwright_parallel_for(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void *), void *context) {
-  return torch_parallel_for(begin, end, grain, body, context);
+  Loop loop = {body, context, running};
+  return torch_parallel_for(begin, end, grain, run_chunk, &loop);
 }
 
 int opwright_num_threads(void) {

@@ -229,17 +229,25 @@ static int make_views(Call *call, void **arguments) {
 
 // ---- scratch --------------------------------------------------------------------------------------------------
 
-// For kernels (scratch.h): memory on the device of the call that this thread is launching.
+// For kernels (scratch.h): memory on the device of the call that this thread works for; its other threads
+// may ask at the same time.
 void *opwright_scratch(i64 bytes) {
   Call *call = running;
   const i64 stride = 1;
-  if (!call || call->num_scratch == kMaxScratch || bytes < 0) return 0;
-  Handle *made = &call->scratch[call->num_scratch];
+  Handle made;
   void *data;
-  if (aoti_torch_empty_strided(1, &bytes, &stride, kUInt8, call->device_type, call->device_index, made)) {
+  if (!call || bytes < 0) return 0;
+  if (aoti_torch_empty_strided(1, &bytes, &stride, kUInt8, call->device_type, call->device_index, &made)) {
     return 0;
   }
-  ++call->num_scratch;
-  if (torch_get_mutable_data_ptr(*made, &data)) return 0;
+  i32 at = __atomic_load_n(&call->num_scratch, __ATOMIC_RELAXED);
+  do {
+    if (at == kMaxScratch) {
+      aoti_torch_delete_tensor_object(made);
+      return 0;
+    }
+  } while (!__atomic_compare_exchange_n(&call->num_scratch, &at, at + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+  call->scratch[at] = made;
+  if (torch_get_mutable_data_ptr(made, &data)) return 0;
   return data ? data : &no_data;
 }

@@ -22,18 +22,69 @@ inline int64_t grain_of(int64_t elements_per_step) {
   return steps > 0 ? steps : 1;
 }
 
+namespace detail {
+
+// The first exception among threads that work at the same time; its text is raised when all are done.
+class Failure {
+ public:
+  // Keeps the exception that is being handled. True for the first.
+  bool keep() noexcept {
+    if (__atomic_exchange_n(&is_kept_, 1, __ATOMIC_ACQ_REL)) return false;
+    try {
+      throw;
+    } catch (const std::exception& error) {
+      copy(text_, error.what());
+    } catch (...) {
+      copy(text_, "the kernel threw something that is no std::exception");
+    }
+    return true;
+  }
+  void raise() const {
+    if (!is_kept_) return;
+    static thread_local char text[sizeof text_];
+    copy(text, text_);
+    throw Error(text);
+  }
+
+ private:
+  template <unsigned kSize>
+  static void copy(char (&to)[kSize], const char* from) {
+    unsigned length = 0;
+    for (; length + 1 < kSize && from[length]; ++length) to[length] = from[length];
+    to[length] = '\0';
+  }
+  int is_kept_ = 0;
+  char text_[512] = "";
+};
+
+template <typename Body>
+struct Loop {
+  const Body& body;
+  Failure failure;
+};
+
+}  // namespace detail
+
 // Calls body(begin, end) on chunks that cover 0..count, each of at least `grain` steps. Runs in the
-// calling thread when count <= grain.
+// calling thread when count <= grain. When chunks throw, the others go on, and the first exception is
+// thrown here as Error.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;
   if (count <= grain) return body(int64_t{0}, count);
+  detail::Loop<Body> loop{body, {}};
   const int failed = opwright_parallel_for(
       0, count, grain,
       [](int64_t begin, int64_t end, void* context) {
-        (*static_cast<const Body*>(context))(begin, end);
+        auto* loop = static_cast<detail::Loop<Body>*>(context);
+        try {
+          loop->body(begin, end);
+        } catch (...) {
+          loop->failure.keep();
+        }
       },
-      const_cast<Body*>(&body));
+      &loop);
+  loop.failure.raise();
   check(!failed, "a parallel loop failed");
 }
 

@@ -58,9 +58,8 @@ struct Team {
   alignas(64) uint64_t tickets = 0;  // drawn at barriers: the last of a round opens it
   alignas(64) uint64_t rounds = 0;   // barriers that are open
   alignas(64) int ended = 0;         // kLeft | kFailed
-  int failing = 0;                   // the first to fail says why
+  Failure failure;
   static constexpr int kLeft = 1, kFailed = 2;
-  char text[512] = "";
 
   int count() const {
     return static_cast<int>((__atomic_load_n(&roll, __ATOMIC_RELAXED) & ~kClosed) / kMember);
@@ -117,15 +116,11 @@ struct Team {
     looks = looks < kLeastLooks ? kLeastLooks : looks > kMostLooks ? kMostLooks : looks;
   }
 
-  void end(const char* failure = nullptr) noexcept {
-    if (!failure) {
-      __atomic_fetch_or(&ended, kLeft, __ATOMIC_ACQ_REL);
-    } else if (!(__atomic_fetch_or(&failing, 1, __ATOMIC_ACQ_REL))) {
-      unsigned length = 0;
-      for (; length + 1 < sizeof text && failure[length]; ++length) text[length] = failure[length];
-      text[length] = '\0';
-      __atomic_fetch_or(&ended, kFailed, __ATOMIC_ACQ_REL);
-    }
+  void leave() noexcept { __atomic_fetch_or(&ended, kLeft, __ATOMIC_ACQ_REL); }
+
+  // Keeps the exception that is being handled.
+  void fail() noexcept {
+    if (failure.keep()) __atomic_fetch_or(&ended, kFailed, __ATOMIC_ACQ_REL);
   }
 };
 
@@ -164,18 +159,12 @@ void team(int threads, const Body& body) {
     const Member member(team, id);
     try {
       body(member);
-      team.end();
-    } catch (const std::exception& error) {
-      team.end(error.what());
+      team.leave();
     } catch (...) {
-      team.end("the kernel threw something that is no std::exception");
+      team.fail();
     }
   });
-  if (team.failing) {
-    static thread_local char text[sizeof team.text];
-    for (unsigned i = 0; i == 0 || text[i - 1]; ++i) text[i] = team.text[i];
-    throw Error(text);
-  }
+  team.failure.raise();
 }
 
 }  // namespace opwright

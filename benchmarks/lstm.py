@@ -114,6 +114,26 @@ def sequences() -> None:
         compare(f"{name} forward+backward", {"opwright": both(ours, x, grad), "nn.LSTM": both(theirs, x, grad)})
 
 
+def directions() -> None:
+    """Both directions of a layer beside two calls for one direction each."""
+    T = 100
+    for H, B in ((32, 1), (64, 1), (64, 16), (128, 1), (128, 16), (256, 1), (256, 16), (512, 1)):
+        ours, theirs = pair(H, bidirectional=True)
+        one, x = LSTM(H, H), torch.randn(T, B, H, requires_grad=True)
+        grad, grads = torch.randn(T, B, 2 * H), torch.randn(T, B, H)
+        for direction, calls in {
+            "forward": {"both": forward(ours, x), "one": forward(one, x), "nn.LSTM": forward(theirs, x)},
+            "forward+backward": {
+                "both": both(ours, x, grad), "one": both(one, x, grads), "nn.LSTM": both(theirs, x, grad),
+            },
+        }.items():  # fmt: skip
+            times = {name: low / 1e3 for name, (low, _) in measured(calls, 4).items()}
+            note(
+                f"two directions T={T} B={B} H={H} {direction}", **{f"{n} ms": t for n, t in times.items()},
+                **{"both/(2 one)": times["both"] / (2 * times["one"]), "both/nn.LSTM": times["both"] / times["nn.LSTM"]},
+            )  # fmt: skip
+
+
 def packed() -> None:
     T, B, H = 100, 16, 512
     lengths = torch.linspace(T, 0.2 * T, B).long()
@@ -226,7 +246,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     card = builtins_of(machine_card())
-    for part in (streams, sequences, packed, variants, saved):
+    for part in (streams, sequences, directions, packed, variants, saved):
         part()
     if not QUICK:
         RESULT.write_text(json.dumps({"machine": card, "threads": threads, "rows": rows}, indent=1) + "\n")

@@ -399,9 +399,8 @@ struct Backward {
   // The gradient of h before a step.
   void carry_h(int64_t t, const Share& columns, Sums<E>* sums) {
     const int64_t first_row = schedule.first_row(t), active = schedule.active(t), width = 4 * layer.H;
-    for (int64_t panel = columns.begin; panel < columns.end; ++panel) {
-      const O* next = hh.after(panel, columns.begin, columns.end);
-      multiply_panel<E>(&grad_gates[first_row * width], width, active, hh[panel], hh.k, next, sums);
+    columns.for_panels(t, [&](int64_t panel, int64_t next) {
+      multiply_panel<E>(&grad_gates[first_row * width], width, active, hh[panel], hh.k, hh[next], sums);
       for (int64_t place = 0; place < active; ++place) {
         const int64_t entry = schedule.entry(place);
         const bool resets = layer.resets(t, entry);
@@ -418,7 +417,7 @@ struct Backward {
           opwright::store(carried, resets ? V{} : value);
         }
       }
-    }
+    });
   }
 
   template <bool kIsPlain>

@@ -15,9 +15,8 @@ constexpr int64_t kWorkPerThread = 1 << 15;
 // Bytes of weights that a core reads again at every step from its own caches (the same machine: 2 MiB).
 constexpr int64_t kCoreCache = 3 << 19;
 
-// Rows of the input up to which their product is taken with that of h, step by step, and steps up to which
-// packing weight_hh does not pay.
-constexpr int64_t kShortRows = 16, kFewSteps = 4;
+// Rows of the input up to which their product is taken with that of h, step by step.
+constexpr int64_t kShortRows = 16;
 
 template <typename T>
 struct Arguments {
@@ -101,8 +100,9 @@ void read_parameters(Parameters<E, operand_t<T>>& p, const Arguments<T>& a) {
   };
   p.bias.allocate_zeros(4 * p.Hp);
   for (const auto& bias : {a.bias_ih, a.bias_hh}) {
-    for (int64_t i = 0; bias.defined() && i < 4 * H; ++i)
-      p.bias[i / H * p.Hp + i % H] += static_cast<E>(bias(i));
+    for (int64_t j = 0; bias.defined() && j < 4; ++j) {
+      for (int64_t u = 0; u < H; ++u) p.bias[j * p.Hp + u] += static_cast<E>(bias(j * H + u));
+    }
   }
   if (a.peephole.defined()) fill(p.peephole, 3, H, p.Hp, matrix(a.peephole));
   if (a.norm_hh.defined()) fill(p.norm_hh, 4, H, p.Hp, gate(a.norm_hh));
@@ -171,6 +171,18 @@ template <typename O, typename T>
 bool is_rows(View<const T, 2> weight) {
   return opwright::detail::kSame<O, T> && (weight.stride(1) == 1 || weight.size(1) == 1);
 }
+
+// Whether steps read `count` elements of weight_hh so much faster in panels that packing them pays. It is not
+// to depend on the number of threads, since sums are in another order.
+template <typename O>
+bool packing_pays(const Schedule& schedule, int64_t count) {
+  constexpr int64_t kFewSteps = 4, kManySteps = 32;
+  if (schedule.entries > kDotRows) return schedule.steps > kFewSteps;
+  // Rows of floats that come from the third level come as fast as panels.
+  const bool is_cached = count * int64_t{sizeof(O)} <= 2 * kCoreCache;
+  return schedule.steps >= kManySteps && (sizeof(O) == 2 || is_cached);
+}
+
 template <typename O, typename T>
 GateRows<O> gate_rows(View<const T, 2> weight) {
   return {reinterpret_cast<const O*>(weight.data()), weight.stride(0), weight.size(1), weight.size(0) / 4};

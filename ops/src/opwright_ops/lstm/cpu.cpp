@@ -60,7 +60,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   forward.from_input = from_input;
 
   Buffer<O> hh_memory, hr_memory, hr_weight;
-  if (is_rows<O>(weight_hh) && (schedule.entries <= kDotRows || schedule.steps <= kFewSteps)) {
+  if (is_rows<O>(weight_hh) && !packing_pays<O>(schedule, weight_hh.numel())) {
     forward.hh_rows = gate_rows<O>(weight_hh);
   } else {
     pack_gates(forward.hh, hh_memory, weight_hh);

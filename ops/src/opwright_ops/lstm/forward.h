@@ -14,6 +14,15 @@ struct Share {
   int64_t begin, end;
   Share(int64_t count, const Member& member)
       : begin(count * member.id() / member.count()), end(count * (member.id() + 1) / member.count()) {}
+
+  // Calls body(panel, next) for all, at odd turns from the last: what was read last is still in the cache.
+  template <typename Body>
+  void for_panels(int64_t turn, const Body& body) const {
+    const int64_t step = turn % 2 ? -1 : 1;
+    int64_t panel = turn % 2 ? end - 1 : begin;
+    for (int64_t left = end - begin; left > 0; --left, panel += step)
+      body(panel, left > 1 ? panel + step : panel);
+  }
 };
 
 // A layer's parameters, widths rounded up to whole registers: Hp of cells, Rp of h. What is beyond the
@@ -34,6 +43,13 @@ struct Parameters {
   int64_t seed_of(int64_t entry) const { return seed.defined() ? seed(entry) : 0; }
 };
 
+// How often weights were asked for before, more or less: a call begins where the one before ended.
+inline int next_turn(const void* weights) {
+  static int turns[64];
+  const uintptr_t page = reinterpret_cast<uintptr_t>(weights) >> 12;
+  return __atomic_fetch_add(&turns[page % 64], 1, __ATOMIC_RELAXED) & 1;
+}
+
 template <typename E, typename O>
 struct Forward {
   using V = Vec<E>;
@@ -51,6 +67,7 @@ struct Forward {
   GateRows<O> hh_rows;
   Prepared ih_prepared, hh_prepared, hr_prepared;
   Sequence<E> output, cells, gates;
+  int turn = 0;  // odd: the first step goes through the panels from the last
 
   Buffer<E> c, h;             // [B, Hp]; [B, Rp], kept for zoneout
   Buffer<O> operand[2];       // [B, Rp]: h as products take it, of this step and of the next
@@ -59,6 +76,7 @@ struct Forward {
   Moments<E> moments_h, moments_c;
 
   void allocate() {
+    turn = next_turn(hh_prepared.data ? hh_prepared.data : hh_rows.data);
     const int64_t B = schedule.entries;
     c.allocate_zeros(B * layer.Hp);
     for (auto& buffer : operand) buffer.allocate_zeros(B * layer.Rp);
@@ -71,9 +89,6 @@ struct Forward {
     moments_h.allocate(B, layer.H);
     moments_c.allocate(B, layer.H);
   }
-
-  // Sets the state before the first step.
-  void start(View<const E, 2> h_0, View<const E, 2> c_0);
 
   static int64_t lanes_at(int64_t column, int64_t width) { return width - column < N ? width - column : N; }
 
@@ -162,12 +177,10 @@ struct Forward {
       finish_h(step, place, column, value, keep);
   }
 
-  // weight_hh @ h for some rows and one register of units.
-  void multiply_h(const O* rows, int64_t count, int64_t panel, const Share& share, Sums<E>* sums) const {
-    if (!hh_rows.data && !hh_prepared.data) {
-      const O* next = hh.after(panel, share.begin, share.end);
-      return multiply_panel<E>(rows, layer.Rp, count, hh[panel], hh.k, next, sums);
-    }
+  // weight_hh @ h for some rows and one register of units; `next` is the panel that is read after this one.
+  void multiply_h(const O* rows, int64_t count, int64_t panel, int64_t next, Sums<E>* sums) const {
+    if (!hh_rows.data && !hh_prepared.data)
+      return multiply_panel<E>(rows, layer.Rp, count, hh[panel], hh.k, hh[next], sums);
     __builtin_memset(static_cast<void*>(sums), 0, count * sizeof(Sums<E>));
     if (hh_prepared.data)
       return multiply_prepared_gates<E>(rows, layer.Rp, count, hh_prepared, panel * N, sums);
@@ -210,10 +223,10 @@ struct Forward {
     const Activations<kIsPlain, E> act{layer.options};
     const int64_t t = schedule.time(step), first_row = schedule.first_row(t), active = schedule.active(t);
     const O* rows = operand[step % 2].data();
-    for (int64_t panel = share.begin; panel < share.end; ++panel) {
+    share.for_panels(step + turn, [&](int64_t panel, int64_t next) {
       const int64_t column = panel * N;
       fetch_from_input(first_row, active, column);
-      multiply_h(rows, active, panel, share, sums);
+      multiply_h(rows, active, panel, next, sums);
       multiply_x(first_row, active, panel, sums);
       for (int64_t place = 0; place < active; ++place) {
         V o_gate;
@@ -223,7 +236,7 @@ struct Forward {
         const V value = new_cell<kIsPlain>(t, place, column, sums[place], &o_gate, keep.c);
         finish_out(step, place, column, o_gate * act.tanh(value), keep.h);
       }
-    }
+    });
   }
 
   // The same with layer normalisation: two barriers more.
@@ -232,13 +245,13 @@ struct Forward {
     const int64_t t = schedule.time(step), first_row = schedule.first_row(t), active = schedule.active(t);
     const int64_t H = layer.H, Hp = layer.Hp;
     const O* rows = operand[step % 2].data();
-    for (int64_t panel = share.begin; panel < share.end; ++panel) {
-      multiply_h(rows, active, panel, share, sums);
+    share.for_panels(step + turn, [&](int64_t panel, int64_t next) {
+      multiply_h(rows, active, panel, next, sums);
       for (int64_t place = 0; place < active; ++place) {
         for (int j = 0; j < 4; ++j)
           opwright::store(&from_h[(place * 4 + j) * Hp + panel * N], sums[place][j]);
       }
-    }
+    });
     const int64_t from = share.begin * N, to = share.end * N < H ? share.end * N : H;
     for (int64_t place = 0; place < active; ++place) {
       take_moments(moments_h, place, 4, [&](int j) { return &from_h[(place * 4 + j) * Hp]; }, from, to);

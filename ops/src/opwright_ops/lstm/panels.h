@@ -88,8 +88,8 @@ namespace detail {
 template <typename V>
 inline constexpr int kLanesOf = sizeof(V) / sizeof(opwright::Lane<V>);
 
-// Of two vectors in blocks of 2 * half lanes: `first` becomes the lower halves of both, side by side, `second`
-// the upper ones.
+// Of two vectors in blocks of 2 * half lanes: `first` becomes the lower halves of both, side by side,
+// `second` the upper ones.
 template <typename V>
 OPWRIGHT_INLINE void join_halves(V& first, V& second, int half) {
   constexpr int kLanes = kLanesOf<V>;

@@ -231,49 +231,50 @@ struct Options {
   uint32_t threshold_h, threshold_c;  // of the random words below which an element stays
 };
 
-// Philox2x32-7: two words for each lane, the key a seed, the counters (element, t).
 template <int kLanes>
-OPWRIGHT_INLINE void random_words(int64_t seed, int64_t element, int64_t t, uint32_t* first,
-                                  uint32_t* second) {
+struct RandomWords {
+  typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+  Words first, second;
+};
+
+// Philox2x32-7: two words for each lane, the key a seed, the counters (element + lane, t).
+template <int kLanes>
+OPWRIGHT_INLINE RandomWords<kLanes> random_words(int64_t seed, int64_t element, int64_t t) {
+  using Words = typename RandomWords<kLanes>::Words;
   constexpr uint32_t kMultiplier = 0xD256D193, kWeyl = 0x9E3779B9;
   uint32_t key = static_cast<uint32_t>(seed);
-  for (int l = 0; l < kLanes; ++l) {
-    first[l] = static_cast<uint32_t>(element + l);
-    second[l] = static_cast<uint32_t>(t);
-  }
-#if defined(__AVX512F__) && !defined(__clang__)
-  // GCC widens all lanes before it multiplies; the instruction takes every second lane as it is.
-  if constexpr (kLanes == 16) {
-    typedef int32_t Words __attribute__((vector_size(64)));
-    typedef long long Products __attribute__((vector_size(64)));
-    Words a, b;
-    const Words multiplier = static_cast<int32_t>(kMultiplier) - Words{};
-    __builtin_memcpy(&a, first, sizeof a);
-    __builtin_memcpy(&b, second, sizeof b);
-    for (int round = 0; round < 7; ++round, key += kWeyl) {
-      const Products even = __builtin_ia32_pmuludq512_mask(a, multiplier, Products{}, -1);
-      const Products odd = __builtin_ia32_pmuludq512_mask(
-          opwright::bit_cast<Words>(opwright::bit_cast<Products>(a) >> 32), multiplier, Products{}, -1);
-      const Words evens = opwright::bit_cast<Words>(even), odds = opwright::bit_cast<Words>(odd);
-      const Words high =
-          __builtin_shuffle(evens, odds, Words{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
-      const Words low =
-          __builtin_shuffle(evens, odds, Words{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30});
-      a = high ^ static_cast<int32_t>(key) ^ b;
-      b = low;
-    }
-    __builtin_memcpy(first, &a, sizeof a);
-    __builtin_memcpy(second, &b, sizeof b);
-    return;
-  }
-#endif
+  Words a, b = Words{} + static_cast<uint32_t>(t);
+  OPWRIGHT_UNROLL
+  for (int l = 0; l < kLanes; ++l) a[l] = static_cast<uint32_t>(l);
+  a += static_cast<uint32_t>(element);
+  OPWRIGHT_UNROLL
   for (int round = 0; round < 7; ++round, key += kWeyl) {
-    for (int l = 0; l < kLanes; ++l) {
-      const uint64_t product = uint64_t{kMultiplier} * first[l];
-      first[l] = static_cast<uint32_t>(product >> 32) ^ key ^ second[l];
-      second[l] = static_cast<uint32_t>(product);
+    Words high, low;
+#if defined(__AVX512F__) && !defined(__clang__)
+    // GCC widens all lanes before it multiplies; the instruction takes every second lane as it is.
+    if constexpr (kLanes == 16) {
+      typedef int32_t Int32x16 __attribute__((vector_size(64)));
+      typedef long long Products __attribute__((vector_size(64)));
+      const auto multiplier = opwright::bit_cast<Int32x16>(kMultiplier - Words{});
+      const auto evens = opwright::bit_cast<Int32x16>(
+          __builtin_ia32_pmuludq512_mask(opwright::bit_cast<Int32x16>(a), multiplier, Products{}, -1));
+      const auto odd = opwright::bit_cast<Int32x16>(opwright::bit_cast<Products>(a) >> 32);
+      const auto odds =
+          opwright::bit_cast<Int32x16>(__builtin_ia32_pmuludq512_mask(odd, multiplier, Products{}, -1));
+      const Int32x16 highs{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
+      high = opwright::bit_cast<Words>(__builtin_shuffle(evens, odds, highs));
+      low = opwright::bit_cast<Words>(a * kMultiplier);
+    } else
+#endif
+    {
+      typedef uint64_t Wide __attribute__((vector_size(8 * kLanes)));
+      const Wide product = __builtin_convertvector(a, Wide) * kMultiplier;
+      high = __builtin_convertvector(product >> 32, Words), low = a * kMultiplier;
     }
+    a = high ^ key ^ b;
+    b = low;
   }
+  return {a, b};
 }
 
 // The part of h and of c that zoneout leaves as it was: 0 or 1 by chance, or the expectation.
@@ -282,18 +283,12 @@ struct Kept {
   Vec<E> h, c;
 };
 template <typename E>
-Kept<E> kept(const Options<E>& options, int64_t seed, int64_t element, int64_t t) {
-  constexpr int kLanes = opwright::kLanes<E>;
+OPWRIGHT_INLINE Kept<E> kept(const Options<E>& options, int64_t seed, int64_t element, int64_t t) {
   if (!options.draws)
     return {opwright::splat<Vec<E>>(options.zoneout_h), opwright::splat<Vec<E>>(options.zoneout_c)};
-  uint32_t first[kLanes], second[kLanes];
-  random_words<kLanes>(seed, element, t, first, second);
-  E h[kLanes], c[kLanes];
-  for (int l = 0; l < kLanes; ++l) {
-    c[l] = first[l] < options.threshold_c ? E(1) : E(0);
-    h[l] = second[l] < options.threshold_h ? E(1) : E(0);
-  }
-  return {opwright::load(h), opwright::load(c)};
+  const auto words = random_words<opwright::kLanes<E>>(seed, element, t);
+  return {__builtin_convertvector((words.second < options.threshold_h) & 1, Vec<E>),
+          __builtin_convertvector((words.first < options.threshold_c) & 1, Vec<E>)};
 }
 
 // `count` elements, zeros after them.

@@ -2,8 +2,18 @@
 
 from opwright_ops.bias_gelu import bias_gelu
 from opwright_ops.d_sigmoid import d_sigmoid
-from opwright_ops.lstm import LSTM, LSTMStep, lstm, lstm_step
+from opwright_ops.lstm import LSTM, LSTMStep, lstm, lstm_bidirectional, lstm_step
 from opwright_ops.matmul_bias_gelu import matmul_bias_gelu
 from opwright_ops.softmax import softmax
 
-__all__ = ["LSTM", "LSTMStep", "bias_gelu", "d_sigmoid", "lstm", "lstm_step", "matmul_bias_gelu", "softmax"]
+__all__ = [
+    "LSTM",
+    "LSTMStep",
+    "bias_gelu",
+    "d_sigmoid",
+    "lstm",
+    "lstm_bidirectional",
+    "lstm_step",
+    "matmul_bias_gelu",
+    "softmax",
+]

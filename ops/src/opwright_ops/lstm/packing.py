@@ -12,43 +12,29 @@ Weights = Literal["float32", "bfloat16", "int8"]
 
 
 def pack_gates(weight: Tensor) -> Tensor:
-    """Returns a weight [4H, K] as blocks [ceil(H / 16), K, 64], in the order k, gate, unit;
-    of bfloat16, two gates of a unit in turn."""
+    """Returns a weight [4H, K] as blocks [ceil(H / 16), K, 64], in the order k, gate, unit."""
     width = weight.shape[1]
     units = F.pad(weight.view(4, -1, width), (0, 0, 0, -(weight.shape[0] // 4) % _UNITS))
-    return _in_words(units.view(4, -1, _UNITS, width).permute(1, 3, 0, 2).reshape(-1, width, _COLUMNS))
+    return units.view(4, -1, _UNITS, width).permute(1, 3, 0, 2).reshape(-1, width, _COLUMNS).contiguous()
 
 
 def pack_columns(weight: Tensor) -> Tensor:
     """Returns a weight [R, K] as blocks [ceil(R / 64), K, 64]."""
     padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % _COLUMNS))
-    return _in_words(padded.view(-1, _COLUMNS, weight.shape[1]).transpose(1, 2))
-
-
-def _in_words(blocks: Tensor) -> Tensor:
-    """Returns blocks in which every two columns of bfloat16 that are 16 apart share a word."""
-    if blocks.dtype == torch.bfloat16:
-        blocks = blocks.unflatten(-1, (2, 2, _UNITS)).transpose(-1, -2).flatten(-3)
-    return blocks.contiguous()
-
-
-def _columns(blocks: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Returns the values of blocks, column by column."""
-    if blocks.dtype == torch.bfloat16:
-        blocks = blocks.unflatten(-1, (2, _UNITS, 2)).transpose(-1, -2).flatten(-3)
-    return blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
+    return padded.view(-1, _COLUMNS, weight.shape[1]).transpose(1, 2).contiguous()
 
 
 def unpacked_gates(blocks: Tensor, scale: Tensor | None, units: int, dtype: torch.dtype) -> Tensor:
     """Returns the weight [4H, K] that `pack_gates` packed."""
     count, width, _ = blocks.shape
-    values = _columns(blocks, scale, dtype).view(count, width, 4, _UNITS).permute(2, 0, 3, 1).reshape(4, count * _UNITS, width)
+    values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
+    values = values.view(count, width, 4, _UNITS).permute(2, 0, 3, 1).reshape(4, count * _UNITS, width)
     return values[:, :units].reshape(4 * units, width)
 
 
 def unpacked_columns(blocks: Tensor, scale: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
     """Returns the weight [R, K] that `pack_columns` packed."""
-    values = _columns(blocks, scale, dtype)
+    values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
     return values.transpose(1, 2).reshape(-1, blocks.shape[1])[:rows]
 
 

@@ -2,15 +2,14 @@
 // column; rows and sums are float.
 //
 // The order is the same on every CPU: blocks of 64 columns, each [k, 64]. For gates, a block has 16 units
-// of all four; registers of 8 lanes take it in halves. bfloat16 lies in words of two columns that are 16
-// apart: one instruction makes either a float, where widening 16 neighbours takes two.
+// of all four; registers of 8 lanes take it in halves.
 #pragma once
 
 #include "panels.h"
 
 namespace opwright_ops {
 
-inline constexpr int kPreparedColumns = 64, kPreparedUnits = 16;
+inline constexpr int64_t kPreparedColumns = 64, kPreparedUnits = 16;
 
 struct Prepared {
   const void* data = nullptr;
@@ -39,40 +38,17 @@ OPWRIGHT_INLINE Vec<float> load_weights(const int8_t* from) {
 #endif
 }
 
-// One register of columns from each of `from` + v * kDistance.
-template <int kDistance, typename W>
-OPWRIGHT_INLINE void load_columns(const W* from, int64_t offset, Vec<float> (&column)[kVectors]) {
-  // What lies 2 KiB ahead: from the third level, the CPU's own prefetcher alone is a fifth slower.
-  OPWRIGHT_UNROLL
-  for (int64_t i = 0; i < kPreparedColumns * int64_t{sizeof(W)}; i += 64)
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + 2048 + i);
-  if constexpr (!opwright::detail::kSame<W, bfloat16>) {
-    OPWRIGHT_UNROLL
-    for (int v = 0; v < kVectors; ++v) column[v] = load_weights(from + offset + v * kDistance);
-  } else if constexpr (kDistance == kPreparedUnits) {
-    using Words = opwright::detail::UInt32Vec;
-    OPWRIGHT_UNROLL
-    for (int v = 0; v < kVectors; v += 2) {
-      Words words;
-      __builtin_memcpy(&words, from + v * kDistance + 2 * offset, sizeof words);
-      column[v] = opwright::bit_cast<Vec<float>>(words << 16);
-      column[v + 1] = opwright::bit_cast<Vec<float>>(words & 0xffff0000u);
-    }
-  } else {
-    for (int v = 0; v < kVectors; ++v) {
-      for (int i = 0; i < opwright::kLanes<float>; ++i) {
-        const int64_t c = offset + v * kDistance + i;
-        column[v][i] = static_cast<float>(from[c / 32 * 32 + c % 16 * 2 + c / 16 % 2]);
-      }
-    }
-  }
-}
-
-template <int M, int kDistance, typename W>
-OPWRIGHT_INLINE void add_prepared_step(const float* row, int64_t stride, const W* weights, int64_t offset,
+template <int M, typename W>
+OPWRIGHT_INLINE void add_prepared_step(const float* row, int64_t stride, const W* weights, int64_t distance,
                                        Sums<float> (&sum)[M]) {
+  // The CPU's own prefetcher alone does not keep up, from the second level nor from the third.
+  constexpr int64_t kAhead = 2048, kLine = 64;
+  OPWRIGHT_UNROLL
+  for (int64_t i = 0; i < kPreparedColumns * int64_t{sizeof(W)}; i += kLine)
+    __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAhead + i);
   Vec<float> column[kVectors];
-  load_columns<kDistance>(weights, offset, column);
+  OPWRIGHT_UNROLL
+  for (int v = 0; v < kVectors; ++v) column[v] = load_weights(weights + v * distance);
   OPWRIGHT_UNROLL
   for (int m = 0; m < M; ++m) {
     const Vec<float> factor = opwright::splat<Vec<float>>(row[m * stride]);
@@ -81,8 +57,8 @@ OPWRIGHT_INLINE void add_prepared_step(const float* row, int64_t stride, const W
   }
 }
 
-template <int M, int kDistance, typename W>
-void multiply_prepared_group(const float* rows, int64_t stride, const W* weights, int64_t offset, int64_t k,
+template <int M, typename W>
+void multiply_prepared_group(const float* rows, int64_t stride, const W* weights, int64_t distance, int64_t k,
                              const float* scale, Sums<float>* sums) {
   Sums<float> sum[M] = {};
   int64_t at = 0;
@@ -90,48 +66,46 @@ void multiply_prepared_group(const float* rows, int64_t stride, const W* weights
     // As in multiply_group.
     Sums<float> other[1] = {};
     for (; at + 1 < k; at += 2) {
-      add_prepared_step<1, kDistance>(rows + at, 0, weights + at * kPreparedColumns, offset, sum);
-      add_prepared_step<1, kDistance>(rows + at + 1, 0, weights + (at + 1) * kPreparedColumns, offset, other);
+      add_prepared_step<1>(rows + at, 0, weights + at * kPreparedColumns, distance, sum);
+      add_prepared_step<1>(rows + at + 1, 0, weights + (at + 1) * kPreparedColumns, distance, other);
     }
     OPWRIGHT_UNROLL
     for (int v = 0; v < kVectors; ++v) sum[0][v] += other[0][v];
   }
   for (; at < k; ++at)
-    add_prepared_step<M, kDistance>(rows + at, stride, weights + at * kPreparedColumns, offset, sum);
+    add_prepared_step<M>(rows + at, stride, weights + at * kPreparedColumns, distance, sum);
   OPWRIGHT_UNROLL
   for (int v = 0; v < kVectors; ++v) {
-    const Vec<float> factor = scale ? opwright::load(scale + v * kDistance) : opwright::splat<Vec<float>>(1);
+    const Vec<float> factor = scale ? opwright::load(scale + v * distance) : opwright::splat<Vec<float>>(1);
     OPWRIGHT_UNROLL
     for (int m = 0; m < M; ++m) sums[m][v] = opwright::fma(sum[m][v], factor, sums[m][v]);
   }
 }
 
-template <int kDistance, typename W>
+template <typename W>
 void multiply_prepared_as(const float* rows, int64_t stride, int64_t count, const Prepared& prepared,
-                          int64_t block, int64_t offset, Sums<float>* sums) {
-  const W* weights = static_cast<const W*>(prepared.data) + block * prepared.k * kPreparedColumns;
+                          int64_t block, int64_t offset, int64_t distance, Sums<float>* sums) {
+  const W* weights = static_cast<const W*>(prepared.data) + block * prepared.k * kPreparedColumns + offset;
   const float* scale = prepared.scale ? prepared.scale + block * kPreparedColumns + offset : nullptr;
-  const int64_t k = prepared.k;
   for (; count >= kRegisterRows;
        count -= kRegisterRows, rows += kRegisterRows * stride, sums += kRegisterRows) {
-    multiply_prepared_group<kRegisterRows, kDistance>(rows, stride, weights, offset, k, scale, sums);
+    multiply_prepared_group<kRegisterRows>(rows, stride, weights, distance, prepared.k, scale, sums);
   }
   for (; count >= 2; count -= 2, rows += 2 * stride, sums += 2) {
-    multiply_prepared_group<2, kDistance>(rows, stride, weights, offset, k, scale, sums);
+    multiply_prepared_group<2>(rows, stride, weights, distance, prepared.k, scale, sums);
   }
-  if (count) multiply_prepared_group<1, kDistance>(rows, stride, weights, offset, k, scale, sums);
+  if (count) multiply_prepared_group<1>(rows, stride, weights, distance, prepared.k, scale, sums);
 }
 
-template <int kDistance>
-void multiply_prepared(const float* rows, int64_t stride, int64_t count, const Prepared& prepared,
-                       int64_t block, int64_t offset, Sums<float>* sums) {
+inline void multiply_prepared(const float* rows, int64_t stride, int64_t count, const Prepared& prepared,
+                              int64_t block, int64_t offset, int64_t distance, Sums<float>* sums) {
   using opwright::detail::kScalarType;
   if (prepared.dtype == kScalarType<int8_t>) {
-    multiply_prepared_as<kDistance, int8_t>(rows, stride, count, prepared, block, offset, sums);
+    multiply_prepared_as<int8_t>(rows, stride, count, prepared, block, offset, distance, sums);
   } else if (prepared.dtype == kScalarType<bfloat16>) {
-    multiply_prepared_as<kDistance, bfloat16>(rows, stride, count, prepared, block, offset, sums);
+    multiply_prepared_as<bfloat16>(rows, stride, count, prepared, block, offset, distance, sums);
   } else {
-    multiply_prepared_as<kDistance, float>(rows, stride, count, prepared, block, offset, sums);
+    multiply_prepared_as<float>(rows, stride, count, prepared, block, offset, distance, sums);
   }
 }
 
@@ -142,8 +116,8 @@ template <typename E, typename O>
 void multiply_prepared_gates(const O* rows, int64_t stride, int64_t count, const Prepared& prepared,
                              int64_t unit, Sums<E>* sums) {
   if constexpr (sizeof(E) == 4 && sizeof(O) == 4) {
-    detail::multiply_prepared<kPreparedUnits>(rows, stride, count, prepared, unit / kPreparedUnits,
-                                              unit % kPreparedUnits, sums);
+    detail::multiply_prepared(rows, stride, count, prepared, unit / kPreparedUnits, unit % kPreparedUnits,
+                              kPreparedUnits, sums);
   }
 }
 
@@ -152,8 +126,8 @@ template <typename E, typename O>
 void multiply_prepared_columns(const O* rows, int64_t stride, int64_t count, const Prepared& prepared,
                                int64_t column, Sums<E>* sums) {
   if constexpr (sizeof(E) == 4 && sizeof(O) == 4) {
-    detail::multiply_prepared<opwright::kLanes<E>>(rows, stride, count, prepared, column / kPreparedColumns,
-                                                   column % kPreparedColumns, sums);
+    detail::multiply_prepared(rows, stride, count, prepared, column / kPreparedColumns,
+                              column % kPreparedColumns, opwright::kLanes<E>, sums);
   }
 }
 

@@ -37,7 +37,9 @@ clean:
 .venv/installed: pyproject.toml ops/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch numpy  # torch warns at every start without numpy
-	$(PIP) --editable . --editable ops
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable ops  # its build hook is the line above
 	touch $@
 
 # The Tritons whose launches are compared with those from C++; without one its tests skip.
@@ -52,5 +54,5 @@ TRITONS := 3.6.0 3.9.0
 	touch $@
 
 .venv/tests: .venv/installed .venv/tritons
-	$(PIP) --editable ".[test]"
+	$(PIP) --no-build-isolation --editable ".[test]"
 	touch $@

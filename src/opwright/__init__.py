@@ -48,4 +48,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'opwright' has no attribute {name!r}")
     if home == "opwright":
         return importlib.import_module(f"opwright.{name}")
-    return getattr(importlib.import_module(home), name)
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        text = f"`opwright.{name}` needs PyTorch, 2.11 or newer   hint: `pip install torch`"
+        raise ModuleNotFoundError(text, name="torch") from None

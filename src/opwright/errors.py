@@ -42,7 +42,8 @@
         ├── PackFileError (ValueError)        OPW306
         ├── PackBuildError                    OPW307
         ├── RecordingError                    OPW308
-        └── TuneError                         OPW309
+        ├── TuneError                         OPW309
+        └── PackageError                      OPW310
 
 The docstring of a class is what `opwright explain CODE` prints. This module imports nothing but the
 standard library.
@@ -451,6 +452,18 @@ class TuneError(CheckError):
     """
 
     code = "OPW309"
+
+
+class PackageError(CheckError):
+    """A wheel cannot be made of a package of operators, or an installed one cannot be used.
+
+    `opwright wheel` builds the wheel of the project in this folder, with neither torch nor a GPU: the modules of the
+    package are imported with a stand-in for torch, to read what they declare. All operators of a wheel have one
+    namespace. An installed wheel says which torch and which machine it was built for; `opwright wheel --check FILE`
+    prints it.
+    """
+
+    code = "OPW310"
 
 
 def all_errors() -> dict[str, type[OpwrightError]]:

@@ -411,7 +411,8 @@ def test_a_build_that_is_killed_at_any_point(tmp_path: Path, seed: int) -> None:
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    process = start("interrupted", SLOW + source(5), store)
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also below nohup
+    process = start("interrupted", SLOW + source(5), store, before=listens)
     limit = time.monotonic() + 60
     while not list(store.glob("work/*/output*.txt")) and time.monotonic() < limit:
         time.sleep(0.01)

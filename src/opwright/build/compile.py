@@ -196,7 +196,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
     # The part of the glue that is the same for all operators is kept in the store as an object.
     support = store.support(_support_key(compiler))
     if support is None:
-        commands |= _support_commands(compiler, work)
+        commands |= support_commands(compiler, work)
     commands["glue"] = [
         compiler.path, *GLUE_FLAGS, "-I", str(NATIVE / "src"), "-c", "unit.c", "-o", "unit.o",
     ]  # fmt: skip
@@ -211,8 +211,8 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
         kernels.host = cuda.choose_host_compiler(tools.nvcc, compiler, store.identities, request.subject)
         seconds = _run_all(commands | kernels.commands(), work, request)
     if support is None:
-        support = store.publish_support(work, _support_key(compiler), _SUPPORT)
-    shared = [str(support / name) for name in _SUPPORT]
+        support = store.publish_support(work, _support_key(compiler), SUPPORT)
+    shared = [str(support / name) for name in SUPPORT]
     link = [compiler.path, *LINK_FLAGS, "unit.o", *kernels.objects, *shared]
     if request.launches:
         if runtime is None:
@@ -255,14 +255,15 @@ def _check_exports(request: Request) -> None:
     )
 
 
-_SUPPORT = ("glue.o", "libtorch_cpu.so", "libtorch.so")
+SUPPORT = ("glue.o", "libtorch_cpu.so", "libtorch.so")
 
 
 def _support_key(compiler: Compiler) -> str:
     return digest_of("\0".join([compiler.identity, headers_digest(), *GLUE_FLAGS]).encode())[:40]
 
 
-def _support_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
+def support_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
+    """Returns the commands that make the files named in SUPPORT, which every library is linked with."""
     (work / "stub.c").write_text(_stub_text())
     (work / "empty.c").write_text("")
 

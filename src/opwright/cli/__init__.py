@@ -15,6 +15,7 @@ VERBS = {
     "bench": "Measure how fast the operators of TARGET are.",
     "report": "Write one HTML page from the records of verify and bench.",
     "inspect": "Show the contract, schema and generated code of an operator.",
+    "wheel": "Build the wheel of a project: one for every torch, Python and GPU.",
     "pack": "Packs of Triton kernels: record, build, ls, verify, diff, tune, embed.",
     "doctor": "Say what is there, what is missing, and how to get it.",
     "explain": "Explain an error code, such as OPW104.",

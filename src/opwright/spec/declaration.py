@@ -8,31 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError, KernelFileError
+from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError
 from opwright.spec.annotations import read_outputs, read_parameters
 from opwright.spec.axes import Anonymous, Computed, Named, Variadic
 from opwright.spec.contract import MISSING, Contract, Output, Parameter, TensorType
+from opwright.spec.sources import KERNEL_FILES, Source, find_sources
 
-KERNEL_FILES = {"cpu": "cpu.cpp", "cuda": "cuda.cu", "triton": "triton.py"}
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
-
-
-@dataclass(frozen=True)
-class Source:
-    """The text of a kernel: a file, or a string in the declaration (`path` is then None).
-
-    `origin` and `line` say where the text stands, for messages.
-    """
-
-    backend: str
-    path: Path | None
-    inline: str | None
-    origin: str
-    line: int = 1
-
-    def read(self) -> str:
-        """Returns the text as it is now."""
-        return self.inline if self.path is None else self.path.read_text()
 
 
 @dataclass(frozen=True)
@@ -118,7 +100,7 @@ def declare(
         qualified_name=qualified_name,
         reference=reference,
         contract=contract,
-        sources=_find_sources(subject, file, kernels),
+        sources=find_sources(subject, file, kernels),
         random=random,
         autocast=autocast,
         module=reference.__module__,
@@ -341,42 +323,6 @@ def _bound_names(contract: Contract) -> tuple[dict[str, None], dict[str, None], 
 
 def _probe(axis: Computed, value: int) -> dict[str, int]:
     return dict.fromkeys(axis.names, value)
-
-
-def _find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | None]) -> dict[str, Source]:
-    folder = Path(file).parent
-    found: dict[str, Source] = {}
-    for backend, given in kernels.items():
-        if isinstance(given, str) and "\n" in given:
-            line = _line_of(given, file)
-            found[backend] = Source(
-                backend, None, given, file if line else f"<{backend} of {subject}>", line or 1
-            )
-            continue
-        path = folder / (given or KERNEL_FILES[backend])
-        if path.is_file():
-            kind = "triton" if path.suffix == ".py" else backend
-            found[backend] = Source(kind, path.resolve(), None, str(path))
-        elif given is not None:
-            raise KernelFileError(
-                subject,
-                f"the {backend} kernel does not exist",
-                rows=[("expected", str(path))],
-                hint="the path is relative to the declaring file; a source itself has a newline",
-            )
-    # Both run on GPUs: the one that the declaration names, else cuda.cu.
-    if "triton" in found and ("cuda" not in found or (kernels.get("triton") and not kernels.get("cuda"))):
-        found["cuda"] = found["triton"]
-    return found
-
-
-def _line_of(text: str, file: str) -> int | None:
-    """Returns the line of `file` on which an inline source starts, if it stands there literally."""
-    try:
-        at = Path(file).read_text().find(text)
-        return Path(file).read_text()[:at].count("\n") + 1 if at >= 0 else None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 __all__ = [

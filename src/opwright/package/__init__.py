@@ -1,0 +1,1 @@
+"""Wheels: one library for every torch, Python and GPU, built without any of them."""

@@ -1,0 +1,102 @@
+"""Collects the operators that a package declares, without torch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import opwright
+from opwright.errors import PackageError
+from opwright.package import torch_stand_in
+from opwright.spec.declaration import Declaration, declare, declare_backward
+
+_found: dict[str, Declaration] = {}
+
+
+def operator(
+    qualified_name: str,
+    cpu: str | Path | None = None,
+    cuda: str | Path | None = None,
+    triton: str | Path | None = None,
+    *,
+    random: bool = False,
+    data_dependent: Sequence[str] = (),
+    non_differentiable: Sequence[str] = (),
+    autocast: str | None = "promote",
+) -> Callable[[Callable[..., Any]], Any]:
+    """Notes a declaration, as `opwright.operator` reads it."""
+    names = sys._getframe(1).f_locals
+
+    def decorate(reference: Callable[..., Any]) -> Any:
+        declaration = declare(
+            qualified_name,
+            reference,
+            kernels={"cpu": cpu, "cuda": cuda, "triton": triton},
+            random=random,
+            data_dependent=data_dependent,
+            non_differentiable=non_differentiable,
+            autocast=autocast,
+            local_names=names,
+        )
+        return _Declared(declaration)
+
+    return decorate
+
+
+class _Declared(torch_stand_in.Anything):
+    """What the name of an operator is bound to."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        name = declaration.qualified_name
+        before = _found.get(name)
+        if before is not None:
+            raise PackageError(
+                declaration.name,
+                "it is declared twice",
+                rows=[("there", f"{before.file}:{before.line}"), ("here", f"{declaration.file}:{declaration.line}")],
+                hint="rename one of them",
+            )
+        _found[name] = declaration
+        self.declaration = declaration
+
+    def backward(self, reference: Callable[..., Any]) -> Any:
+        """Notes the declaration of a backward."""
+        return _Declared(declare_backward(self.declaration, reference, sys._getframe(1).f_locals))
+
+
+def collect(root: Path, package: str) -> list[Declaration]:
+    """Imports every module of a package, but its tests, and returns what they declare, by name.
+
+    To be called where torch is the stand-in.
+
+    Args:
+        root: the folder that the package lies in.
+
+    Raises:
+        PackageError: a module cannot be imported without torch, or nothing is declared.
+        DeclarationError: a declaration cannot be honoured.
+    """
+    opwright._HOMES["operator"] = __name__
+    sys.path.insert(0, str(root))
+    for path in sorted((root / package).rglob("*.py")):
+        relative = path.relative_to(root).with_suffix("")
+        if path.name.startswith(("test_", "conftest")) or path.name in ("__main__.py", "triton.py"):
+            continue
+        name = ".".join(relative.parts).removesuffix(".__init__")
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise PackageError(
+                name,
+                "it cannot be imported where the wheel is built",
+                rows=[("reason", str(error))],
+                hint="add what it imports to `requires` in [build-system], or import it where it is used",
+            ) from error
+    if not _found:
+        raise PackageError(
+            package, "it declares no operator", hint=f"`opwright new --op {package}/my_op` adds one"
+        )
+    return [_found[name] for name in sorted(_found)]

@@ -1,0 +1,256 @@
+"""Builds the one library of a package: CPU kernels for several levels of x86-64, CUDA kernels for several GPUs.
+
+Sources are compiled apart from each other, and each for every level. What they define without meaning to
+share it (a helper of the same name in two files, an inline function of a header compiled with other
+instructions) must not be merged by the linker: so of every object only the kernels' entries stay visible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opwright import __version__
+from opwright.build import cuda
+from opwright.build.compile import SUPPORT, make_request, support_commands
+from opwright.build.diagnostics import compile_error
+from opwright.build.glue import entry_symbol, glue_text, header_text
+from opwright.build.steps import StepFailed, run_all
+from opwright.build.toolchain import GLUE_FLAGS, INCLUDE, KERNEL_FLAGS, LINK_FLAGS, NATIVE, find_compiler
+from opwright.errors import NoCompilerError, NoNvccError, PackageError
+from opwright.spec.declaration import Declaration
+from opwright.spec.schema import schema_of
+from opwright.spec.sources import Source
+
+# The newest torch of whose stable ABI the glue takes anything.
+MINIMUM_TORCH = (2, 11)
+
+# What kernels are compiled for, from the oldest to the newest: the first fits every machine.
+LEVELS = {
+    "x86_64": {"v2": ("-march=x86-64-v2",), "v3": ("-march=x86-64-v3",), "v4": ("-march=x86-64-v4",)},
+    "aarch64": {"base": ("-march=armv8-a",)},
+}
+ARCHITECTURES = ("80", "90", "100")
+
+
+@dataclass
+class Options:
+    """What a library is built for."""
+
+    architectures: tuple[str, ...] = ARCHITECTURES
+    levels: tuple[str, ...] = ()  # all of the machine's
+
+
+@dataclass
+class _Piece:
+    """One source, compiled for one level or for all GPUs."""
+
+    backend: str  # "cpu" or "cuda"
+    variant: str  # "cpu_v3", "cuda"
+    source: Source
+    unit: list[Declaration]
+    flags: tuple[str, ...]
+    folder: Path
+    part: str = ""
+
+    @property
+    def stem(self) -> str:
+        return f"{self.folder.name}_{self.variant}{self.part}"
+
+    def symbols(self) -> dict[str, str]:
+        """Returns the names that stay visible, by those in the object."""
+        ends = ("", "_dtypes", "_16bit", "_dtypes_16bit")
+        return {
+            entry_symbol(self.backend, d.name) + end: entry_symbol(self.variant, d.name) + end
+            for d in self.unit
+            for end in ends
+        }
+
+
+def build_library(declarations: Sequence[Declaration], root: Path, work: Path, options: Options) -> dict[str, Any]:
+    """Builds `work/library.so`; returns what it holds and what it was made from.
+
+    Args:
+        declarations: all operators of the package.
+        root: the folder that the package lies in; paths in messages and records are relative to it.
+
+    Raises:
+        PackageError: the operators have several namespaces.
+        NoCompilerError, NoNvccError: a compiler is missing.
+        CompileError: a kernel does not compile.
+    """
+    namespaces = sorted({d.namespace for d in declarations})
+    if len(namespaces) > 1:
+        raise PackageError(
+            namespaces[1], "the operators of a wheel have one namespace", rows=[("found", ", ".join(namespaces))],
+            hint="make a project of each",
+        )  # fmt: skip
+    identities = work / "identities"
+    identities.mkdir()
+    compiler = find_compiler(identities)
+    if compiler is None:
+        raise NoCompilerError(namespaces[0], "there is no C++ compiler", hint="`apt-get install g++`")
+    machine = platform.machine()
+    levels = {n: f for n, f in LEVELS[machine].items() if not options.levels or n in options.levels}
+    pieces = _pieces(declarations, levels, options, work)
+    has_cuda = any(piece.backend == "cuda" for piece in pieces)
+    nvcc = cuda.find_nvcc(identities) if has_cuda else None
+    if has_cuda and nvcc is None:
+        raise NoNvccError(
+            namespaces[0], "there is no CUDA compiler (nvcc) for its kernels",
+            hint="`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`, "
+            "or `--no-cuda` for a wheel without them",
+        )  # fmt: skip
+    variants = list(dict.fromkeys(piece.variant for piece in pieces))
+    prefix = (f"-ffile-prefix-map={root}=.", f"-ffile-prefix-map={work}=.", f"-ffile-prefix-map={NATIVE}=opwright")
+    commands: dict[str, list[str]] = dict(support_commands(compiler, work))
+    (work / "unit.c").write_text(glue_text(declarations, variants))
+    shutil.copy(NATIVE / "src" / "level.c", work / "level.c")
+    for name in ("unit", "level"):
+        commands[name] = [
+            compiler.path, *GLUE_FLAGS, *prefix, "-I", str(NATIVE / "src"), "-c", f"{name}.c", "-o", f"{name}.o"
+        ]  # fmt: skip
+    # Slow ones first, so that none is left alone at the end.
+    for piece in sorted(pieces, key=lambda p: (p.backend != "cuda", -len(p.source.read()))):
+        path = piece.source.path or _written(piece)
+        header = str(piece.folder / f"contract_{piece.backend}.h")
+        if piece.backend == "cuda":
+            flags = [*piece.flags, *(f"-Xcompiler={flag}" for flag in prefix)]
+            commands[piece.stem] = cuda.compile_command(nvcc, compiler.path, flags, path, header, piece.stem)
+        else:
+            commands[piece.stem] = [
+                compiler.path, *piece.flags, *prefix, "-I", str(INCLUDE), "-include", header,
+                "-c", str(path), "-o", f"{piece.stem}.o",
+            ]  # fmt: skip
+    started = time.perf_counter()
+    try:
+        seconds = run_all(commands, work)
+    except StepFailed as failed:
+        piece = next((p for p in pieces if p.stem == failed.step), None)
+        if piece is None:
+            raise PackageError(failed.step, "it cannot be compiled", body=failed.output) from None
+        request = make_request(piece.unit, (piece.backend,))
+        raise compile_error(request, failed.step, failed.output, failed.log) from None
+    for piece in pieces:
+        _hide(piece, work)
+    _check_entries(pieces, work)
+    link = [compiler.path, *LINK_FLAGS, "-Wl,-s", "unit.o", "level.o", *(f"{p.stem}.o" for p in pieces), *SUPPORT]
+    if nvcc:
+        link += cuda.link_flags(nvcc)
+    run_all({"link": [*link, "-o", "library.so"]}, work)
+    seconds["all"] = time.perf_counter() - started
+    return {
+        "opwright": __version__,
+        "namespace": namespaces[0],
+        "minimum_torch": list(MINIMUM_TORCH),
+        "machine": machine,
+        "library": hashlib.sha256((work / "library.so").read_bytes()).hexdigest(),
+        "levels": list(levels),
+        "architectures": [f"sm_{a}" for a in options.architectures] + ["PTX"] if has_cuda else [],
+        "operators": {
+            d.qualified_name: {
+                "schema": schema_of(d.contract, d.name),
+                "backends": sorted({p.backend for p in pieces if d in p.unit}),
+            }
+            for d in declarations
+        },
+        "compilers": [compiler.identity.splitlines()[0], *([nvcc.identity] if nvcc else [])],
+        "flags": {
+            "cpu": {level: " ".join(_cpu_flags(flags)) for level, flags in levels.items()},
+            "cuda": " ".join(_cuda_flags(options)) if has_cuda else "",
+        },
+        "sources": _digests(pieces, root),
+    }  # fmt: skip
+
+
+def _pieces(
+    declarations: Sequence[Declaration], levels: dict[str, tuple[str, ...]], options: Options, work: Path
+) -> list[_Piece]:
+    units: dict[tuple[str, Source], list[Declaration]] = {}
+    for declaration in declarations:
+        for backend in ("cpu", "cuda"):
+            source = declaration.sources.get(backend)
+            if source is not None and source.backend == backend and (backend == "cpu" or options.architectures):
+                units.setdefault((backend, source), []).append(declaration)
+    found = []
+    for (backend, source), unit in units.items():
+        folder = work / f"{unit[0].name}_{len(found)}"
+        folder.mkdir()
+        (folder / f"contract_{backend}.h").write_text(header_text(unit, backend))
+        if backend == "cpu":
+            found += [
+                _Piece(backend, f"cpu_{level}", source, unit, _cpu_flags(flags), folder)
+                for level, flags in levels.items()
+            ]
+            continue
+        for part in cuda.parts_of(source.read()):
+            flags = (*_cuda_flags(options), *cuda.PARTS[part])
+            found.append(_Piece(backend, "cuda", source, unit, flags, folder, part))
+    return found
+
+
+def _cpu_flags(level: Sequence[str]) -> tuple[str, ...]:
+    fixed = [f for f in KERNEL_FLAGS if not f.startswith(("-march", "-mcpu", "-ffile-prefix-map"))]
+    # Else static variables of inline functions are shared with those compiled for other levels.
+    return (*level, *fixed, "-fno-gnu-unique")
+
+
+def _cuda_flags(options: Options) -> tuple[str, ...]:
+    kept = [f for f in cuda.NVCC_FLAGS if "-ffile-prefix-map" not in f]
+    return (*kept, "-Xcompiler=-fno-gnu-unique", *cuda.architecture_flags(options.architectures))
+
+
+def _written(piece: _Piece) -> Path:
+    """Returns a file with a source that stands in the declaration."""
+    path = piece.folder / f"source.{'cpp' if piece.backend == 'cpu' else 'cu'}"
+    path.write_text(piece.source.inline)
+    return path
+
+
+def _hide(piece: _Piece, work: Path) -> None:
+    """Leaves only the kernels' entries visible, under the names of their variant."""
+    path, symbols = work / f"{piece.stem}.o", piece.symbols()
+    joined = work / f"{piece.stem}.joined.o"
+    subprocess.run(["ld", "-r", "--force-group-allocation", "-o", joined, path], check=True)
+    subprocess.run(
+        [
+            "objcopy",
+            *(f"--keep-global-symbol={name}" for name in symbols.values()),  # as they are renamed
+            *(f"--redefine-sym={old}={new}" for old, new in symbols.items() if old != new),
+            joined, path,
+        ],
+        check=True,
+    )  # fmt: skip
+
+
+def _check_entries(pieces: Sequence[_Piece], work: Path) -> None:
+    """Refuses objects without the entries of their operators: the references would run, and nobody would know."""
+    found: dict[str, set[str]] = {}
+    for piece in pieces:
+        listed = subprocess.run(
+            ["nm", "--defined-only", "--extern-only", "--format=just-symbols", work / f"{piece.stem}.o"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        found.setdefault(piece.variant, set()).update(listed.stdout.split())
+    for piece in pieces:
+        for declaration in piece.unit:
+            symbol = entry_symbol(piece.variant, declaration.name)
+            is_there = {symbol, f"{symbol}_16bit"} & found[piece.variant]
+            if not is_there and f"OPWRIGHT_KERNEL({declaration.name}" in piece.source.read().replace(" ", ""):
+                raise PackageError(declaration.name, "its kernel is lost on the way", rows=[("object", piece.stem)])
+
+
+def _digests(pieces: Sequence[_Piece], root: Path) -> dict[str, str]:
+    found = {}
+    for piece in pieces:
+        path = piece.source.path
+        name = str(path.relative_to(root.resolve())) if path else f"{piece.unit[0].qualified_name} ({piece.backend})"
+        found[name] = hashlib.sha256(piece.source.read().encode()).hexdigest()
+    return dict(sorted(found.items()))

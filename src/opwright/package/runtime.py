@@ -1,0 +1,87 @@
+"""The part of the toolkit that a wheel brings along, so that its operators need torch alone.
+
+It lies in the package as `_opwright`, so that packages made by different versions do not meet. Modules that
+build kernels are replaced by those in `shipped/`; imports are rewritten, in it and in the package.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+_TOOLKIT = Path(__file__).resolve().parent.parent
+_TAKEN = ("errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
+_LEFT = ("spec/samples.py",)
+_REPLACED = {
+    "__init__.py": "init.py",
+    "jaxtyping.py": "jaxtyping.py",
+    "build/__init__.py": "__init__.py",
+    "build/cuda.py": "cuda.py",
+    "dispatch/kernels.py": "kernels.py",
+    "spec/dryrun.py": "dryrun.py",
+    "spec/sources.py": "sources.py",
+}
+
+
+def runtime_files(package: str) -> dict[str, str]:
+    """Returns the texts of the modules that go into a package, by their paths in it."""
+    paths = {
+        str(path.relative_to(_TOOLKIT)): path for pattern in _TAKEN for path in sorted(_TOOLKIT.glob(pattern))
+    }
+    paths |= {name: _TOOLKIT / "package" / "shipped" / source for name, source in _REPLACED.items()}
+    return {
+        f"_opwright/{name}": rewritten(path.read_text(), package)
+        for name, path in sorted(paths.items())
+        if name not in _LEFT
+    }
+
+
+def rewritten(text: str, package: str) -> str:
+    """Returns the text of a module that imports the package's own runtime in place of opwright and jaxtyping."""
+    lines = text.splitlines(keepends=True)
+    for node in _imports(ast.parse(text)):
+        first, last = node.lineno - 1, node.end_lineno
+        before = "".join(lines[first:last])
+        lines[first] = before[: node.col_offset] + _moved(node, package) + before[_end(node, lines) :]
+        lines[first + 1 : last] = ["\n"] * (last - first - 1)  # what follows keeps its line
+    return "".join(lines)
+
+
+def _end(node: ast.stmt, lines: list[str]) -> int:
+    return sum(len(line) for line in lines[node.lineno - 1 : node.end_lineno - 1]) + node.end_col_offset
+
+
+def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in ast.walk(tree):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        if any(name.split(".")[0] in ("opwright", "jaxtyping") for name in names):
+            yield node
+
+
+def _moved(node: ast.Import | ast.ImportFrom, package: str) -> str:
+    if isinstance(node, ast.ImportFrom):
+        node = ast.ImportFrom(_place(node.module, package), node.names, 0)
+        return ast.unparse(node)
+    statements = []
+    for alias in node.names:
+        top = alias.name.split(".")[0]
+        place = _place(alias.name, package)
+        if alias.asname:
+            statements.append(f"import {place} as {alias.asname}")
+        elif top in ("opwright", "jaxtyping"):
+            statements.append(f"import {_place(top, package)} as {top}")
+            if alias.name != top:
+                statements.append(f"import {place}")
+        else:
+            statements.append(f"import {alias.name}")
+    return "; ".join(statements)
+
+
+def _place(name: str, package: str) -> str:
+    top, *rest = name.split(".")
+    if top == "opwright":
+        return ".".join([package, "_opwright", *rest])
+    return f"{package}._opwright.{name}" if top == "jaxtyping" else name

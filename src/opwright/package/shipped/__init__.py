@@ -1,0 +1,1 @@
+"""What an installed wheel has in place of parts of the toolkit; see `opwright.package.runtime`."""

@@ -1,0 +1,9 @@
+"""References were tried when the wheel was made. In place of `spec/dryrun.py`."""
+
+from __future__ import annotations
+
+from opwright.spec.declaration import Declaration
+
+
+def dry_run(declaration: Declaration) -> None:
+    """Does nothing."""

@@ -1,0 +1,106 @@
+"""Which library holds an operator's kernels: the one that lies in the package. In place of `dispatch/kernels.py`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opwright.dispatch import registry
+from opwright.errors import PackageError
+from opwright.spec.schema import schema_of
+
+if TYPE_CHECKING:
+    from opwright.dispatch.operator import Operator
+    from opwright.spec.declaration import Declaration
+
+BACKENDS = ("cpu", "cuda")
+
+_FOLDER = Path(__file__).resolve().parent.parent
+_registered: set[str] = set()
+
+
+@functools.cache
+def provenance() -> dict[str, Any]:
+    """Returns what the library holds and what it was made from."""
+    return json.loads((_FOLDER / "provenance.json").read_text())
+
+
+def ensure_loaded(operator: Operator, backend: str) -> bool:
+    """Registers the kernels of a backend, at the first call of any operator; returns whether it has the operator's.
+
+    Raises:
+        PackageError: the library cannot be used here, or is another build's.
+    """
+    name = operator.declaration.qualified_name
+    held = provenance()["operators"].get(name)
+    if held is None or backend not in held["backends"]:
+        return False
+    if backend in _registered:
+        return True
+    schema = schema_of(operator.contract, operator.declaration.name)
+    if held["schema"] != schema:
+        raise _error("its Python files are of another build than its library", rows=[("library", held["schema"]), ("files", schema)])
+    with registry.lock:
+        if backend not in _registered:
+            library = _library()
+            variant = f"cpu_{library.opwright_level().decode()}" if backend == "cpu" else backend
+            if library.opwright_register(variant.encode()) != 0:
+                raise _error(f"PyTorch refuses its {backend} kernels", rows=[("kernels", variant)])
+            _registered.add(backend)
+    return True
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    check_torch()
+    made = provenance()
+    path = _FOLDER / "library.so"
+    if platform.system() != "Linux" or platform.machine() != made["machine"]:
+        raise _error(
+            "this wheel is for another platform",
+            rows=[("wheel", f"Linux {made['machine']}"), ("here", f"{platform.system()} {platform.machine()}")],
+        )
+    if hashlib.sha256(path.read_bytes()).hexdigest() != made["library"]:  # the loader would kill the process
+        raise _error("its library is damaged, or of another build", rows=[("library", str(path))])
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise _error("its library cannot be loaded", rows=[("library", str(path)), ("reason", str(error))]) from None
+    library.opwright_level.restype = ctypes.c_char_p
+    return library
+
+
+def check_torch() -> None:
+    """Raises PackageError if this torch is older than the library needs."""
+    needed = tuple(provenance()["minimum_torch"])
+    found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if found < needed:
+        text = ".".join(map(str, needed))
+        raise _error(
+            "it needs a newer torch", rows=[("torch here", torch.__version__), ("needed", f"{text} or newer")],
+            hint=f"`pip install 'torch>={text}'`, or an older version of this package",
+        )  # fmt: skip
+
+
+def _error(rule: str, rows: list[tuple[str, str]], hint: str = "") -> PackageError:
+    package = __name__.split("._opwright")[0]
+    return PackageError(
+        package, rule, rows=rows, hint=hint or f"`pip install --force-reinstall --no-deps {package.replace('_', '-')}`"
+    )
+
+
+def unload(declaration: Declaration) -> None:
+    """Does nothing: what is declared again has the kernels that it had."""
+
+
+def is_loaded(operator: Operator, backend: str) -> bool:
+    """Returns whether the operator's kernels for a backend are the registered ones."""
+    held = provenance()["operators"].get(operator.declaration.qualified_name)
+    return backend in _registered and held is not None and backend in held["backends"]

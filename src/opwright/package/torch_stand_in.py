@@ -1,0 +1,100 @@
+"""Stands in for torch while the operators of a package are collected, so that a wheel is built without it.
+
+Declarations need the names of dtypes and the class Tensor; what else a module does with torch when it is
+imported (a subclass of nn.Module, a constant, a decorator) gives a value of which anything may be asked.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+_OTHERS = ("uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128")
+
+
+class dtype:
+    """A dtype by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_floating_point = name in _FLOATS
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class Tensor:
+    """The class that annotations name."""
+
+
+class Anything:
+    """A value of which nothing is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A decorator without arguments leaves its function as it is.
+        return args[0] if len(args) == 1 and isinstance(args[0], types.FunctionType) and not kwargs else self
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def __or__(self, other: Any) -> Any:
+        return self
+
+    __ror__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __or__
+    __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = __neg__ = __or__
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class _Module(types.ModuleType):
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        is_torch = name == "torch" or name.startswith("torch.")
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_torch else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__name__ == "torch":
+            module.Tensor, module.dtype = Tensor, dtype
+            for name in (*_FLOATS, *_OTHERS):
+                setattr(module, name, dtype(name))
+
+
+def install() -> None:
+    """Makes every later import of torch give the stand-in, also where there is a torch."""
+    if "torch" in sys.modules:
+        raise RuntimeError("torch is imported already")
+    sys.meta_path.insert(0, _Finder())

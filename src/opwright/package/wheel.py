@@ -1,0 +1,162 @@
+"""Completes a wheel that a build backend has made: the library, the runtime, stubs, and the right tag.
+
+Any backend packs the Python files of a project; what makes them a wheel of operators is added here, in the
+same way for all. Nothing in a wheel depends on when or where it was made.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opwright.build.elf import read_library
+from opwright.errors import OpwrightError, PackageError
+from opwright.package.runtime import rewritten, runtime_files
+
+# Of a package, what its wheel does without: tests, and the sources of what is in the library.
+_LEFT = re.compile(r"(^|/)(test_[^/]*\.py|conftest\.py|__snapshots__/.*|[^/]*\.(cpp|cu|cuh|h|hpp)|triton\.py|NOTES\.md)$")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def platform_tag(library: Path) -> str:
+    """Returns the platform of a wheel with this library: the oldest glibc that has what it needs."""
+    needed = read_library(library).newest_version("GLIBC") or "2.17"
+    major, minor = (int(part) for part in needed.split(".")[:2])
+    return f"manylinux_{major}_{max(minor, 17)}_{platform.machine()}"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A library that is to go into a wheel.
+
+    Attributes:
+        folder: where `library.so` lies.
+        package: the import name of the package.
+        provenance: what it holds and what it was made from.
+        tag: of the wheel.
+    """
+
+    folder: Path
+    package: str
+    provenance: dict[str, Any]
+    tag: str
+
+
+def build(root: Path, package: str, folder: Path, options: Mapping[str, Any]) -> Built:
+    """Builds the library of a package.
+
+    Args:
+        root: the folder that the package lies in.
+        package: its import name.
+        folder: an empty folder to build in.
+        options: `architectures`, `levels`, as in pyproject.toml.
+
+    Raises:
+        OpwrightError: it cannot be built.
+    """
+    provenance = _build(root, package, folder, options)
+    provenance["commit"], provenance["dirty"] = _commit(root)
+    return Built(folder, package, provenance, f"py3-none-{platform_tag(folder / 'library.so')}")
+
+
+def complete_wheel(wheel: Path, built: Built) -> None:
+    """Puts the library into a wheel of Python files, with the runtime and stubs, and rewrites its imports."""
+    package = built.package
+    files = _contents(wheel, package, built.tag)
+    files |= {f"{package}/{name}": text.encode() for name, text in runtime_files(package).items()}
+    files[f"{package}/_opwright/library.so"] = (built.folder / "library.so").read_bytes()
+    files[f"{package}/_opwright/provenance.json"] = (json.dumps(built.provenance, indent=1) + "\n").encode()
+    part = wheel.with_suffix(".part")
+    _write(part, files)
+    os.replace(part, wheel)
+
+
+def _build(root: Path, package: str, work: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds the library in a process whose torch is the stand-in."""
+    order = {"root": str(root), "package": package, "work": str(work), **options}
+    result = subprocess.run(
+        [sys.executable, "-m", "opwright.package.process", json.dumps(order)], stdout=subprocess.PIPE, text=True
+    )
+    if result.returncode != 0:
+        try:
+            raise _Failed(json.loads(result.stdout))
+        except ValueError:
+            raise PackageError(package, "its library could not be built", rows=[("exit status", str(result.returncode))]) from None
+    return json.loads(result.stdout)
+
+
+class _Failed(PackageError):
+    """An error of the process that builds, with its own code and text."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.code = found["code"]  # the text names it
+        rows = [tuple(row) for row in found["rows"]]
+        super().__init__(found["subject"], found["rule"], rows=rows, body=found["body"], hint=found["hint"])
+
+
+def describe(error: OpwrightError) -> dict[str, Any]:
+    """Returns what `_Failed` is made from."""
+    rows = [(str(name), str(value)) for name, value in error.rows]
+    parts = {"code": error.code, "subject": error.subject, "rule": error.rule, "body": error.body, "hint": error.hint}
+    return parts | {"rows": rows}
+
+
+def _commit(root: Path) -> tuple[str | None, bool]:
+    """Returns the commit that the sources are of, and whether they differ from it."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        return git("rev-parse", "HEAD").strip(), bool(git("status", "--porcelain", "--", ".").strip())
+    except (OSError, subprocess.CalledProcessError):
+        return None, False
+
+
+def _contents(wheel: Path, package: str, tag: str) -> dict[str, bytes]:
+    """Returns the files of a wheel: its package without what is left out, with imports and metadata changed."""
+    found = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name.endswith(("/", "/RECORD")):
+                continue
+            if name.startswith(f"{package}/"):
+                if _LEFT.search(name):
+                    continue
+                if name.endswith(".py"):
+                    data = rewritten(data.decode(), package).encode()
+            elif name.endswith(".dist-info/WHEEL"):
+                data = re.sub(rb"Tag: .*\n", b"", data).rstrip() + f"\nTag: {tag}\n".encode()
+                data = data.replace(b"Root-Is-Purelib: true", b"Root-Is-Purelib: false")
+            found[name] = data
+    return found
+
+
+def _write(path: Path, files: dict[str, bytes]) -> None:
+    """Writes a wheel with its RECORD, in a fixed order and with a fixed time."""
+    info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/WHEEL"))
+    rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in sorted(files.items())]
+    record = f"{info}/RECORD"
+    ordered = sorted(files.items(), key=lambda item: (item[0].startswith(info), item[0]))
+    ordered.append((record, ("\n".join([*rows, f"{record},,"]) + "\n").encode()))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in ordered:
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

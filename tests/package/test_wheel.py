@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from opwright.package.audit import audit_wheel
+
 pytestmark = pytest.mark.compiler
 
 PYPROJECT = """
@@ -148,6 +150,15 @@ def test_its_name_and_contents(wheel: Path) -> None:
     assert made["sources"].keys() == {"sample_ops/twice/cpu.cpp", "sample_ops/thrice/cpu.cpp"}
 
 
+def test_it_has_no_problems(wheel: Path) -> None:
+    audit = audit_wheel(wheel)
+    assert audit.passed, audit.problems
+    facts = dict(audit.facts)
+    assert facts["minimum torch"] == "2.11"
+    assert facts["GPU kernels"] == "none"
+    assert "its stable ABI" in facts["  of torch"]
+
+
 def test_operators_without_opwright(run) -> None:
     run("""
         import torch, sample_ops
@@ -188,6 +199,38 @@ def test_two_builds_are_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     (again,) = (tmp_path / "dist").iterdir()
     assert again.name == wheel.name
     assert again.read_bytes() == wheel.read_bytes()
+
+
+SETUP = """
+from setuptools import find_packages, setup
+from opwright.package.setuptools import wheel_commands
+setup(
+    name="sample-ops", version="1.0", packages=find_packages("src"), package_dir={"": "src"},
+    cmdclass=wheel_commands(architectures=[], levels=["v2"]),
+)
+"""
+
+
+def test_a_project_with_a_setup_py(run, tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project")
+    (project / "setup.py").write_text(SETUP)
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools", "opwright"]\nbuild-backend = "setuptools.build_meta"\n'
+    )
+    result = build(project, tmp_path / "dist")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (found,) = (tmp_path / "dist").iterdir()
+    assert found.name.startswith("sample_ops-1.0-py3-none-manylinux_2_")
+    with zipfile.ZipFile(found) as archive:
+        assert json.loads(archive.read("sample_ops/_opwright/provenance.json"))["levels"] == ["v2"]
+        archive.extractall(tmp_path / "installed")
+    run("""
+        import torch, sample_ops
+        from sample_ops._opwright.dispatch import kernels
+        kernels._library().opwright_level = lambda: b"v2"
+        assert torch.equal(sample_ops.thrice(torch.ones(2, 3)), torch.full((2, 3), 3.0))
+        assert kernels.is_loaded(sample_ops.thrice.operator, "cpu")
+    """, folder=tmp_path / "installed")
 
 
 # --- what goes wrong in a build ----------------------------------------------------------------------------

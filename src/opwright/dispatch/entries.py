@@ -50,6 +50,10 @@ class _Packet(torch._ops.OpOverloadPacket):
         return self.opwright_function(*args, **kwargs)
 
 
+# Of each namespace, what holds the twins of all its operators. They stay for ever.
+_twins: dict[str, torch.library.Library] = {}
+
+
 def signature_of(declaration: Declaration) -> tuple:
     """Returns what two declarations must have in common to share entries."""
     contract = declaration.contract
@@ -97,7 +101,9 @@ class Entries:
         if declaration.random:
             tags.append(torch.Tag.nondeterministic_seeded)
         self._library = public = torch.library.Library(self._namespace, "FRAGMENT")
-        self._twins = twins = torch.library.Library(self._namespace, "FRAGMENT")
+        if self._namespace not in _twins:
+            _twins[self._namespace] = torch.library.Library(self._namespace, "FRAGMENT")
+        twins = _twins[self._namespace]
         kernel, reference = kernel_twin(name, self.generation), reference_twin(name, self.generation)
         for twin in (kernel, reference):
             twins.define(coded_schema_of(contract, twin), tags=tags)

@@ -23,6 +23,18 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 def normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
     """Returns a function that turns the arguments of a call into a tuple in schema order."""
+    made: Callable[..., tuple[Any, ...]] | None = None
+
+    def normalize(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        nonlocal made
+        if made is None:  # only now: most operators of a package are never called this way
+            made = _compile_normalizer(contract)
+        return made(*args, **kwargs)
+
+    return normalize
+
+
+def _compile_normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
     names = [p.name for p in contract.parameters]
     source = f"def normalize({_signature(contract, out=False)}):\n    return ({', '.join(names)},)\n"
     namespace: dict[str, Any] = {}

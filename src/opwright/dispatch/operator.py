@@ -296,6 +296,11 @@ class Operator:
                     hint="`torch.empty_like(result)` of a first call without `out=`",
                 )
 
+    def _record_first(self, compute: Callable[..., Any], *values: Any) -> Any:
+        """Makes the node when the first call is recorded: that takes as long as all the rest of a declaration."""
+        self.record = recorder(self)
+        return self.record(compute, *values)
+
     def _set_saved(self, backward: Operator | None) -> None:
         names = [p.name for p in self.contract.parameters]
         # What second derivatives need: saved outputs that no gradient flows through.
@@ -317,7 +322,7 @@ class Operator:
         elif backward is None and self.declaration.random:
             self.record = composite_recorder(self)
         else:
-            self.record = recorder(self)
+            self.record = self._record_first
 
     def explain(self, error: Exception, values: Sequence[Any]) -> Exception:
         """Returns the error to raise in place of one from below: the broken rule of the contract, if any."""

@@ -152,6 +152,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         "minimum_torch": list(MINIMUM_TORCH),
         "machine": machine,
         "library": hashlib.sha256((work / "library.so").read_bytes()).hexdigest(),
+        "bytes": (work / "library.so").stat().st_size,
         "levels": list(levels),
         "architectures": [f"sm_{a}" for a in options.architectures] + ["PTX"] if has_cuda else [],
         "operators": {

@@ -23,6 +23,7 @@ from typing import Any
 from opwright.build.elf import read_library
 from opwright.errors import OpwrightError, PackageError
 from opwright.package.runtime import rewritten, runtime_files
+from opwright.package.stubs import stub_of
 
 # Of a package, what its wheel does without: tests, and the sources of what is in the library.
 _LEFT = re.compile(r"(^|/)(test_[^/]*\.py|conftest\.py|__snapshots__/.*|[^/]*\.(cpp|cu|cuh|h|hpp)|triton\.py|NOTES\.md)$")
@@ -135,11 +136,15 @@ def _contents(wheel: Path, package: str, tag: str) -> dict[str, bytes]:
                 if _LEFT.search(name):
                     continue
                 if name.endswith(".py"):
-                    data = rewritten(data.decode(), package).encode()
+                    text = data.decode()
+                    data = rewritten(text, package).encode()
+                    stub = stub_of(text, is_package=name.endswith("/__init__.py"))
+                    found.setdefault(f"{name}i", rewritten(stub, package).encode())
             elif name.endswith(".dist-info/WHEEL"):
                 data = re.sub(rb"Tag: .*\n", b"", data).rstrip() + f"\nTag: {tag}\n".encode()
                 data = data.replace(b"Root-Is-Purelib: true", b"Root-Is-Purelib: false")
             found[name] = data
+    found.setdefault(f"{package}/py.typed", b"")
     return found
 
 

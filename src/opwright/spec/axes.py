@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,17 @@ class Anonymous:
         return "_"
 
 
+@functools.cache
+def _tree_of(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+@functools.cache
+def _names_in(text: str) -> tuple[str, ...]:
+    found = [node.id for node in ast.walk(_tree_of(text)) if isinstance(node, ast.Name)]
+    return tuple(dict.fromkeys(name for name in found if name not in _CALLS))
+
+
 @dataclass(frozen=True)
 class Computed:
     """`4*h`: the value of an expression of named axes and int arguments."""
@@ -61,12 +73,11 @@ class Computed:
     @property
     def names(self) -> tuple[str, ...]:
         """The names in the expression, in order of appearance."""
-        found = [node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)]
-        return tuple(dict.fromkeys(name for name in found if name not in _CALLS))
+        return _names_in(self.text)
 
     @property
     def _tree(self) -> ast.expr:
-        return ast.parse(self.text, mode="eval").body
+        return _tree_of(self.text)
 
     def evaluate(self, sizes: Mapping[str, Any]) -> Any:
         """Returns the value; `sizes` must hold every name (KeyError otherwise)."""

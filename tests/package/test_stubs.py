@@ -1,0 +1,87 @@
+"""Stubs in a wheel: what type checkers and editors see of operators."""
+
+import ast
+
+from opwright.package.stubs import stub_of
+
+MODULE = '''"""An operator."""
+from __future__ import annotations
+import math
+from typing import Literal, TypeVar
+from jaxtyping import Float, Int
+from torch import Tensor
+from opwright import Mutates, operator
+
+Mode = Literal["a", "b"]
+T = TypeVar("T")
+LIMIT = math.pi
+_table = {}
+
+@operator("my::scale")
+def scale(x: Float[Tensor, "*batch n"], s: Float[Tensor, "n"] | None, ks: list[Int[Tensor, "n"]], *, mode: Mode = "a") -> Float[Tensor, "*batch n"]:
+    """x times s."""
+    return x * s
+
+@scale.backward
+def scale_backward(grad_output, x, s, *, mode="a"):
+    return grad_output
+
+@operator("my::fill")
+def fill(x: Mutates[Float[Tensor, "n"]]) -> None:
+    x.fill_(1)
+
+def _hidden(): ...
+
+class Layer:
+    """Scales."""
+    size: int = 3
+    @property
+    def width(self) -> int:
+        return 3
+'''
+
+
+def test_a_module() -> None:
+    assert stub_of(MODULE) == '''"""An operator."""
+from typing import Any
+from typing import Literal, TypeVar
+from torch import Tensor
+Mode = Literal['a', 'b']
+T = TypeVar('T')
+LIMIT: Any
+
+def scale(x: Tensor, s: Tensor | None, ks: list[Tensor], *, mode: Mode='a', out: Tensor | None=None) -> Tensor:
+    """x times s.
+
+Shapes:
+    x: Float[Tensor, '*batch n']
+    s: Float[Tensor, 'n'] | None
+    ks: list[Int[Tensor, 'n']]
+    returns: Float[Tensor, '*batch n']
+"""
+    ...
+
+def scale_backward(grad_output, x, s, *, mode='a'):
+    ...
+
+def fill(x: Tensor) -> None:
+    """Shapes:
+    x: Mutates[Float[Tensor, 'n']]
+"""
+    ...
+
+class Layer:
+    """Scales."""
+    size: int = ...
+
+    @property
+    def width(self) -> int:
+        ...
+'''
+
+
+def test_a_package_keeps_what_it_imports_for_others() -> None:
+    text = "from my.scale import scale\nfrom my.layer import Layer as Layer\n"
+    assert stub_of(text, is_package=True) == text
+    assert stub_of(text) == "from my.layer import Layer as Layer\n"
+    ast.parse(stub_of(""))

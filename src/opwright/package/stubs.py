@@ -69,14 +69,14 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
     if node.returns is not None and _has_shape(node.returns):
         shapes.append(("returns", ast.unparse(node.returns)))
     made.returns = node.returns and _plain(node.returns)
-    if is_operator:
+    if is_operator and not isinstance(made.returns, ast.Constant):
         optional = ast.BinOp(ast.Name("Tensor"), ast.BitOr(), ast.Constant(None))
         made.args.kwonlyargs.append(ast.arg("out", ast.Name("Any") if _is_several(made.returns) else optional))
         made.args.kw_defaults.append(ast.Constant(None))
     doc = ast.get_docstring(node)
     if shapes:
         lines = [f"    {name}: {shape}" for name, shape in shapes]
-        doc = "\n".join([doc or "", *([""] if doc else []), "Shapes:", *lines, ""])
+        doc = "\n".join([*([doc, ""] if doc else []), "Shapes:", *lines, ""])
     made.body = [*([ast.Expr(ast.Constant(doc))] if doc else []), _dots()]
     return made
 

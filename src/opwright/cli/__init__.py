@@ -9,6 +9,7 @@ from opwright.errors import OpwrightError
 
 SUMMARY = "Write a PyTorch operator once: build it, check it, measure it."
 VERBS = {
+    "new": "Write a project, or with --op an operator of one.",
     "list": "List the operators of TARGET.",
     "build": "Build the kernels of TARGET ahead of their first call.",
     "verify": "Check whether the operators of TARGET are right.",

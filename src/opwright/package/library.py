@@ -25,6 +25,7 @@ from opwright.build.glue import entry_symbol, glue_text, header_text
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.toolchain import GLUE_FLAGS, INCLUDE, KERNEL_FLAGS, LINK_FLAGS, NATIVE, find_compiler
 from opwright.errors import NoCompilerError, NoNvccError, PackageError
+from opwright.package.names import check_name
 from opwright.spec.declaration import Declaration
 from opwright.spec.schema import schema_of
 from opwright.spec.sources import Source
@@ -92,6 +93,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
             namespaces[1], "the operators of a wheel have one namespace", rows=[("found", ", ".join(namespaces))],
             hint="make a project of each",
         )  # fmt: skip
+    check_name(namespaces[0], declarations[0].name)
     identities = work / "identities"
     identities.mkdir()
     compiler = find_compiler(identities)

@@ -1,0 +1,72 @@
+"""The wheel of opwright_ops: its size, the time and memory of a clean build without torch, the time of its import.
+
+    python benchmarks/wheel.py
+
+The import is of an installed wheel, beyond `import torch`, the minimum of 15 processes. Memory is that of the largest
+process of the build. Writes results/wheel.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "wheel.json"
+# Keeps torch, or the toolkit, from being imported.
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {name!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+IMPORT = """
+import time, torch
+start = time.perf_counter()
+import opwright_ops
+print(1e3 * (time.perf_counter() - start))
+"""
+
+
+def main() -> None:
+    from opwright.records import builtins_of
+    from opwright.verify.machine import machine_card
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(BLOCKER.format(name="torch"))
+        command = [sys.executable, "-m", "opwright", "wheel", str(ROOT / "ops"), "--no-isolation", "--output", folder]
+        start = time.perf_counter()
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": folder})
+        seconds = time.perf_counter() - start
+        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        (wheel,) = Path(folder).glob("*.whl")
+        site = Path(folder, "site")
+        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+        subprocess.run([sys.executable, *install], check=True)
+        program = f"{BLOCKER.format(name='opwright')}\nsys.path.insert(0, {str(site)!r})\n{IMPORT}"
+        times = [
+            float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+            for _ in range(15)
+        ]
+        result = {
+            "machine": builtins_of(machine_card()),
+            "wheel": wheel.name,
+            "MB": round(wheel.stat().st_size / 1e6, 3),
+            "build s": round(seconds, 1),
+            "largest process GB": round(memory / 1e9, 2),
+            "import ms": round(min(times), 1),
+        }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in result.items() if name != "machine"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

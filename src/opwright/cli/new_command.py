@@ -1,0 +1,32 @@
+"""opwright new"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cyclopts import App
+
+from opwright.cli.console import say
+
+new_app = App(name="new")
+
+
+@new_app.default
+def new(name: str, *, op: bool = False) -> int:
+    """Write a project that works as it stands: an operator with kernels and tests, and what a wheel needs.
+
+    Args:
+        name: Of the project, a folder here; with --op, of an operator for the project in this folder.
+        op: Add an operator.
+    """
+    from opwright.package.new import new_operator, new_project
+
+    here = Path(".")
+    for path in new_operator(name, here) if op else new_project(name, here):
+        say(str(path))
+    if op:
+        operator = name.rpartition("/")[2]
+        say(f"next: opwright verify {path.parent / 'op.py'}::{operator}")
+    else:
+        say(f"next: cd {name} && opwright verify src/{name.replace('-', '_')}/scale_shift/op.py")
+    return 0

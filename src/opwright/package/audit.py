@@ -143,6 +143,9 @@ def _note_provenance(audit: Audit, made: dict[str, Any], archive: zipfile.ZipFil
     library = name.replace("provenance.json", "library.so")
     if hashlib.sha256(archive.read(library)).hexdigest() != made["library"]:
         audit.problems.append(f"{library}: is not the one that {name} describes")
+    if made["left_out"]:
+        names = ", ".join(made["left_out"])
+        audit.remarks.append(f"the Triton kernels of {names} are not in it: on a GPU their references run")
     dirty = " with changes" if made["dirty"] else ""
     audit.facts += [
         ("operators", ", ".join(made["operators"])),

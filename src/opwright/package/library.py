@@ -8,6 +8,7 @@ instructions) must not be merged by the linker: so of every object only the kern
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from opwright.build.toolchain import GLUE_FLAGS, INCLUDE, KERNEL_FLAGS, LINK_FLA
 from opwright.errors import NoCompilerError, NoNvccError, PackageError
 from opwright.package.names import check_name
 from opwright.spec.declaration import Declaration
-from opwright.spec.schema import schema_of
+from opwright.spec.schema import coded_schema_of, kernel_twin, out_schema_of, schema_of
 from opwright.spec.sources import Source
 
 # The newest torch of whose stable ABI the glue takes anything.
@@ -114,8 +115,9 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
     prefix = (f"-ffile-prefix-map={root}=.", f"-ffile-prefix-map={work}=.", f"-ffile-prefix-map={NATIVE}=opwright")
     commands: dict[str, list[str]] = dict(support_commands(compiler, work))
     (work / "unit.c").write_text(glue_text(declarations, variants))
+    (work / "define.c").write_text(_define_text(declarations, variants))
     shutil.copy(NATIVE / "src" / "level.c", work / "level.c")
-    for name in ("unit", "level"):
+    for name in ("unit", "level", "define"):
         commands[name] = [
             compiler.path, *GLUE_FLAGS, *prefix, "-I", str(NATIVE / "src"), "-c", f"{name}.c", "-o", f"{name}.o"
         ]  # fmt: skip
@@ -143,7 +145,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
     for piece in pieces:
         _hide(piece, work)
     _check_entries(pieces, work)
-    link = [compiler.path, *LINK_FLAGS, "-Wl,-s", "unit.o", "level.o", *(f"{p.stem}.o" for p in pieces), *SUPPORT]
+    link = [compiler.path, *LINK_FLAGS, "-Wl,-s", "unit.o", "level.o", "define.o", *(f"{p.stem}.o" for p in pieces), *SUPPORT]
     if nvcc:
         link += cuda.link_flags(nvcc)
     run_all({"link": [*link, "-o", "library.so"]}, work)
@@ -164,6 +166,9 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
             }
             for d in declarations
         },
+        "left_out": sorted(
+            d.name for d in declarations if "cuda" in d.sources and d.sources["cuda"].backend == "triton"
+        ),
         "compilers": [compiler.identity.splitlines()[0], *([nvcc.identity] if nvcc else [])],
         "flags": {
             "cpu": {level: " ".join(_cpu_flags(flags)) for level, flags in levels.items()},
@@ -171,6 +176,39 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         },
         "sources": _digests(pieces, root),
     }  # fmt: skip
+
+
+def _define_text(declarations: Sequence[Declaration], variants: Sequence[str]) -> str:
+    """Returns the C source of `opwright_define`, by which a program without Python gets the operators."""
+    schemas = []
+    for declaration in declarations:
+        contract, name = declaration.contract, declaration.name
+        schemas += [schema_of(contract, name), coded_schema_of(contract, kernel_twin(name))]
+        schemas += [out_schema_of(contract, name)] if contract.outputs else []
+    lines = "".join(f"    {json.dumps(schema)},\n" for schema in schemas)
+    cuda_too = ' || opwright_register("cuda")' if "cuda" in variants else ""
+    return f"""// For a process without Python, which defines the operators otherwise.
+#include "glue.h"
+extern const char *opwright_level(void);
+extern int opwright_register(const char *backend);
+
+static const char *const schemas[] = {{
+{lines}    0,
+}};
+
+// Defines the operators and registers their kernels. Zero on success; the second call does nothing.
+__attribute__((visibility("default"))) int opwright_define(void) {{
+  static Handle library;
+  char backend[16];
+  if (library) return 0;
+  if (aoti_torch_library_init_fragment("{declarations[0].namespace}", "opwright", 0, &library)) return 1;
+  for (const char *const *schema = schemas; *schema; ++schema) {{
+    if (aoti_torch_library_def(library, *schema)) return 1;
+  }}
+  snprintf(backend, sizeof backend, "cpu_%s", opwright_level());
+  return opwright_register(backend){cuda_too};
+}}
+"""
 
 
 def _pieces(

@@ -54,6 +54,8 @@ extern i32 torch_call_dispatcher(const char *name, const char *overload, u64 *st
 extern i32 torch_library_impl(Handle library, const char *name, BoxedKernel, u64 version);
 extern i32 aoti_torch_library_init_impl(const char *ns, const char *key, const char *file, u32 line,
                                         Handle *);
+extern i32 aoti_torch_library_init_fragment(const char *ns, const char *file, u32 line, Handle *);
+extern i32 aoti_torch_library_def(Handle library, const char *schema);
 extern i32 aoti_torch_delete_library_object(Handle);
 extern void aoti_torch_check(_Bool claim, const char *function, const char *file, u32 line,
                              const char *message);

@@ -227,7 +227,7 @@ def test_a_project_with_a_setup_py(run, tmp_path: Path) -> None:
     run("""
         import torch, sample_ops
         from sample_ops._opwright.dispatch import kernels
-        kernels._library().opwright_level = lambda: b"v2"
+        assert kernels._library().opwright_level() == b"v2"  # of those that there are, not of those that could be
         assert torch.equal(sample_ops.thrice(torch.ones(2, 3)), torch.full((2, 3), 3.0))
         assert kernels.is_loaded(sample_ops.thrice.operator, "cpu")
     """, folder=tmp_path / "installed")
@@ -263,6 +263,15 @@ def test_a_module_that_needs_what_is_not_there(tmp_path: Path) -> None:
     text = broken(tmp_path, "twice/op.py", "import opwright\n", "import opwright\nimport not_there\n")
     assert "No module named 'not_there'" in text
     assert "[build-system]" in text
+
+
+def test_an_unknown_level(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project")
+    settings = project / "pyproject.toml"
+    settings.write_text(settings.read_text() + 'levels = ["v3", "v5"]\n')
+    result = build(project, tmp_path / "dist")
+    assert result.returncode != 0
+    assert "no such levels" in result.stdout + result.stderr
 
 
 def test_no_operators(tmp_path: Path) -> None:

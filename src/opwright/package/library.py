@@ -12,7 +12,6 @@ import json
 import platform
 import shutil
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +100,13 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
     if compiler is None:
         raise NoCompilerError(namespaces[0], "there is no C++ compiler", hint="`apt-get install g++`")
     machine = platform.machine()
-    levels = {n: f for n, f in LEVELS[machine].items() if not options.levels or n in options.levels}
+    known = LEVELS.get(machine, {})
+    if not known or not set(options.levels) <= set(known):
+        raise PackageError(
+            namespaces[0], "there are no such levels of CPU kernels for this machine",
+            rows=[("got", ", ".join(options.levels)), ("machine", machine), ("levels", ", ".join(known) or "none")],
+        )  # fmt: skip
+    levels = {name: flags for name, flags in known.items() if name in (options.levels or known)}
     pieces = _pieces(declarations, levels, options, work)
     has_cuda = any(piece.backend == "cuda" for piece in pieces)
     nvcc = cuda.find_nvcc(identities) if has_cuda else None
@@ -109,7 +114,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         raise NoNvccError(
             namespaces[0], "there is no CUDA compiler (nvcc) for its kernels",
             hint="`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`, "
-            "or `--no-cuda` for a wheel without them",
+            "or `architectures = []` among the options of the build hook, for a wheel without them",
         )  # fmt: skip
     variants = list(dict.fromkeys(piece.variant for piece in pieces))
     prefix = (f"-ffile-prefix-map={root}=.", f"-ffile-prefix-map={work}=.", f"-ffile-prefix-map={NATIVE}=opwright")
@@ -117,9 +122,10 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
     (work / "unit.c").write_text(glue_text(declarations, variants))
     (work / "define.c").write_text(_define_text(declarations, variants))
     shutil.copy(NATIVE / "src" / "level.c", work / "level.c")
+    held = [f"-DOPWRIGHT_HAS_{level}" for level in levels]
     for name in ("unit", "level", "define"):
         commands[name] = [
-            compiler.path, *GLUE_FLAGS, *prefix, "-I", str(NATIVE / "src"), "-c", f"{name}.c", "-o", f"{name}.o"
+            compiler.path, *GLUE_FLAGS, *held, *prefix, "-I", str(NATIVE / "src"), "-c", f"{name}.c", "-o", f"{name}.o"
         ]  # fmt: skip
     # Slow ones first, so that none is left alone at the end.
     for piece in sorted(pieces, key=lambda p: (p.backend != "cuda", -len(p.source.read()))):
@@ -133,9 +139,8 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
                 compiler.path, *piece.flags, *prefix, "-I", str(INCLUDE), "-include", header,
                 "-c", str(path), "-o", f"{piece.stem}.o",
             ]  # fmt: skip
-    started = time.perf_counter()
     try:
-        seconds = run_all(commands, work)
+        run_all(commands, work)
     except StepFailed as failed:
         piece = next((p for p in pieces if p.stem == failed.step), None)
         if piece is None:
@@ -149,7 +154,6 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
     if nvcc:
         link += cuda.link_flags(nvcc)
     run_all({"link": [*link, "-o", "library.so"]}, work)
-    seconds["all"] = time.perf_counter() - started
     return {
         "opwright": __version__,
         "namespace": namespaces[0],
@@ -206,7 +210,7 @@ __attribute__((visibility("default"))) int opwright_define(void) {{
     if (aoti_torch_library_def(library, *schema)) return 1;
   }}
   snprintf(backend, sizeof backend, "cpu_%s", opwright_level());
-  return opwright_register(backend){cuda_too};
+  return (*opwright_level() && opwright_register(backend)){cuda_too};
 }}
 """
 

@@ -1,5 +1,6 @@
 # opwright::opwright   the headers
 # opwright::triton     <opwright/triton.h> and its runtime, compiled once in this build, by its compiler
+# opwright_find_operators: OpwrightOperators.cmake
 # opwright_add_triton_kernels(TARGET SOURCES FILE... MANIFEST FILE ARCHS 80 90... [EMBED] [PYTHON FILE]
 #                             [OUTPUT FILE])
 #
@@ -22,6 +23,7 @@ get_filename_component(_opwright_root "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 set_property(GLOBAL PROPERTY OPWRIGHT_FOLDER "${_opwright_root}")
 set(OPWRIGHT_TRITON_PYTHON "" CACHE FILEPATH "A Python that has Triton, which compiles the kernels of packs")
 
+include("${CMAKE_CURRENT_LIST_DIR}/OpwrightOperators.cmake")
 find_package(Threads REQUIRED)
 
 add_library(opwright_headers INTERFACE)
@@ -52,17 +54,10 @@ function(_opwright_find_command out)
     return()
   endif()
   get_property(root GLOBAL PROPERTY OPWRIGHT_FOLDER)
-  get_filename_component(packages "${root}" DIRECTORY)
-  get_filename_component(prefix "${packages}/../../.." ABSOLUTE)  # of <prefix>/lib/python3.12/site-packages
-  if(packages MATCHES "/lib(64)?/python[0-9.]+/(site|dist)-packages$" AND EXISTS "${prefix}/bin/python3")
-    set(python "${prefix}/bin/python3")
-  else()
-    find_package(Python3 COMPONENTS Interpreter QUIET)
-    set(python "${Python3_EXECUTABLE}")
-    if(NOT python)
-      message(FATAL_ERROR "opwright: there is no Python to run `opwright pack` with\n"
-                          "hint: -DOPWRIGHT_EXECUTABLE=/path/to/opwright")
-    endif()
+  _opwright_find_python(python)
+  if(NOT python)
+    message(FATAL_ERROR "opwright: there is no Python to run `opwright pack` with\n"
+                        "hint: -DOPWRIGHT_EXECUTABLE=/path/to/opwright")
   endif()
   set(${out} "${python}" "${root}/cmake/run_opwright.py" PARENT_SCOPE)
 endfunction()

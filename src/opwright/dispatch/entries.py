@@ -105,8 +105,9 @@ class Entries:
             _twins[self._namespace] = torch.library.Library(self._namespace, "FRAGMENT")
         twins = _twins[self._namespace]
         kernel, reference = kernel_twin(name, self.generation), reference_twin(name, self.generation)
+        coded = coded_schema_of(contract, "")
         for twin in (kernel, reference):
-            twins.define(coded_schema_of(contract, twin), tags=tags)
+            twins.define(twin + coded, tags=tags)
             twins.impl(twin, torch.library.fallthrough_kernel, "Autograd")
             twins.impl(twin, torch.library.fallthrough_kernel, "ADInplaceOrView")
         twins.impl(kernel, lambda *a: self.current.run_coded_fallback(*a), "CompositeExplicitAutograd")
@@ -114,8 +115,9 @@ class Entries:
 
         public.define(schema_of(contract, name), tags=tags)
         public.impl(name, lambda *a, **k: self.current.run_fallback(*a, **k), "CompositeExplicitAutograd")
+        # The level is PyTorch's own frame: to find the module of another takes it 2 ms.
         torch.library.register_fake(
-            declaration.qualified_name, lambda *a, **k: self.current.run_fake(*a, **k), lib=public
+            declaration.qualified_name, lambda *a, **k: self.current.run_fake(*a, **k), lib=public, _stacklevel=0
         )
         public.impl(name, lambda *a, **k: self.current.run_autograd(*a, **k), "Autograd", with_keyset=True)
         public.impl(name, lambda *a, **k: self.current.run_vmap(*a, **k), "FuncTorchBatched")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright.dispatch.compiled import compiled
 from opwright.spec.contract import MISSING, Contract, Parameter
 
 if TYPE_CHECKING:
@@ -36,15 +37,46 @@ def normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
 
 def _compile_normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
     names = [p.name for p in contract.parameters]
-    source = f"def normalize({_signature(contract, out=False)}):\n    return ({', '.join(names)},)\n"
-    namespace: dict[str, Any] = {}
-    exec(compile(source, f"<opwright arguments of {contract.subject}>", "exec"), namespace)
-    return namespace["normalize"]
+    source = f"def make({_signature(contract, out=False)}):\n    return ({', '.join(names)},)\n"
+    return compiled(f"arguments of {contract.subject}", source, __name__)
 
 
 def gate(operator: Operator) -> Callable[..., Any]:
     """Returns the function that a declaration puts in place of its reference."""
     contract = operator.declaration.contract
+    # In the order of `_NAMES`.
+    given: list[Any] = [
+        _PLAIN,
+        torch.compiler.is_compiling,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._len_torch_function_stack,
+        torch._C._are_functorch_transforms_active,
+        torch._C._is_any_autocast_enabled,
+        torch.autograd.forward_ad,
+        torch.is_grad_enabled,
+        operator.kernel,
+        operator.entries,
+        contract.result_type,
+    ]
+    given += [{choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"]
+    declaration = operator.declaration
+    make = compiled(declaration.qualified_name, gate_source(contract), declaration.module)
+    function = make(*given)
+    reference = declaration.reference
+    function.__module__, function.__qualname__ = reference.__module__, reference.__qualname__
+    function.__doc__, function.__annotations__ = reference.__doc__, reference.__annotations__
+    return function
+
+
+# What a gate closes over. As globals, torch.compile would look them up in the author's module.
+_NAMES = (
+    "_plain", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast", "_forward_ad",
+    "_is_grad_enabled", "_kernel", "_entries", "_Result",
+)  # fmt: skip
+
+
+def gate_source(contract: Contract) -> str:
+    """Returns the text of `make`, a function that takes what a gate uses and returns the gate."""
     name = contract.subject
     tensors = [p for p in contract.tensors if p.kind == "tensor"]
     plain = " and ".join(_is_plain(p) for p in tensors)
@@ -58,26 +90,8 @@ def gate(operator: Operator) -> Callable[..., Any]:
     wants = f"(_is_grad_enabled() and ({wants}))" if wants else "False"
     values = ", ".join(p.name for p in contract.parameters)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
-    names = {
-        "_plain": _PLAIN,
-        "_is_compiling": torch.compiler.is_compiling,
-        "_dispatch_modes": torch._C._len_torch_dispatch_stack,
-        "_function_modes": torch._C._len_torch_function_stack,
-        "_transforms": torch._C._are_functorch_transforms_active,
-        "_any_autocast": torch._C._is_any_autocast_enabled,
-        "_forward_ad": torch.autograd.forward_ad,
-        "_is_grad_enabled": torch.is_grad_enabled,
-        "_kernel": operator.kernel,
-        "_entries": operator.entries,
-        "_Result": contract.result_type,
-    }
-    coded = []
-    for parameter in contract.parameters:
-        if parameter.kind == "choice":
-            names[f"_{parameter.name}_code"] = {choice: i for i, choice in enumerate(parameter.choices)}
-            coded.append(f"_{parameter.name}_code[{parameter.name}]")
-        else:
-            coded.append(parameter.name)
+    choices = [p.name for p in contract.parameters if p.kind == "choice"]
+    coded = [f"_{p.name}_code[{p.name}]" if p.name in choices else p.name for p in contract.parameters]
     kernel_call = f"_kernel({', '.join(coded)})"
     # Through `_entries`: a function from before a new declaration calls what is declared now.
     current = "_entries.current"
@@ -108,19 +122,8 @@ def gate(operator: Operator) -> Callable[..., Any]:
         f"        return {shown.format('result')}",
         f"    return {shown.format(f'{current}.call_general(({values},))')}",
     ]
-    # The names are closed over, not globals: torch.compile looks globals up in the author's module.
-    source = (
-        f"def make({', '.join(names)}):\n"
-        + "".join(f"    {line}\n" for line in lines)
-        + f"    return {name}\n"
-    )
-    namespace: dict[str, Any] = {"__name__": operator.declaration.module}
-    exec(compile(source, f"<opwright {operator.declaration.qualified_name}>", "exec"), namespace)
-    function = namespace["make"](**names)
-    reference = operator.declaration.reference
-    function.__module__, function.__qualname__ = reference.__module__, reference.__qualname__
-    function.__doc__, function.__annotations__ = reference.__doc__, reference.__annotations__
-    return function
+    head = f"def make({', '.join([*_NAMES, *(f'_{name}_code' for name in choices)])}):\n"
+    return head + "".join(f"    {line}\n" for line in lines) + f"    return {name}\n"
 
 
 def _is_plain(parameter: Parameter) -> str:

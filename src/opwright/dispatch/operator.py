@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +93,12 @@ def _install(declaration: Declaration) -> Operator:
         entries = registry.entries.get(declaration.qualified_name)
         if entries is not None and entries.signature != signature_of(declaration):
             entries.retire()
-            declaration = replace(declaration, generation=entries.generation + 1)
+            declaration = declaration._replace(generation=entries.generation + 1)
             entries = None
         if entries is None:
             entries = Entries(declaration, declaration.generation)
             registry.entries[declaration.qualified_name] = entries
-        declaration = replace(declaration, generation=entries.generation)
+        declaration = declaration._replace(generation=entries.generation)
         new = Operator(declaration, entries)
         registry.operators[declaration.qualified_name] = new
         kernels.unload(declaration)  # a library that was built without this operator is out of date

@@ -7,7 +7,8 @@ build kernels are replaced by those in `shipped/`; imports are rewritten, in it 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _TOOLKIT = Path(__file__).resolve().parent.parent
@@ -18,23 +19,35 @@ _REPLACED = {
     "jaxtyping.py": "jaxtyping.py",
     "build/__init__.py": "__init__.py",
     "build/cuda.py": "cuda.py",
+    "dispatch/compiled.py": "compiled.py",
     "dispatch/kernels.py": "kernels.py",
     "spec/dryrun.py": "dryrun.py",
     "spec/sources.py": "sources.py",
 }
 
 
-def runtime_files(package: str) -> dict[str, str]:
-    """Returns the texts of the modules that go into a package, by their paths in it."""
+def runtime_files(package: str, gates: Mapping[str, str]) -> dict[str, str]:
+    """Returns the texts of the modules that go into a package, by their paths in it.
+
+    Args:
+        package: its import name.
+        gates: the generated text of each operator's Python function.
+    """
     paths = {
         str(path.relative_to(_TOOLKIT)): path for pattern in _TAKEN for path in sorted(_TOOLKIT.glob(pattern))
     }
     paths |= {name: _TOOLKIT / "package" / "shipped" / source for name, source in _REPLACED.items()}
-    return {
-        f"_opwright/{name}": rewritten(path.read_text(), package)
-        for name, path in sorted(paths.items())
-        if name not in _LEFT
-    }
+    texts = {name: path.read_text() for name, path in sorted(paths.items()) if name not in _LEFT}
+    texts["dispatch/gates.py"] = _gates_text(gates)
+    return {f"_opwright/{name}": rewritten(text, package) for name, text in texts.items()}
+
+
+def _gates_text(gates: Mapping[str, str]) -> str:
+    """Returns a module with the operators' functions: where it is installed, they need not be compiled."""
+    parts = [
+        f"{text}\n\nGATES[{name!r}] = ({zlib.crc32(text.encode())}, make)\n\n\n" for name, text in sorted(gates.items())
+    ]
+    return "GATES = {}\n\n\n" + "".join(parts)
 
 
 def rewritten(text: str, package: str) -> str:

@@ -45,12 +45,14 @@ class Built:
         folder: where `library.so` lies.
         package: the import name of the package.
         provenance: what it holds and what it was made from.
+        gates: the generated text of each operator's Python function.
         tag: of the wheel.
     """
 
     folder: Path
     package: str
     provenance: dict[str, Any]
+    gates: dict[str, str]
     tag: str
 
 
@@ -66,16 +68,17 @@ def build(root: Path, package: str, folder: Path, options: Mapping[str, Any]) ->
     Raises:
         OpwrightError: it cannot be built.
     """
-    provenance = _build(root, package, folder, options)
+    made = _build(root, package, folder, options)
+    provenance = made["provenance"]
     provenance["commit"], provenance["dirty"] = _commit(root)
-    return Built(folder, package, provenance, f"py3-none-{platform_tag(folder / 'library.so')}")
+    return Built(folder, package, provenance, made["gates"], f"py3-none-{platform_tag(folder / 'library.so')}")
 
 
 def complete_wheel(wheel: Path, built: Built) -> None:
     """Puts the library into a wheel of Python files, with the runtime and stubs, and rewrites its imports."""
     package = built.package
     files = _contents(wheel, package, built.tag)
-    files |= {f"{package}/{name}": text.encode() for name, text in runtime_files(package).items()}
+    files |= {f"{package}/{name}": text.encode() for name, text in runtime_files(package, built.gates).items()}
     files[f"{package}/_opwright/library.so"] = (built.folder / "library.so").read_bytes()
     files[f"{package}/_opwright/provenance.json"] = (json.dumps(built.provenance, indent=1) + "\n").encode()
     part = wheel.with_suffix(".part")

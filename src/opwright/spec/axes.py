@@ -6,14 +6,12 @@ import ast
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from opwright.errors import AxisError
 
 
-@dataclass(frozen=True)
-class Named:
+class Named(NamedTuple):
     """`n`: any size; every axis of that name has the same."""
 
     name: str
@@ -22,8 +20,7 @@ class Named:
         return self.name
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(NamedTuple):
     """`3`: exactly that size."""
 
     size: int
@@ -32,8 +29,7 @@ class Fixed:
         return str(self.size)
 
 
-@dataclass(frozen=True)
-class Variadic:
+class Variadic(NamedTuple):
     """`*batch` or `...`: any number of axes."""
 
     name: str | None
@@ -42,8 +38,7 @@ class Variadic:
         return f"*{self.name}" if self.name else "..."
 
 
-@dataclass(frozen=True)
-class Anonymous:
+class Anonymous(NamedTuple):
     """`_`: any size, bound to nothing."""
 
     def __str__(self) -> str:
@@ -61,8 +56,7 @@ def _names_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in found if name not in _CALLS))
 
 
-@dataclass(frozen=True)
-class Computed:
+class Computed(NamedTuple):
     """`4*h`: the value of an expression of named axes and int arguments."""
 
     text: str

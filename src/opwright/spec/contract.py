@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,7 @@ from opwright.spec.dtypes import Family, describe, short_name
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
 
 
-@dataclass(frozen=True)
-class TensorType:
+class TensorType(NamedTuple):
     """`Float[Tensor, "*batch n"]`: a dtype family and axes."""
 
     family: Family
@@ -57,8 +56,7 @@ class TensorType:
         return ndim >= self.rank - 1 if self.variadic_at is not None else ndim == self.rank
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One argument of an operator.
 
     `kind` is "tensor", "tensors" (a list), "int", "float", "bool" or "choice" (a Literal of strings).
@@ -84,8 +82,7 @@ class Parameter:
         return self.type is not None and self.type.family.has_floats
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One output of an operator.
 
     `gradient_of` names the optional input whose absence empties it; `is_constant` says that no gradient
@@ -110,8 +107,7 @@ class Bindings:
     absent: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class Contract:
+class Contract(NamedTuple):
     """The arguments and outputs of one operator.
 
     Attributes:

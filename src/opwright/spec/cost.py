@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from opwright.spec.contract import Contract
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """The least work of one call.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError
 from opwright.spec.annotations import read_outputs, read_parameters
@@ -17,8 +16,7 @@ from opwright.spec.sources import KERNEL_FILES, Source, find_sources
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
 
 
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(NamedTuple):
     """One declared operator.
 
     Attributes:
@@ -119,7 +117,7 @@ def _mark_constant(outputs: tuple[Output, ...], constant: Sequence[str], subject
             rows=[("outputs", ", ".join(names) or "none")],
             hint=f'`non_differentiable=["{names[-1]}"]`; a NamedTuple names outputs' if names else "",
         )
-    return tuple(replace(output, is_constant=output.name in constant) for output in outputs)
+    return tuple(output._replace(is_constant=output.name in constant) for output in outputs)
 
 
 def declare_backward(
@@ -181,8 +179,7 @@ def declare_backward(
         )
     contract = Contract(subject, parameters, derived, ())
     _check_contract(contract)
-    return replace(
-        forward,
+    return forward._replace(
         qualified_name=f"{forward.namespace}::{subject}",
         reference=reference,
         contract=contract,
@@ -205,7 +202,7 @@ def _backward_parameters(contract: Contract) -> dict[str, Parameter]:
         # Every argument is passed, by autograd; options stay keyword-only with their defaults.
         default = MISSING if parameter.is_tensor else parameter.default
         keyword_only = parameter.keyword_only and not parameter.is_tensor
-        known[parameter.name] = replace(parameter, default=default, keyword_only=keyword_only)
+        known[parameter.name] = parameter._replace(default=default, keyword_only=keyword_only)
     for output in contract.outputs:
         known.setdefault(output.name, Parameter(output.name, "tensor", output.type))
     return known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -47,8 +47,7 @@ _FAMILIES: dict[str, tuple[torch.dtype, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A set of dtypes under jaxtyping's name for it."""
 
     name: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from opwright.spec.contract import MISSING, Contract, Parameter
 
 
@@ -29,10 +27,10 @@ def coded_schema_of(contract: Contract, name: str) -> str:
     depending on the version of torch.
     """
     coded = [
-        replace(p, kind="int" if p.kind == "choice" else p.kind, default=MISSING, keyword_only=False)
+        p._replace(kind="int" if p.kind == "choice" else p.kind, default=MISSING, keyword_only=False)
         for p in contract.parameters
     ]
-    return schema_of(replace(contract, parameters=tuple(coded)), name)
+    return schema_of(contract._replace(parameters=tuple(coded)), name)
 
 
 def out_schema_of(contract: Contract, name: str) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from opwright.errors import KernelFileError
 
 KERNEL_FILES = {"cpu": "cpu.cpp", "cuda": "cuda.cu", "triton": "triton.py"}
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The text of a kernel: a file, or a string in the declaration (`path` is then None).
 
     `origin` and `line` say where the text stands, for messages.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -24,7 +25,11 @@ def library(folder: Path, source: str = "int f(void) { return 1; }", *flags: str
 
 def make_wheel(folder: Path, files: dict[str, bytes], tag: str = "py3-none-manylinux_2_34_x86_64") -> Path:
     path = folder / f"sample-1.0-{tag}.whl"
-    files = {"sample/__init__.py": b"", "sample-1.0.dist-info/licenses/LICENSE": b"", "sample/py.typed": b""} | files
+    files = {
+        "sample/__init__.py": b"",
+        "sample-1.0.dist-info/licenses/LICENSE": b"",
+        "sample/py.typed": b"",
+    } | files
     rows = []
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
@@ -64,11 +69,40 @@ def test_names_that_promise_too_much(tmp_path: Path) -> None:
     # dlopen has been in libc, not libdl, since glibc 2.34.
     data = library(tmp_path, "void *dlopen(const char *, int); void *f(void) { return dlopen(0, 1); }")
     old = audit_wheel(make_wheel(tmp_path, {"sample/k.so": data}, "py3-none-manylinux_2_17_x86_64"))
-    assert any("needs glibc 2.34, the wheel's name promises 2.17" in p for p in old.problems), old.problems
+    said = "its name promises manylinux_2_17_x86_64, its libraries (GLIBC_2.34) fit manylinux_2_34_x86_64"
+    assert said in old.problems, old.problems
     other = audit_wheel(make_wheel(tmp_path, {"sample/k.so": data}, "py3-none-manylinux_2_34_aarch64"))
     assert any("is for x86_64" in p for p in other.problems)
     plain = audit_wheel(make_wheel(tmp_path, {"sample/k.so": data}, "py3-none-linux_x86_64"))
     assert any("no platform that package indexes take" in r for r in plain.remarks)
+
+
+def test_a_library_that_the_wheel_does_not_bring(tmp_path: Path) -> None:
+    library(tmp_path, "int g(void) { return 1; }", "-Wl,-soname,libsomething.so.3")
+    shutil.move(tmp_path / "k.so", tmp_path / "libsomething.so.3")
+    data = library(tmp_path, "int g(void); int f(void) { return g(); }", "libsomething.so.3")
+    audit = audit_wheel(make_wheel(tmp_path, {"sample/k.so": data}))
+    assert any("needs libsomething.so.3, which is neither in it" in problem for problem in audit.problems), (
+        audit.problems
+    )
+    both = {"sample/k.so": data, "sample/libsomething.so.3": (tmp_path / "libsomething.so.3").read_bytes()}
+    data = library(
+        tmp_path, "int g(void); int f(void) { return g(); }", "libsomething.so.3", "-Wl,-rpath,$ORIGIN"
+    )
+    assert audit_wheel(make_wheel(tmp_path, both | {"sample/k.so": data})).passed
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        ("torch_tag_core", "its stable ABI (1 functions), of torch 2.12 or newer"),
+        ("torch_new_stable_ivalue", "its stable ABI (1 functions), of torch 2.13 or newer"),
+        ("aoti_torch_get_dim", "its stable ABI (1 functions)"),
+    ],
+)
+def test_the_oldest_torch(tmp_path: Path, function: str, text: str) -> None:
+    data = library(tmp_path, f"int {function}(void); int f(void) {{ return {function}(); }}")
+    assert dict(audit_wheel(make_wheel(tmp_path, {"sample/k.so": data})).facts)["  of torch"] == text
 
 
 def test_a_changed_file(tmp_path: Path) -> None:

@@ -32,7 +32,17 @@ def test_from_nothing_to_a_wheel(tmp_path: Path) -> None:
     assert "next: opwright verify src/my_ops/twist/op.py::twist" in said
     # As it is installed for development: kernels are built from the sources that are there.
     venv = tmp_path / "site"
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(venv))
+    install = (
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        str(venv),
+    )
     call(project, python, *install, "--editable", ".")
     (path,) = [line for pth in venv.glob("*.pth") for line in pth.read_text().split() if "my-ops" in line]
     assert Path(path) == project / "src"
@@ -41,7 +51,9 @@ def test_from_nothing_to_a_wheel(tmp_path: Path) -> None:
     def value_of(path: str) -> float:
         return float(call(tmp_path, python, "-W", "ignore", "-c", program, PYTHONPATH=path))
 
-    program = "import torch, my_ops; x = torch.ones(2, 3); print(my_ops.twist(x, torch.ones(3), 2.0)[0, 0].item())"
+    program = (
+        "import torch, my_ops; x = torch.ones(2, 3); print(my_ops.twist(x, torch.ones(3), 2.0)[0, 0].item())"
+    )
     assert value_of(path) == 3
     kernel = project / "src/my_ops/twist/cpu.cpp"
     kernel.write_text(kernel.read_text().replace("+ E(shift)", "+ E(shift) + E(1)"))

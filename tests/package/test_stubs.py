@@ -42,7 +42,9 @@ class Layer:
 
 
 def test_a_module() -> None:
-    assert stub_of(MODULE) == '''"""An operator."""
+    assert (
+        stub_of(MODULE)
+        == '''"""An operator."""
 from typing import Any
 from typing import Literal, TypeVar
 from torch import Tensor
@@ -78,6 +80,7 @@ class Layer:
     def width(self) -> int:
         ...
 '''
+    )
 
 
 def test_a_package_keeps_what_it_imports_for_others() -> None:

@@ -90,7 +90,16 @@ def build(project: Path, output: Path, **environment: str) -> subprocess.Complet
     blocked.mkdir(exist_ok=True)
     (blocked / "sitecustomize.py").write_text(blocker("torch"))
     env = {**os.environ, "PYTHONPATH": str(blocked), **environment}
-    command = [sys.executable, "-m", "opwright", "wheel", str(project), "--output", str(output), "--no-isolation"]
+    command = [
+        sys.executable,
+        "-m",
+        "opwright",
+        "wheel",
+        str(project),
+        "--output",
+        str(output),
+        "--no-isolation",
+    ]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
@@ -118,7 +127,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        folder,
+        wheel,
+    ]
     subprocess.run(command, check=True)
     return folder
 
@@ -193,6 +213,59 @@ def test_every_level(run) -> None:
     """)
 
 
+def verify(wheel: Path, *options: str, project: Path | None = None) -> subprocess.CompletedProcess:
+    sources = project or wheel.parents[1] / "project"
+    command = [
+        sys.executable,
+        "-m",
+        "opwright",
+        "verify",
+        "sample_ops.twice.op",
+        "--wheel",
+        str(wheel),
+        *options,
+    ]
+    env = {**os.environ, "PYTHONPATH": str(sources / "src")}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_verify_takes_the_kernels_of_a_wheel(wheel: Path, tmp_path: Path) -> None:
+    # Mended since the wheel was made: the kernel there adds how often it was called.
+    project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
+    source = project / "src/sample_ops/twice/cpu.cpp"
+    source.write_text(source.read_text().replace("scaled<float>(x(i, j)) + (calls() - 1)", "scaled(x(i, j))"))
+    for options in ((), ("--level", "v2")):
+        found = verify(wheel, "--check", "numerics", *options, project=project)
+        assert found.returncode == 1, found.stdout + found.stderr
+        assert "FAILED numerics" in found.stdout
+    mended = build(project, tmp_path / "dist")
+    assert mended.returncode == 0, mended.stderr
+    (new,) = (tmp_path / "dist").iterdir()
+    found = verify(new, "--check", "numerics", project=project)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_verify_refuses_a_wheel_of_other_sources(wheel: Path, tmp_path: Path) -> None:
+    project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
+    op = project / "src/sample_ops/twice/op.py"
+    op.write_text(
+        op.read_text().replace(
+            'twice(x: Float[Tensor, "*batch n"])', 'twice(x: Float[Tensor, "*batch n"], times: int = 1)'
+        )
+    )
+    found = verify(wheel, project=project)
+    assert found.returncode != 0
+    assert "the wheel was made from other sources" in found.stderr
+    assert "times" in found.stderr
+    found = verify(wheel, "--level", "v9")
+    assert "its CPU kernels for `v9` cannot run here" in found.stderr
+    found = verify(Path(__file__))
+    assert (
+        "it is no wheel of operators"
+        in found.stderr + verify(Path(__file__), project=wheel.parents[1] / "project").stderr
+    )
+
+
 def test_two_builds_are_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     result = build(write_project(tmp_path / "elsewhere"), tmp_path / "dist", OPWRIGHT_JOBS="1")
     assert result.returncode == 0, result.stderr
@@ -224,13 +297,16 @@ def test_a_project_with_a_setup_py(run, tmp_path: Path) -> None:
     with zipfile.ZipFile(found) as archive:
         assert json.loads(archive.read("sample_ops/_opwright/provenance.json"))["levels"] == ["v2"]
         archive.extractall(tmp_path / "installed")
-    run("""
+    run(
+        """
         import torch, sample_ops
         from sample_ops._opwright.dispatch import kernels
         assert kernels._library().opwright_level() == b"v2"  # of those that there are, not of those that could be
         assert torch.equal(sample_ops.thrice(torch.ones(2, 3)), torch.full((2, 3), 3.0))
         assert kernels.is_loaded(sample_ops.thrice.operator, "cpu")
-    """, folder=tmp_path / "installed")
+    """,
+        folder=tmp_path / "installed",
+    )
 
 
 # --- what goes wrong in a build ----------------------------------------------------------------------------

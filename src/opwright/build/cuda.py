@@ -162,6 +162,15 @@ def driver_version() -> str:
     return "none" if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
+def remedy(error: int, architecture: str) -> str:
+    """Returns what to type where CUDA finds no code for a GPU, from the number of its error."""
+    if error == 35:
+        return "update the driver, or build with an nvcc that is no newer than it"
+    if os.environ.get("OPWRIGHT_ARCH"):
+        return f"unset OPWRIGHT_ARCH, or `export OPWRIGHT_ARCH={architecture}`"
+    return f"`OPWRIGHT_ARCH={architecture} opwright build TARGET`"
+
+
 def architecture_flags(names: Sequence[str]) -> tuple[str, ...]:
     """Returns the flags for machine code of each architecture and PTX of the newest."""
     ordered = sorted(dict.fromkeys(names), key=_number)

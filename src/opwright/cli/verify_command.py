@@ -24,6 +24,8 @@ def verify_operators(
     only: str = "",
     device: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: Path | None = None,
+    wheel: Path | None = None,
+    level: str = "",
     json: bool = False,
 ) -> int:
     """Check whether the operators of TARGET are right. Exit code 1 when one is not.
@@ -35,13 +37,19 @@ def verify_operators(
         device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
             GPU when there is one and a CUDA kernel for it.
         out: A folder to write the records into.
+        wheel: Check the kernels in this wheel, made from TARGET, in place of those that are built here.
+        level: Of its CPU kernels, take those for this level, v2. By default the best for this machine.
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
 
+    operators = find_operators(target)
+    if wheel is not None:
+        from opwright.package.trial import use_wheel
+
+        use_wheel(wheel, operators, level)
     records = [
-        verify_one(operator, check=check, only=only, device=device, out=out, quiet=json)
-        for operator in find_operators(target)
+        verify_one(operator, check=check, only=only, device=device, out=out, quiet=json) for operator in operators
     ]
     if json:
         print_json(records)

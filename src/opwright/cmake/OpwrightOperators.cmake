@@ -3,7 +3,7 @@
 # The function sets VARIABLE to the path of library.so in a package that a wheel of `opwright wheel` has
 # installed; a program gives it to opwright::load_library of <opwright/library.h>. Nothing of the package is
 # imported. It is an error if there is none.
-#   VARIABLE  -DVARIABLE=/path/to/library.so takes that file, and looks into no Python
+#   VARIABLE  if it is set, as by -DVARIABLE=/path/to/library.so, it stays so, and no Python is asked
 #   PACKAGE   its import name
 #   PYTHON    the interpreter of the environment that it is installed in; Python3_EXECUTABLE if not given, then
 #             the Python that Opwright is installed in, then the one that FindPython3 finds
@@ -24,17 +24,19 @@ function(opwright_find_operators variable package)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "PYTHON" "")
   set(usage "opwright_find_operators(VARIABLE PACKAGE [PYTHON FILE])")
   set(subject "opwright_find_operators: `${package}`")
-  if(arg_UNPARSED_ARGUMENTS OR arg_KEYWORDS_MISSING_VALUES)
-    message(FATAL_ERROR "${subject}: what to do with `${arg_UNPARSED_ARGUMENTS}${arg_KEYWORDS_MISSING_VALUES}`?\nhint: ${usage}")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "${subject}: no argument is called `${arg_UNPARSED_ARGUMENTS}`\nhint: ${usage}")
   endif()
 
-  # Of this type a relative path given to cmake becomes an absolute one.
+  set(path "${${variable}}")  # where the project itself has set it; the next line may take that away
   set(${variable} "" CACHE FILEPATH "library.so of ${package}; if empty, that of the package installed in Python")
-  set(path "${${variable}}")
-  if(path)
+  if(NOT "$CACHE{${variable}}" STREQUAL "")
+    set(path "$CACHE{${variable}}")  # of this type a relative path has become an absolute one
+  endif()
+  if(NOT path STREQUAL "")
     if(NOT EXISTS "${path}" OR IS_DIRECTORY "${path}")
-      message(FATAL_ERROR "${subject}: ${variable} is no file: ${path}\n"
-                          "hint: -D${variable}=/path/to/${package}/_opwright/library.so, or -U${variable} to look into Python")
+      message(FATAL_ERROR "${subject}: there is no file ${path}\n"
+                          "hint: -U${variable} looks for it in Python, -D${variable}=/path/to/library.so takes another")
     endif()
     set(${variable} "${path}" PARENT_SCOPE)
     return()
@@ -53,7 +55,7 @@ function(opwright_find_operators variable package)
   if(NOT python)
     message(FATAL_ERROR "${subject}: there is no Python to look for it\nhint: -DPython3_EXECUTABLE=/path/to/python3")
   endif()
-  # Outside of all folders with packages: Python also looks into the one that it is started in.
+  # In this folder there are no packages: Python looks into the one that it is started in, too.
   execute_process(
     COMMAND "${python}" -c [[
 import importlib.util, sys
@@ -77,6 +79,6 @@ if spec: print(*(spec.submodule_search_locations or [spec.origin]), sep="\n")
       return()
     endif()
   endforeach()
-  message(FATAL_ERROR "${subject} has no _opwright/library.so in ${found}: it is not from a wheel of operators\n"
-                      "hint: `opwright wheel` in its project, and ${python} -m pip install of what that makes")
+  message(FATAL_ERROR "${subject} in ${found} has no library: it is not from a wheel of `opwright wheel`\n"
+                      "hint: ${python} -m pip install /path/to/that.whl, or -D${variable}=/path/to/library.so")
 endfunction()

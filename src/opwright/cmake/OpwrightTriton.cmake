@@ -1,6 +1,6 @@
 # opwright::opwright   the headers
 # opwright::triton     <opwright/triton.h> and its runtime, compiled once in this build, by its compiler
-# opwright_find_operators: OpwrightOperators.cmake
+# opwright_find_operators(VARIABLE PACKAGE [PYTHON FILE]): OpwrightOperators.cmake
 # opwright_add_triton_kernels(TARGET SOURCES FILE... MANIFEST FILE ARCHS 80 90... [EMBED] [PYTHON FILE]
 #                             [OUTPUT FILE])
 #

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from opwright.dispatch import registry
+from opwright.dispatch import kernels, registry
 from opwright.errors import ArchitectureError, DeviceFaultError, KernelError
 from opwright.spec.dtypes import describe
 
@@ -40,9 +40,7 @@ def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> 
     code = int(found[1]) if found else None
     shown = ("CUDA", f"{found[2]}: {found[3]}") if found else ("CUDA", text)
     if code in _NO_CODE:
-        return ArchitectureError(
-            name, _NO_CODE[code], rows=[gpu, *_code_and_driver(), shown], hint=_remedy(code, device)
-        )
+        return _no_code(name, code, device, [gpu, shown])
     if code in _FAULTS or (code is None and not _is_alive(device)):
         return _fault(name, gpu, shown)
     if code == _OUT_OF_MEMORY or text.startswith(("cannot allocate", "out of memory for scratch")):
@@ -56,7 +54,7 @@ def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> 
 def _fault(name: str, gpu: tuple[str, str], shown: tuple[str, str]) -> DeviceFaultError:
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
         return DeviceFaultError(name, "its kernel faulted", rows=[gpu, shown], hint=_DEBUG.partition(", ")[2])
-    others = [o.declaration.name for o in registry.operators.values() if "cuda" in o.declaration.sources]
+    others = [o.declaration.name for o in registry.operators.values() if kernels.is_loaded(o, "cuda")]
     rows = [gpu, shown, ("suspects", ", ".join(others))]
     return DeviceFaultError(name, "it, or a kernel launched before it, faulted", rows=rows, hint=_DEBUG)
 
@@ -95,17 +93,10 @@ def _gpu(device: torch.device) -> str:
     return f"{device}, {found.name}, sm_{found.major}{found.minor}"
 
 
-def _code_and_driver() -> list[tuple[str, str]]:
+def _no_code(name: str, code: int, device: torch.device, rows: list[tuple[str, str]]) -> ArchitectureError:
     from opwright.build import cuda
 
     wanted = ", ".join(f"sm_{name}" for name in cuda.architectures())
-    return [("compiled for", wanted), ("driver", f"for CUDA {cuda.driver_version()}")]
-
-
-def _remedy(code: int, device: torch.device) -> str:
+    rows[1:1] = [("compiled for", wanted), ("driver", f"for CUDA {cuda.driver_version()}")]
     major, minor = torch.cuda.get_device_capability(device)
-    if code == 35:
-        return "update the driver, or build with an nvcc that is no newer than it"
-    if os.environ.get("OPWRIGHT_ARCH"):
-        return f"unset OPWRIGHT_ARCH, or `export OPWRIGHT_ARCH={major}{minor}`"
-    return f"`OPWRIGHT_ARCH={major}{minor} opwright build TARGET`"
+    return ArchitectureError(name, _NO_CODE[code], rows=rows, hint=cuda.remedy(code, f"{major}{minor}"))

@@ -117,7 +117,10 @@ class Entries:
         public.impl(name, lambda *a, **k: self.current.run_fallback(*a, **k), "CompositeExplicitAutograd")
         # The level is PyTorch's own frame: to find the module of another takes it 2 ms.
         torch.library.register_fake(
-            declaration.qualified_name, lambda *a, **k: self.current.run_fake(*a, **k), lib=public, _stacklevel=0
+            declaration.qualified_name,
+            lambda *a, **k: self.current.run_fake(*a, **k),
+            lib=public,
+            _stacklevel=0,
         )
         public.impl(name, lambda *a, **k: self.current.run_autograd(*a, **k), "Autograd", with_keyset=True)
         public.impl(name, lambda *a, **k: self.current.run_vmap(*a, **k), "FuncTorchBatched")

@@ -58,7 +58,9 @@ def gate(operator: Operator) -> Callable[..., Any]:
         operator.entries,
         contract.result_type,
     ]
-    given += [{choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"]
+    given += [
+        {choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"
+    ]
     declaration = operator.declaration
     make = compiled(declaration.qualified_name, gate_source(contract), declaration.module)
     function = make(*given)

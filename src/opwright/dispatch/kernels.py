@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from opwright import settings
 from opwright.dispatch import registry
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 BACKENDS = ("cpu", "cuda")
 
-_loaded: dict[tuple, Library] = {}
+
+class Registrable(Protocol):
+    """A library whose kernels can be made those of the dispatcher, and be taken back."""
+
+    def register(self, backend: str) -> None: ...
+    def unregister(self, backend: str) -> None: ...
+
+
+_loaded: dict[tuple, Registrable] = {}
 _tried: set[tuple] = set()
 _warned: set[str] = set()
 
@@ -166,6 +174,19 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
             library.register(backend)
             _loaded[keys[backend]] = library
     return backends
+
+
+def adopt(operator: Operator, libraries: Mapping[str, Registrable]) -> None:
+    """Notes that an operator's kernels are those of libraries made elsewhere, by backend; of others it has none."""
+    with registry.lock:
+        for backend in BACKENDS:
+            key = unit_key(operator.declaration, backend)
+            if key is None:
+                continue
+            if backend in libraries:
+                _loaded[key] = libraries[backend]
+            else:
+                _tried.add(key)
 
 
 def libraries_of(operators: Iterable[Operator]) -> list[tuple[tuple, ...]]:

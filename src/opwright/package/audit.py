@@ -8,6 +8,8 @@ import hashlib
 import io
 import json
 import re
+import subprocess
+import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass, field
@@ -16,9 +18,12 @@ from typing import Any
 
 from opwright.build.elf import SharedLibrary, read_library
 from opwright.errors import PackageError
+from opwright.package.shims import minimum_torch
 
-# The newest libstdc++ that a platform tag promises, by the glibc in it (the policies of manylinux).
-_LIBSTDCXX = {(2, 17): "3.4.19", (2, 24): "3.4.22", (2, 27): "3.4.24", (2, 28): "3.4.25", (2, 31): "3.4.28", (2, 34): "3.4.29"}
+# What a process with torch has, or the driver brings: no wheel has to.
+_BROUGHT = re.compile(
+    r"lib(torch|c10|shm|gomp|cuda|cudart|cublas|cudnn|cufft|curand|cusolver|cusparse|nvrtc|nccl|nv|python)[\w-]*\.so"
+)
 
 
 @dataclass
@@ -51,7 +56,9 @@ def audit_wheel(path: Path) -> Audit:
     parts = path.name.removesuffix(".whl").split("-")
     if path.suffix != ".whl" or len(parts) not in (5, 6) or not zipfile.is_zipfile(path):
         raise PackageError(
-            str(path), "it is no wheel", hint="`opwright wheel --check dist/NAME-VERSION-py3-none-PLATFORM.whl`"
+            str(path),
+            "it is no wheel",
+            hint="`opwright wheel --check dist/NAME-VERSION-py3-none-PLATFORM.whl`",
         )
     audit = Audit(path)
     python, abi, platform = parts[-3:]
@@ -68,6 +75,8 @@ def audit_wheel(path: Path) -> Audit:
             file = Path(folder, PurePosixPath(name).name)
             file.write_bytes(archive.read(name))
             _check_library(audit, name, read_library(file), abi, platform)
+        if libraries and "linux" in platform:
+            _ask_auditwheel(audit, platform)
         made = [n for n in names if n.endswith("/_opwright/provenance.json")]
         for name in made:
             _note_provenance(audit, json.loads(archive.read(name)), archive, name)
@@ -88,7 +97,9 @@ def _check_record(audit: Audit, archive: zipfile.ZipFile) -> None:
             audit.problems.append(f"{name} is not in RECORD")
         elif digest:
             kind, _, value = digest.partition("=")
-            found = base64.urlsafe_b64encode(hashlib.new(kind, archive.read(name)).digest()).rstrip(b"=").decode()
+            found = (
+                base64.urlsafe_b64encode(hashlib.new(kind, archive.read(name)).digest()).rstrip(b"=").decode()
+            )
             if found != value:
                 audit.problems.append(f"{name} has not the digest that RECORD says")
 
@@ -97,46 +108,75 @@ def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, pl
     torch = "no symbol"
     if library.unstable_torch_symbols:
         torch = f"{len(library.unstable_torch_symbols)} symbols of its C++ interface: for one version of torch only"
-        audit.problems.append(f"{name}: takes {library.unstable_torch_symbols[0]} from torch, which changes with every version")
+        audit.problems.append(
+            f"{name}: takes {library.unstable_torch_symbols[0]} from torch, which changes with every version"
+        )
     elif library.stable_torch_symbols:
-        torch = f"its stable ABI ({len(library.stable_torch_symbols)} functions)"
+        least = minimum_torch(s.name for s in library.undefined if not s.is_weak)
+        since = f", of torch {least[0]}.{least[1]} or newer" if least else ""
+        torch = f"its stable ABI ({len(library.stable_torch_symbols)} functions){since}"
     audit.facts.append((name, f"{library.size_bytes / 1e6:.2f} MB, {library.machine}"))
     audit.facts.append(("  of torch", torch))
     if library.python_symbols and abi == "none":
-        audit.problems.append(f"{name}: takes {library.python_symbols[0]} from Python, but its name promises any Python")
-    glibc, libstdcxx = library.newest_version("GLIBC"), library.newest_version("GLIBCXX")
-    audit.facts.append(("  of the system", f"glibc {glibc or 'any'}, libstdc++ {libstdcxx or 'any'}"))
-    _check_platform(audit, name, library, platform, glibc, libstdcxx)
+        audit.problems.append(
+            f"{name}: takes {library.python_symbols[0]} from Python, but its name promises any Python"
+        )
+    newest = [
+        f"{family} {version}"
+        for family in ("GLIBC", "GLIBCXX", "GCC")
+        if (version := library.newest_version(family))
+    ]
+    audit.facts.append(("  of the system", ", ".join(newest) or "nothing with a version"))
+    if not platform.endswith(library.machine):
+        audit.problems.append(f"{name}: is for {library.machine}, the wheel's name says {platform}")
     if library.device_code:
         audit.facts.append(("  GPU code", str(library.device_code)))
     cudart = next((n for n in library.needed if n.startswith("libcudart")), None)
     if cudart:
-        audit.remarks.append(f"{name}: needs {cudart}, which only one CUDA has; link the static one: `-cudart static`")
+        audit.remarks.append(
+            f"{name}: needs {cudart}, which only one CUDA has; link the static one: `-cudart static`"
+        )
     for folder in (*library.search, *library.inherited_search):
         if folder.startswith("/") and not folder.startswith(str(library.path.parent)):
-            audit.problems.append(f"{name}: looks for libraries in {folder}, a folder of the machine that built it")
+            audit.problems.append(
+                f"{name}: looks for libraries in {folder}, a folder of the machine that built it"
+            )
 
 
-def _check_platform(
-    audit: Audit, name: str, library: SharedLibrary, platform: str, glibc: str, libstdcxx: str
-) -> None:
-    if not platform.endswith(library.machine):
-        audit.problems.append(f"{name}: is for {library.machine}, the wheel's name says {platform}")
-    tag = re.match(r"manylinux_(\d+)_(\d+)_", platform)
-    if tag is None:
-        if platform.startswith("linux_"):
-            audit.remarks.append(f"{platform} is no platform that package indexes take; `auditwheel repair` finds the right one")
+def _ask_auditwheel(audit: Audit, platform: str) -> None:
+    """Compares the platform in the wheel's name with the oldest one that has what its libraries use."""
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(audit.wheel)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        audit.remarks.append(
+            f"auditwheel cannot say more of it: {(result.stderr.strip() or '?').splitlines()[-1]}"
+        )
         return
-    promised = (int(tag[1]), int(tag[2]))
-    if glibc and _version(glibc) > promised:
-        audit.problems.append(f"{name}: needs glibc {glibc}, the wheel's name promises {tag[1]}.{tag[2]}")
-    newest = [v for floor, v in sorted(_LIBSTDCXX.items()) if floor <= promised]
-    if libstdcxx and newest and _version(libstdcxx) > _version(newest[-1]):
-        audit.problems.append(f"{name}: needs libstdc++ {libstdcxx}, {platform} promises {newest[-1]}")
+    found = json.loads(result.stdout)
+    tag = found["sym_tag"]
+    audit.facts.append(("fits", tag))
+    if platform.startswith("linux_"):
+        audit.remarks.append(f"{platform} is no platform that package indexes take; its libraries fit {tag}")
+    elif _glibc(tag) > _glibc(platform):
+        versions = ", ".join(max(each, key=_numbers) for each in found["versioned_symbols"].values() if each)
+        audit.problems.append(f"its name promises {platform}, its libraries ({versions}) fit {tag}")
+    for library in found["external_libs"]:
+        if not _BROUGHT.match(library):
+            audit.problems.append(
+                f"needs {library}, which is neither in it nor a part of {platform}; `auditwheel repair` puts it in"
+            )
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
+def _glibc(platform: str) -> tuple[int, ...]:
+    """Returns the (2, 28) of manylinux_2_28_x86_64; of what fits no such platform, more than any has."""
+    old = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+    if not platform.startswith(("manylinux", "musllinux")):
+        return (99,)
+    return old.get(platform.split("_")[0], _numbers(platform)[:2])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def _note_provenance(audit: Audit, made: dict[str, Any], archive: zipfile.ZipFile, name: str) -> None:
@@ -152,6 +192,16 @@ def _note_provenance(audit: Audit, made: dict[str, Any], archive: zipfile.ZipFil
         ("minimum torch", ".".join(map(str, made["minimum_torch"]))),
         ("CPU kernels", " ".join(made["levels"])),
         ("GPU kernels", " ".join(made["architectures"]) or "none"),
+        *(
+            (
+                f"  {source}",
+                ", ".join(
+                    f"{variant.removeprefix('cpu_')} {size / 1e3:.0f}" for variant, size in sizes.items()
+                )
+                + " kB",
+            )
+            for source, sizes in made["sizes"].items()
+        ),
         ("made by", f"opwright {made['opwright']}, {', '.join(made['compilers'])}"),
         ("commit", f"{made['commit']}{dirty}" if made["commit"] else "none"),
     ]

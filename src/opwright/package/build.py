@@ -21,10 +21,22 @@ def build_project(project: Path, output: Path, isolation: bool = True) -> Path:
     """
     if not (project / "pyproject.toml").is_file():
         raise PackageError(
-            str(project), "there is no pyproject.toml in this folder", hint="`opwright new NAME` writes a project"
+            str(project),
+            "there is no pyproject.toml in this folder",
+            hint="`opwright new NAME` writes a project",
         )
     with tempfile.TemporaryDirectory(prefix="opwright-dist-") as folder:
-        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", folder, str(project.resolve())]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--quiet",
+            "--wheel-dir",
+            folder,
+            str(project.resolve()),
+        ]
         if not isolation:
             command.insert(5, "--no-build-isolation")
         result = subprocess.run(command, capture_output=True, text=True)

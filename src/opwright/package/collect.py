@@ -56,7 +56,10 @@ class _Declared(torch_stand_in.Anything):
             raise PackageError(
                 declaration.name,
                 "it is declared twice",
-                rows=[("there", f"{before.file}:{before.line}"), ("here", f"{declaration.file}:{declaration.line}")],
+                rows=[
+                    ("there", f"{before.file}:{before.line}"),
+                    ("here", f"{declaration.file}:{declaration.line}"),
+                ],
                 hint="rename one of them",
             )
         _found[name] = declaration

@@ -10,12 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from elftools.elf.constants import SH_FLAGS
+from elftools.elf.elffile import ELFFile
 
 from opwright import __version__
 from opwright.build import cuda
@@ -25,6 +29,7 @@ from opwright.build.glue import entry_symbol, glue_text, header_text
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.toolchain import GLUE_FLAGS, INCLUDE, KERNEL_FLAGS, LINK_FLAGS, NATIVE, find_compiler
 from opwright.errors import NoCompilerError, NoNvccError, PackageError
+from opwright.package import glibc
 from opwright.package.names import check_name
 from opwright.spec.declaration import Declaration
 from opwright.spec.schema import coded_schema_of, kernel_twin, out_schema_of, schema_of
@@ -35,9 +40,17 @@ MINIMUM_TORCH = (2, 11)
 
 # What kernels are compiled for, from the oldest to the newest: the first fits every machine.
 LEVELS = {
-    "x86_64": {"v2": ("-march=x86-64-v2",), "v3": ("-march=x86-64-v3",), "v4": ("-march=x86-64-v4",)},
+    "x86_64": {
+        "v2": ("-march=x86-64-v2",),
+        "v3": ("-march=x86-64-v3",),
+        "v4": ("-march=x86-64-v4",),
+        "v4bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+        "v4amx": ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    },
     "aarch64": {"base": ("-march=armv8-a",)},
 }
+# Levels that only sources have which name such a macro; the others' kernels are those of the level named here.
+_SPECIAL = {"v4bf16": ("v4", re.compile("__AVX512BF16__|__AMX_")), "v4amx": ("v4", re.compile("__AMX_"))}
 ARCHITECTURES = ("80", "90", "100")
 
 
@@ -75,7 +88,9 @@ class _Piece:
         }
 
 
-def build_library(declarations: Sequence[Declaration], root: Path, work: Path, options: Options) -> dict[str, Any]:
+def build_library(
+    declarations: Sequence[Declaration], root: Path, work: Path, options: Options
+) -> dict[str, Any]:
     """Builds `work/library.so`; returns what it holds and what it was made from.
 
     Args:
@@ -108,6 +123,9 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         )  # fmt: skip
     levels = {name: flags for name, flags in known.items() if name in (options.levels or known)}
     pieces = _pieces(declarations, levels, options, work)
+    levels = {
+        name: flags for name, flags in levels.items() if any(p.variant == f"cpu_{name}" for p in pieces)
+    }
     has_cuda = any(piece.backend == "cuda" for piece in pieces)
     nvcc = cuda.find_nvcc(identities) if has_cuda else None
     if has_cuda and nvcc is None:
@@ -116,12 +134,18 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
             hint="`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`, "
             "or `architectures = []` among the options of the build hook, for a wheel without them",
         )  # fmt: skip
-    variants = list(dict.fromkeys(piece.variant for piece in pieces))
-    prefix = (f"-ffile-prefix-map={root}=.", f"-ffile-prefix-map={work}=.", f"-ffile-prefix-map={NATIVE}=opwright")
+    variants = [*(f"cpu_{name}" for name in levels), *(["cuda"] if has_cuda else [])]
+    prefix = (
+        f"-ffile-prefix-map={root}=.",
+        f"-ffile-prefix-map={work}=.",
+        f"-ffile-prefix-map={NATIVE}=opwright",
+    )
     commands: dict[str, list[str]] = dict(support_commands(compiler, work))
     (work / "unit.c").write_text(glue_text(declarations, variants))
     (work / "define.c").write_text(_define_text(declarations, variants))
     shutil.copy(NATIVE / "src" / "level.c", work / "level.c")
+    stubs = glibc.stub_commands(compiler, work)
+    commands |= stubs
     held = [f"-DOPWRIGHT_HAS_{level}" for level in levels]
     for name in ("unit", "level", "define"):
         commands[name] = [
@@ -149,10 +173,21 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         raise compile_error(request, failed.step, failed.output, failed.log) from None
     for piece in pieces:
         _hide(piece, work)
-    _check_entries(pieces, work)
-    link = [compiler.path, *LINK_FLAGS, "-Wl,-s", "unit.o", "level.o", "define.o", *(f"{p.stem}.o" for p in pieces), *SUPPORT]
+    entries = _check_entries(pieces, work)
+    link = [
+        compiler.path,
+        *LINK_FLAGS,
+        "-Wl,-s",
+        *_aliases(entries, levels),
+        "unit.o",
+        "level.o",
+        "define.o",
+        *(f"{p.stem}.o" for p in pieces),
+        *SUPPORT,
+    ]
     if nvcc:
         link += cuda.link_flags(nvcc)
+    link += glibc.link_flags(compiler, stubs)
     run_all({"link": [*link, "-o", "library.so"]}, work)
     return {
         "opwright": __version__,
@@ -179,6 +214,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
             "cuda": " ".join(_cuda_flags(options)) if has_cuda else "",
         },
         "sources": _digests(pieces, root),
+        "sizes": _sizes(pieces, root, work),
     }  # fmt: skip
 
 
@@ -204,6 +240,7 @@ static const char *const schemas[] = {{
 __attribute__((visibility("default"))) int opwright_define(void) {{
   static Handle library;
   char backend[16];
+  opwright_has_no_python = 1;
   if (library) return 0;
   if (aoti_torch_library_init_fragment("{declarations[0].namespace}", "opwright", 0, &library)) return 1;
   for (const char *const *schema = schemas; *schema; ++schema) {{
@@ -222,7 +259,11 @@ def _pieces(
     for declaration in declarations:
         for backend in ("cpu", "cuda"):
             source = declaration.sources.get(backend)
-            if source is not None and source.backend == backend and (backend == "cpu" or options.architectures):
+            if (
+                source is not None
+                and source.backend == backend
+                and (backend == "cpu" or options.architectures)
+            ):
                 units.setdefault((backend, source), []).append(declaration)
     found = []
     for (backend, source), unit in units.items():
@@ -230,15 +271,30 @@ def _pieces(
         folder.mkdir()
         (folder / f"contract_{backend}.h").write_text(header_text(unit, backend))
         if backend == "cpu":
+            text = _whole_text(source.read(), source.path, set())
             found += [
                 _Piece(backend, f"cpu_{level}", source, unit, _cpu_flags(flags), folder)
                 for level, flags in levels.items()
+                if level not in _SPECIAL
+                or _SPECIAL[level][1].search(text)
+                or _SPECIAL[level][0] not in levels
             ]
             continue
         for part in cuda.parts_of(source.read()):
             flags = (*_cuda_flags(options), *cuda.PARTS[part])
             found.append(_Piece(backend, "cuda", source, unit, flags, folder, part))
     return found
+
+
+def _whole_text(text: str, path: Path | None, seen: set[Path]) -> str:
+    """Returns the text of a source with those of the headers next to it."""
+    texts = [text]
+    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE) if path else []:
+        header = (path.parent / name).resolve()
+        if header not in seen and header.is_file():
+            seen.add(header)
+            texts.append(_whole_text(header.read_text(), header, seen))
+    return "\n".join(texts)
 
 
 def _cpu_flags(level: Sequence[str]) -> tuple[str, ...]:
@@ -275,8 +331,11 @@ def _hide(piece: _Piece, work: Path) -> None:
     )  # fmt: skip
 
 
-def _check_entries(pieces: Sequence[_Piece], work: Path) -> None:
-    """Refuses objects without the entries of their operators: the references would run, and nobody would know."""
+def _check_entries(pieces: Sequence[_Piece], work: Path) -> dict[str, set[str]]:
+    """Returns the entries of each variant.
+
+    Refuses objects without those of their operators: the references would run, and nobody would know.
+    """
     found: dict[str, set[str]] = {}
     for piece in pieces:
         listed = subprocess.run(
@@ -289,13 +348,45 @@ def _check_entries(pieces: Sequence[_Piece], work: Path) -> None:
             symbol = entry_symbol(piece.variant, declaration.name)
             is_there = {symbol, f"{symbol}_16bit"} & found[piece.variant]
             if not is_there and f"OPWRIGHT_KERNEL({declaration.name}" in piece.source.read().replace(" ", ""):
-                raise PackageError(declaration.name, "its kernel is lost on the way", rows=[("object", piece.stem)])
+                raise PackageError(
+                    declaration.name, "its kernel is lost on the way", rows=[("object", piece.stem)]
+                )
+    return found
+
+
+def _aliases(entries: dict[str, set[str]], levels: Iterable[str]) -> list[str]:
+    """Returns the flags that give a special level the entries of a plain one, where it has none of its own."""
+    flags = []
+    for level in _SPECIAL.keys() & set(levels):
+        own, plain = f"cpu_{level}", f"cpu_{_SPECIAL[level][0]}"
+        for symbol in sorted(entries.get(plain, ())):
+            name = symbol.replace(f"opwright_{plain}_", f"opwright_{own}_", 1)
+            if name not in entries[own]:
+                flags.append(f"-Wl,--defsym={name}={symbol}")
+    return flags
+
+
+def _name(piece: _Piece, root: Path) -> str:
+    path = piece.source.path
+    return (
+        str(path.relative_to(root.resolve())) if path else f"{piece.unit[0].qualified_name} ({piece.backend})"
+    )
 
 
 def _digests(pieces: Sequence[_Piece], root: Path) -> dict[str, str]:
-    found = {}
+    found = {_name(p, root): hashlib.sha256(p.source.read().encode()).hexdigest() for p in pieces}
+    return dict(sorted(found.items()))
+
+
+def _sizes(pieces: Sequence[_Piece], root: Path, work: Path) -> dict[str, dict[str, int]]:
+    """Returns the bytes of each source in the library, by variant."""
+    found: dict[str, dict[str, int]] = {}
     for piece in pieces:
-        path = piece.source.path
-        name = str(path.relative_to(root.resolve())) if path else f"{piece.unit[0].qualified_name} ({piece.backend})"
-        found[name] = hashlib.sha256(piece.source.read().encode()).hexdigest()
+        with (work / f"{piece.stem}.o").open("rb") as f:
+            sections = [s.header for s in ELFFile(f).iter_sections()]
+        taken = sum(
+            s.sh_size for s in sections if s.sh_flags & SH_FLAGS.SHF_ALLOC and s.sh_type != "SHT_NOBITS"
+        )
+        sizes = found.setdefault(_name(piece, root), {})
+        sizes[piece.variant] = sizes.get(piece.variant, 0) + taken
     return dict(sorted(found.items()))

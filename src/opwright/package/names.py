@@ -29,5 +29,9 @@ def check_name(name: str, subject: str) -> None:
             subject, "this cannot be the name of a package", rows=[("got", repr(name))], hint=f"`{fitting}`"
         )
     if name.lower() in _TAKEN or name in sys.stdlib_module_names:
-        whose = "PyTorch has operators with this namespace" if name.lower() in _TAKEN else "Python has a module of this name"
+        whose = (
+            "PyTorch has operators with this namespace"
+            if name.lower() in _TAKEN
+            else "Python has a module of this name"
+        )
         raise PackageError(subject, whose, rows=[("got", repr(name))], hint=f"`{name}_ops`")

@@ -52,7 +52,12 @@ def new_operator(name: str, project: Path) -> list[Path]:
     chosen = [path for path in packages if package in ("", path.name)]
     if len(chosen) != 1:
         rows = [("packages", ", ".join(path.name for path in packages))]
-        raise PackageError(name, "it is not clear which package it belongs to", rows=rows, hint=f"`{packages[0].name}/{operator}`")
+        raise PackageError(
+            name,
+            "it is not clear which package it belongs to",
+            rows=rows,
+            hint=f"`{packages[0].name}/{operator}`",
+        )
     if (chosen[0] / operator).exists():
         raise PackageError(name, "the folder exists", rows=[("folder", str(chosen[0] / operator))])
     return _add(chosen[0], operator)

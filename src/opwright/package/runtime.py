@@ -45,7 +45,8 @@ def runtime_files(package: str, gates: Mapping[str, str]) -> dict[str, str]:
 def _gates_text(gates: Mapping[str, str]) -> str:
     """Returns a module with the operators' functions: where it is installed, they need not be compiled."""
     parts = [
-        f"{text}\n\nGATES[{name!r}] = ({zlib.crc32(text.encode())}, make)\n\n\n" for name, text in sorted(gates.items())
+        f"{text}\n\nGATES[{name!r}] = ({zlib.crc32(text.encode())}, make)\n\n\n"
+        for name, text in sorted(gates.items())
     ]
     return "GATES = {}\n\n\n" + "".join(parts)
 

@@ -1,7 +1,7 @@
 """For projects with a setup.py:
 
-    from opwright.package.setuptools import wheel_commands
-    setup(..., cmdclass=wheel_commands(architectures=["80", "90"]))
+from opwright.package.setuptools import wheel_commands
+setup(..., cmdclass=wheel_commands(architectures=["80", "90"]))
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def wheel_commands(
         """Builds the library, then the wheel with it."""
 
         def finalize_options(self) -> None:
-            self.distribution.has_ext_modules = lambda: True  # else the files would not lie at the wheel's root
+            self.distribution.has_ext_modules = lambda: (
+                True
+            )  # else the files would not lie at the wheel's root
             super().finalize_options()
 
         def get_tag(self) -> tuple[str, str, str]:

@@ -26,15 +26,18 @@ from opwright.package.runtime import rewritten, runtime_files
 from opwright.package.stubs import stub_of
 
 # Of a package, what its wheel does without: tests, and the sources of what is in the library.
-_LEFT = re.compile(r"(^|/)(test_[^/]*\.py|conftest\.py|__snapshots__/.*|[^/]*\.(cpp|cu|cuh|h|hpp)|triton\.py|NOTES\.md)$")
+_LEFT = re.compile(
+    r"(^|/)(test_[^/]*\.py|conftest\.py|__snapshots__/.*|[^/]*\.(cpp|cu|cuh|h|hpp)|triton\.py|NOTES\.md)$"
+)
+_TORCHS_GLIBC = (2, 28)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def platform_tag(library: Path) -> str:
-    """Returns the platform of a wheel with this library: the oldest glibc that has what it needs."""
-    needed = read_library(library).newest_version("GLIBC") or "2.17"
-    major, minor = (int(part) for part in needed.split(".")[:2])
-    return f"manylinux_{major}_{max(minor, 17)}_{platform.machine()}"
+    """Returns the platform of a wheel with this library: the oldest glibc that has what it and torch need."""
+    needed = tuple(int(part) for part in read_library(library).newest_version("GLIBC").split(".")[:2] if part)
+    major, minor = max(needed, _TORCHS_GLIBC)
+    return f"manylinux_{major}_{minor}_{platform.machine()}"
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,18 @@ def build(root: Path, package: str, folder: Path, options: Mapping[str, Any]) ->
     made = _build(root, package, folder, options)
     provenance = made["provenance"]
     provenance["commit"], provenance["dirty"] = _commit(root)
-    return Built(folder, package, provenance, made["gates"], f"py3-none-{platform_tag(folder / 'library.so')}")
+    return Built(
+        folder, package, provenance, made["gates"], f"py3-none-{platform_tag(folder / 'library.so')}"
+    )
 
 
 def complete_wheel(wheel: Path, built: Built) -> None:
     """Puts the library into a wheel of Python files, with the runtime and stubs, and rewrites its imports."""
     package = built.package
     files = _contents(wheel, package, built.tag)
-    files |= {f"{package}/{name}": text.encode() for name, text in runtime_files(package, built.gates).items()}
+    files |= {
+        f"{package}/{name}": text.encode() for name, text in runtime_files(package, built.gates).items()
+    }
     files[f"{package}/_opwright/library.so"] = (built.folder / "library.so").read_bytes()
     files[f"{package}/_opwright/provenance.json"] = (json.dumps(built.provenance, indent=1) + "\n").encode()
     part = wheel.with_suffix(".part")
@@ -90,13 +97,17 @@ def _build(root: Path, package: str, work: Path, options: Mapping[str, Any]) -> 
     """Builds the library in a process whose torch is the stand-in."""
     order = {"root": str(root), "package": package, "work": str(work), **options}
     result = subprocess.run(
-        [sys.executable, "-m", "opwright.package.process", json.dumps(order)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "opwright.package.process", json.dumps(order)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     if result.returncode != 0:
         try:
             raise _Failed(json.loads(result.stdout))
         except ValueError:
-            raise PackageError(package, "its library could not be built", rows=[("exit status", str(result.returncode))]) from None
+            raise PackageError(
+                package, "its library could not be built", rows=[("exit status", str(result.returncode))]
+            ) from None
     return json.loads(result.stdout)
 
 
@@ -112,14 +123,23 @@ class _Failed(PackageError):
 def describe(error: OpwrightError) -> dict[str, Any]:
     """Returns what `_Failed` is made from."""
     rows = [(str(name), str(value)) for name, value in error.rows]
-    parts = {"code": error.code, "subject": error.subject, "rule": error.rule, "body": error.body, "hint": error.hint}
+    parts = {
+        "code": error.code,
+        "subject": error.subject,
+        "rule": error.rule,
+        "body": error.body,
+        "hint": error.hint,
+    }
     return parts | {"rows": rows}
 
 
 def _commit(root: Path) -> tuple[str | None, bool]:
     """Returns the commit that the sources are of, and whether they differ from it."""
+
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        ).stdout
 
     try:
         return git("rev-parse", "HEAD").strip(), bool(git("status", "--porcelain", "--", ".").strip())

@@ -117,6 +117,8 @@ static void release(Call *call, int failed) {
   for (i32 i = 0; !failed && i < op->num_outputs; ++i) call->stack[i] = (u64)call->outputs[i].handle;
 }
 
+i32 opwright_has_no_python;
+
 // Lets the reference compute: for a dtype that the kernel was not instantiated for, and beside empty
 // outputs. Arguments are handed on with references of their own.
 static int call_reference(Call *call) {
@@ -149,7 +151,8 @@ static int call_reference(Call *call) {
     }
   }
   if (torch_call_dispatcher(op->reference, "", stack, TARGET_VERSION)) {
-    FAIL(call, "%s: the reference failed", op->name);
+    FAIL(call, opwright_has_no_python ? "%s: the reference failed: it is Python's, and there is none here"
+                                      : "%s: the reference failed", op->name);
   }
   for (i32 i = 0; i < op->num_outputs; ++i) {
     Tensor *t = &call->outputs[i];

@@ -203,5 +203,7 @@ typedef struct {
 
 // Makes the kernels of a backend the registered ones, and takes them back. Zero on success. The list
 // ends with an entry without a name.
+// Set where a program without Python has defined the operators.
+extern i32 opwright_has_no_python;
 extern i32 opwright_register_backend(const char *ns, const char *backend, Backend *);
 extern i32 opwright_unregister_backend(const char *backend, Backend *);

@@ -16,3 +16,11 @@ def driver_version() -> str:
     """Returns the newest CUDA that the driver knows, as "13.0"."""
     version = torch._C._cuda_getDriverVersion()
     return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def remedy(error: int, architecture: str) -> str:
+    """Returns what to do where CUDA finds no code for a GPU, from the number of its error."""
+    if error != 209:
+        return "update the driver of the GPU"
+    package = __name__.split("._opwright")[0].replace("_", "-")
+    return f"a version of {package} whose wheel has code for sm_{architecture}, `architectures` among the options of its build"

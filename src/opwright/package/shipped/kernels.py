@@ -45,7 +45,10 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
         return True
     schema = schema_of(operator.contract, operator.declaration.name)
     if held["schema"] != schema:
-        raise _error("its Python files are of another build than its library", rows=[("library", held["schema"]), ("files", schema)])
+        raise _error(
+            "its Python files are of another build than its library",
+            rows=[("library", held["schema"]), ("files", schema)],
+        )
     with registry.lock:
         if backend not in _registered:
             library = _library()
@@ -67,7 +70,10 @@ def _library() -> ctypes.CDLL:
     if platform.system() != "Linux" or platform.machine() != made["machine"]:
         raise _error(
             "this wheel is for another platform",
-            rows=[("wheel", f"Linux {made['machine']}"), ("here", f"{platform.system()} {platform.machine()}")],
+            rows=[
+                ("wheel", f"Linux {made['machine']}"),
+                ("here", f"{platform.system()} {platform.machine()}"),
+            ],
         )
     size = path.stat().st_size if path.exists() else 0
     if size != made["bytes"]:  # the loader would kill the process
@@ -76,7 +82,9 @@ def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise _error("its library cannot be loaded", rows=[("library", str(path)), ("reason", str(error))]) from None
+        raise _error(
+            "its library cannot be loaded", rows=[("library", str(path)), ("reason", str(error))]
+        ) from None
     library.opwright_level.restype = ctypes.c_char_p
     return library
 
@@ -96,7 +104,10 @@ def check_torch() -> None:
 def _error(rule: str, rows: list[tuple[str, str]], hint: str = "") -> PackageError:
     package = __name__.split("._opwright")[0]
     return PackageError(
-        package, rule, rows=rows, hint=hint or f"`pip install --force-reinstall --no-deps {package.replace('_', '-')}`"
+        package,
+        rule,
+        rows=rows,
+        hint=hint or f"`pip install --force-reinstall --no-deps {package.replace('_', '-')}`",
     )
 
 

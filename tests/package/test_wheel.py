@@ -284,6 +284,30 @@ setup(
 """
 
 
+def test_a_wheel_of_a_source_distribution(wheel: Path, tmp_path: Path) -> None:
+    project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], cwd=project, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index", "--no-build-isolation", "-w", tmp_path, sdist]
+    subprocess.run(command, check=True)
+    (made,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(made) as ours, zipfile.ZipFile(wheel) as theirs:
+        name = "sample_ops/_opwright/library.so"
+        assert ours.read(name) == theirs.read(name)
+
+
+def test_a_wheel_for_another_machine(wheel: Path, tmp_path: Path) -> None:
+    compiler = "aarch64-linux-gnu-g++"
+    if not shutil.which(compiler):
+        pytest.skip(f"there is no {compiler}")
+    project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
+    result = build(project, tmp_path / "dist", CXX=compiler)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (made,) = (tmp_path / "dist").iterdir()
+    assert made.name.endswith("manylinux_2_28_aarch64.whl")
+    assert audit_wheel(made).passed
+
+
 def test_a_project_with_a_setup_py(run, tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     (project / "setup.py").write_text(SETUP)

@@ -7,6 +7,7 @@ instructions) must not be merged by the linker: so of every object only the kern
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -27,7 +28,15 @@ from opwright.build.compile import SUPPORT, make_request, support_commands
 from opwright.build.diagnostics import compile_error
 from opwright.build.glue import entry_symbol, glue_text, header_text
 from opwright.build.steps import StepFailed, run_all
-from opwright.build.toolchain import GLUE_FLAGS, INCLUDE, KERNEL_FLAGS, LINK_FLAGS, NATIVE, find_compiler
+from opwright.build.toolchain import (
+    GLUE_FLAGS,
+    INCLUDE,
+    KERNEL_FLAGS,
+    LINK_FLAGS,
+    NATIVE,
+    Compiler,
+    find_compiler,
+)
 from opwright.errors import NoCompilerError, NoNvccError, PackageError
 from opwright.package import glibc
 from opwright.package.names import check_name
@@ -114,7 +123,7 @@ def build_library(
     compiler = find_compiler(identities)
     if compiler is None:
         raise NoCompilerError(namespaces[0], "there is no C++ compiler", hint="`apt-get install g++`")
-    machine = platform.machine()
+    machine = _answer(compiler, "-dumpmachine").split("-")[0]
     known = LEVELS.get(machine, {})
     if not known or not set(options.levels) <= set(known):
         raise PackageError(
@@ -127,6 +136,12 @@ def build_library(
         name: flags for name, flags in levels.items() if any(p.variant == f"cpu_{name}" for p in pieces)
     }
     has_cuda = any(piece.backend == "cuda" for piece in pieces)
+    if has_cuda and machine != platform.machine():
+        raise PackageError(
+            namespaces[0], "CUDA kernels are compiled on a machine of the kind that they are for",
+            rows=[("compiler", machine), ("here", platform.machine())],
+            hint="build on such a machine, or `architectures = []` among the options of the build hook",
+        )  # fmt: skip
     nvcc = cuda.find_nvcc(identities) if has_cuda else None
     if has_cuda and nvcc is None:
         raise NoNvccError(
@@ -172,8 +187,8 @@ def build_library(
         request = make_request(piece.unit, (piece.backend,))
         raise compile_error(request, failed.step, failed.output, failed.log) from None
     for piece in pieces:
-        _hide(piece, work)
-    entries = _check_entries(pieces, work)
+        _hide(piece, compiler, work)
+    entries = _check_entries(pieces, compiler, work)
     link = [
         compiler.path,
         *LINK_FLAGS,
@@ -315,14 +330,14 @@ def _written(piece: _Piece) -> Path:
     return path
 
 
-def _hide(piece: _Piece, work: Path) -> None:
+def _hide(piece: _Piece, compiler: Compiler, work: Path) -> None:
     """Leaves only the kernels' entries visible, under the names of their variant."""
     path, symbols = work / f"{piece.stem}.o", piece.symbols()
     joined = work / f"{piece.stem}.joined.o"
-    subprocess.run(["ld", "-r", "--force-group-allocation", "-o", joined, path], check=True)
+    subprocess.run([_answer(compiler, "-print-prog-name=ld"), "-r", "--force-group-allocation", "-o", joined, path], check=True)
     subprocess.run(
         [
-            "objcopy",
+            _answer(compiler, "-print-prog-name=objcopy"),
             *(f"--keep-global-symbol={name}" for name in symbols.values()),  # as they are renamed
             *(f"--redefine-sym={old}={new}" for old, new in symbols.items() if old != new),
             joined, path,
@@ -331,7 +346,7 @@ def _hide(piece: _Piece, work: Path) -> None:
     )  # fmt: skip
 
 
-def _check_entries(pieces: Sequence[_Piece], work: Path) -> dict[str, set[str]]:
+def _check_entries(pieces: Sequence[_Piece], compiler: Compiler, work: Path) -> dict[str, set[str]]:
     """Returns the entries of each variant.
 
     Refuses objects without those of their operators: the references would run, and nobody would know.
@@ -339,7 +354,7 @@ def _check_entries(pieces: Sequence[_Piece], work: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for piece in pieces:
         listed = subprocess.run(
-            ["nm", "--defined-only", "--extern-only", "--format=just-symbols", work / f"{piece.stem}.o"],
+            [_answer(compiler, "-print-prog-name=nm"), "--defined-only", "--extern-only", "--format=just-symbols", work / f"{piece.stem}.o"],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         found.setdefault(piece.variant, set()).update(listed.stdout.split())
@@ -364,6 +379,12 @@ def _aliases(entries: dict[str, set[str]], levels: Iterable[str]) -> list[str]:
             if name not in entries[own]:
                 flags.append(f"-Wl,--defsym={name}={symbol}")
     return flags
+
+
+@functools.cache
+def _answer(compiler: Compiler, question: str) -> str:
+    """Asks a compiler, which may be one for another machine, what that is or where its tools are."""
+    return subprocess.run([compiler.path, question], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _name(piece: _Piece, root: Path) -> str:

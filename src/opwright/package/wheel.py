@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opwright.build.elf import read_library
+from opwright.build.elf import SharedLibrary, read_library
 from opwright.errors import OpwrightError, PackageError
 from opwright.package.runtime import rewritten, runtime_files
 from opwright.package.stubs import stub_of
@@ -33,11 +32,11 @@ _TORCHS_GLIBC = (2, 28)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def platform_tag(library: Path) -> str:
+def platform_tag(library: SharedLibrary) -> str:
     """Returns the platform of a wheel with this library: the oldest glibc that has what it and torch need."""
-    needed = tuple(int(part) for part in read_library(library).newest_version("GLIBC").split(".")[:2] if part)
+    needed = tuple(int(part) for part in library.newest_version("GLIBC").split(".")[:2] if part)
     major, minor = max(needed, _TORCHS_GLIBC)
-    return f"manylinux_{major}_{minor}_{platform.machine()}"
+    return f"manylinux_{major}_{minor}_{library.machine}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def build(root: Path, package: str, folder: Path, options: Mapping[str, Any]) ->
     provenance = made["provenance"]
     provenance["commit"], provenance["dirty"] = _commit(root)
     return Built(
-        folder, package, provenance, made["gates"], f"py3-none-{platform_tag(folder / 'library.so')}"
+        folder, package, provenance, made["gates"], f"py3-none-{platform_tag(read_library(folder / 'library.so'))}"
     )
 
 

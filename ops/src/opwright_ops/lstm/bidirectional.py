@@ -79,7 +79,19 @@ def lstm_bidirectional(
     Numerics, source:
         As for `lstm`.
     """
-    output, h_n, c_n, cells, gates = zip(*_for_both(lstm.operator, locals()), strict=True)
+    given = {  # written out: torch 2.11 cannot trace locals()
+        "input": input, "h_0": h_0, "c_0": c_0, "weight_ih": weight_ih, "weight_hh": weight_hh,
+        "bias_ih": bias_ih, "bias_hh": bias_hh, "weight_hr": weight_hr, "peephole": peephole,
+        "norm_ih": norm_ih, "norm_hh": norm_hh, "norm_c": norm_c, "weight_ih_reverse": weight_ih_reverse,
+        "weight_hh_reverse": weight_hh_reverse, "bias_ih_reverse": bias_ih_reverse,
+        "bias_hh_reverse": bias_hh_reverse, "weight_hr_reverse": weight_hr_reverse,
+        "peephole_reverse": peephole_reverse, "norm_ih_reverse": norm_ih_reverse,
+        "norm_hh_reverse": norm_hh_reverse, "norm_c_reverse": norm_c_reverse, "h_mask": h_mask,
+        "lengths": lengths, "reset": reset, "seed": seed, "activation": activation, "slope": slope,
+        "coupled": coupled, "clip": clip, "zoneout_h": zoneout_h, "zoneout_c": zoneout_c,
+        "keep_cells": keep_cells, "keep_gates": keep_gates,
+    }  # fmt: skip
+    output, h_n, c_n, cells, gates = zip(*_for_both(lstm.operator, given), strict=True)
     return BidirectionalOutputs(
         torch.cat(output, -1), torch.stack(h_n), torch.stack(c_n), torch.cat(cells, -1), torch.stack(gates)
     )
@@ -114,7 +126,20 @@ def lstm_bidirectional_backward(
     activation="soft", slope=0.125, coupled=False, clip=0.0, zoneout_h=0.0, zoneout_c=0.0,
     keep_cells=0, keep_gates=0,
 ):  # fmt: skip
-    one, other = _for_both(lstm.operator.backward_operator, locals())
+    given = {  # written out: torch 2.11 cannot trace locals()
+        "grad_output": grad_output, "grad_h_n": grad_h_n, "grad_c_n": grad_c_n, "grad_cells": grad_cells,
+        "input": input, "h_0": h_0, "c_0": c_0, "weight_ih": weight_ih, "weight_hh": weight_hh,
+        "bias_ih": bias_ih, "bias_hh": bias_hh, "weight_hr": weight_hr, "peephole": peephole,
+        "norm_ih": norm_ih, "norm_hh": norm_hh, "norm_c": norm_c, "weight_ih_reverse": weight_ih_reverse,
+        "weight_hh_reverse": weight_hh_reverse, "bias_ih_reverse": bias_ih_reverse,
+        "bias_hh_reverse": bias_hh_reverse, "weight_hr_reverse": weight_hr_reverse,
+        "peephole_reverse": peephole_reverse, "norm_ih_reverse": norm_ih_reverse,
+        "norm_hh_reverse": norm_hh_reverse, "norm_c_reverse": norm_c_reverse, "h_mask": h_mask,
+        "lengths": lengths, "reset": reset, "seed": seed, "output": output, "gates": gates,
+        "activation": activation, "slope": slope, "coupled": coupled, "clip": clip, "zoneout_h": zoneout_h,
+        "zoneout_c": zoneout_c, "keep_cells": keep_cells, "keep_gates": keep_gates,
+    }  # fmt: skip
+    one, other = _for_both(lstm.operator.backward_operator, given)
     h_0, c_0, h_mask = (None if one[i] is None else torch.stack([one[i], other[i]]) for i in (1, 2, -1))
     return (one[0] + other[0], h_0, c_0, *one[3:-1], *other[3:-1], h_mask)
 

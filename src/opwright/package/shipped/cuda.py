@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import ctypes
 
 from opwright.dispatch.kernels import provenance
 
@@ -14,8 +14,9 @@ def architectures() -> tuple[str, ...]:
 
 def driver_version() -> str:
     """Returns the newest CUDA that the driver knows, as "13.0"."""
-    version = torch._C._cuda_getDriverVersion()
-    return f"{version // 1000}.{version % 1000 // 10}"
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def remedy(error: int, architecture: str) -> str:

@@ -47,11 +47,16 @@ OPWRIGHT_HOST_DEVICE inline float half_value(uint16_t bits) {
   return wide;
 }
 #elif defined(__FLT16_MAX__) && !defined(__CUDACC__)
+#if defined(__aarch64__)
+using Binary16 = __fp16;  // of C++, GCC has _Float16 there since 13
+#else
+using Binary16 = _Float16;
+#endif
 inline uint16_t half_bits(float value) {
-  return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value));
+  return __builtin_bit_cast(uint16_t, static_cast<Binary16>(value));
 }
 inline float half_value(uint16_t bits) {
-  return static_cast<float>(__builtin_bit_cast(_Float16, bits));
+  return static_cast<float>(__builtin_bit_cast(Binary16, bits));
 }
 #else
 // Compilers without _Float16 (nvcc is one on the host). Scaling by a power of two lets the float

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "opwright/triton/error.h"
+#include "opwright/types.h"
 #include "state.h"
 
 namespace opwright::triton::detail {
@@ -48,7 +49,7 @@ bool plan_number(const Node& node, const std::string& type, Step& step) {
 uint64_t literal_bits(const Value& value, const std::string& type) {
   if (type == "fp64") return __builtin_bit_cast(uint64_t, value.as_double());
   if (type == "fp32" || type == "f32") return __builtin_bit_cast(uint32_t, static_cast<float>(value.as_double()));
-  if (type == "fp16") return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value.as_double()));
+  if (type == "fp16") return __builtin_bit_cast(uint16_t, static_cast<opwright::detail::Binary16>(value.as_double()));
   if (type == "bf16") return __builtin_bit_cast(uint32_t, static_cast<float>(value.as_double())) >> 16;
   if (type == "u1" || type == "i1") return value.truth();
   return static_cast<uint64_t>(value.integer);

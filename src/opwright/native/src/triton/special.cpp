@@ -42,7 +42,7 @@ class Scratch {
 };
 
 // Triton's launchers round a double to binary16 at once, and cut bfloat16 off a float.
-uint64_t half_of(double value) { return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value)); }
+uint64_t half_of(double value) { return __builtin_bit_cast(uint16_t, static_cast<opwright::detail::Binary16>(value)); }
 uint64_t bfloat16_of(double value) {
   return __builtin_bit_cast(uint32_t, static_cast<float>(value)) >> 16;
 }

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from opwright_ops import LSTM
 from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
 from opwright_ops.d_sigmoid.op import d_sigmoid
+from opwright_ops.lstm.op import lstm
 
 import opwright
 
@@ -21,7 +23,11 @@ _SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
 )
 
 
-@pytest.mark.parametrize("op", [bias_gelu, d_sigmoid], ids=["bias_gelu", "d_sigmoid"])
+@pytest.mark.parametrize(
+    "op",
+    [bias_gelu, d_sigmoid, pytest.param(lstm, marks=pytest.mark.slow)],
+    ids=["bias_gelu", "d_sigmoid", "lstm"],
+)
 def test_verify(op) -> None:
     record = opwright.verify(op, devices=["cuda"])
     assert record.passed, record.failures
@@ -108,3 +114,26 @@ def test_sanitizer(tool: str, tmp_path: Path) -> None:
     )
     assert "done" in result.stdout, result.stdout[-2000:] + result.stderr[-2000:]
     assert result.returncode == 0, result.stdout[-4000:]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bidirectional": True, "num_layers": 2}, {"proj_size": 24}, {"batch_first": True, "bias": False}],
+    ids=["plain", "both directions", "projection", "batch first"],
+)
+def test_lstm_is_that_of_pytorch(options: dict) -> None:
+    theirs = torch.nn.LSTM(40, 48, device="cuda", dtype=torch.float64, **options)
+    ours = LSTM.from_torch(theirs)
+    x = torch.randn(11, 5, 40, device="cuda", dtype=torch.float64, requires_grad=True)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        x, [11, 9, 9, 4, 1] if not options.get("batch_first") else [5, 5, 4, 3, 3, 3, 2, 2, 1, 1, 1],
+        batch_first=options.get("batch_first", False),
+    )  # fmt: skip
+    for given in (x, packed):
+        found = []
+        for module in (theirs, ours):
+            output, state = module(given)
+            tensors = [output if isinstance(output, torch.Tensor) else output.data, *state]
+            loss = sum((t * torch.arange(t.numel(), device="cuda").view_as(t).cos()).sum() for t in tensors)
+            found.append([*tensors, *torch.autograd.grad(loss, [x, *module.parameters()], retain_graph=True)])
+        torch.testing.assert_close(*found)

@@ -168,7 +168,7 @@ def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
         for i, tensor in zip(chosen, batched, strict=True):
             values[i] = tensor
         # The gradient of an absent argument is None or empty.
-        return tuple(torch.empty(0) if output is None else output for output in subject.call(values))
+        return tuple(given[chosen[0]].new_empty(0) if output is None else output for output in subject.call(values))
 
     with torch.no_grad():
         got = torch.vmap(call, in_dims=-1)(*stacked.values())

@@ -97,6 +97,19 @@ def lstm_bidirectional(
     )
 
 
+def in_two_calls(*arguments: Any, **options: Any) -> BidirectionalOutputs:
+    """The same from two calls of `lstm`, which has kernels for GPUs."""
+    given = dict(zip(_NAMES, arguments, strict=False)) | options
+    found = [lstm(**_of_direction(given, reverse)) for reverse in (False, True)]
+    output, h_n, c_n, cells, gates = zip(*found, strict=True)
+    return BidirectionalOutputs(
+        torch.cat(output, -1), torch.stack(h_n), torch.stack(c_n), torch.cat(cells, -1), torch.stack(gates)
+    )
+
+
+_NAMES = tuple(p.name for p in lstm_bidirectional.operator.contract.parameters)
+
+
 def _for_both(operator: Any, given: dict[str, Any]) -> list[Any]:
     """Calls the reference of `lstm`, or of its backward, for the forward direction and for the other."""
     return [operator.declaration.reference(**_of_direction(given, reverse)) for reverse in (False, True)]

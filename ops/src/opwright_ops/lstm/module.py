@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from opwright_ops.lstm.bidirectional import BidirectionalOutputs, lstm_bidirectional
+from opwright_ops.lstm.bidirectional import BidirectionalOutputs, in_two_calls, lstm_bidirectional
 from opwright_ops.lstm.op import LstmOutputs, lstm
 from opwright_ops.lstm.refusals import (
     check_options,
@@ -452,7 +452,7 @@ class LSTM(nn.RNNBase):
             "zoneout_h": zoneout_h, "zoneout_c": zoneout_c, "keep_cells": int(self.return_cell and is_last),
             "keep_gates": keep_gates,
         }  # fmt: skip
-        run = lstm_bidirectional if both else lstm
+        run = (in_two_calls if x.is_cuda else lstm_bidirectional) if both else lstm
         return run(*tensors, h_mask, lengths, reset, seed, **options)
 
     def extra_repr(self) -> str:

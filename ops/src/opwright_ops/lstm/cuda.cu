@@ -1,0 +1,222 @@
+// An LSTM over a sequence on a GPU, of any size, type and variant: at each step a product of ATen and a
+// kernel for the cells, from a loop in C++.
+#include "gpu_backward.cuh"
+#include "gpu_forward.cuh"
+
+using namespace opwright_ops::gpu;
+using opwright::borrow;
+using opwright::call;
+
+// Of the product for the inputs, which is taken for several steps at once: 256 MiB of float.
+constexpr int64_t kMostProductElements = int64_t{1} << 26;
+
+template <typename T>
+void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
+          View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
+          View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
+          View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
+          View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
+          bool reverse, Activation activation, double slope, bool coupled, double clip, double zoneout_h,
+          double zoneout_c, int64_t keep_cells, int64_t keep_gates, View<T, 3> output, View<T, 2> h_n,
+          View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates, cudaStream_t stream) {
+  using E = compute_t<T>;
+  const int64_t steps = input.size(0), B = input.size(1), I = input.size(2), H = weight_hh.size(0) / 4,
+                R = weight_hh.size(1);
+  opwright::check(weight_hr.defined() || R == H,
+                  "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
+  const bool norms = norm_c.defined();
+  Scratch scratch;
+  const Layer<T> layer =
+      layer_of(scratch, B, H, R, bias_ih, bias_hh, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset,
+               seed, activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  const State<T> state{scratch.take<E>(B * H),
+                       scratch.take<T>(B * R),
+                       scratch.take<T>(B * R),
+                       weight_hr.defined() ? scratch.take<T>(B * H) : nullptr,
+                       output,
+                       cells,
+                       gates};
+  const int64_t most = B * (H > R ? H : R);
+  start<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, state, h_0, c_0, steps, reverse);
+
+  int64_t at_once = kMostProductElements / (4 * H * B);
+  at_once = at_once < 1 ? 1 : at_once > steps ? steps : at_once;
+  E *from_input = scratch.take<E>(at_once * B * 4 * H), *from_h = scratch.take<E>(B * 4 * H);
+  E* projected = weight_hr.defined() ? scratch.take<E>(B * R) : nullptr;
+  E* row_of_cells = norms ? scratch.take<E>(B * 3 * H) : nullptr;
+  const auto ih = borrow(weight_ih).t(), hh = borrow(weight_hh).t(), operand = borrow(state.operand, {B, R});
+  const auto hr = weight_hr.defined() ? borrow(weight_hr).t() : opwright::Tensor();
+  const auto cell_out = weight_hr.defined() ? borrow(state.cell_out, {B, H}) : opwright::Tensor();
+  auto whole = borrow(input);
+  if (B > 1 && input.stride(0) != B * input.stride(1)) {  // its rows are no matrix
+    auto copy = opwright::Tensor::empty<T>({steps, B, I});
+    opwright::call("aten::copy_", copy, whole, false);
+    whole = copy;
+  }
+  const auto kernel = norms ? (weight_hr.defined() ? step<T, true, true> : step<T, true, false>)
+                            : (weight_hr.defined() ? step<T, false, true> : step<T, false, false>);
+  for (int64_t done = 0; done < steps; done += at_once) {
+    const int64_t count = steps - done < at_once ? steps - done : at_once;
+    const int64_t first = reverse ? steps - done - count : done;  // the earliest time of these steps
+    multiply<T>(from_input,
+                whole.view({count * B, I}, {B == 1 ? whole.stride(0) : whole.stride(1), whole.stride(2)},
+                           first * whole.stride(0)),
+                ih);
+    for (int64_t s = 0; s < count; ++s) {
+      const int64_t t = reverse ? first + count - 1 - s : first + s;
+      const int64_t next = done + s + 1 == steps ? -1 : reverse ? t - 1 : t + 1;
+      multiply<T>(from_h, operand, hh);
+      kernel<<<norms ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
+          layer, state, from_input + (t - first) * B * 4 * H, from_h, t, next, row_of_cells);
+      if (weight_hr.defined()) {
+        multiply<T>(projected, cell_out, hr);
+        project<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, state, projected, t, next);
+      }
+    }
+  }
+  finish<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, state, h_n, c_n);
+  (void)keep_cells, (void)keep_gates;
+}
+OPWRIGHT_KERNEL(lstm, float, double, opwright::half, opwright::bfloat16)
+
+// Null for the gradient of an argument that was not given.
+template <typename T, int R>
+static T* data_of(const View<T, R>& view) {
+  return view.numel() ? view.data() : nullptr;
+}
+
+template <typename T>
+void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View<const T, 2> grad_c_n,
+                   View<const T, 3> grad_cells, View<const T, 3> input, View<const T, 2> h_0,
+                   View<const T, 2> c_0, View<const T, 2> weight_ih, View<const T, 2> weight_hh,
+                   View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr,
+                   View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
+                   View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
+                   View<const bool, 2> reset, View<const int64_t, 1> seed, View<const T, 3> output,
+                   View<const T, 3> gates, bool reverse, Activation activation, double slope, bool coupled,
+                   double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
+                   View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0, View<T, 2> grad_weight_ih,
+                   View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
+                   View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih,
+                   View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c, View<T, 2> grad_h_mask,
+                   cudaStream_t stream) {
+  using E = compute_t<T>;
+  const int64_t steps = input.size(0), B = input.size(1), I = input.size(2), H = weight_hh.size(0) / 4,
+                R = weight_hh.size(1), rows = steps * B, width = 4 * H;
+  opwright::check(weight_hr.defined() || R == H,
+                  "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
+  const bool is_projected = weight_hr.defined(), is_normalised = norm_c.defined();
+  Scratch scratch;
+  const Layer<T> layer =
+      layer_of(scratch, B, H, R, bias_ih, bias_hh, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset,
+               seed, activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  const bool is_saved = gates.numel() && !is_normalised;
+  const Past<T> past{h_0,
+                     output,
+                     is_saved ? gates : View<const T, 3>{},
+                     is_saved ? nullptr : scratch.take<E>(rows * width),
+                     scratch.take<E>(rows * H),
+                     steps,
+                     reverse};
+
+  T *x = scratch.take<T>(rows * I), *h = scratch.take<T>(rows * R);
+  input_rows<T><<<blocks_for(rows * I), kThreads, 0, stream>>>(layer, input, x);
+  operand_rows<T><<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, past, h);
+  const auto x_rows = borrow(x, {rows, I}), h_rows = borrow(h, {rows, R});
+  const auto ih = borrow(weight_ih), hh = borrow(weight_hh);
+  E *from_input = nullptr, *from_h = nullptr;
+  Moments<E>*moments_x = nullptr, *moments_h = nullptr, *moments_c = nullptr;
+  if (!is_saved) {
+    from_input = scratch.take<E>(rows * width), from_h = scratch.take<E>(rows * width);
+    multiply<T>(from_input, x_rows, ih.t());
+    if (gates.numel())
+      widen<T><<<blocks_for(rows * width), kThreads, 0, stream>>>(gates, from_h);
+    else
+      multiply<T>(from_h, h_rows, hh.t());
+  }
+  const dim3 each_row(static_cast<unsigned>(rows));
+  if (is_normalised) {
+    const auto take = [&] { return reinterpret_cast<Moments<E>*>(scratch.take<E>(2 * rows)); };
+    moments_x = take(), moments_h = take(), moments_c = take();
+    row_moments<E><<<each_row, kThreads, 0, stream>>>(from_input, width, moments_x);
+    row_moments<E><<<each_row, kThreads, 0, stream>>>(from_h, width, moments_h);
+  }
+  (is_normalised ? scan<T, true> : scan<T, false>)<<<blocks_for(B * H), kThreads, 0, stream>>>(
+      layer, past, c_0, from_input, from_h, moments_x, moments_h);
+  if (is_normalised) cell_moments<T><<<each_row, kThreads, 0, stream>>>(layer, past, moments_c);
+
+  const auto if_ = [&](bool is_there, int64_t count) { return is_there ? scratch.take<E>(count) : nullptr; };
+  const Sweep<T> sweep{grad_output,
+                       grad_cells,
+                       scratch.take<E>(B * R),
+                       scratch.take<E>(B * H),
+                       scratch.take<E>(B * R),
+                       if_(h_mask.defined(), B * R),
+                       if_(peephole.defined(), 3 * B * H),
+                       scratch.take<T>(rows * width),
+                       if_(is_normalised, rows * width),
+                       if_(is_normalised, rows * H),
+                       if_(is_normalised, rows * H),
+                       is_projected ? scratch.take<T>(rows * R) : nullptr,
+                       is_projected ? scratch.take<T>(rows * H) : nullptr,
+                       if_(is_projected, B * H),
+                       moments_h,
+                       moments_c,
+                       from_h};
+  const int64_t most = B * (H > R ? H : R);
+  begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, sweep, grad_h_n, grad_c_n);
+  const auto kernel = is_normalised ? (is_projected ? step_back<T, true, true> : step_back<T, true, false>)
+                                    : (is_projected ? step_back<T, false, true> : step_back<T, false, false>);
+  const auto hr = is_projected ? borrow(weight_hr) : opwright::Tensor();
+  int64_t after = -1;
+  for (int64_t s = steps - 1; s >= 0; --s) {
+    const int64_t t = reverse ? steps - 1 - s : s;
+    if (is_projected) {
+      project_back<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, past, sweep, t, after);
+      multiply<T>(sweep.to_cell_out, borrow(sweep.projected + t * B * R, {B, R}), hr);
+    }
+    kernel<<<is_normalised ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
+        layer, past, sweep, t, after);
+    multiply<T>(sweep.to_h, borrow(sweep.gates + t * B * width, {B, width}), hh);
+    after = t;
+  }
+  finish_back<T>
+      <<<blocks_for(most), kThreads, 0, stream>>>(layer, past, sweep, after, grad_h_0, grad_c_0, grad_h_mask);
+
+  // What takes all steps at once.
+  T* to_input = sweep.gates;
+  if (is_normalised) {
+    to_input = scratch.take<T>(rows * width);
+    normalise_back<T><<<each_row, kThreads, 0, stream>>>(sweep.before_norm, from_input, moments_x,
+                                                         layer.norm_ih, width, to_input);
+  }
+  const auto grad_rows = borrow(to_input, {rows, width}), grad_h_rows = borrow(sweep.gates, {rows, width});
+  opwright::call("aten::mm.out", grad_rows, ih, borrow(grad_input.data(), {rows, I}));
+  opwright::call("aten::mm.out", grad_rows.t(), x_rows, borrow(grad_weight_ih));
+  opwright::call("aten::mm.out", grad_h_rows.t(), h_rows, borrow(grad_weight_hh));
+  if (is_projected)
+    opwright::call("aten::mm.out", borrow(sweep.projected, {rows, R}).t(), borrow(sweep.cell_out, {rows, H}),
+                   borrow(grad_weight_hr));
+  const auto columns = [](int64_t count) { return dim3(static_cast<unsigned>((count + 31) / 32)); };
+  T *to_ih = data_of(grad_bias_ih), *to_hh = data_of(grad_bias_hh);
+  if (is_normalised) {
+    sum_columns<T, E><<<columns(width), kThreads, 0, stream>>>(sweep.before_norm, nullptr, nullptr, rows,
+                                                               width, to_ih, to_hh);
+    sum_columns<T, E><<<columns(width), kThreads, 0, stream>>>(sweep.before_norm, from_input, moments_x, rows,
+                                                               width, data_of(grad_norm_ih), nullptr);
+    sum_columns<T, E><<<columns(width), kThreads, 0, stream>>>(sweep.before_norm, from_h, moments_h, rows,
+                                                               width, data_of(grad_norm_hh), nullptr);
+    sum_columns<T, E><<<columns(H), kThreads, 0, stream>>>(sweep.normal_unit, nullptr, nullptr, rows, H,
+                                                           grad_norm_c.data(), nullptr);
+    sum_columns<T, E><<<columns(H), kThreads, 0, stream>>>(sweep.normal, nullptr, nullptr, rows, H,
+                                                           grad_norm_c.data() + H, nullptr);
+  } else if (to_ih || to_hh) {
+    sum_columns<T, T>
+        <<<columns(width), kThreads, 0, stream>>>(sweep.gates, nullptr, nullptr, rows, width, to_ih, to_hh);
+  }
+  for (int64_t k = 0; peephole.defined() && k < 3; ++k)
+    sum_columns<T, E><<<columns(H), kThreads, 0, stream>>>(sweep.of_peephole + k * B * H, nullptr, nullptr, B,
+                                                           H, grad_peephole.data() + k * H, nullptr);
+  (void)keep_cells, (void)keep_gates;
+}
+OPWRIGHT_KERNEL(lstm_backward, float, double, opwright::half, opwright::bfloat16)

@@ -1,0 +1,257 @@
+// The steps of the backward of an LSTM on a GPU, from the last to the first, and the sums at its end.
+#pragma once
+
+#include "gpu_past.cuh"
+
+namespace opwright_ops::gpu {
+
+// The gradients that go from step to step, and what the steps leave behind.
+template <typename T>
+struct Sweep {
+  using E = compute_t<T>;
+  View<const T, 3> grad_output, grad_cells;
+  E *grad_h, *grad_c;       // [B, R], [B, H]
+  E* to_h;                  // [B, R]: the product of the gates' gradients with weight_hh
+  E* of_mask;               // [B, R]: the gradient of h_mask; null without one
+  E* of_peephole;           // [3, B, H]; null without
+  T* gates;                 // [T, B, 4H]: gradients of what weight_hh gave
+  E* before_norm;           // [T, B, 4H]: where layers are normalised, those of the gates
+  E *normal, *normal_unit;  // [T, B, H]: those of the normalised cell, and times it
+  T* projected;             // [T, B, R]: those of what the projection gave
+  T* cell_out;              // [T, B, H]: what it took
+  E* to_cell_out;           // [B, H]
+  const Moments<E>*moments_h, *moments_c;
+  const E* from_h;  // [T, B, 4H]
+};
+
+// The gradient of h before step `after`, whose product has been taken; of the last h if that is -1.
+template <typename T>
+__device__ compute_t<T> absorb(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
+                               int64_t after, int64_t entry, int64_t unit) {
+  using E = compute_t<T>;
+  const int64_t i = entry * layer.R + unit;
+  const E grad = sweep.grad_h[i];
+  if (after < 0 || !layer.is_active(after, entry)) return grad;
+  E more = sweep.to_h[i];
+  if (sweep.of_mask) {
+    sweep.of_mask[i] += more * static_cast<E>(past.h_before(layer, after, entry, unit));
+    more *= static_cast<E>(layer.h_mask(entry, unit));
+  }
+  return layer.resets(after, entry) ? E(0) : grad + more;
+}
+
+// The gradient of the new h of step t, and what of it goes past the step.
+template <typename T>
+__device__ compute_t<T> take_grad_h(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
+                                    int64_t t, int64_t after, int64_t entry, int64_t unit,
+                                    compute_t<T> keeps) {
+  using E = compute_t<T>;
+  E grad = absorb(layer, past, sweep, after, entry, unit);
+  E result = 0;
+  if (layer.is_active(t, entry)) {
+    grad += static_cast<E>(sweep.grad_output(t, entry, unit));
+    const E goes_past = grad * keeps;
+    result = grad - goes_past;
+    grad = goes_past;
+  }
+  sweep.grad_h[entry * layer.R + unit] = grad;
+  return result;
+}
+
+template <typename T>
+__global__ void project_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i >= layer.B * layer.R) return;
+  const int64_t entry = i / layer.R, unit = i % layer.R;
+  const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
+  sweep.projected[t * layer.B * layer.R + i] =
+      static_cast<T>(take_grad_h(layer, past, sweep, t, after, entry, unit, keeps.h));
+}
+
+template <typename T, bool kIsNormalised, bool kIsProjected>
+__global__ void __launch_bounds__(kThreads)
+    step_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
+  using E = compute_t<T>;
+  __shared__ E shared[32];
+  const int64_t H = layer.H;
+  const auto& options = layer.options;
+  const auto of_h = [&](int64_t entry, int64_t unit, E keeps) {
+    return kIsProjected ? sweep.to_cell_out[entry * H + unit]
+                        : take_grad_h(layer, past, sweep, t, after, entry, unit, keeps);
+  };
+  // From the gradients of o and of the cell to those of the gates, grad[4]; returns nothing of an entry that
+  // rests.
+  const auto gates_back = [&](const Gates<T>& x, int64_t entry, int64_t unit, E grad_o, E through_normal,
+                              E keeps, E(&grad)[4]) {
+    const int64_t i = entry * H + unit;
+    E of_c = sweep.grad_c[i];
+    if (sweep.grad_cells.numel()) of_c += static_cast<E>(sweep.grad_cells(t, entry, unit));
+    E goes_past = of_c * keeps;
+    E of_cell = of_c - goes_past + through_normal;
+    const bool peeps = layer.peephole.defined();
+    if (peeps) of_cell += static_cast<E>(layer.peephole(2, unit)) * grad_o;
+    const E to_f = of_cell * x.before;
+    grad[0] = options.through_sigmoid(of_cell * x.g - (options.is_coupled ? to_f : E(0)), x.z[0], x.i);
+    grad[1] = options.is_coupled ? E(0) : options.through_sigmoid(to_f, x.z[1], x.f);
+    grad[2] = options.through_clip(options.through_tanh(of_cell * x.i, options.clipped(x.z[2]), x.g), x.z[2]);
+    grad[3] = grad_o;
+    goes_past += of_cell * x.f;
+    if (peeps) {
+      goes_past += static_cast<E>(layer.peephole(0, unit)) * grad[0] +
+                   static_cast<E>(layer.peephole(1, unit)) * grad[1];
+      const int64_t all = layer.B * H;
+      sweep.of_peephole[i] += grad[0] * x.before;
+      sweep.of_peephole[all + i] += grad[1] * x.before;
+      sweep.of_peephole[2 * all + i] += grad_o * x.cell;
+    }
+    sweep.grad_c[i] = layer.resets(t, entry) ? E(0) : goes_past;
+  };
+  if constexpr (!kIsNormalised) {
+    const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+    if (index >= layer.B * H) return;
+    const int64_t entry = index / H, unit = index % H, row = t * layer.B + entry;
+    const auto keeps = kept(options, layer.seed, entry, unit, t);
+    const E grad_h = of_h(entry, unit, keeps.h);
+    E grad[4] = {};
+    T out = T(0.0f);
+    if (layer.is_active(t, entry)) {
+      const Gates<T> x(layer, past, t, entry, unit);
+      const E squashed = options.tanh(x.cell);
+      out = static_cast<T>(x.o * squashed);
+      gates_back(x, entry, unit, options.through_sigmoid(grad_h * squashed, x.z[3], x.o),
+                 options.through_tanh(grad_h * x.o, x.cell, squashed), keeps.c, grad);
+    }
+    if (kIsProjected) sweep.cell_out[row * H + unit] = out;
+    for (int j = 0; j < 4; ++j) sweep.gates[row * 4 * H + j * H + unit] = static_cast<T>(grad[j]);
+  } else {
+    const int64_t entry = blockIdx.x, row = t * layer.B + entry;
+    const bool is_active = layer.is_active(t, entry);
+    E* normals = sweep.normal + row * H;
+    E* units = sweep.normal_unit + row * H;
+    E* outer = sweep.before_norm + row * 4 * H;
+    const auto of_c = sweep.moments_c[row];
+    E sum = 0, product = 0;
+    for (int64_t unit = threadIdx.x; unit < H; unit += kThreads) {
+      const auto keeps = kept(options, layer.seed, entry, unit, t);
+      const E grad_h = of_h(entry, unit, keeps.h);
+      E grad_normal = 0, grad_o = 0, scaled = 0;
+      T out = T(0.0f);
+      if (is_active) {
+        const Gates<T> x(layer, past, t, entry, unit);
+        const E gain = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - of_c.mean) * of_c.scale;
+        const E normal = value * gain + static_cast<E>(layer.norm_c(1, unit)),
+                squashed = options.tanh(normal);
+        out = static_cast<T>(x.o * squashed);
+        grad_o = options.through_sigmoid(grad_h * squashed, x.z[3], x.o);
+        grad_normal = options.through_tanh(grad_h * x.o, normal, squashed);
+        scaled = grad_normal * value;
+        sum += grad_normal * gain, product += scaled * gain;
+      }
+      normals[unit] = grad_normal, units[unit] = scaled, outer[3 * H + unit] = grad_o;
+      if (kIsProjected) sweep.cell_out[row * H + unit] = out;
+    }
+    sum = sum_over_block(sum, shared) / static_cast<E>(H),
+    product = sum_over_block(product, shared) / static_cast<E>(H);
+    const auto moments = sweep.moments_h[row];
+    E sum_h = 0, product_h = 0;
+    for (int64_t unit = threadIdx.x; unit < H; unit += kThreads) {
+      E grad[4] = {};
+      if (is_active) {
+        const Gates<T> x(layer, past, t, entry, unit);
+        const E value = (x.cell - of_c.mean) * of_c.scale;
+        const E through =
+            of_c.scale * (normals[unit] * static_cast<E>(layer.norm_c(0, unit)) - sum - value * product);
+        gates_back(x, entry, unit, outer[3 * H + unit], through, kept(options, layer.seed, entry, unit, t).c,
+                   grad);
+      }
+      for (int j = 0; j < 4; ++j) {
+        const int64_t i = j * H + unit;
+        outer[i] = grad[j];
+        const E gained = grad[j] * layer.norm_hh[i];
+        sum_h += gained, product_h += gained * (sweep.from_h[row * 4 * H + i] - moments.mean) * moments.scale;
+      }
+    }
+    sum_h = sum_over_block(sum_h, shared) / static_cast<E>(4 * H),
+    product_h = sum_over_block(product_h, shared) / static_cast<E>(4 * H);
+    for (int64_t i = threadIdx.x; i < 4 * H; i += kThreads) {
+      const E value = (sweep.from_h[row * 4 * H + i] - moments.mean) * moments.scale;
+      sweep.gates[row * 4 * H + i] =
+          static_cast<T>(moments.scale * (outer[i] * layer.norm_hh[i] - sum_h - value * product_h));
+    }
+  }
+}
+
+// Back through the normalisation of the inputs.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    normalise_back(const compute_t<T>* grads, const compute_t<T>* rows, const Moments<compute_t<T>>* of,
+                   const compute_t<T>* gain, int64_t width, T* to) {
+  using E = compute_t<T>;
+  __shared__ E shared[32];
+  const int64_t first = blockIdx.x * width;
+  const auto moments = of[blockIdx.x];
+  E sum = 0, product = 0;
+  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
+    const E gained = grads[first + i] * gain[i];
+    sum += gained, product += gained * (rows[first + i] - moments.mean) * moments.scale;
+  }
+  sum = sum_over_block(sum, shared) / static_cast<E>(width),
+  product = sum_over_block(product, shared) / static_cast<E>(width);
+  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
+    const E value = (rows[first + i] - moments.mean) * moments.scale;
+    to[first + i] = static_cast<T>(moments.scale * (grads[first + i] * gain[i] - sum - value * product));
+  }
+}
+
+// Sums of columns, in an order that is always the same. Times the normalised rows, if there are any.
+template <typename T, typename S>
+__global__ void __launch_bounds__(kThreads)
+    sum_columns(const S* from, const compute_t<T>* rows, const Moments<compute_t<T>>* of, int64_t count,
+                int64_t width, T* a, T* b) {
+  using E = compute_t<T>;
+  __shared__ E shared[8][33];
+  const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
+  const int64_t column = blockIdx.x * int64_t{32} + lane;
+  E sum = 0;
+  for (int64_t row = part; column < width && row < count; row += 8) {
+    const int64_t at = row * width + column;
+    const E value = static_cast<E>(from[at]);
+    sum += rows ? value * (rows[at] - of[row].mean) * of[row].scale : value;
+  }
+  shared[part][lane] = sum;
+  __syncthreads();
+  if (part || column >= width) return;
+  for (int i = 1; i < 8; ++i) sum += shared[i][lane];
+  if (a) a[column] = static_cast<T>(sum);
+  if (b) b[column] = static_cast<T>(sum);
+}
+
+template <typename T>
+__global__ void begin_back(Layer<T> layer, Sweep<T> sweep, View<const T, 2> grad_h_n,
+                           View<const T, 2> grad_c_n) {
+  using E = compute_t<T>;
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i < layer.B * layer.R) {
+    sweep.grad_h[i] = static_cast<E>(grad_h_n(i / layer.R, i % layer.R));
+    if (sweep.of_mask) sweep.of_mask[i] = 0;
+  }
+  if (i < layer.B * layer.H) {
+    sweep.grad_c[i] = static_cast<E>(grad_c_n(i / layer.H, i % layer.H));
+    for (int k = 0; sweep.of_peephole && k < 3; ++k) sweep.of_peephole[k * layer.B * layer.H + i] = 0;
+  }
+}
+template <typename T>
+__global__ void finish_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t last, View<T, 2> grad_h_0,
+                            View<T, 2> grad_c_0, View<T, 2> grad_h_mask) {
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i < layer.B * layer.R) {
+    const int64_t entry = i / layer.R, unit = i % layer.R;
+    const auto grad = absorb(layer, past, sweep, last, entry, unit);
+    if (grad_h_0.numel()) grad_h_0(entry, unit) = static_cast<T>(grad);
+    if (sweep.of_mask) grad_h_mask(entry, unit) = static_cast<T>(sweep.of_mask[i]);
+  }
+  if (i < layer.B * layer.H && grad_c_0.numel())
+    grad_c_0(i / layer.H, i % layer.H) = static_cast<T>(sweep.grad_c[i]);
+}
+
+}  // namespace opwright_ops::gpu

@@ -1,0 +1,203 @@
+// What the kernels of an LSTM on a GPU read: options, masks, parameters; sums over a block.
+#pragma once
+
+#include <opwright/kernel.h>
+#include <opwright/math.h>
+#include <opwright/tensor.h>
+
+namespace opwright_ops::gpu {
+
+using opwright::compute_t;
+using opwright::View;
+
+constexpr int kThreads = 256;
+
+template <typename T>
+constexpr bool kIsNarrow = sizeof(T) == 2;
+
+// What an element of a cell needs to know; the order of the gates is i, f, g, o.
+template <typename E>
+struct Options {
+  bool is_hard, is_coupled, draws;
+  E slope, clip, zoneout_h, zoneout_c;
+  uint32_t threshold_h, threshold_c;
+
+  __device__ E clipped(E z) const { return clip == 0 ? z : z < -clip ? -clip : z > clip ? clip : z; }
+  __device__ E sigmoid(E z) const {
+    z = clipped(z);
+    if (!is_hard) return opwright::sigmoid(z);
+    const E v = E(0.5) + slope * z;
+    return v < 0 ? E(0) : v > 1 ? E(1) : v;
+  }
+  __device__ E tanh(E z) const {
+    if (!is_hard) return opwright::tanh(z);
+    return z < -1 ? E(-1) : z > 1 ? E(1) : z;
+  }
+
+  // A gradient through each of them at z, where its value is known.
+  __device__ E through_clip(E grad, E z) const { return clip == 0 || abs_of(z) <= clip ? grad : E(0); }
+  __device__ E through_sigmoid(E grad, E z, E value) const {
+    if (!is_hard) return through_clip(grad * (value * (1 - value)), z);
+    return abs_of(E(0.5) + slope * clipped(z) - E(0.5)) <= E(0.5) ? through_clip(slope * grad, z) : E(0);
+  }
+  __device__ E through_tanh(E grad, E z, E value) const {
+    return is_hard ? (abs_of(z) <= 1 ? grad : E(0)) : grad * (1 - value * value);
+  }
+  __device__ static E abs_of(E z) { return z < 0 ? -z : z; }
+};
+
+// The part of h and of c that zoneout leaves as it was: 0 or 1 by chance, or the expectation.
+template <typename E>
+struct Kept {
+  E h, c;
+};
+template <typename E>
+__device__ Kept<E> kept(const Options<E>& options, const View<const int64_t, 1>& seed, int64_t entry,
+                        int64_t unit, int64_t t) {
+  if (!options.draws) return {options.zoneout_h, options.zoneout_c};
+  // Philox2x32-7; NOTES.md names the source.
+  uint32_t key = static_cast<uint32_t>(seed(entry)), a = static_cast<uint32_t>(unit),
+           b = static_cast<uint32_t>(t);
+  for (int round = 0; round < 7; ++round, key += 0x9E3779B9u) {
+    const uint64_t product = uint64_t{a} * 0xD256D193u;
+    a = static_cast<uint32_t>(product >> 32) ^ key ^ b;
+    b = static_cast<uint32_t>(product);
+  }
+  return {E(b < options.threshold_h), E(a < options.threshold_c)};
+}
+
+// One direction of a layer: what all its kernels read.
+template <typename T>
+struct Layer {
+  using E = compute_t<T>;
+  int64_t B, H, R;
+  Options<E> options;
+  View<const T, 2> peephole, norm_c, h_mask;
+  View<const int64_t, 1> lengths, seed;
+  View<const bool, 2> reset;
+  const E *bias, *norm_ih, *norm_hh;  // [4H]; norms null where there are none
+
+  __device__ bool is_active(int64_t t, int64_t entry) const {
+    return !lengths.defined() || t < lengths(entry);
+  }
+  // Whether the state is set to 0 before an active step.
+  __device__ bool resets(int64_t t, int64_t entry) const {
+    return reset.defined() && is_active(t, entry) && reset(t, entry);
+  }
+  __device__ T masked(T h, int64_t entry, int64_t unit) const {
+    if (!h_mask.defined()) return h;
+    return static_cast<T>(static_cast<E>(h) * static_cast<E>(h_mask(entry, unit)));
+  }
+};
+
+template <typename S, typename F>
+__device__ inline S sum_over_block(S value, F* shared) {
+  for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : S(0);
+  for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+  return value;
+}
+
+template <typename E>
+struct Moments {
+  E mean, scale;
+};
+
+// Of `count` elements, by the threads of a block; value(i).
+template <typename E, typename Value>
+__device__ Moments<E> moments(int64_t count, E* shared, const Value& value) {
+  E sum = 0, squares = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += value(i);
+  const E mean = sum_over_block(sum, shared) / static_cast<E>(count);
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) squares += (value(i) - mean) * (value(i) - mean);
+  return {mean, E(1) / sqrt(sum_over_block(squares, shared) / static_cast<E>(count) + E(1e-5))};
+}
+
+// Memory for as long as the call; the caching allocator knows the stream.
+class Scratch {
+ public:
+  template <typename S>
+  S* take(int64_t count) {
+    opwright::check(held_ < kMost, "too many pieces of scratch memory");
+    pieces_[held_] = opwright::Tensor::empty<S>({count});
+    return pieces_[held_++].template data<S>();
+  }
+
+ private:
+  static constexpr int kMost = 40;
+  opwright::Tensor pieces_[kMost];
+  int held_ = 0;
+};
+
+// Both biases, and the gains of the norms, as the kernels read them.
+template <typename T>
+__global__ void sum_biases(View<const T, 1> a, View<const T, 1> b, int64_t count, compute_t<T>* to) {
+  using E = compute_t<T>;
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i >= count) return;
+  to[i] = (a.defined() ? static_cast<E>(a(i)) : E(0)) + (b.defined() ? static_cast<E>(b(i)) : E(0));
+}
+
+inline dim3 blocks_for(int64_t count) {
+  return dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads));
+}
+
+// Of the random words, those below are `probability` of all.
+inline uint32_t threshold(double probability) {
+  const double scaled = probability * 4294967296.0;
+  return scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
+}
+
+template <typename T>
+Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, View<const T, 1> bias_ih,
+                  View<const T, 1> bias_hh, View<const T, 2> peephole, View<const T, 1> norm_ih,
+                  View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
+                  View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
+                  bool is_hard, double slope, bool coupled, double clip, double zoneout_h, double zoneout_c,
+                  cudaStream_t stream) {
+  using E = compute_t<T>;
+  const int norms = norm_ih.defined() + norm_hh.defined() + norm_c.defined();
+  opwright::check(norms == 0 || norms == 3, "`norm_ih`, `norm_hh` and `norm_c` come together");
+  const auto sum = [&](View<const T, 1> a, View<const T, 1> b) {
+    E* to = scratch.take<E>(4 * H);
+    sum_biases<T><<<blocks_for(4 * H), kThreads, 0, stream>>>(a, b, 4 * H, to);
+    return to;
+  };
+  const Options<E> options{is_hard,
+                           coupled,
+                           seed.defined() && (zoneout_h || zoneout_c),
+                           static_cast<E>(slope),
+                           static_cast<E>(clip),
+                           static_cast<E>(zoneout_h),
+                           static_cast<E>(zoneout_c),
+                           threshold(zoneout_h),
+                           threshold(zoneout_c)};
+  return {B,
+          H,
+          R,
+          options,
+          peephole,
+          norm_c,
+          h_mask,
+          lengths,
+          seed,
+          reset,
+          sum(bias_ih, bias_hh),
+          norms ? sum(norm_ih, {}) : nullptr,
+          norms ? sum(norm_hh, {}) : nullptr};
+}
+
+// out = a b, with sums and results in the type of sums.
+template <typename T>
+void multiply(compute_t<T>* out, const opwright::Tensor& a, const opwright::Tensor& b) {
+  const auto to = opwright::borrow(out, {a.size(0), b.size(1)});
+  if constexpr (kIsNarrow<T>)
+    opwright::call("aten::mm.dtype_out", a, b, opwright::detail::kScalarType<float>, to);
+  else
+    opwright::call("aten::mm.out", a, b, to);
+}
+
+}  // namespace opwright_ops::gpu

@@ -1,0 +1,134 @@
+// What the backward of an LSTM needs of its forward: gates, cells, operands, moments.
+#pragma once
+
+#include "gpu_layer.cuh"
+
+namespace opwright_ops::gpu {
+
+// What the forward went through.
+template <typename T>
+struct Past {
+  using E = compute_t<T>;
+  View<const T, 2> h_0;
+  View<const T, 3> output;
+  View<const T, 3> saved;  // the gates before their activations, if they were kept
+  E* z;                    // [T, B, 4H]: the same, otherwise
+  E* c_before;             // [T, B, H]: the cells before each step
+  int64_t steps;
+  bool reverse;
+
+  __device__ T h_before(const Layer<T>& layer, int64_t t, int64_t entry, int64_t unit) const {
+    if (!layer.is_active(t, entry) || layer.resets(t, entry)) return T(0.0f);
+    const bool is_first = reverse ? t + 1 == steps || !layer.is_active(t + 1, entry) : t == 0;
+    if (is_first) return h_0.defined() ? h_0(entry, unit) : T(0.0f);
+    return output(reverse ? t + 1 : t - 1, entry, unit);
+  }
+};
+
+template <typename T>
+struct Gates {
+  using E = compute_t<T>;
+  E z[4], i, f, g, o, before, cell;
+
+  __device__ Gates(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry, int64_t unit) {
+    const int64_t row = t * layer.B + entry, H = layer.H;
+    for (int j = 0; j < 4; ++j) {
+      z[j] = past.saved.defined() ? static_cast<E>(past.saved(t, entry, j * H + unit))
+                                  : past.z[row * 4 * H + j * H + unit];
+    }
+    before = past.c_before[row * H + unit];
+    activate(layer.options);
+    o = layer.options.sigmoid(z[3]);
+  }
+  __device__ Gates() {}
+  __device__ void activate(const Options<E>& options) {
+    i = options.sigmoid(z[0]), f = options.is_coupled ? 1 - i : options.sigmoid(z[1]);
+    g = options.tanh(options.clipped(z[2]));
+    cell = f * before + i * g;
+  }
+};
+
+// h as the products took it, and the input, with 0 after the end of each entry.
+template <typename T>
+__global__ void operand_rows(Layer<T> layer, Past<T> past, T* to) {
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i >= past.steps * layer.B * layer.R) return;
+  const int64_t row = i / layer.R, t = row / layer.B, entry = row % layer.B, unit = i % layer.R;
+  to[i] = layer.masked(past.h_before(layer, t, entry, unit), entry, unit);
+}
+template <typename T>
+__global__ void input_rows(Layer<T> layer, View<const T, 3> input, T* to) {
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, width = input.size(2);
+  if (i >= input.size(0) * layer.B * width) return;
+  const int64_t row = i / width, t = row / layer.B, entry = row % layer.B;
+  to[i] = layer.is_active(t, entry) ? input(t, entry, i % width) : T(0.0f);
+}
+template <typename T>
+__global__ void widen(View<const T, 3> from, compute_t<T>* to) {
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, width = from.size(2);
+  if (i >= from.size(0) * from.size(1) * width) return;
+  const int64_t row = i / width;
+  to[i] = static_cast<compute_t<T>>(from(row / from.size(1), row % from.size(1), i % width));
+}
+
+template <typename E>
+__global__ void __launch_bounds__(kThreads) row_moments(const E* rows, int64_t width, Moments<E>* to) {
+  __shared__ E shared[32];
+  const E* row = rows + blockIdx.x * width;
+  const auto found = moments<E>(width, shared, [&](int64_t i) { return row[i]; });
+  if (threadIdx.x == 0) to[blockIdx.x] = found;
+}
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    cell_moments(Layer<T> layer, Past<T> past, Moments<compute_t<T>>* to) {
+  using E = compute_t<T>;
+  __shared__ E shared[32];
+  const int64_t t = blockIdx.x / layer.B, entry = blockIdx.x % layer.B;
+  const auto found =
+      moments<E>(layer.H, shared, [&](int64_t i) { return Gates<T>(layer, past, t, entry, i).cell; });
+  if (threadIdx.x == 0) to[blockIdx.x] = found;
+}
+
+// The cells before each step, from the first to the last; gates that were not kept get what the cells add.
+template <typename T, bool kIsNormalised>
+__global__ void scan(Layer<T> layer, Past<T> past, View<const T, 2> c_0, const compute_t<T>* from_input,
+                     const compute_t<T>* from_h, const Moments<compute_t<T>>* moments_x,
+                     const Moments<compute_t<T>>* moments_h) {
+  using E = compute_t<T>;
+  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x, H = layer.H;
+  if (index >= layer.B * H) return;
+  const int64_t entry = index / H, unit = index % H;
+  E c = c_0.defined() ? static_cast<E>(c_0(entry, unit)) : E(0);
+  for (int64_t s = 0; s < past.steps; ++s) {
+    const int64_t t = past.reverse ? past.steps - 1 - s : s, row = t * layer.B + entry;
+    const bool is_active = layer.is_active(t, entry);
+    if (layer.resets(t, entry)) c = 0;
+    past.c_before[row * H + unit] = is_active ? c : E(0);
+    Gates<T> gates;
+    gates.before = c;
+    for (int j = 0; j < 4; ++j) {
+      const int64_t i = j * H + unit, at = row * 4 * H + i;
+      if (past.saved.defined()) {
+        gates.z[j] = static_cast<E>(past.saved(t, entry, i));
+      } else {
+        if (kIsNormalised) {
+          gates.z[j] = (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
+                       (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] +
+                       layer.bias[i];
+        } else {
+          gates.z[j] = from_input[at] + from_h[at] + layer.bias[i];
+        }
+        if (layer.peephole.defined() && j < 2) gates.z[j] += static_cast<E>(layer.peephole(j, unit)) * c;
+      }
+    }
+    gates.activate(layer.options);
+    if (!past.saved.defined()) {
+      if (layer.peephole.defined()) gates.z[3] += static_cast<E>(layer.peephole(2, unit)) * gates.cell;
+      for (int j = 0; j < 4; ++j) past.z[row * 4 * H + j * H + unit] = is_active ? gates.z[j] : E(0);
+    }
+    const E keeps = kept(layer.options, layer.seed, entry, unit, t).c;
+    if (is_active) c = keeps * c + (1 - keeps) * gates.cell;
+  }
+}
+
+}  // namespace opwright_ops::gpu

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from opwright_ops import LSTM
 from torch import nn
 
 from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
-from opwright_ops import LSTM
 
 RESULT = Path(__file__).resolve().parent / "results" / "lstm_cuda.json"
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
@@ -59,25 +59,29 @@ def graph_of(call: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
+def measure(dtype: torch.dtype, H: int, B: int, T: int, options: dict[str, object]) -> dict[str, object]:
+    theirs = nn.LSTM(H, H, device="cuda", dtype=dtype, **options)
+    modules = {"nn.LSTM": theirs, "opwright": LSTM.from_torch(theirs)}
+    x = torch.randn(T, B, H, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        forward = {name: (lambda module=module: module(x)) for name, module in modules.items()}
+        plain, graphs = fastest(forward), fastest({name: graph_of(call) for name, call in forward.items()})
+    leaf = x.clone().requires_grad_()
+    grad = torch.randn_like(modules["opwright"](x)[0])
+    both = {
+        name: (lambda module=module: torch.autograd.backward(module(leaf)[0], grad)) for name, module in modules.items()
+    }
+    row: dict[str, object] = {"dtype": str(dtype).removeprefix("torch."), "H": H, "B": B, "T": T, **options}
+    for title, times in (("forward", plain), ("forward in a graph", graphs), ("forward and backward", fastest(both))):
+        row[f"{title}, us per step"] = {name: round(1e3 * value / T, 2) for name, value in times.items()}
+    return row
+
+
 def main() -> None:
     rows = []
-    for dtype, H, B, T, options in CASES:
-        theirs = nn.LSTM(H, H, device="cuda", dtype=dtype, **options)
-        modules = {"nn.LSTM": theirs, "opwright": LSTM.from_torch(theirs)}
-        x = torch.randn(T, B, H, device="cuda", dtype=dtype)
-        with torch.no_grad():
-            forward = {name: (lambda module=module: module(x)) for name, module in modules.items()}
-            plain, graphs = fastest(forward), fastest({name: graph_of(call) for name, call in forward.items()})
-        leaf = x.clone().requires_grad_()
-        grad = torch.randn_like(modules["opwright"](x)[0])
-        whole = fastest({
-            name: (lambda module=module: torch.autograd.backward(module(leaf)[0], grad)) for name, module in modules.items()
-        })  # fmt: skip
-        row = {"dtype": str(dtype).removeprefix("torch."), "H": H, "B": B, "T": T, **options}
-        for title, times in (("forward", plain), ("forward in a graph", graphs), ("forward and backward", whole)):
-            row[f"{title}, us per step"] = {name: round(1e3 * value / T, 2) for name, value in times.items()}
-        print(json.dumps(row), flush=True)
-        rows.append(row)
+    for case in CASES:
+        rows.append(measure(*case))
+        print(json.dumps(rows[-1]), flush=True)
     RESULT.write_text(json.dumps({"machine": builtins_of(machine_card()), "cases": rows}, indent=1) + "\n")
 
 

@@ -36,9 +36,9 @@ print(1e3 * seconds)
 
 
 def main(wheel: Path, names: list[str]) -> None:
+    import opwright_ops
     import torch
 
-    import opwright_ops
     from opwright.cli.target import find_operators
     from opwright.package.trial import use_wheel
     from opwright.verify.run import verify

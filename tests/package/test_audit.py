@@ -27,8 +27,10 @@ def make_wheel(folder: Path, files: dict[str, bytes], tag: str = "py3-none-manyl
     path = folder / f"sample-1.0-{tag}.whl"
     files = {
         "sample/__init__.py": b"",
-        "sample-1.0.dist-info/licenses/LICENSE": b"",
         "sample/py.typed": b"",
+        "sample-1.0.dist-info/licenses/LICENSE": b"",
+        "sample-1.0.dist-info/METADATA": b"Name: sample",
+        "sample-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0",
     } | files
     rows = []
     with zipfile.ZipFile(path, "w") as archive:
@@ -121,12 +123,28 @@ def test_what_users_would_miss(tmp_path: Path) -> None:
     path = make_wheel(tmp_path, {})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("sample/__init__.py", "")
-        archive.writestr("sample-1.0.dist-info/RECORD", "sample/__init__.py,,\nsample-1.0.dist-info/RECORD,,")
+        archive.writestr("sample-1.0.dist-info/METADATA", "")
+        archive.writestr("sample-1.0.dist-info/WHEEL", "")
+        names = ["sample/__init__.py", *(f"sample-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD"))]
+        archive.writestr("sample-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in names))
     audit = audit_wheel(path)
-    assert audit.passed
+    assert audit.passed, audit.problems
     assert [remark.split(";")[0].split(",")[0] for remark in audit.remarks] == [
         "it has no licence file", "it has neither py.typed nor stubs",
     ]  # fmt: skip
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path, {"sample/a.py": b"1\n"})
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            if not name.endswith(("a.py", "METADATA")):
+                archive.writestr(name, data)
+    problems = audit_wheel(path).problems
+    assert "sample/a.py is in RECORD, but not in the wheel" in problems
+    assert "it has no METADATA, so it cannot be installed" in problems
 
 
 @pytest.mark.parametrize("name", ["a.whl", "a-1-py3-none-any.whl", "a-1.0-py3-none-any.zip"])

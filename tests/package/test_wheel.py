@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 import zipfile
 from pathlib import Path
@@ -50,6 +51,10 @@ class Layer(nn.Module):
 
 
 HALF = torch.finfo(torch.float32).eps / 2  # of a stand-in where the wheel is built
+IS_NEW = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+TABLE = torch.ones(4) @ torch.ones(4)
+TEXT = f"{{torch.__version__}} {{-torch.inf:.1f}} {{float(torch.pi) % 2}} {{isinstance(TABLE, torch.device)}}"
+LAYER = Layer().eval()
 opwright  # the module itself is imported too
 """
 # Both folders have a `scaled`, which must not be merged, and state of an inline function.
@@ -331,6 +336,12 @@ def test_a_project_with_a_setup_py(run, tmp_path: Path) -> None:
     """,
         folder=tmp_path / "installed",
     )
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist", "-d", tmp_path], cwd=project, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert "sample_ops-1.0/src/sample_ops/twice/cpu.cpp" in archive.getnames()
+    command = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "-t", tmp_path / "editable"]
+    subprocess.run([sys.executable, *command, "-e", project], check=True)  # no library, and no error
 
 
 # --- what goes wrong in a build ----------------------------------------------------------------------------
@@ -346,6 +357,69 @@ def broken(tmp_path: Path, file: str, old: str, new: str) -> str:
     assert result.returncode != 0
     assert not list(tmp_path.glob("dist/*"))
     return result.stdout + result.stderr
+
+
+def test_options_that_are_not_what_they_should_be(wheel: Path, tmp_path: Path) -> None:
+    for i, (line, text) in enumerate(
+        [
+            ('architecture = ["90"]', "there is no option `architecture`"),
+            ('architectures = "90"', "`architectures` is a list of names"),
+            ('architectures = ["sm_90"]', "`architectures` is a list of names"),
+            ("levels = [2]", "`levels` is a list of names"),
+            ('package = "nope"', "it is not clear which package has the operators"),
+        ]
+    ):
+        project = shutil.copytree(wheel.parents[1] / "project", tmp_path / str(i))
+        settings = (project / "pyproject.toml").read_text()
+        (project / "pyproject.toml").write_text(settings.replace("architectures = []", line))
+        result = build(project, tmp_path / "dist")
+        assert result.returncode != 0
+        assert text in result.stderr, result.stderr
+        assert not list((tmp_path).glob("dist/*"))
+
+
+def test_modules_of_every_shape(wheel: Path, tmp_path: Path) -> None:
+    project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
+    package = project / "src/sample_ops"
+    several = 'import os; from opwright import operator; from jaxtyping import Float; TEXT = "é\u2028"\n'
+    for name, data in {
+        "several": several.encode(),
+        "marked": b"\xef\xbb\xbf" + several.encode(),
+        "latin": "# -*- coding: latin-1 -*-\nfrom opwright import (\n    operator,\n)\nTEXT = 'é'\n".encode("latin-1"),
+        "fed": b"X = 1\n\x0cfrom opwright import operator\nTEXT = ''\n",
+    }.items():
+        (package / f"{name}.py").write_bytes(data)
+    (package / "a,b.csv").write_text("1,2\n")
+    assert build(project, tmp_path / "dist").returncode == 0
+    (made,) = (tmp_path / "dist").iterdir()
+    assert audit_wheel(made).passed
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "-t", tmp_path / "site", made], check=True)
+    program = f"""{blocker("opwright", "jaxtyping")}
+sys.path.insert(0, {str(tmp_path / "site")!r})
+import sample_ops.several, sample_ops.marked, sample_ops.latin, sample_ops.fed
+assert sample_ops.latin.TEXT == "é" and sample_ops.several.TEXT == sample_ops.marked.TEXT == "é\u2028"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_math_functions_of_an_old_glibc(wheel: Path, tmp_path: Path) -> None:
+    project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
+    source = project / "src/sample_ops/twice/cpu.cpp"
+    calls = "std::exp(value) + std::pow(value, T(2)) + std::log(value) + std::tanh(value) + std::sin(value) + std::erf(value)"
+    source.write_text(source.read_text().replace("value * T(2.0f)", calls).replace("value * T(2f)", calls))
+    source.write_text(source.read_text().replace("return value * ", f"return {calls} + 0 * "))
+    assert build(project, tmp_path / "dist").returncode == 0
+    (made,) = (tmp_path / "dist").iterdir()
+    assert "manylinux_2_28" in made.name
+    assert audit_wheel(made).passed
+
+
+def test_an_operator_without_a_kernel_is_remarked(wheel: Path, tmp_path: Path) -> None:
+    project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
+    (project / "src/sample_ops/twice/cpu.cpp").unlink()
+    assert build(project, tmp_path / "dist").returncode == 0
+    (made,) = (tmp_path / "dist").iterdir()
+    assert any("sample_ops::twice have no kernel in it" in remark for remark in audit_wheel(made).remarks)
 
 
 def test_a_kernel_that_does_not_compile(tmp_path: Path) -> None:

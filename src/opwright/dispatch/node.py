@@ -1,9 +1,8 @@
 """The node that autograd records for a call, generated for the operator's signature.
 
-Written out for the signature, a recorded call costs half of what looping over the arguments would. It
-goes to the function below `torch.autograd.Function.apply`, without that one's detour for functorch:
-inside a functorch transform the dispatcher has already brought the call down to one level, where a
-plain node is the right thing.
+Written out for the signature, a recorded call costs half of what looping over the arguments would. It is
+functorch's own kind of node, which `torch.autograd.Function.apply` makes after a detour: inside a
+functorch transform the dispatcher has already brought the call down to one level.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ def recorder(operator: Operator) -> Callable[..., Any]:
     )
     source = "\n".join(
         [
-            "class Node(torch.autograd.Function):",
+            "class Node(torch.autograd.function._SingleLevelFunction):",
+            "    _compiled_autograd_key = torch.autograd.Function._compiled_autograd_key",
             "    @staticmethod",
             f"    def forward(_ctx, {', '.join(parameters)}):",
             *(f"        {line}" for line in forward),
@@ -58,7 +58,7 @@ def recorder(operator: Operator) -> Callable[..., Any]:
     exec(compile(source, f"<opwright node of {operator.declaration.qualified_name}>", "exec"), namespace)
     node = namespace["Node"]
     node.__name__ = node.__qualname__ = f"{contract.subject}_node"
-    apply = super(torch.autograd.Function, node).apply
+    apply = node.apply
     if not lists:
         return apply
     is_list = [p.kind == "tensors" for p in contract.parameters]

@@ -22,7 +22,7 @@ from opwright.package.shims import minimum_torch
 
 # What a process with torch has, or the driver brings: no wheel has to.
 _BROUGHT = re.compile(
-    r"lib(torch|c10|shm|gomp|cuda|cudart|cublas|cudnn|cufft|curand|cusolver|cusparse|nvrtc|nccl|nv|python)[\w-]*\.so"
+    r"lib(mvec|torch|c10|shm|gomp|cuda|cudart|cublas|cudnn|cufft|curand|cusolver|cusparse|nvrtc|nccl|nv|python)[\w-]*\.so"
 )
 
 
@@ -86,11 +86,16 @@ def audit_wheel(path: Path) -> Audit:
 
 def _check_record(audit: Audit, archive: zipfile.ZipFile) -> None:
     names = [n for n in archive.namelist() if not n.endswith("/")]
-    (record,) = [n for n in names if n.endswith(".dist-info/RECORD")] or [None]
+    record = next((n for n in names if re.fullmatch(r"[^/]+\.dist-info/RECORD", n)), None)
     if record is None:
         audit.problems.append("it has no RECORD, so it cannot be installed")
         return
     listed = {row[0]: row[1] for row in csv.reader(io.StringIO(archive.read(record).decode())) if row}
+    for name in sorted(listed.keys() - set(names)):
+        audit.problems.append(f"{name} is in RECORD, but not in the wheel")
+    for name in ("METADATA", "WHEEL"):
+        if not any(n.endswith(f".dist-info/{name}") for n in names):
+            audit.problems.append(f"it has no {name}, so it cannot be installed")
     for name in names:
         digest = listed.get(name)
         if digest is None:
@@ -157,7 +162,7 @@ def _ask_auditwheel(audit: Audit, platform: str) -> None:
     audit.facts.append(("fits", tag))
     if platform.startswith("linux_"):
         audit.remarks.append(f"{platform} is no platform that package indexes take; its libraries fit {tag}")
-    elif _glibc(tag) > _glibc(platform):
+    elif _glibc(tag) > _next_policy(platform, found):
         versions = ", ".join(max(each, key=_numbers) for each in found["versioned_symbols"].values() if each)
         audit.problems.append(f"its name promises {platform}, its libraries ({versions}) fit {tag}")
     for library in found["external_libs"]:
@@ -175,17 +180,31 @@ def _glibc(platform: str) -> tuple[int, ...]:
     return old.get(platform.split("_")[0], _numbers(platform)[:2])
 
 
+def _next_policy(platform: str, found: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the oldest of the platforms that auditwheel knows which is not older than this one."""
+    promised = _glibc(platform)
+    known = [_glibc(name) for name in found["policy_upgrades"] if name.startswith("manylinux")]
+    return min((version for version in known if version >= promised), default=promised)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def _note_provenance(audit: Audit, made: dict[str, Any], archive: zipfile.ZipFile, name: str) -> None:
     library = name.replace("provenance.json", "library.so")
+    if library not in archive.namelist():
+        audit.problems.append(f"{library} is missing")
+        return
     if hashlib.sha256(archive.read(library)).hexdigest() != made["library"]:
         audit.problems.append(f"{library}: is not the one that {name} describes")
     if made["left_out"]:
         names = ", ".join(made["left_out"])
         audit.remarks.append(f"the Triton kernels of {names} are not in it: on a GPU their references run")
+    without = [d for d, held in made["operators"].items() if not held["backends"]]
+    without = [d for d in without if d.split("::")[1] not in made["left_out"]]
+    if without:
+        audit.remarks.append(f"{', '.join(without)} have no kernel in it: their references run")
     dirty = " with changes" if made["dirty"] else ""
     audit.facts += [
         ("operators", ", ".join(made["operators"])),

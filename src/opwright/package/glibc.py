@@ -22,32 +22,34 @@ _KINDS = {"STT_FUNC": "function", "STT_LOOS": "function", "STT_OBJECT": "object"
 _ONCE_APART = ("libpthread.so.0", "libdl.so.2", "librt.so.1")
 
 
-# The old version differs in what it returns for a thread that has ended. CUDA's runtime uses it.
-_ALIKE = ("pthread_kill",)
+# The old versions differ in what pthread_kill returns for a thread that has ended (CUDA's runtime uses it), and in that
+# the functions of libm also ask for an error handler that is long gone.
+_ALIKE = frozenset({"pthread_kill", "exp", "exp2", "log", "log2", "pow", "fmod", "fmodf", "hypot", "hypotf"})
 
 
 def stub_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
     """Returns the commands that make the stubs; empty where the C library is not glibc."""
-    library = _path_of(compiler, "libc.so.6")
-    if library is None:
+    libraries = {name: _path_of(compiler, f"{name}.so.6") for name in ("libc", "libm")}
+    if None in libraries.values():
         return {}
-    symbols = _symbols(library)
-    (work / "libc_stub.S").write_text(
-        "".join(
-            f".global _{i}\n.type _{i}, %{kind}\n_{i}:\n.symver _{i}, {name}@@{version}\n"
-            for i, (name, (version, kind)) in enumerate(symbols.items())
-        )
-        + _STACK
-    )
-    nodes = "".join(f"{version} {{ }};\n" for version in sorted({version for version, _ in symbols.values()}))
-    (work / "libc_stub.map").write_text(nodes + "HIDDEN { local: _*; };\n")
-    (work / "libc_empty.S").write_text(_STACK)
     link = [compiler.path, "-shared", "-nostdlib", "-Wl,--build-id=none"]
-    made = {
-        "stub of glibc": [
-            *link, "libc_stub.S", "-Wl,--version-script=libc_stub.map", "-Wl,-soname,libc.so.6", "-o", "libc_stub.so"
-        ]
-    }  # fmt: skip
+    made = {}
+    for name, path in libraries.items():
+        symbols = _symbols(path)
+        (work / f"{name}_stub.S").write_text(
+            "".join(
+                f".global _{i}\n.type _{i}, %{kind}\n_{i}:\n.symver _{i}, {symbol}@@{version}\n"
+                for i, (symbol, (version, kind)) in enumerate(symbols.items())
+            )
+            + _STACK
+        )
+        nodes = "".join(f"{v} {{ }};\n" for v in sorted({version for version, _ in symbols.values()}))
+        (work / f"{name}_stub.map").write_text(nodes + "HIDDEN { local: _*; };\n")
+        made[f"stub of {name}"] = [
+            *link, f"{name}_stub.S", f"-Wl,--version-script={name}_stub.map", f"-Wl,-soname,{name}.so.6",
+            "-o", f"{name}_stub.so",
+        ]  # fmt: skip
+    (work / "libc_empty.S").write_text(_STACK)
     for name in _ONCE_APART:
         made[f"stub of {name}"] = [*link, "libc_empty.S", f"-Wl,-soname,{name}", "-o", name]
     return made
@@ -67,7 +69,9 @@ def link_flags(compiler: Compiler, commands: dict[str, list[str]]) -> list[str]:
         *(str(path) for path in found if path),
         "-Wl,--no-as-needed",
     ]
-    return ["-nodefaultlibs", "-lstdc++", "-lm", "-lgcc", *c, "-lgcc_s", "-lgcc"]
+    vectors = _path_of(compiler, "libmvec.so.1")  # of x86-64 alone; the functions that are declared are old
+    m = ["libm_stub.so", *(["-Wl,--as-needed", str(vectors), "-Wl,--no-as-needed"] if vectors else [])]
+    return ["-nodefaultlibs", "-lstdc++", *m, "-lgcc", *c, "-lgcc_s", "-lgcc"]
 
 
 def _path_of(compiler: Compiler, name: str) -> Path | None:

@@ -9,7 +9,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.plugin import hookimpl
 
+from opwright.errors import PackageError
 from opwright.package.wheel import build, complete_wheel
+
+# Options that hatchling has for every hook, and the one that says which package it is.
+_NOT_OURS = frozenset({
+    "package", "dependencies", "require-runtime-dependencies", "require-runtime-features", "enable-by-default", "path",
+})  # fmt: skip
 
 
 class OpwrightBuildHook(BuildHookInterface):
@@ -30,7 +36,7 @@ class OpwrightBuildHook(BuildHookInterface):
             build_data.setdefault("dependencies", []).append("opwright")
             return
         self._folder = tempfile.TemporaryDirectory(prefix="opwright-wheel-")
-        options = {name: self.config[name] for name in ("architectures", "levels") if name in self.config}
+        options = {name: value for name, value in self.config.items() if name not in _NOT_OURS}
         self._built = build(*self._package(), Path(self._folder.name), options)
         build_data["pure_python"], build_data["tag"] = False, self._built.tag
 
@@ -41,12 +47,15 @@ class OpwrightBuildHook(BuildHookInterface):
 
     def _package(self) -> tuple[Path, str]:
         """Returns the folder that the package lies in, and its name."""
-        packages = self.build_config.packages
-        name = self.config.get("package")
-        for path in packages:
-            if name in (None, Path(path).name):
-                return Path(self.root, path).parent, Path(path).name
-        raise ValueError("[tool.hatch.build.targets.wheel] names no `packages`")
+        packages = {Path(path).name: Path(self.root, path).parent for path in self.build_config.packages}
+        name = self.config.get("package") or (next(iter(packages)) if len(packages) == 1 else None)
+        if name not in packages:
+            raise PackageError(
+                self.metadata.name, "it is not clear which package has the operators",
+                rows=[("packages", ", ".join(packages) or "none"), ("package", str(self.config.get("package")))],
+                hint="`packages` of [tool.hatch.build.targets.wheel], and `package` among the options of the hook",
+            )  # fmt: skip
+        return packages[name], name
 
 
 @hookimpl

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -121,6 +122,9 @@ def build_library(
     identities = work / "identities"
     identities.mkdir()
     compiler = find_compiler(identities)
+    named = os.environ.get("CXX", "").split()
+    if named and shutil.which(named[0]) is None:
+        raise NoCompilerError(namespaces[0], "CXX names no compiler", rows=[("CXX", os.environ["CXX"])])
     if compiler is None:
         raise NoCompilerError(namespaces[0], "there is no C++ compiler", hint="`apt-get install g++`")
     machine = _answer(compiler, "-dumpmachine").split("-")[0]
@@ -171,7 +175,8 @@ def build_library(
         path = piece.source.path or _written(piece)
         header = str(piece.folder / f"contract_{piece.backend}.h")
         if piece.backend == "cuda":
-            flags = [*piece.flags, *(f"-Xcompiler={flag}" for flag in prefix)]
+            # nvcc would split them at spaces and commas.
+            flags = [*piece.flags, *(f"-Xcompiler={flag}" for flag in prefix if not re.search(r"[\s,]", flag))]
             commands[piece.stem] = cuda.compile_command(nvcc, compiler.path, flags, path, header, piece.stem)
         else:
             commands[piece.stem] = [
@@ -203,7 +208,10 @@ def build_library(
     if nvcc:
         link += cuda.link_flags(nvcc)
     link += glibc.link_flags(compiler, stubs)
-    run_all({"link": [*link, "-o", "library.so"]}, work)
+    try:
+        run_all({"link": [*link, "-o", "library.so"]}, work)
+    except StepFailed as failed:
+        raise PackageError(namespaces[0], "its library cannot be linked", body=failed.output) from None
     return {
         "opwright": __version__,
         "namespace": namespaces[0],
@@ -216,7 +224,7 @@ def build_library(
         "operators": {
             d.qualified_name: {
                 "schema": schema_of(d.contract, d.name),
-                "backends": sorted({p.backend for p in pieces if d in p.unit}),
+                "backends": sorted({p.backend for p in pieces if d in p.unit and _is_held(p, d, entries)}),
             }
             for d in declarations
         },
@@ -315,7 +323,7 @@ def _whole_text(text: str, path: Path | None, seen: set[Path]) -> str:
 def _cpu_flags(level: Sequence[str]) -> tuple[str, ...]:
     fixed = [f for f in KERNEL_FLAGS if not f.startswith(("-march", "-mcpu", "-ffile-prefix-map"))]
     # Else static variables of inline functions are shared with those compiled for other levels.
-    return (*level, *fixed, "-fno-gnu-unique")
+    return (*level, *fixed, "-fno-gnu-unique", "-DOPWRIGHT_OLD_GLIBC")
 
 
 def _cuda_flags(options: Options) -> tuple[str, ...]:
@@ -360,13 +368,17 @@ def _check_entries(pieces: Sequence[_Piece], compiler: Compiler, work: Path) -> 
         found.setdefault(piece.variant, set()).update(listed.stdout.split())
     for piece in pieces:
         for declaration in piece.unit:
-            symbol = entry_symbol(piece.variant, declaration.name)
-            is_there = {symbol, f"{symbol}_16bit"} & found[piece.variant]
+            is_there = _is_held(piece, declaration, found)
             if not is_there and f"OPWRIGHT_KERNEL({declaration.name}" in piece.source.read().replace(" ", ""):
                 raise PackageError(
                     declaration.name, "its kernel is lost on the way", rows=[("object", piece.stem)]
                 )
     return found
+
+
+def _is_held(piece: _Piece, declaration: Declaration, entries: dict[str, set[str]]) -> bool:
+    symbol = entry_symbol(piece.variant, declaration.name)
+    return bool({symbol, f"{symbol}_16bit"} & entries[piece.variant])
 
 
 def _aliases(entries: dict[str, set[str]], levels: Iterable[str]) -> list[str]:
@@ -389,9 +401,7 @@ def _answer(compiler: Compiler, question: str) -> str:
 
 def _name(piece: _Piece, root: Path) -> str:
     path = piece.source.path
-    return (
-        str(path.relative_to(root.resolve())) if path else f"{piece.unit[0].qualified_name} ({piece.backend})"
-    )
+    return os.path.relpath(path, root.resolve()) if path else f"{piece.unit[0].qualified_name} ({piece.backend})"
 
 
 def _digests(pieces: Sequence[_Piece], root: Path) -> dict[str, str]:

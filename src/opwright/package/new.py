@@ -69,10 +69,13 @@ def _add(package: Path, operator: str) -> list[Path]:
     files = [file if file.name != "test_op.py" else file.with_name(f"test_{operator}.py") for file in files]
     init = package / "__init__.py"
     text = init.read_text()
-    before = [line for line in text.splitlines() if re.match(rf"from {package.name}\.\w+ import", line)]
-    lines = sorted([*before, f"from {package.name}.{operator} import {operator} as {operator}"])
+    new = f"from {package.name}.{operator} import {operator} as {operator}"
+    before = [line for line in text.splitlines() if re.match(rf"from {package.name}\.\w+ import [^(\\]+$", line)]
     rest = "\n".join(line for line in text.splitlines() if line not in before).strip()
-    init.write_text("\n".join([*([rest, ""] if rest else []), *lines, ""]))
+    if re.search(rf"^from {package.name}\.", rest, re.MULTILINE):  # imports that cannot be sorted line by line
+        init.write_text(f"{text.rstrip()}\n{new}\n")
+    else:
+        init.write_text("\n".join([*([rest, ""] if rest else []), *sorted([*before, new]), ""]))
     return files
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
-from opwright.errors import OpwrightError
+from opwright.errors import OpwrightError, PackageError
 from opwright.package import torch_stand_in
 
 
@@ -32,6 +33,11 @@ def main() -> int:
         gates = {d.qualified_name: gate_source(d.contract) for d in declarations}
     except OpwrightError as error:
         print(json.dumps(describe(error)), file=out)
+        return 1
+    except Exception as error:
+        body = "".join(traceback.format_exception(error, limit=-3))
+        failed = PackageError(order["package"], "its library could not be built", body=body)
+        print(json.dumps(describe(failed)), file=out)
         return 1
     print(json.dumps({"provenance": made, "gates": gates}), file=out)
     return 0

@@ -7,6 +7,7 @@ build kernels are replaced by those in `shipped/`; imports are rewritten, in it 
 from __future__ import annotations
 
 import ast
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,17 +54,17 @@ def _gates_text(gates: Mapping[str, str]) -> str:
 
 def rewritten(text: str, package: str) -> str:
     """Returns the text of a module that imports the package's own runtime in place of opwright and jaxtyping."""
-    lines = text.splitlines(keepends=True)
-    for node in _imports(ast.parse(text)):
-        first, last = node.lineno - 1, node.end_lineno
-        before = "".join(lines[first:last])
-        lines[first] = before[: node.col_offset] + _moved(node, package) + before[_end(node, lines) :]
-        lines[first + 1 : last] = ["\n"] * (last - first - 1)  # what follows keeps its line
-    return "".join(lines)
-
-
-def _end(node: ast.stmt, lines: list[str]) -> int:
-    return sum(len(line) for line in lines[node.lineno - 1 : node.end_lineno - 1]) + node.end_col_offset
+    data = text.encode()  # the syntax tree counts bytes
+    starts = [0, *(found.end() for found in re.finditer(rb"\r\n|\r|\n", data))]
+    changes = [
+        (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset, _moved(node, package))
+        for node in _imports(ast.parse(data))
+    ]
+    for begin, end, new in sorted(changes, reverse=True):
+        lines = data[begin:end].count(b"\n")
+        word, rest = new.encode().split(b" ", 1)
+        data = data[:begin] + word + b" \\\n" * lines + b" " + rest + data[end:]  # what follows keeps its line
+    return data.decode()
 
 
 def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:

@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from setuptools import Command
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.sdist import sdist
 
 from opwright.errors import PackageError
 from opwright.package.wheel import build, complete_wheel
+
+_SOURCES = frozenset({".cpp", ".cu", ".cuh", ".h", ".hpp", ".py"})
 
 
 def wheel_commands(
@@ -22,7 +26,7 @@ def wheel_commands(
     *,
     architectures: Sequence[str] | None = None,
     levels: Sequence[str] | None = None,
-) -> dict[str, type[bdist_wheel]]:
+) -> dict[str, type[Command]]:
     """Returns commands for `cmdclass`, with which wheels have the library of a package's operators.
 
     Args:
@@ -30,7 +34,7 @@ def wheel_commands(
         architectures, levels: as the options of the build hook of hatchling.
     """
     given = {"architectures": architectures, "levels": levels}
-    options = {name: list(value) for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None}
 
     class OpwrightWheel(bdist_wheel):
         """Builds the library, then the wheel with it."""
@@ -42,6 +46,8 @@ def wheel_commands(
             super().finalize_options()
 
         def get_tag(self) -> tuple[str, str, str]:
+            if not hasattr(self, "_built"):  # an editable install, which has no library
+                return super().get_tag()
             python, abi, platform = self._built.tag.split("-")
             return python, abi, platform
 
@@ -50,10 +56,21 @@ def wheel_commands(
                 root, name = _package_of(self.distribution, package)
                 self._built = build(root, name, Path(folder), options)
                 super().run()
-                (made,) = Path(self.dist_dir).glob(f"*-{self._built.tag}.whl")
+                made = Path(self.dist_dir) / f"{self.wheel_dist_name}-{self._built.tag}.whl"
                 complete_wheel(made, self._built)
 
-    return {"bdist_wheel": OpwrightWheel}
+    class OpwrightSdist(sdist):
+        """Adds the sources of kernels, which setuptools does not know."""
+
+        def make_distribution(self) -> None:
+            root, name = _package_of(self.distribution, package)
+            here = Path.cwd().resolve()
+            found = [path for path in sorted((root / name).rglob("*")) if path.is_file() and path.suffix in _SOURCES]
+            self.filelist.extend(str(path.relative_to(here)) for path in found)
+            self.filelist.remove_duplicates()
+            super().make_distribution()
+
+    return {"bdist_wheel": OpwrightWheel, "sdist": OpwrightSdist}
 
 
 def _package_of(distribution: Any, package: str | None) -> tuple[Path, str]:

@@ -45,10 +45,35 @@ class Anything:
         return args[0] if len(args) == 1 and isinstance(args[0], types.FunctionType) and not kwargs else self
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return ()
+        first = next(base for base in bases if isinstance(base, Anything))
+        return (_Base,) if first is self else ()
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return False
+
+    __subclasscheck__ = __instancecheck__
 
     def __getitem__(self, key: Any) -> Any:
         return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __format__(self, form: str) -> str:
+        return "?"
+
+    def __len__(self) -> int:
+        return 0
+
+    __int__ = __index__ = __len__
+
+    def __float__(self) -> float:
+        return 0.0
+
+    def __lt__(self, other: Any) -> bool:
+        return False
+
+    __le__ = __gt__ = __ge__ = __lt__
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -63,10 +88,31 @@ class Anything:
         return self
 
     __ror__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __or__
-    __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = __neg__ = __or__
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __mod__ = __rmod__ = __or__
+    __and__ = __rand__ = __xor__ = __rxor__ = __matmul__ = __rmatmul__ = __lshift__ = __rshift__ = __or__
+
+    def __neg__(self) -> Any:
+        return self
+
+    __pos__ = __abs__ = __invert__ = __neg__
 
     def __bool__(self) -> bool:
         return False
+
+
+class _Base:
+    """What a subclass of something of torch's inherits."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Anything()
 
 
 class _Module(types.ModuleType):
@@ -87,7 +133,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
+        module.__file__ = "<no torch>"
         if module.__name__ == "torch":
+            module.__version__ = "0"
             module.Tensor, module.dtype = Tensor, dtype
             for name in (*_FLOATS, *_OTHERS):
                 setattr(module, name, dtype(name))

@@ -7,14 +7,17 @@ same way for all. Nothing in a wheel depends on when or where it was made.
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tokenize
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +73,14 @@ def build(root: Path, package: str, folder: Path, options: Mapping[str, Any]) ->
     Raises:
         OpwrightError: it cannot be built.
     """
+    check_options(package, options)
+    if not (root / package / "__init__.py").is_file():
+        raise PackageError(
+            package, "it is no package of its own: a wheel's library and runtime lie in it",
+            rows=[("expected", str(root / package / "__init__.py"))], hint="`touch` that file, or name another `package`",
+        )  # fmt: skip
+    if (root / package / "_opwright").exists():
+        raise PackageError(package, "it has a module `_opwright`, the place of a wheel's runtime", hint="rename it")
     made = _build(root, package, folder, options)
     provenance = made["provenance"]
     provenance["commit"], provenance["dirty"] = _commit(root)
@@ -78,8 +89,36 @@ def build(root: Path, package: str, folder: Path, options: Mapping[str, Any]) ->
     )
 
 
+def check_options(subject: str, options: Mapping[str, Any]) -> None:
+    """Refuses options of a build that are misspelt, or not of their type.
+
+    Raises:
+        PackageError: with what was given and what is expected.
+    """
+    known = {"architectures": (r"\d{2,3}[af]?", '["80", "90"]'), "levels": (r"\w+", '["v2", "v3"]')}
+    for name, value in options.items():
+        if name not in known:
+            raise PackageError(
+                subject, f"there is no option `{name}`", rows=[("known", ", ".join(["package", *known]))]
+            )
+        form, example = known[name]
+        is_list = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+        if not is_list or not all(re.fullmatch(form, item) for item in value):
+            raise PackageError(
+                subject, f"`{name}` is a list of names", rows=[("got", repr(value))], hint=f"`{name} = {example}`"
+            )
+
+
 def complete_wheel(wheel: Path, built: Built) -> None:
     """Puts the library into a wheel of Python files, with the runtime and stubs, and rewrites its imports."""
+    try:
+        _complete(wheel, built)
+    except BaseException:
+        wheel.unlink(missing_ok=True)  # it has no library
+        raise
+
+
+def _complete(wheel: Path, built: Built) -> None:
     package = built.package
     files = _contents(wheel, package, built.tag)
     files |= {
@@ -87,9 +126,14 @@ def complete_wheel(wheel: Path, built: Built) -> None:
     }
     files[f"{package}/_opwright/library.so"] = (built.folder / "library.so").read_bytes()
     files[f"{package}/_opwright/provenance.json"] = (json.dumps(built.provenance, indent=1) + "\n").encode()
+    with zipfile.ZipFile(wheel) as archive:
+        programs = {entry.filename for entry in archive.infolist() if entry.external_attr >> 16 & 0o100}
     part = wheel.with_suffix(".part")
-    _write(part, files)
-    os.replace(part, wheel)
+    try:
+        _write(part, files, programs)
+        os.replace(part, wheel)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _build(root: Path, package: str, work: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +202,9 @@ def _contents(wheel: Path, package: str, tag: str) -> dict[str, bytes]:
                 if _LEFT.search(name):
                     continue
                 if name.endswith(".py"):
-                    text = data.decode()
+                    text = decode_source(data)
                     data = rewritten(text, package).encode()
+                    compile(data, name, "exec", dont_inherit=True)
                     stub = stub_of(text, is_package=name.endswith("/__init__.py"))
                     found.setdefault(f"{name}i", rewritten(stub, package).encode())
             elif name.endswith(".dist-info/WHEEL"):
@@ -170,17 +215,30 @@ def _contents(wheel: Path, package: str, tag: str) -> dict[str, bytes]:
     return found
 
 
-def _write(path: Path, files: dict[str, bytes]) -> None:
+def decode_source(data: bytes) -> str:
+    """Returns the text of a Python file, whose first lines may name its encoding."""
+    encoding, first = tokenize.detect_encoding(io.BytesIO(data).readline)
+    text = data.decode(encoding)
+    if encoding.startswith("utf-8"):
+        return text
+    end = len(b"".join(first).decode(encoding))
+    return re.sub(r"coding[:=]\s*[-\w.]+", "coding: utf-8", text[:end]) + text[end:]
+
+
+def _write(path: Path, files: dict[str, bytes], programs: Collection[str]) -> None:
     """Writes a wheel with its RECORD, in a fixed order and with a fixed time."""
     info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/WHEEL"))
-    rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in sorted(files.items())]
     record = f"{info}/RECORD"
+    rows = io.StringIO()
+    table = csv.writer(rows, lineterminator="\n")
+    table.writerows([name, f"sha256={_digest(data)}", len(data)] for name, data in sorted(files.items()))
+    table.writerow([record, "", ""])
     ordered = sorted(files.items(), key=lambda item: (item[0].startswith(info), item[0]))
-    ordered.append((record, ("\n".join([*rows, f"{record},,"]) + "\n").encode()))
+    ordered.append((record, rows.getvalue().encode()))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in ordered:
             entry = zipfile.ZipInfo(name, _EPOCH)
-            entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+            entry.external_attr = (0o755 if name.endswith(".so") or name in programs else 0o644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
 

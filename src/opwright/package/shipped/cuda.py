@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from opwright.dispatch.kernels import provenance
+from opwright.dispatch.kernels import project, provenance
 
 
 def architectures() -> tuple[str, ...]:
@@ -23,5 +23,4 @@ def remedy(error: int, architecture: str) -> str:
     """Returns what to do where CUDA finds no code for a GPU, from the number of its error."""
     if error != 209:
         return "update the driver of the GPU"
-    package = __name__.split("._opwright")[0].replace("_", "-")
-    return f"a version of {package} whose wheel has code for sm_{architecture}, `architectures` among the options of its build"
+    return f"a version of {project()} whose wheel has code for sm_{architecture}, `architectures` among the options of its build"

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import json
 import platform
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,12 @@ _registered: set[str] = set()
 @functools.cache
 def provenance() -> dict[str, Any]:
     """Returns what the library holds and what it was made from."""
-    return json.loads((_FOLDER / "provenance.json").read_text())
+    path = _FOLDER / "provenance.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        rows = [("missing, or damaged", str(path))]
+        raise _error("its files are not whole", rows) from None
 
 
 def ensure_loaded(operator: Operator, backend: str) -> bool:
@@ -104,11 +110,14 @@ def check_torch() -> None:
 def _error(rule: str, rows: list[tuple[str, str]], hint: str = "") -> PackageError:
     package = __name__.split("._opwright")[0]
     return PackageError(
-        package,
-        rule,
-        rows=rows,
-        hint=hint or f"`pip install --force-reinstall --no-deps {package.replace('_', '-')}`",
+        package, rule, rows=rows, hint=hint or f"`pip install --force-reinstall --no-deps {project()}`"
     )
+
+
+def project() -> str:
+    """Returns the name that the package is installed by."""
+    package = __name__.split("._opwright")[0]
+    return next(iter(packages_distributions().get(package, [])), package.replace("_", "-"))
 
 
 def unload(declaration: Declaration) -> None:

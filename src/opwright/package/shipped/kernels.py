@@ -6,7 +6,6 @@ import ctypes
 import functools
 import json
 import platform
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +115,8 @@ def _error(rule: str, rows: list[tuple[str, str]], hint: str = "") -> PackageErr
 
 def project() -> str:
     """Returns the name that the package is installed by."""
+    from importlib.metadata import packages_distributions  # slow, and only errors need it
+
     package = __name__.split("._opwright")[0]
     return next(iter(packages_distributions().get(package, [])), package.replace("_", "-"))
 

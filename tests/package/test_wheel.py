@@ -506,6 +506,19 @@ def test_a_damaged_library(run, installed: Path, tmp_path: Path) -> None:
     assert "pip install --force-reinstall --no-deps sample-ops" in text
 
 
+def test_a_symbol_that_torch_has_not(run, installed: Path, tmp_path: Path) -> None:
+    copy = changed(installed, tmp_path)
+    library = copy / "sample_ops/_opwright/library.so"
+    data = library.read_bytes()
+    assert b"aoti_torch_library_def" in data
+    library.write_bytes(data.replace(b"aoti_torch_library_def\0", b"aoti_torch_library_dex\0"))
+    text = run(CALL, copy, code=1)
+    assert "its library cannot be loaded" in text
+    assert "aoti_torch_library_dex" in text
+    assert "torch here" in text
+    assert "2.11 or newer" in text
+
+
 def test_files_of_another_build(run, installed: Path, tmp_path: Path) -> None:
     copy = changed(installed, tmp_path)
     path = copy / "sample_ops/twice/op.py"

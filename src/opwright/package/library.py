@@ -384,7 +384,7 @@ def _is_held(piece: _Piece, declaration: Declaration, entries: dict[str, set[str
 def _aliases(entries: dict[str, set[str]], levels: Iterable[str]) -> list[str]:
     """Returns the flags that give a special level the entries of a plain one, where it has none of its own."""
     flags = []
-    for level in _SPECIAL.keys() & set(levels):
+    for level in (name for name in levels if name in _SPECIAL):
         own, plain = f"cpu_{level}", f"cpu_{_SPECIAL[level][0]}"
         for symbol in sorted(entries.get(plain, ())):
             name = symbol.replace(f"opwright_{plain}_", f"opwright_{own}_", 1)

@@ -87,9 +87,17 @@ def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
+        # Such as a function that this torch lacks.
+        reason = str(error).removeprefix(f"{path}: ")
+        needed = ".".join(map(str, made["minimum_torch"]))
         raise _error(
-            "its library cannot be loaded", rows=[("library", str(path)), ("reason", str(error))]
-        ) from None
+            "its library cannot be loaded",
+            rows=[
+                ("library", str(path)), ("reason", reason), ("torch here", torch.__version__),
+                ("needed", f"{needed} or newer"), ("made with", ", ".join(made["compilers"])),
+            ],
+            hint=f"`pip install --upgrade {project()}`, or another torch",
+        ) from None  # fmt: skip
     library.opwright_level.restype = ctypes.c_char_p
     return library
 

@@ -91,7 +91,12 @@ def lstm_bidirectional(
         "coupled": coupled, "clip": clip, "zoneout_h": zoneout_h, "zoneout_c": zoneout_c,
         "keep_cells": keep_cells, "keep_gates": keep_gates,
     }  # fmt: skip
-    output, h_n, c_n, cells, gates = zip(*_for_both(lstm.operator, given), strict=True)
+    return _joined(_for_both(lstm.operator, given))
+
+
+def _joined(found: list[Any]) -> BidirectionalOutputs:
+    """Returns what both directions gave, side by side."""
+    output, h_n, c_n, cells, gates = zip(*found, strict=True)
     return BidirectionalOutputs(
         torch.cat(output, -1), torch.stack(h_n), torch.stack(c_n), torch.cat(cells, -1), torch.stack(gates)
     )
@@ -100,11 +105,7 @@ def lstm_bidirectional(
 def in_two_calls(*arguments: Any, **options: Any) -> BidirectionalOutputs:
     """The same from two calls of `lstm`, which has kernels for GPUs."""
     given = dict(zip(_NAMES, arguments, strict=False)) | options
-    found = [lstm(**_of_direction(given, reverse)) for reverse in (False, True)]
-    output, h_n, c_n, cells, gates = zip(*found, strict=True)
-    return BidirectionalOutputs(
-        torch.cat(output, -1), torch.stack(h_n), torch.stack(c_n), torch.cat(cells, -1), torch.stack(gates)
-    )
+    return _joined([lstm(**_of_direction(given, reverse)) for reverse in (False, True)])
 
 
 _NAMES = tuple(p.name for p in lstm_bidirectional.operator.contract.parameters)

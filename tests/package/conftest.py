@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from sample_wheels import blocker, build, write_project
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,3 +63,45 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def sample_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    result = build(write_project(folder / "project"), folder / "dist")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (found,) = (folder / "dist").iterdir()
+    return found
+
+
+@pytest.fixture(scope="session")
+def installed(sample_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        folder,
+        sample_wheel,
+    ]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture
+def run(installed: Path):
+    """Runs a program that has the wheel and torch, but neither Opwright nor what that needs."""
+
+    def call(program: str, folder: Path = installed, code: int = 0) -> str:
+        head = blocker("opwright", "jaxtyping", "platformdirs", "rich", "cyclopts", "elftools")
+        text = f"{head}\nsys.path.insert(0, {str(folder)!r})\n{textwrap.dedent(program)}"
+        result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+        assert result.returncode == code, result.stderr
+        return result.stdout if code == 0 else result.stderr
+
+    return call

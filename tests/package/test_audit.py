@@ -125,7 +125,10 @@ def test_what_users_would_miss(tmp_path: Path) -> None:
         archive.writestr("sample/__init__.py", "")
         archive.writestr("sample-1.0.dist-info/METADATA", "")
         archive.writestr("sample-1.0.dist-info/WHEEL", "")
-        names = ["sample/__init__.py", *(f"sample-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD"))]
+        names = [
+            "sample/__init__.py",
+            *(f"sample-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")),
+        ]
         archive.writestr("sample-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in names))
     audit = audit_wheel(path)
     assert audit.passed, audit.problems

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opwright import operator
 from opwright_ops.lstm.cost import lstm_backward_cost, lstm_cost
-from opwright_ops.lstm.op import Activation, lstm
+from opwright_ops.lstm.op import Activation, Tier, lstm
 from opwright_ops.lstm.samples import inputs_of
 
 # How the arguments of `lstm` are found among those of both directions.
@@ -67,6 +67,8 @@ def lstm_bidirectional(
     zoneout_c: float = 0.0,
     keep_cells: int = 0,
     keep_gates: int = 0,
+    tier: Tier = "auto",
+    fp32_precision: Literal["ieee", "tf32"] = "ieee",
 ) -> BidirectionalOutputs:
     """An LSTM layer in both directions; what both have, the forward direction has at index 0.
 
@@ -89,7 +91,7 @@ def lstm_bidirectional(
         "norm_hh_reverse": norm_hh_reverse, "norm_c_reverse": norm_c_reverse, "h_mask": h_mask,
         "lengths": lengths, "reset": reset, "seed": seed, "activation": activation, "slope": slope,
         "coupled": coupled, "clip": clip, "zoneout_h": zoneout_h, "zoneout_c": zoneout_c,
-        "keep_cells": keep_cells, "keep_gates": keep_gates,
+        "keep_cells": keep_cells, "keep_gates": keep_gates, "tier": tier, "fp32_precision": fp32_precision,
     }  # fmt: skip
     return _joined(_for_both(lstm.operator, given))
 
@@ -138,7 +140,7 @@ def lstm_bidirectional_backward(
     weight_ih_reverse, weight_hh_reverse, bias_ih_reverse, bias_hh_reverse, weight_hr_reverse, peephole_reverse,
     norm_ih_reverse, norm_hh_reverse, norm_c_reverse, h_mask, lengths, reset, seed, output, gates, *,
     activation="soft", slope=0.125, coupled=False, clip=0.0, zoneout_h=0.0, zoneout_c=0.0,
-    keep_cells=0, keep_gates=0,
+    keep_cells=0, keep_gates=0, tier="auto", fp32_precision="ieee",
 ):  # fmt: skip
     given = {  # written out: torch 2.11 cannot trace locals()
         "grad_output": grad_output, "grad_h_n": grad_h_n, "grad_c_n": grad_c_n, "grad_cells": grad_cells,
@@ -151,7 +153,8 @@ def lstm_bidirectional_backward(
         "norm_hh_reverse": norm_hh_reverse, "norm_c_reverse": norm_c_reverse, "h_mask": h_mask,
         "lengths": lengths, "reset": reset, "seed": seed, "output": output, "gates": gates,
         "activation": activation, "slope": slope, "coupled": coupled, "clip": clip, "zoneout_h": zoneout_h,
-        "zoneout_c": zoneout_c, "keep_cells": keep_cells, "keep_gates": keep_gates,
+        "zoneout_c": zoneout_c, "keep_cells": keep_cells, "keep_gates": keep_gates, "tier": tier,
+        "fp32_precision": fp32_precision,
     }  # fmt: skip
     one, other = _for_both(lstm.operator.backward_operator, given)
     h_0, c_0, h_mask = (None if one[i] is None else torch.stack([one[i], other[i]]) for i in (1, 2, -1))

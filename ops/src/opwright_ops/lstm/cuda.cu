@@ -2,10 +2,58 @@
 // kernel for the cells, from a loop in C++.
 #include "gpu_backward.cuh"
 #include "gpu_forward.cuh"
+#include "gpu_tiers.cuh"
 
 using namespace opwright_ops::gpu;
 using opwright::borrow;
 using opwright::call;
+
+// A launch for all steps, if there is one for them and it is wanted.
+template <typename T>
+Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised) {
+  if (tier == Tier::step || is_normalised) return {};
+  if (opwright::detail::kSame<T, float> && precision != Fp32Precision::tf32) return {};
+  const auto device = opwright::current_device();
+  return plan_of(H, R, B, sizeof(T), device.multiprocessors, device.capability);
+}
+
+// Memory that blocks of a launch exchange chunks in, all of whose bytes are `byte`.
+template <typename T>
+Chunk* take_chunks(Scratch& scratch, int64_t count, int byte, cudaStream_t stream) {
+  auto* chunks = reinterpret_cast<Chunk*>(scratch.take<float>(count * sizeof(Chunk) / sizeof(float)));
+  opwright::check(cudaMemsetAsync(chunks, byte, static_cast<size_t>(count) * sizeof(Chunk), stream) == cudaSuccess,
+                  "memory could not be set");
+  return chunks;
+}
+
+// Takes the steps in one launch; false where that cannot be.
+template <typename T>
+bool steps_at_once(Scratch& scratch, const Plan& plan, GridSteps<T> steps, cudaStream_t stream) {
+  if constexpr (sizeof(T) > 4) {
+    return false;
+  } else {
+    const auto launch = forward_of<T>(plan, steps.layer.R);
+    if (!launch.kernel) return false;
+    const int64_t groups = groups_of(steps.layer.R, kPerChunk<T>);
+    steps.slices = plan.slices;
+    steps.chunks = take_chunks<T>(scratch, 4 * plan.parts * plan.slices * plan.tiles * 8 * groups * 4, 0, stream);
+    return run_at_once(launch.kernel, steps, plan, launch.shared_bytes, 1, stream);
+  }
+}
+template <typename T>
+bool sweep_at_once(Scratch& scratch, const Plan& plan, GridSweep<T> sweep, cudaStream_t stream) {
+  if constexpr (sizeof(T) > 4) {
+    return false;
+  } else {
+    const auto launch = backward_of<T>(plan, sweep.layer.H);
+    if (!launch.kernel) return false;
+    const int64_t groups = groups_of(sweep.layer.H, kPerChunk<T> / 4);
+    sweep.slices = plan.slices;
+    sweep.chunks = take_chunks<T>(scratch, Marked::kBuffers * plan.parts * plan.slices * plan.tiles * 8 * groups * 4,
+                                  0xff, stream);
+    return run_at_once(launch.kernel, sweep, plan, launch.shared_bytes, 2, stream);
+  }
+}
 
 // Of the product for the inputs, which is taken for several steps at once: 256 MiB of float.
 constexpr int64_t kMostProductElements = int64_t{1} << 26;
@@ -17,7 +65,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
           View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
           View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
           bool reverse, Activation activation, double slope, bool coupled, double clip, double zoneout_h,
-          double zoneout_c, int64_t keep_cells, int64_t keep_gates, View<T, 3> output, View<T, 2> h_n,
+          double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision, View<T, 3> output, View<T, 2> h_n,
           View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates, cudaStream_t stream) {
   using E = compute_t<T>;
   const int64_t steps = input.size(0), B = input.size(1), I = input.size(2), H = weight_hh.size(0) / 4,
@@ -37,6 +85,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                        cells,
                        gates};
   const int64_t most = B * (H > R ? H : R);
+  const Plan plan = plan_for<T>(H, R, B, tier, precision, norms);
   start<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, state, h_0, c_0, steps, reverse);
 
   int64_t at_once = kMostProductElements / (4 * H * B);
@@ -58,10 +107,17 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   for (int64_t done = 0; done < steps; done += at_once) {
     const int64_t count = steps - done < at_once ? steps - done : at_once;
     const int64_t first = reverse ? steps - done - count : done;  // the earliest time of these steps
+    const int64_t last = first + count - 1;
+    const bool is_rest = done + count == steps;
     multiply<T>(from_input,
                 whole.view({count * B, I}, {B == 1 ? whole.stride(0) : whole.stride(1), whole.stride(2)},
                            first * whole.stride(0)),
                 ih);
+    if (plan.blocks) {
+      const GridSteps<T> all{layer, state, weight_hh, from_input, nullptr, reverse ? last : first,
+                             is_rest ? -1 : reverse ? first - 1 : last + 1, static_cast<int>(count), 0, reverse};
+      if (steps_at_once(scratch, plan, all, stream)) continue;
+    }
     for (int64_t s = 0; s < count; ++s) {
       const int64_t t = reverse ? first + count - 1 - s : first + s;
       const int64_t next = done + s + 1 == steps ? -1 : reverse ? t - 1 : t + 1;
@@ -95,7 +151,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                    View<const bool, 2> reset, View<const int64_t, 1> seed, View<const T, 3> output,
                    View<const T, 3> gates, bool reverse, Activation activation, double slope, bool coupled,
                    double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
-                   View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0, View<T, 2> grad_weight_ih,
+                   Tier tier, Fp32Precision precision, View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0, View<T, 2> grad_weight_ih,
                    View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
                    View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih,
                    View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c, View<T, 2> grad_h_mask,
@@ -169,7 +225,11 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                                     : (is_projected ? step_back<T, false, true> : step_back<T, false, false>);
   const auto hr = is_projected ? borrow(weight_hr) : opwright::Tensor();
   int64_t after = -1;
-  for (int64_t s = steps - 1; s >= 0; --s) {
+  const Plan plan = steps ? plan_for<T>(H, R, B, tier, precision, is_normalised) : Plan{};
+  const bool is_done = plan.blocks &&
+      sweep_at_once(scratch, plan, GridSweep<T>{layer, past, sweep, weight_hh, nullptr, 0}, stream);
+  if (is_done) after = reverse ? steps - 1 : 0;
+  for (int64_t s = steps - 1; s >= 0 && !is_done; --s) {
     const int64_t t = reverse ? steps - 1 - s : s;
     if (is_projected) {
       project_back<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, past, sweep, t, after);

@@ -24,37 +24,74 @@ struct Sweep {
   const E* from_h;  // [T, B, 4H]
 };
 
-// The gradient of h before step `after`, whose product has been taken; of the last h if that is -1.
+// The gradient of h before step `after`, for which weight_hh gave `more`; of the last h if that is -1. `grad`: what
+// went past the step.
 template <typename T>
 __device__ compute_t<T> absorb(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
-                               int64_t after, int64_t entry, int64_t unit) {
+                               int64_t after, int64_t entry, int64_t unit, compute_t<T> grad,
+                               compute_t<T> more) {
   using E = compute_t<T>;
-  const int64_t i = entry * layer.R + unit;
-  const E grad = sweep.grad_h[i];
   if (after < 0 || !layer.is_active(after, entry)) return grad;
-  E more = sweep.to_h[i];
   if (sweep.of_mask) {
-    sweep.of_mask[i] += more * static_cast<E>(past.h_before(layer, after, entry, unit));
+    sweep.of_mask[entry * layer.R + unit] +=
+        more * static_cast<E>(past.h_before(layer, after, entry, unit));
     more *= static_cast<E>(layer.h_mask(entry, unit));
   }
   return layer.resets(after, entry) ? E(0) : grad + more;
 }
 
-// The gradient of the new h of step t, and what of it goes past the step.
+// The gradient of the new h of step t; `grad`, that of h after it, becomes what of it goes past the step.
 template <typename T>
-__device__ compute_t<T> take_grad_h(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
+__device__ compute_t<T> take_grad_h(const Layer<T>& layer, bool is_active, compute_t<T> grad_output,
+                                    compute_t<T> keeps, compute_t<T>& grad) {
+  if (!is_active) return 0;
+  const compute_t<T> all = grad + grad_output;
+  grad = all * keeps;
+  return all - grad;
+}
+
+// From the gradients of the output gate before its activation, of the cell through the output, and of c after the
+// step to those of the four gates; returns what goes on to c before the step.
+template <typename T>
+__device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep, const Gates<T>& x, int64_t t,
+                                   int64_t entry, int64_t unit, compute_t<T> grad_o,
+                                   compute_t<T> through_output, compute_t<T> keeps, compute_t<T> of_c,
+                                   compute_t<T> (&grad)[4]) {
+  using E = compute_t<T>;
+  const auto& options = layer.options;
+  if (sweep.grad_cells.numel()) of_c += static_cast<E>(sweep.grad_cells(t, entry, unit));
+  E goes_past = of_c * keeps;
+  E of_cell = of_c - goes_past + through_output;
+  const bool peeps = layer.peephole.defined();
+  if (peeps) of_cell += static_cast<E>(layer.peephole(2, unit)) * grad_o;
+  const E to_f = of_cell * x.before;
+  grad[0] = options.through_sigmoid(of_cell * x.g - (options.is_coupled ? to_f : E(0)), x.z[0], x.i);
+  grad[1] = options.is_coupled ? E(0) : options.through_sigmoid(to_f, x.z[1], x.f);
+  grad[2] = options.through_clip(options.through_tanh(of_cell * x.i, options.clipped(x.z[2]), x.g), x.z[2]);
+  grad[3] = grad_o;
+  goes_past += of_cell * x.f;
+  if (peeps) {
+    goes_past += static_cast<E>(layer.peephole(0, unit)) * grad[0] +
+                 static_cast<E>(layer.peephole(1, unit)) * grad[1];
+    const int64_t i = entry * layer.H + unit, all = layer.B * layer.H;
+    sweep.of_peephole[i] += grad[0] * x.before;
+    sweep.of_peephole[all + i] += grad[1] * x.before;
+    sweep.of_peephole[2 * all + i] += grad_o * x.cell;
+  }
+  return layer.resets(t, entry) ? E(0) : goes_past;
+}
+
+// The gradient of the new h of step t, where each step is a launch.
+template <typename T>
+__device__ compute_t<T> step_back_h(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
                                     int64_t t, int64_t after, int64_t entry, int64_t unit,
                                     compute_t<T> keeps) {
   using E = compute_t<T>;
-  E grad = absorb(layer, past, sweep, after, entry, unit);
-  E result = 0;
-  if (layer.is_active(t, entry)) {
-    grad += static_cast<E>(sweep.grad_output(t, entry, unit));
-    const E goes_past = grad * keeps;
-    result = grad - goes_past;
-    grad = goes_past;
-  }
-  sweep.grad_h[entry * layer.R + unit] = grad;
+  const int64_t i = entry * layer.R + unit;
+  E grad = absorb(layer, past, sweep, after, entry, unit, sweep.grad_h[i], sweep.to_h[i]);
+  const E result = take_grad_h(layer, layer.is_active(t, entry),
+                               static_cast<E>(sweep.grad_output(t, entry, unit)), keeps, grad);
+  sweep.grad_h[i] = grad;
   return result;
 }
 
@@ -65,7 +102,7 @@ __global__ void project_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64
   const int64_t entry = i / layer.R, unit = i % layer.R;
   const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
   sweep.projected[t * layer.B * layer.R + i] =
-      static_cast<T>(take_grad_h(layer, past, sweep, t, after, entry, unit, keeps.h));
+      static_cast<T>(step_back_h(layer, past, sweep, t, after, entry, unit, keeps.h));
 }
 
 template <typename T, bool kIsNormalised, bool kIsProjected>
@@ -77,34 +114,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto& options = layer.options;
   const auto of_h = [&](int64_t entry, int64_t unit, E keeps) {
     return kIsProjected ? sweep.to_cell_out[entry * H + unit]
-                        : take_grad_h(layer, past, sweep, t, after, entry, unit, keeps);
-  };
-  // From the gradients of o and of the cell to those of the gates, grad[4]; returns nothing of an entry that
-  // rests.
-  const auto gates_back = [&](const Gates<T>& x, int64_t entry, int64_t unit, E grad_o, E through_normal,
-                              E keeps, E(&grad)[4]) {
-    const int64_t i = entry * H + unit;
-    E of_c = sweep.grad_c[i];
-    if (sweep.grad_cells.numel()) of_c += static_cast<E>(sweep.grad_cells(t, entry, unit));
-    E goes_past = of_c * keeps;
-    E of_cell = of_c - goes_past + through_normal;
-    const bool peeps = layer.peephole.defined();
-    if (peeps) of_cell += static_cast<E>(layer.peephole(2, unit)) * grad_o;
-    const E to_f = of_cell * x.before;
-    grad[0] = options.through_sigmoid(of_cell * x.g - (options.is_coupled ? to_f : E(0)), x.z[0], x.i);
-    grad[1] = options.is_coupled ? E(0) : options.through_sigmoid(to_f, x.z[1], x.f);
-    grad[2] = options.through_clip(options.through_tanh(of_cell * x.i, options.clipped(x.z[2]), x.g), x.z[2]);
-    grad[3] = grad_o;
-    goes_past += of_cell * x.f;
-    if (peeps) {
-      goes_past += static_cast<E>(layer.peephole(0, unit)) * grad[0] +
-                   static_cast<E>(layer.peephole(1, unit)) * grad[1];
-      const int64_t all = layer.B * H;
-      sweep.of_peephole[i] += grad[0] * x.before;
-      sweep.of_peephole[all + i] += grad[1] * x.before;
-      sweep.of_peephole[2 * all + i] += grad_o * x.cell;
-    }
-    sweep.grad_c[i] = layer.resets(t, entry) ? E(0) : goes_past;
+                        : step_back_h(layer, past, sweep, t, after, entry, unit, keeps);
   };
   if constexpr (!kIsNormalised) {
     const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
@@ -115,11 +125,11 @@ __global__ void __launch_bounds__(kThreads)
     E grad[4] = {};
     T out = T(0.0f);
     if (layer.is_active(t, entry)) {
-      const Gates<T> x(layer, past, t, entry, unit);
-      const E squashed = options.tanh(x.cell);
-      out = static_cast<T>(x.o * squashed);
-      gates_back(x, entry, unit, options.through_sigmoid(grad_h * squashed, x.z[3], x.o),
-                 options.through_tanh(grad_h * x.o, x.cell, squashed), keeps.c, grad);
+      const auto x = Gates<T>::completed(layer, past, t, entry, unit);
+      out = static_cast<T>(x.o * x.squashed);
+      sweep.grad_c[index] = gates_back(
+          layer, sweep, x, t, entry, unit, options.through_sigmoid(grad_h * x.squashed, x.z[3], x.o),
+          options.through_tanh(grad_h * x.o, x.cell, x.squashed), keeps.c, sweep.grad_c[index], grad);
     }
     if (kIsProjected) sweep.cell_out[row * H + unit] = out;
     for (int j = 0; j < 4; ++j) sweep.gates[row * 4 * H + j * H + unit] = static_cast<T>(grad[j]);
@@ -129,7 +139,7 @@ __global__ void __launch_bounds__(kThreads)
     E* normals = sweep.normal + row * H;
     E* units = sweep.normal_unit + row * H;
     E* outer = sweep.before_norm + row * 4 * H;
-    const auto of_c = sweep.moments_c[row];
+    const auto of_cell = sweep.moments_c[row];
     E sum = 0, product = 0;
     for (int64_t unit = threadIdx.x; unit < H; unit += kThreads) {
       const auto keeps = kept(options, layer.seed, entry, unit, t);
@@ -137,8 +147,8 @@ __global__ void __launch_bounds__(kThreads)
       E grad_normal = 0, grad_o = 0, scaled = 0;
       T out = T(0.0f);
       if (is_active) {
-        const Gates<T> x(layer, past, t, entry, unit);
-        const E gain = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - of_c.mean) * of_c.scale;
+        const auto x = Gates<T>::completed(layer, past, t, entry, unit);
+        const E gain = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - of_cell.mean) * of_cell.scale;
         const E normal = value * gain + static_cast<E>(layer.norm_c(1, unit)),
                 squashed = options.tanh(normal);
         out = static_cast<T>(x.o * squashed);
@@ -157,12 +167,13 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t unit = threadIdx.x; unit < H; unit += kThreads) {
       E grad[4] = {};
       if (is_active) {
-        const Gates<T> x(layer, past, t, entry, unit);
-        const E value = (x.cell - of_c.mean) * of_c.scale;
+        const auto x = Gates<T>::completed(layer, past, t, entry, unit);
+        const E value = (x.cell - of_cell.mean) * of_cell.scale;
         const E through =
-            of_c.scale * (normals[unit] * static_cast<E>(layer.norm_c(0, unit)) - sum - value * product);
-        gates_back(x, entry, unit, outer[3 * H + unit], through, kept(options, layer.seed, entry, unit, t).c,
-                   grad);
+            of_cell.scale * (normals[unit] * static_cast<E>(layer.norm_c(0, unit)) - sum - value * product);
+        E& of_c = sweep.grad_c[entry * H + unit];
+        of_c = gates_back(layer, sweep, x, t, entry, unit, outer[3 * H + unit], through,
+                          kept(options, layer.seed, entry, unit, t).c, of_c, grad);
       }
       for (int j = 0; j < 4; ++j) {
         const int64_t i = j * H + unit;
@@ -246,7 +257,7 @@ __global__ void finish_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i < layer.B * layer.R) {
     const int64_t entry = i / layer.R, unit = i % layer.R;
-    const auto grad = absorb(layer, past, sweep, last, entry, unit);
+    const auto grad = absorb(layer, past, sweep, last, entry, unit, sweep.grad_h[i], sweep.to_h[i]);
     if (grad_h_0.numel()) grad_h_0(entry, unit) = static_cast<T>(grad);
     if (sweep.of_mask) grad_h_mask(entry, unit) = static_cast<T>(sweep.of_mask[i]);
   }

@@ -31,22 +31,59 @@ __global__ void start(Layer<T> layer, State<T> state, View<const T, 2> h_0, View
   state.operand[i] = layer.resets(t, entry) ? T(0.0f) : layer.masked(h, entry, unit);
 }
 
-// The new h of an entry that takes part in step t; `next` is the time of the step after it, or -1.
+// Takes the new h of an entry at step t to `h`, which is its state; returns it as the product of the step at time
+// `next` takes it, or what it was if there is none (-1).
 template <typename T>
-__device__ void leave(const Layer<T>& layer, const State<T>& state, int64_t t, int64_t next, int64_t entry,
-                      int64_t unit, compute_t<T> h_new, compute_t<T> keeps) {
+__device__ T leave(const Layer<T>& layer, const State<T>& state, int64_t t, int64_t next, int64_t entry,
+                   int64_t unit, compute_t<T> h_new, compute_t<T> keeps, T& h) {
   using E = compute_t<T>;
-  const int64_t i = entry * layer.R + unit;
-  T h = state.h[i];
   if (layer.is_active(t, entry)) {
     const E before = layer.resets(t, entry) ? E(0) : static_cast<E>(h);
     h = static_cast<T>(keeps * before + (1 - keeps) * h_new);
-    state.h[i] = h;
     state.output(t, entry, unit) = h;
   } else {
     state.output(t, entry, unit) = T(0.0f);
   }
-  if (next >= 0) state.operand[i] = layer.resets(next, entry) ? T(0.0f) : layer.masked(h, entry, unit);
+  return next < 0 ? h : layer.resets(next, entry) ? T(0.0f) : layer.masked(h, entry, unit);
+}
+
+// The cell of an entry at step t from `before`; z: the gates before their activations, to which peepholes add.
+// `from_h`: what the gates got from h, kept where layers are normalised.
+template <typename T>
+__device__ compute_t<T> new_cell(const Layer<T>& layer, const State<T>& state, int64_t t, int64_t entry,
+                                 int64_t unit, compute_t<T> (&z)[4], compute_t<T> before,
+                                 const compute_t<T>* from_h) {
+  using E = compute_t<T>;
+  const auto& o = layer.options;
+  if (layer.peephole.defined()) {
+    z[0] += static_cast<E>(layer.peephole(0, unit)) * before;
+    z[1] += static_cast<E>(layer.peephole(1, unit)) * before;
+  }
+  const E i = o.sigmoid(z[0]), f = o.is_coupled ? 1 - i : o.sigmoid(z[1]);
+  const E cell = f * before + i * o.tanh(o.clipped(z[2]));
+  if (layer.peephole.defined()) z[3] += static_cast<E>(layer.peephole(2, unit)) * cell;
+  if (state.gates.numel()) {
+    const bool is_active = layer.is_active(t, entry);
+    for (int j = 0; j < 4; ++j) {
+      const E value = from_h ? from_h[entry * 4 * layer.H + j * layer.H + unit] : z[j];
+      state.gates(t, entry, j * layer.H + unit) = is_active ? static_cast<T>(value) : T(0.0f);
+    }
+  }
+  return cell;
+}
+
+// Takes the state `c` to that after the step; returns what goes into the projection, or is the new h.
+// `normal`: the cell as tanh takes it.
+template <typename T>
+__device__ T new_out(const Layer<T>& layer, const State<T>& state, int64_t t, int64_t entry, int64_t unit,
+                     compute_t<T> z_o, compute_t<T> before, compute_t<T> cell, compute_t<T> normal,
+                     compute_t<T> keeps, compute_t<T>& c) {
+  using E = compute_t<T>;
+  const bool is_active = layer.is_active(t, entry);
+  const E after = keeps * before + (1 - keeps) * cell;
+  if (is_active) c = after;
+  if (state.cells.numel()) state.cells(t, entry, unit) = is_active ? static_cast<T>(after) : T(0.0f);
+  return static_cast<T>(layer.options.sigmoid(z_o) * layer.options.tanh(normal));
 }
 
 // One step of all cells: `x` and `h` are the products with the input and with h, [B, 4H]. A block takes a
@@ -58,45 +95,25 @@ __global__ void __launch_bounds__(kThreads)
   using E = compute_t<T>;
   __shared__ E shared[32];
   const int64_t H = layer.H;
-  const auto take = [&](int64_t entry, int64_t unit, E(&z)[4], E& before, E& cell) {
-    const bool is_active = layer.is_active(t, entry);
-    before = layer.resets(t, entry) ? E(0) : state.c[entry * H + unit];
-    const auto& o = layer.options;
-    if (layer.peephole.defined()) {
-      z[0] += static_cast<E>(layer.peephole(0, unit)) * before;
-      z[1] += static_cast<E>(layer.peephole(1, unit)) * before;
-    }
-    const E i = o.sigmoid(z[0]), f = o.is_coupled ? 1 - i : o.sigmoid(z[1]);
-    cell = f * before + i * o.tanh(o.clipped(z[2]));
-    if (layer.peephole.defined()) z[3] += static_cast<E>(layer.peephole(2, unit)) * cell;
-    if (state.gates.numel()) {
-      for (int j = 0; j < 4; ++j) {
-        const E value = kIsNormalised ? h[entry * 4 * H + j * H + unit] : z[j];
-        state.gates(t, entry, j * H + unit) = is_active ? static_cast<T>(value) : T(0.0f);
-      }
-    }
-  };
-  // `normal`: the cell as tanh takes it.
   const auto give = [&](int64_t entry, int64_t unit, E z_o, E before, E cell, E normal) {
-    const bool is_active = layer.is_active(t, entry);
+    const int64_t i = entry * H + unit;
     const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
-    const E c = keeps.c * before + (1 - keeps.c) * cell;
-    if (is_active) state.c[entry * H + unit] = c;
-    if (state.cells.numel()) state.cells(t, entry, unit) = is_active ? static_cast<T>(c) : T(0.0f);
-    const T out = static_cast<T>(layer.options.sigmoid(z_o) * layer.options.tanh(normal));
+    const T out = new_out(layer, state, t, entry, unit, z_o, before, cell, normal, keeps.c, state.c[i]);
     if constexpr (kIsProjected)
-      state.cell_out[entry * H + unit] = out;
+      state.cell_out[i] = out;
     else
-      leave(layer, state, t, next, entry, unit, static_cast<E>(out), keeps.h);
+      state.operand[i] =
+          leave(layer, state, t, next, entry, unit, static_cast<E>(out), keeps.h, state.h[i]);
   };
   if constexpr (!kIsNormalised) {
     const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
     if (i >= layer.B * H) return;
     const int64_t entry = i / H, unit = i % H;
-    E z[4], before, cell;
+    E z[4];
     for (int j = 0; j < 4; ++j)
       z[j] = x[entry * 4 * H + j * H + unit] + h[entry * 4 * H + j * H + unit] + layer.bias[j * H + unit];
-    take(entry, unit, z, before, cell);
+    const E before = layer.resets(t, entry) ? E(0) : state.c[i];
+    const E cell = new_cell(layer, state, t, entry, unit, z, before, static_cast<const E*>(nullptr));
     give(entry, unit, z[3], before, cell, cell);
   } else {
     const int64_t entry = blockIdx.x;
@@ -111,7 +128,8 @@ __global__ void __launch_bounds__(kThreads)
         z[j] = (x_row[i] - of_x.mean) * of_x.scale * layer.norm_ih[i] +
                (h_row[i] - of_h.mean) * of_h.scale * layer.norm_hh[i] + layer.bias[i];
       }
-      take(entry, unit, z, cells[H + unit], cells[unit]);
+      cells[H + unit] = layer.resets(t, entry) ? E(0) : state.c[entry * H + unit];
+      cells[unit] = new_cell(layer, state, t, entry, unit, z, cells[H + unit], h);
       cells[2 * H + unit] = z[3];
     }
     const auto of_c = moments<E>(H, shared, [&](int64_t i) { return cells[i]; });
@@ -129,7 +147,8 @@ __global__ void project(Layer<T> layer, State<T> state, const compute_t<T>* h, i
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= layer.B * layer.R) return;
   const int64_t entry = i / layer.R, unit = i % layer.R;
-  leave(layer, state, t, next, entry, unit, h[i], kept(layer.options, layer.seed, entry, unit, t).h);
+  state.operand[i] = leave(layer, state, t, next, entry, unit, h[i],
+                           kept(layer.options, layer.seed, entry, unit, t).h, state.h[i]);
 }
 
 template <typename T>

@@ -16,8 +16,9 @@ template <typename T>
 constexpr bool kIsNarrow = sizeof(T) == 2;
 
 // What an element of a cell needs to know; the order of the gates is i, f, g, o.
-template <typename E>
+template <typename T>
 struct Options {
+  using E = compute_t<T>;
   bool is_hard, is_coupled, draws;
   E slope, clip, zoneout_h, zoneout_c;
   uint32_t threshold_h, threshold_c;
@@ -25,12 +26,12 @@ struct Options {
   __device__ E clipped(E z) const { return clip == 0 ? z : z < -clip ? -clip : z > clip ? clip : z; }
   __device__ E sigmoid(E z) const {
     z = clipped(z);
-    if (!is_hard) return opwright::sigmoid(z);
+    if (!is_hard) return opwright::sigmoid<T>(z);
     const E v = E(0.5) + slope * z;
     return v < 0 ? E(0) : v > 1 ? E(1) : v;
   }
   __device__ E tanh(E z) const {
-    if (!is_hard) return opwright::tanh(z);
+    if (!is_hard) return opwright::tanh<T>(z);
     return z < -1 ? E(-1) : z > 1 ? E(1) : z;
   }
 
@@ -51,8 +52,8 @@ template <typename E>
 struct Kept {
   E h, c;
 };
-template <typename E>
-__device__ Kept<E> kept(const Options<E>& options, const View<const int64_t, 1>& seed, int64_t entry,
+template <typename T>
+__device__ Kept<compute_t<T>> kept(const Options<T>& options, const View<const int64_t, 1>& seed, int64_t entry,
                         int64_t unit, int64_t t) {
   if (!options.draws) return {options.zoneout_h, options.zoneout_c};
   // Philox2x32-7; NOTES.md names the source.
@@ -63,6 +64,7 @@ __device__ Kept<E> kept(const Options<E>& options, const View<const int64_t, 1>&
     a = static_cast<uint32_t>(product >> 32) ^ key ^ b;
     b = static_cast<uint32_t>(product);
   }
+  using E = compute_t<T>;
   return {E(b < options.threshold_h), E(a < options.threshold_c)};
 }
 
@@ -71,7 +73,7 @@ template <typename T>
 struct Layer {
   using E = compute_t<T>;
   int64_t B, H, R;
-  Options<E> options;
+  Options<T> options;
   View<const T, 2> peephole, norm_c, h_mask;
   View<const int64_t, 1> lengths, seed;
   View<const bool, 2> reset;
@@ -166,7 +168,7 @@ Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, View<const 
     sum_biases<T><<<blocks_for(4 * H), kThreads, 0, stream>>>(a, b, 4 * H, to);
     return to;
   };
-  const Options<E> options{is_hard,
+  const Options<T> options{is_hard,
                            coupled,
                            seed.defined() && (zoneout_h || zoneout_c),
                            static_cast<E>(slope),

@@ -23,6 +23,7 @@ from opwright_ops.lstm.reference import (
 from opwright_ops.lstm.samples import samples
 
 Activation = Literal["soft", "hard"]
+Tier = Literal["auto", "grid", "step"]
 
 
 class LstmOutputs(NamedTuple):
@@ -63,6 +64,8 @@ def lstm(
     zoneout_c: float = 0.0,
     keep_cells: int = 0,
     keep_gates: int = 0,
+    tier: Tier = "auto",
+    fp32_precision: Literal["ieee", "tf32"] = "ieee",
 ) -> LstmOutputs:
     """An LSTM layer in one direction, with the parameters and the gate order (i, f, g, o) of nn.LSTM.
 
@@ -86,6 +89,10 @@ def lstm(
         keep_cells: 1 returns the cells of all steps.
         keep_gates: 1 returns what the backward would otherwise compute again with one matrix product: the
             gates before their activations, or weight_hh @ h when layers are normalised.
+        tier: how a GPU takes the steps: "grid" in one launch with the weights on the chip, "step" with one product
+            and one kernel for each. "auto" is "grid" where `lstm_tier` says so and the GPU is free for it.
+        fp32_precision: "tf32" lets a GPU round the factors of float32 products to 11 bits, as torch.backends' option
+            of this name.
 
     Numerics:
         Cells, sums and their gradients are float32 for 16-bit types, float64 for float64; h is rounded to
@@ -129,7 +136,7 @@ def lstm_backward(
     input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask,
     lengths, reset, seed, output, gates, *,
     reverse=False, activation="soft", slope=0.125, coupled=False, clip=0.0, zoneout_h=0.0, zoneout_c=0.0,
-    keep_cells=0, keep_gates=0,
+    keep_cells=0, keep_gates=0, tier="auto", fp32_precision="ieee",
 ):  # fmt: skip
     check(weight_hh, weight_hr, norm_ih, norm_hh, norm_c)
     input, h, c = without_rest(input, lengths), *initial(input, h_0, c_0, weight_hh)

@@ -1,0 +1,224 @@
+// What the blocks of a grid hand each other at each step, through the second-level cache, and products with it.
+#pragma once
+
+#include "gpu_layer.cuh"
+
+namespace opwright_ops::gpu {
+
+constexpr int kWarps = kThreads / 32;
+
+// What is written and read at once: elements that follow each other, of one entry of the batch.
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+template <typename T>
+constexpr int kPerChunk = 16 / sizeof(T);
+template <typename T>
+constexpr int kPerWord = 4 / sizeof(T);
+
+__device__ inline Chunk load_chunk(const Chunk* from) {
+  Chunk c{};
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .b128 r; .reg .b64 a, b; ld.relaxed.gpu.global.b128 r, [%4]; mov.b128 {a, b}, r; "
+      "mov.b64 {%0, %1}, a; mov.b64 {%2, %3}, b;}"
+      : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3])
+      : "l"(from)
+      : "memory");
+#endif
+  return c;
+}
+__device__ inline void store_chunk(Chunk* to, const Chunk& c) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .b128 r; .reg .b64 a, b; mov.b64 a, {%1, %2}; mov.b64 b, {%3, %4}; mov.b128 r, {a, b}; "
+      "st.relaxed.gpu.global.b128 [%0], r;}" ::"l"(to),
+      "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3])
+      : "memory");
+#endif
+}
+
+// An element as the tensor cores take it, in the low bits.
+template <typename T>
+__device__ inline uint32_t operand_bits(T value) {
+  if constexpr (kIsNarrow<T>) {
+    return __builtin_bit_cast(uint16_t, value);
+  } else {
+    uint32_t bits = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#endif
+    return bits;
+  }
+}
+
+// Word `at` of a row of which element(i) is an element.
+template <typename T, typename Element>
+__device__ inline uint32_t word_of(int at, const Element& element) {
+  if constexpr (kIsNarrow<T>)
+    return operand_bits<T>(element(2 * at)) | operand_bits<T>(element(2 * at + 1)) << 16;
+  else
+    return operand_bits<T>(element(at));
+}
+
+// sums += a b, of 16 rows and 8 entries, over two words of each lane.
+template <typename T>
+__device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 900
+#define OPWRIGHT_MMA(SHAPE)                                                                            \
+  asm volatile("mma.sync.aligned." SHAPE " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"      \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                            \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+  if constexpr (!kIsNarrow<T>)
+    OPWRIGHT_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
+  else if constexpr (opwright::detail::kSame<T, opwright::bfloat16>)
+    OPWRIGHT_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
+  else
+    OPWRIGHT_MMA("m16n8k16.row.col.f32.f16.f16.f32");
+#undef OPWRIGHT_MMA
+#endif
+}
+
+// How h is exchanged. |h| < 2 leaves the highest bit of each exponent 0: in word 0 that bit says in which step
+// the chunk was written, in word 1 that the chunk is elsewhere, because something in it is larger, or NaN.
+template <typename T>
+struct Tagged {
+  static constexpr uint32_t kHigh = kIsNarrow<T> ? 0x40004000u : 0x40000000u;
+  static constexpr uint32_t kTag = kIsNarrow<T> ? 0x4000u : 0x40000000u;
+  uint32_t tag;
+  int64_t to_elsewhere;  // from a chunk to the place of those that do not fit
+
+  // There are two buffers, which are 0 at first and take turns.
+  __device__ Tagged(int step, int64_t to_elsewhere)
+      : tag((step / 2) % 2 ? 0 : kTag), to_elsewhere(to_elsewhere) {}
+  // Whether the chunk is that of this step; takes the tag off.
+  __device__ bool take(Chunk& chunk) const {
+    const bool is_there = (((chunk.word[0] ^ tag) & kTag) | (chunk.word[1] & kHigh)) == 0;
+    chunk.word[0] &= ~kTag;
+    return is_there;
+  }
+  __device__ bool find(Chunk& chunk, const Chunk* from) const {
+    chunk = load_chunk(from);
+    if ((chunk.word[0] ^ tag) & kTag) return false;
+    if (chunk.word[1] & kHigh) {
+      __threadfence();
+      chunk = load_chunk(from + to_elsewhere);
+    } else {
+      chunk.word[0] &= ~kTag;
+    }
+    return true;
+  }
+  __device__ void give(Chunk* to, Chunk chunk) const {
+    if ((chunk.word[0] | chunk.word[1] | chunk.word[2] | chunk.word[3]) & kHigh) {
+      store_chunk(to + to_elsewhere, chunk);
+      __threadfence();
+      chunk = {{0, kHigh, 0, 0}};
+    }
+    chunk.word[0] |= tag;
+    store_chunk(to, chunk);
+  }
+};
+
+// Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores take it:
+// TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group).
+template <typename T, int TILES, int MOST, int HELD>
+struct Rows {
+  uint32_t held[HELD][TILES][4];
+  uint4* more;
+  int first, count;  // groups of this warp
+  bool is_beyond;    // whether the last of them has no chunk for this lane
+
+  static __host__ __device__ int first_of(int warp, int groups) { return warp * groups / kWarps; }
+  // Steps of the tensor cores, two for each group, that are in shared memory.
+  static __host__ __device__ int steps_in_shared(int groups) {
+    const int steps = 2 * ((groups + kWarps - 1) / kWarps);
+    return steps > HELD ? steps - HELD : 0;
+  }
+  static int64_t shared_bytes(int groups) {
+    return int64_t{kWarps} * steps_in_shared(groups) * TILES * 32 * sizeof(uint4);
+  }
+
+  // word(row of the tile, tile, chunk, word of the chunk) for `groups` groups from `from` on, which end before `chunks`.
+  template <typename Word>
+  __device__ void load(int from, int groups, int chunks, void* shared, const Word& word) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = steps_in_shared(groups);
+    first = first_of(warp, groups), count = first_of(warp + 1, groups) - first;
+    first += from;
+    is_beyond = 4 * (first + count - 1) + lane % 4 >= chunks;
+    more = static_cast<uint4*>(shared) + warp * steps * TILES * 32 + lane;
+    const auto fragment = [&](int k, int tile, int i) {
+      return word(lane / 4 + (i & 1) * 8, tile, 4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2);
+    };
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) held[k][tile][i] = k / 2 < count ? fragment(k, tile, i) : 0;
+    for (int k = HELD; k < 2 * count; ++k)
+      for (int tile = 0; tile < TILES; ++tile)
+        more[((k - HELD) * TILES + tile) * 32] = make_uint4(fragment(k, tile, 0), fragment(k, tile, 1),
+                                                            fragment(k, tile, 2), fragment(k, tile, 3));
+  }
+
+  // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j + b) * 4 + i].
+  template <int NT, typename Exchange>
+  __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4], const Exchange& exchange) const {
+    constexpr int kWindow = MOST < 16 / NT ? MOST : 16 / NT;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[tile][n][i] = 0;
+    if (count == 0) return;
+    from += first * NT * 32 + threadIdx.x % 32;
+    const auto at = [&](int j, int n) { return from + (j * NT + n) * 32; };
+    Chunk chunks[kWindow][NT];
+    const auto wait = [&](int j, int n) {
+      Chunk& chunk = chunks[j % kWindow][n];
+      bool is_there = exchange.take(chunk) || (is_beyond && j == count - 1);
+      while (__any_sync(~0u, !is_there))
+        if (!is_there) is_there = exchange.find(chunk, at(j, n));
+    };
+    // Waits for one chunk; reading all of them over and over would be in the way of those who write.
+    chunks[0][0] = load_chunk(from);
+    wait(0, 0);
+#pragma unroll
+    for (int j = 0; j < kWindow; ++j)
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+        if (j + n > 0 && j < count) chunks[j][n] = load_chunk(at(j, n));
+#pragma unroll
+    for (int j = 0; j < MOST; ++j) {
+      if (j >= count) break;
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+        if (j + n > 0) wait(j, n);
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          const int k = 2 * j + e;
+          uint32_t a[4];
+          if (k < HELD) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = held[k < HELD ? k : 0][tile][i];
+          } else {
+            const uint4 v = more[((k - HELD) * TILES + tile) * 32];
+            a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+          }
+#pragma unroll
+          for (int n = 0; n < NT; ++n) {
+            const Chunk& chunk = chunks[j % kWindow][n];
+            multiply_tile<T>(sums[tile][n], a, chunk.word[2 * e], chunk.word[2 * e + 1]);
+          }
+        }
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+        if (j + kWindow < MOST && j + kWindow < count) chunks[j % kWindow][n] = load_chunk(at(j + kWindow, n));
+    }
+  }
+};
+
+}  // namespace opwright_ops::gpu

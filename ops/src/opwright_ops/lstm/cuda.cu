@@ -32,7 +32,7 @@ bool steps_at_once(Scratch& scratch, const Plan& plan, GridSteps<T> steps, cudaS
   if constexpr (sizeof(T) > 4) {
     return false;
   } else {
-    const auto launch = forward_of<T>(plan, steps.layer.R);
+    const auto launch = forward_of<T>(plan, steps.layer);
     if (!launch.kernel) return false;
     const int64_t groups = groups_of(steps.layer.R, kPerChunk<T>);
     steps.slices = plan.slices;
@@ -45,7 +45,7 @@ bool sweep_at_once(Scratch& scratch, const Plan& plan, GridSweep<T> sweep, cudaS
   if constexpr (sizeof(T) > 4) {
     return false;
   } else {
-    const auto launch = backward_of<T>(plan, sweep.layer.H);
+    const auto launch = backward_of<T>(plan, sweep.layer);
     if (!launch.kernel) return false;
     const int64_t groups = groups_of(sweep.layer.H, kPerChunk<T> / 4);
     sweep.slices = plan.slices;
@@ -82,8 +82,8 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                        scratch.take<T>(B * R),
                        weight_hr.defined() ? scratch.take<T>(B * H) : nullptr,
                        output,
-                       cells,
-                       gates};
+                       cells.numel() ? cells : View<T, 3>{},
+                       gates.numel() ? gates : View<T, 3>{}};
   const int64_t most = B * (H > R ? H : R);
   const Plan plan = plan_for<T>(H, R, B, tier, precision, norms);
   start<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, state, h_0, c_0, steps, reverse);
@@ -203,7 +203,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
 
   const auto if_ = [&](bool is_there, int64_t count) { return is_there ? scratch.take<E>(count) : nullptr; };
   const Sweep<T> sweep{grad_output,
-                       grad_cells,
+                       grad_cells.numel() ? grad_cells : View<const T, 3>{},
                        scratch.take<E>(B * R),
                        scratch.take<E>(B * H),
                        scratch.take<E>(B * R),

@@ -59,7 +59,7 @@ __device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep,
                                    compute_t<T> (&grad)[4]) {
   using E = compute_t<T>;
   const auto& options = layer.options;
-  if (sweep.grad_cells.numel()) of_c += static_cast<E>(sweep.grad_cells(t, entry, unit));
+  if (sweep.grad_cells.defined()) of_c += static_cast<E>(sweep.grad_cells(t, entry, unit));
   E goes_past = of_c * keeps;
   E of_cell = of_c - goes_past + through_output;
   const bool peeps = layer.peephole.defined();
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
     E grad[4] = {};
     T out = T(0.0f);
     if (layer.is_active(t, entry)) {
-      const auto x = Gates<T>::completed(layer, past, t, entry, unit);
+      const Gates<T> x(layer, past, t, entry, unit);
       out = static_cast<T>(x.o * x.squashed);
       sweep.grad_c[index] = gates_back(
           layer, sweep, x, t, entry, unit, options.through_sigmoid(grad_h * x.squashed, x.z[3], x.o),
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
       E grad_normal = 0, grad_o = 0, scaled = 0;
       T out = T(0.0f);
       if (is_active) {
-        const auto x = Gates<T>::completed(layer, past, t, entry, unit);
+        const Gates<T> x(layer, past, t, entry, unit);
         const E gain = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - of_cell.mean) * of_cell.scale;
         const E normal = value * gain + static_cast<E>(layer.norm_c(1, unit)),
                 squashed = options.tanh(normal);
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t unit = threadIdx.x; unit < H; unit += kThreads) {
       E grad[4] = {};
       if (is_active) {
-        const auto x = Gates<T>::completed(layer, past, t, entry, unit);
+        const Gates<T> x(layer, past, t, entry, unit);
         const E value = (x.cell - of_cell.mean) * of_cell.scale;
         const E through =
             of_cell.scale * (normals[unit] * static_cast<E>(layer.norm_c(0, unit)) - sum - value * product);

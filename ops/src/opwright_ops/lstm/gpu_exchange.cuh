@@ -6,6 +6,7 @@
 namespace opwright_ops::gpu {
 
 constexpr int kWarps = kThreads / 32;
+constexpr int kUnits = 8;  // a set: two tiles of 16 rows, of two gates each
 
 // What is written and read at once: elements that follow each other, of one entry of the batch.
 struct alignas(16) Chunk {
@@ -36,6 +37,22 @@ __device__ inline void store_chunk(Chunk* to, const Chunk& c) {
       "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3])
       : "memory");
 #endif
+}
+
+// An element as it is in memory, and its value.
+template <typename T>
+__device__ inline uint32_t bits_of(const T& value) {
+  if constexpr (kIsNarrow<T>)
+    return reinterpret_cast<const uint16_t&>(value);
+  else
+    return __builtin_bit_cast(uint32_t, value);
+}
+template <typename T>
+__device__ inline float value_of(uint32_t bits) {
+  if constexpr (kIsNarrow<T>)
+    return static_cast<float>(__builtin_bit_cast(T, static_cast<uint16_t>(bits)));
+  else
+    return __builtin_bit_cast(float, bits);
 }
 
 // An element as the tensor cores take it, in the low bits.
@@ -120,18 +137,20 @@ struct Tagged {
 };
 
 // Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores take it:
-// TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group).
-template <typename T, int TILES, int MOST, int HELD>
+// TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group). A warp
+// has at most MOST groups, or exactly if they are full; HELD of the steps, two for each group, are in registers.
+// PARTS of the warps share the columns; each of the others has the same columns for other entries.
+template <typename T, bool kIsFull, int PARTS, int TILES, int MOST, int HELD>
 struct Rows {
   uint32_t held[HELD][TILES][4];
   uint4* more;
   int first, count;  // groups of this warp
   bool is_beyond;    // whether the last of them has no chunk for this lane
 
-  static __host__ __device__ int first_of(int warp, int groups) { return warp * groups / kWarps; }
+  static __host__ __device__ int first_of(int part, int groups) { return part * groups / PARTS; }
   // Steps of the tensor cores, two for each group, that are in shared memory.
   static __host__ __device__ int steps_in_shared(int groups) {
-    const int steps = 2 * ((groups + kWarps - 1) / kWarps);
+    const int steps = 2 * ((groups + PARTS - 1) / PARTS);
     return steps > HELD ? steps - HELD : 0;
   }
   static int64_t shared_bytes(int groups) {
@@ -142,7 +161,7 @@ struct Rows {
   template <typename Word>
   __device__ void load(int from, int groups, int chunks, void* shared, const Word& word) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = steps_in_shared(groups);
-    first = first_of(warp, groups), count = first_of(warp + 1, groups) - first;
+    first = first_of(warp % PARTS, groups), count = first_of(warp % PARTS + 1, groups) - first;
     first += from;
     is_beyond = 4 * (first + count - 1) + lane % 4 >= chunks;
     more = static_cast<uint4*>(shared) + warp * steps * TILES * 32 + lane;
@@ -161,7 +180,8 @@ struct Rows {
                                                             fragment(k, tile, 2), fragment(k, tile, 3));
   }
 
-  // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j + b) * 4 + i].
+  // sums = these rows times the chunks of 8 NT entries of this warp: chunk 4 j + i of entry b at
+  // from[(8 WIDTH j + b) * 4 + i], WIDTH = NT kWarps / PARTS.
   template <int NT, typename Exchange>
   __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4], const Exchange& exchange) const {
     constexpr int kWindow = MOST < 16 / NT ? MOST : 16 / NT;
@@ -171,13 +191,14 @@ struct Rows {
       for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[tile][n][i] = 0;
-    if (count == 0) return;
-    from += first * NT * 32 + threadIdx.x % 32;
-    const auto at = [&](int j, int n) { return from + (j * NT + n) * 32; };
+    if (!kIsFull && count == 0) return;
+    constexpr int kWidth = NT * (kWarps / PARTS);
+    from += (first * kWidth + threadIdx.x / 32 / PARTS * NT) * 32 + threadIdx.x % 32;
+    const auto at = [&](int j, int n) { return from + (j * kWidth + n) * 32; };
     Chunk chunks[kWindow][NT];
     const auto wait = [&](int j, int n) {
       Chunk& chunk = chunks[j % kWindow][n];
-      bool is_there = exchange.take(chunk) || (is_beyond && j == count - 1);
+      bool is_there = exchange.take(chunk) || (!kIsFull && is_beyond && j == count - 1);
       while (__any_sync(~0u, !is_there))
         if (!is_there) is_there = exchange.find(chunk, at(j, n));
     };
@@ -188,10 +209,10 @@ struct Rows {
     for (int j = 0; j < kWindow; ++j)
 #pragma unroll
       for (int n = 0; n < NT; ++n)
-        if (j + n > 0 && j < count) chunks[j][n] = load_chunk(at(j, n));
+        if (j + n > 0 && (kIsFull || j < count)) chunks[j][n] = load_chunk(at(j, n));
 #pragma unroll
     for (int j = 0; j < MOST; ++j) {
-      if (j >= count) break;
+      if (!kIsFull && j >= count) break;
 #pragma unroll
       for (int n = 0; n < NT; ++n)
         if (j + n > 0) wait(j, n);
@@ -216,7 +237,8 @@ struct Rows {
         }
 #pragma unroll
       for (int n = 0; n < NT; ++n)
-        if (j + kWindow < MOST && j + kWindow < count) chunks[j % kWindow][n] = load_chunk(at(j + kWindow, n));
+        if (j + kWindow < MOST && (kIsFull || j + kWindow < count))
+          chunks[j % kWindow][n] = load_chunk(at(j + kWindow, n));
     }
   }
 };

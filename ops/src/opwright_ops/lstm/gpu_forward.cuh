@@ -13,7 +13,7 @@ struct State {
   T* h;                             // [B, R]
   T* operand;                       // [B, R]: h as the next product takes it
   T* cell_out;                      // [B, H]: o * tanh(c), before the projection
-  View<T, 3> output, cells, gates;  // the last two may be empty
+  View<T, 3> output, cells, gates;  // the last two may be missing
 };
 
 // Before the first step, at time `t`.
@@ -31,28 +31,10 @@ __global__ void start(Layer<T> layer, State<T> state, View<const T, 2> h_0, View
   state.operand[i] = layer.resets(t, entry) ? T(0.0f) : layer.masked(h, entry, unit);
 }
 
-// Takes the new h of an entry at step t to `h`, which is its state; returns it as the product of the step at time
-// `next` takes it, or what it was if there is none (-1).
+// The cell after a step, from `before`; z: the gates before their activations, to which peepholes add.
 template <typename T>
-__device__ T leave(const Layer<T>& layer, const State<T>& state, int64_t t, int64_t next, int64_t entry,
-                   int64_t unit, compute_t<T> h_new, compute_t<T> keeps, T& h) {
-  using E = compute_t<T>;
-  if (layer.is_active(t, entry)) {
-    const E before = layer.resets(t, entry) ? E(0) : static_cast<E>(h);
-    h = static_cast<T>(keeps * before + (1 - keeps) * h_new);
-    state.output(t, entry, unit) = h;
-  } else {
-    state.output(t, entry, unit) = T(0.0f);
-  }
-  return next < 0 ? h : layer.resets(next, entry) ? T(0.0f) : layer.masked(h, entry, unit);
-}
-
-// The cell of an entry at step t from `before`; z: the gates before their activations, to which peepholes add.
-// `from_h`: what the gates got from h, kept where layers are normalised.
-template <typename T>
-__device__ compute_t<T> new_cell(const Layer<T>& layer, const State<T>& state, int64_t t, int64_t entry,
-                                 int64_t unit, compute_t<T> (&z)[4], compute_t<T> before,
-                                 const compute_t<T>* from_h) {
+__device__ compute_t<T> new_cell(const Layer<T>& layer, int64_t unit, compute_t<T> (&z)[4],
+                                 compute_t<T> before) {
   using E = compute_t<T>;
   const auto& o = layer.options;
   if (layer.peephole.defined()) {
@@ -62,28 +44,47 @@ __device__ compute_t<T> new_cell(const Layer<T>& layer, const State<T>& state, i
   const E i = o.sigmoid(z[0]), f = o.is_coupled ? 1 - i : o.sigmoid(z[1]);
   const E cell = f * before + i * o.tanh(o.clipped(z[2]));
   if (layer.peephole.defined()) z[3] += static_cast<E>(layer.peephole(2, unit)) * cell;
-  if (state.gates.numel()) {
-    const bool is_active = layer.is_active(t, entry);
-    for (int j = 0; j < 4; ++j) {
-      const E value = from_h ? from_h[entry * 4 * layer.H + j * layer.H + unit] : z[j];
-      state.gates(t, entry, j * layer.H + unit) = is_active ? static_cast<T>(value) : T(0.0f);
-    }
-  }
   return cell;
 }
 
-// Takes the state `c` to that after the step; returns what goes into the projection, or is the new h.
-// `normal`: the cell as tanh takes it.
+// What goes into the projection, or is the new h. `normal`: the cell as tanh takes it.
 template <typename T>
-__device__ T new_out(const Layer<T>& layer, const State<T>& state, int64_t t, int64_t entry, int64_t unit,
-                     compute_t<T> z_o, compute_t<T> before, compute_t<T> cell, compute_t<T> normal,
-                     compute_t<T> keeps, compute_t<T>& c) {
-  using E = compute_t<T>;
-  const bool is_active = layer.is_active(t, entry);
-  const E after = keeps * before + (1 - keeps) * cell;
-  if (is_active) c = after;
-  if (state.cells.numel()) state.cells(t, entry, unit) = is_active ? static_cast<T>(after) : T(0.0f);
+__device__ T new_out(const Layer<T>& layer, compute_t<T> z_o, compute_t<T> normal) {
   return static_cast<T>(layer.options.sigmoid(z_o) * layer.options.tanh(normal));
+}
+
+// Takes `h`, the state of an entry that takes part in step t, to that after it.
+template <typename T>
+__device__ void take_h(const Layer<T>& layer, int64_t t, int64_t entry, compute_t<T> h_new,
+                       compute_t<T> keeps, T& h) {
+  using E = compute_t<T>;
+  const E before = layer.resets(t, entry) ? E(0) : static_cast<E>(h);
+  h = static_cast<T>(mix(keeps, before, h_new));
+}
+
+// h as the product of the step at time `next` takes it; as it is if there is none (-1).
+template <typename T>
+__device__ T operand_of(const Layer<T>& layer, int64_t next, int64_t entry, int64_t unit, T h) {
+  return next < 0 ? h : layer.resets(next, entry) ? T(0.0f) : layer.masked(h, entry, unit);
+}
+
+// Leaves what is returned of step t.
+template <typename T>
+__device__ void leave_h(const State<T>& state, int64_t t, int64_t entry, int64_t unit, bool is_active, T h) {
+  state.output(t, entry, unit) = is_active ? h : T(0.0f);
+}
+template <typename T>
+__device__ void leave_cell(const State<T>& state, int64_t t, int64_t entry, int64_t unit, bool is_active,
+                           compute_t<T> c) {
+  if (state.cells.defined()) state.cells(t, entry, unit) = is_active ? static_cast<T>(c) : T(0.0f);
+}
+template <typename T>
+__device__ void leave_gates(const State<T>& state, int64_t t, int64_t entry, int64_t unit, int64_t H,
+                            bool is_active, const compute_t<T> (&gates)[4]) {
+  if (!state.gates.defined()) return;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    state.gates(t, entry, j * H + unit) = is_active ? static_cast<T>(gates[j]) : T(0.0f);
 }
 
 // One step of all cells: `x` and `h` are the products with the input and with h, [B, 4H]. A block takes a
@@ -95,15 +96,22 @@ __global__ void __launch_bounds__(kThreads)
   using E = compute_t<T>;
   __shared__ E shared[32];
   const int64_t H = layer.H;
+  // `normal`: the cell as tanh takes it.
   const auto give = [&](int64_t entry, int64_t unit, E z_o, E before, E cell, E normal) {
     const int64_t i = entry * H + unit;
+    const bool is_active = layer.is_active(t, entry);
     const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
-    const T out = new_out(layer, state, t, entry, unit, z_o, before, cell, normal, keeps.c, state.c[i]);
-    if constexpr (kIsProjected)
+    const E c = mix(keeps.c, before, cell);
+    if (is_active) state.c[i] = c;
+    leave_cell(state, t, entry, unit, is_active, c);
+    const T out = new_out(layer, z_o, normal);
+    if constexpr (kIsProjected) {
       state.cell_out[i] = out;
-    else
-      state.operand[i] =
-          leave(layer, state, t, next, entry, unit, static_cast<E>(out), keeps.h, state.h[i]);
+    } else {
+      if (is_active) take_h(layer, t, entry, static_cast<E>(out), keeps.h, state.h[i]);
+      leave_h(state, t, entry, unit, is_active, state.h[i]);
+      state.operand[i] = operand_of(layer, next, entry, unit, state.h[i]);
+    }
   };
   if constexpr (!kIsNormalised) {
     const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
@@ -113,23 +121,27 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < 4; ++j)
       z[j] = x[entry * 4 * H + j * H + unit] + h[entry * 4 * H + j * H + unit] + layer.bias[j * H + unit];
     const E before = layer.resets(t, entry) ? E(0) : state.c[i];
-    const E cell = new_cell(layer, state, t, entry, unit, z, before, static_cast<const E*>(nullptr));
+    const E cell = new_cell(layer, unit, z, before);
+    leave_gates(state, t, entry, unit, H, layer.is_active(t, entry), z);
     give(entry, unit, z[3], before, cell, cell);
   } else {
     const int64_t entry = blockIdx.x;
+    const bool is_active = layer.is_active(t, entry);
     const E *x_row = x + entry * 4 * H, *h_row = h + entry * 4 * H;
     const auto of_x = moments<E>(4 * H, shared, [&](int64_t i) { return x_row[i]; });
     const auto of_h = moments<E>(4 * H, shared, [&](int64_t i) { return h_row[i]; });
     E* cells = row_of_cells + entry * 3 * H;  // the cell, what it was before, the output gate
     for (int64_t unit = threadIdx.x; unit < H; unit += kThreads) {
-      E z[4];
+      E z[4], from_h[4];
       for (int j = 0; j < 4; ++j) {
         const int64_t i = j * H + unit;
+        from_h[j] = h_row[i];
         z[j] = (x_row[i] - of_x.mean) * of_x.scale * layer.norm_ih[i] +
                (h_row[i] - of_h.mean) * of_h.scale * layer.norm_hh[i] + layer.bias[i];
       }
+      leave_gates(state, t, entry, unit, H, is_active, from_h);
       cells[H + unit] = layer.resets(t, entry) ? E(0) : state.c[entry * H + unit];
-      cells[unit] = new_cell(layer, state, t, entry, unit, z, cells[H + unit], h);
+      cells[unit] = new_cell(layer, unit, z, cells[H + unit]);
       cells[2 * H + unit] = z[3];
     }
     const auto of_c = moments<E>(H, shared, [&](int64_t i) { return cells[i]; });
@@ -147,8 +159,10 @@ __global__ void project(Layer<T> layer, State<T> state, const compute_t<T>* h, i
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= layer.B * layer.R) return;
   const int64_t entry = i / layer.R, unit = i % layer.R;
-  state.operand[i] = leave(layer, state, t, next, entry, unit, h[i],
-                           kept(layer.options, layer.seed, entry, unit, t).h, state.h[i]);
+  const bool is_active = layer.is_active(t, entry);
+  if (is_active) take_h(layer, t, entry, h[i], kept(layer.options, layer.seed, entry, unit, t).h, state.h[i]);
+  leave_h(state, t, entry, unit, is_active, state.h[i]);
+  state.operand[i] = operand_of(layer, next, entry, unit, state.h[i]);
 }
 
 template <typename T>

@@ -91,14 +91,15 @@ struct Arrivals {
   }
 };
 
-template <typename T, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 struct GridBack {
   using E = compute_t<T>;
-  using Weights = Rows<T, SETS, MOST, HELD>;
-  static constexpr int kRanks = 2, kEntries = 8 * NT, kBlockUnits = 8 * SETS;
+  using Weights = Rows<T, kIsFast, kWarps, SETS, MOST, HELD>;
+  static constexpr int kRanks = 2, kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
   static constexpr int kSums = SETS * kRanks * NT * 32, kOwn = kSums / kRanks;  // of a cluster, of a block; pairs
-  static constexpr int kCells = kBlockUnits * kEntries, kSteps = (kCells + kThreads - 1) / kThreads;
+  static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
   static constexpr int kUnitsInChunk = kPerChunk<T> / 4;
+  static_assert(kCells <= kThreads && kSums <= kThreads);
 
   struct alignas(16) Slice {
     float2 come[2][kRanks][kOwn];
@@ -108,58 +109,72 @@ struct GridBack {
   struct Partial {
     float2 of[kWarps][kSums];
   };
-  static int groups(int64_t H) { return static_cast<int>((H + 4 * kUnitsInChunk - 1) / (4 * kUnitsInChunk)); }
+  __host__ __device__ static int groups_for(int64_t H) {
+    return static_cast<int>((H + 4 * kUnitsInChunk - 1) / (4 * kUnitsInChunk));
+  }
   static int64_t shared_bytes(int slices, int64_t H) {
-    return sizeof(Partial) + slices * sizeof(Slice) + Weights::shared_bytes((groups(H) + 1) / kRanks);
+    return sizeof(Partial) + slices * sizeof(Slice) + Weights::shared_bytes((groups_for(H) + 1) / kRanks);
+  }
+  static bool is_for(const Layer<T>& layer) {
+    return layer.H == int64_t{4} * kUnitsInChunk * kWarps * kRanks * MOST && layer.is_plain();
   }
 
   __device__ static void sweep(const GridSweep<T>& a) {
     extern __shared__ __align__(16) unsigned char shared[];
     Partial& partial = *reinterpret_cast<Partial*>(shared);
     Slice* slices = reinterpret_cast<Slice*>(shared + sizeof(Partial));
-    const auto& layer = a.layer;
-    const int64_t H = layer.H, R = layer.R, B = layer.B;
+    const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
+    const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R), B = static_cast<int>(layer.B);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const int rank = blockIdx.x % kRanks;
-    const int groups = static_cast<int>((H + 4 * kUnitsInChunk - 1) / (4 * kUnitsInChunk));
-    const int64_t entry_0 = int64_t{blockIdx.y} * a.slices * kEntries;
-    const int64_t unit = int64_t{blockIdx.x} * kBlockUnits + thread % kBlockUnits;
-    const int64_t buffer = int64_t{groups} * kEntries * 4;
-    Chunk* const mine = a.chunks + blockIdx.y * a.slices * Marked::kBuffers * buffer;
-    const auto buffer_of = [&](int step, int slice) {
-      return mine + (slice * Marked::kBuffers + step % Marked::kBuffers) * buffer;
+    const int rank = blockIdx.x % kRanks, groups = groups_for(H);
+    const int per_step = groups * kEntries * 4;
+    Chunk* const mine = a.chunks + blockIdx.y * a.slices * Marked::kBuffers * per_step;
+    const auto buffer = [&](int step, int slice) {
+      return mine + (slice * Marked::kBuffers + step % Marked::kBuffers) * per_step;
     };
     Weights weights;
     const int from = rank * groups / kRanks, until = (rank + 1) * groups / kRanks;
     weights.load(from, until - from, 4 * groups, slices + a.slices, [&](int of_tile, int tile, int chunk, int word) {
-      const int64_t to = int64_t{blockIdx.x - rank} * kBlockUnits + tile * 16 + of_tile;
+      const int to = (blockIdx.x - rank) * kBlockUnits + tile * 16 + of_tile;
       return word_of<T>(word, [&](int e) {
-        const int64_t of = int64_t{chunk} * kUnitsInChunk + e / 4;
+        const int of = chunk * kUnitsInChunk + e / 4;
         return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
       });
     });
     if (thread < 2 * a.slices) slices[thread / 2].arrivals[thread % 2].prepare();
-    const auto each_cell = [&](int slice, const auto& visit) {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const int cell = thread + i * kThreads, entry = cell / kBlockUnits;
-        if (cell < kCells) visit(i, cell, entry, entry_0 + slice * kEntries + entry);
-      }
-    };
-    for (int slice = 0; slice < a.slices; ++slice)
-      each_cell(slice, [&](int, int cell, int, int64_t entry) {
-        const bool is_real = entry < B && unit < H;
-        slices[slice].grad_h[cell] = is_real ? a.sweep.grad_h[entry * R + unit] : E(0);
-        slices[slice].grad_c[cell] = is_real ? a.sweep.grad_c[entry * H + unit] : E(0);
-      });
-    Gates<T> gates[kSteps];
-    E grad_output[kSteps];
+
+    // This thread's cell of each slice.
+    const bool has_cells = thread < kCells;
+    const int cell = has_cells ? thread : 0, in_block = cell % kBlockUnits, in_slice = cell / kBlockUnits;
+    const int unit = blockIdx.x * kBlockUnits + in_block;
+    const int entry_of_0 = blockIdx.y * a.slices * kEntries + in_slice;
+    const auto is_real = [&](int slice) { return has_cells && unit < H && entry_of_0 + slice * kEntries < B; };
+    const int come_at = (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
+    const int chunk = unit / kUnitsInChunk;
+    const int give_to = has_cells && unit % kUnitsInChunk == 0 && chunk < 4 * groups
+                            ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4
+                            : -1;
+    for (int slice = 0; slice < a.slices && has_cells; ++slice) {
+      const int entry = entry_of_0 + slice * kEntries;
+      slices[slice].grad_h[cell] = is_real(slice) ? a.sweep.grad_h[entry * R + unit] : E(0);
+      slices[slice].grad_c[cell] = is_real(slice) ? a.sweep.grad_c[entry * H + unit] : E(0);
+    }
+    // What is read for the next turn; as it is, since to convert it would be to wait for it.
+    const bool is_saved = a.past.saved.defined();
+    uint32_t z[4] = {}, grad_output = 0;
+    E before = 0;
     const auto fetch = [&](int64_t t, int slice) {
-      each_cell(slice, [&](int i, int, int, int64_t entry) {
-        if (entry >= B || unit >= H) return;
-        gates[i] = Gates<T>::raw(layer, a.past, t, entry, unit);
-        grad_output[i] = static_cast<E>(a.sweep.grad_output(t, entry, unit));
-      });
+      if (!is_real(slice)) return;
+      const int entry = entry_of_0 + slice * kEntries;
+      const int64_t row = t * B + entry;
+      const T* saved = is_saved ? &a.past.saved(t, entry, unit) : nullptr;
+      const E* made = is_saved ? nullptr : a.past.z + row * 4 * H + unit;
+      const int64_t stride = is_saved ? H * a.past.saved.stride(2) : H;
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        z[j] = is_saved ? bits_of(saved[j * stride]) : __builtin_bit_cast(uint32_t, made[j * stride]);
+      before = a.past.c_before[row * H + unit];
+      grad_output = bits_of(a.sweep.grad_output(t, entry, unit));
     };
     const int steps = static_cast<int>(a.past.steps);
     const auto time_of = [&](int step) -> int64_t { return a.past.reverse ? step : steps - 1 - step; };
@@ -168,13 +183,13 @@ struct GridBack {
     for (int step = 0; step <= steps; ++step) {
       const int64_t t = time_of(step), after = step ? time_of(step - 1) : -1;
       const bool is_end = step == steps;
+      const int parity = step % 2;
       for (int slice = 0; slice < a.slices; ++slice) {
         Slice& here = slices[slice];
-        const int parity = step % 2;
-        E to_h[kSteps] = {};
         if (step > 0) {
+          __threadfence();  // what was cleared in the step before is so for all, before what follows
           float found[SETS][NT][4];
-          weights.template multiply<NT>(buffer_of(step, slice), found, Marked{});
+          weights.template multiply<NT>(buffer(step, slice), found, Marked{});
 #pragma unroll
           for (int tile = 0; tile < SETS; ++tile)
 #pragma unroll
@@ -185,105 +200,99 @@ struct GridBack {
                     make_float2(found[tile][n][2 * i], found[tile][n][2 * i + 1]);
           __syncthreads();
           if (thread == 0) here.arrivals[parity].announce(kSums * sizeof(float2));
-#pragma unroll
-          for (int i = 0; i < (kSums + kThreads - 1) / kThreads; ++i) {
-            const int at = i * kThreads + thread;
-            if (at >= kSums) break;
-            float2 sum = partial.of[0][at];
+          if (thread < kSums) {
+            float2 sum = partial.of[0][thread];
 #pragma unroll
             for (int w = 1; w < kWarps; ++w) {
-              const float2 more = partial.of[w][at];
+              const float2 more = partial.of[w][thread];
               sum.x += more.x, sum.y += more.y;
             }
-            here.arrivals[parity].send(&here.come[parity][rank][at % kOwn], sum, at / kOwn);
+            here.arrivals[parity].send(&here.come[parity][rank][thread % kOwn], sum, thread / kOwn);
           }
-          // What was cleared in the step before is so for all before what follows; meanwhile sums travel.
-          __threadfence();
         }
+        // While sums travel.
+        Gates<T> x;
+        const E of_output = value_of<T>(grad_output);
         if (!is_end) {
 #pragma unroll
-          for (int i = 0; i < kSteps; ++i) gates[i].complete(layer.options);
+          for (int j = 0; j < 4; ++j) x.z[j] = is_saved ? value_of<T>(z[j]) : __builtin_bit_cast(float, z[j]);
+          x.before = before;
+          x.complete(layer.options);
+          const bool is_round = slice + 1 == a.slices;
+          const int next = step + is_round;
+          if (next < steps) fetch(time_of(next), is_round ? 0 : slice + 1);
         }
+        E to_h = 0;
         if (step > 0) {
           here.arrivals[parity].wait((step - 1) / 2 % 2);
           __syncthreads();  // all have read the partial sums
-          each_cell(slice, [&](int i, int cell, int entry, int64_t) {
-            const int u = cell % kBlockUnits, at = ((u / 8 * NT + entry / 8) * 32 + u % 8 * 4 + entry % 8 / 2);
 #pragma unroll
-            for (int r = 0; r < kRanks; ++r) {
-              const float2 sum = here.come[parity][r][at];
-              to_h[i] += entry % 2 ? sum.y : sum.x;
-            }
-          });
+          for (int r = 0; r < kRanks; ++r) {
+            const float2 sum = here.come[parity][r][come_at];
+            to_h += in_slice % 2 ? sum.y : sum.x;
+          }
         }
-        each_cell(slice, [&](int i, int cell, int in_slice, int64_t entry) {
-          const bool is_real = entry < B && unit < H;
-          E& grad_h = here.grad_h[cell];
-          E& grad_c = here.grad_c[cell];
-          if (is_end) {
-            if (!is_real) return;
-            a.sweep.to_h[entry * R + unit] = to_h[i];
-            a.sweep.grad_h[entry * R + unit] = grad_h;
-            a.sweep.grad_c[entry * H + unit] = grad_c;
-            return;
-          }
-          E grad[4] = {};
-          if (is_real) {
-            const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
-            const bool is_active = layer.is_active(t, entry);
-            grad_h = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h, to_h[i]);
-            const E to_new = take_grad_h(layer, is_active, grad_output[i], keeps.h, grad_h);
-            if (is_active) {
-              const auto& x = gates[i];
-              grad_c = gates_back(layer, a.sweep, x, t, entry, unit,
-                                  layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o),
-                                  layer.options.through_tanh(to_new * x.o, x.cell, x.squashed), keeps.c, grad_c, grad);
-            }
-          }
-          T narrow[4];
+        if (!has_cells) continue;
+        const int entry = entry_of_0 + slice * kEntries;
+        const bool is_there = is_real(slice);
+        E& grad_h = here.grad_h[cell];
+        E& grad_c = here.grad_c[cell];
+        if (is_end) {
+          if (!is_there) continue;
+          a.sweep.to_h[entry * R + unit] = to_h;
+          a.sweep.grad_h[entry * R + unit] = grad_h;
+          a.sweep.grad_c[entry * H + unit] = grad_c;
+          continue;
+        }
+        E grad[4] = {};
+        if (is_there) {
+          const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
+          const bool is_active = layer.is_active(t, entry);
+          E of_h = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h, to_h);
+          const E to_new = take_grad_h(layer, is_active, of_output, keeps.h, of_h);
+          grad_h = of_h;
+          if (is_active)
+            grad_c = gates_back(layer, a.sweep, x, t, entry, unit,
+                                layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o),
+                                layer.options.through_tanh(to_new * x.o, x.cell, x.squashed), keeps.c, grad_c,
+                                grad);
+        }
+        T narrow[4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) narrow[j] = static_cast<T>(grad[j]);
-          give(narrow, buffer_of(step + 1, slice), step > 1 ? buffer_of(step - 1, slice) : nullptr, unit, groups,
-               in_slice);
-          if (is_real) {
-            T* to = a.sweep.gates + (t * B + entry) * 4 * H + unit;
+        for (int j = 0; j < 4; ++j) narrow[j] = static_cast<T>(grad[j]);
+        give(narrow, buffer(step + 1, slice), step > 1 ? buffer(step - 1, slice) : nullptr, give_to);
+        if (is_there) {
+          T* to = a.sweep.gates + (t * B + entry) * 4 * H + unit;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) to[j * H] = narrow[j];
-          }
-        });
-        const bool is_round = slice + 1 == a.slices;
-        const int next = step + is_round;
-        if (next < steps) fetch(time_of(next), is_round ? 0 : slice + 1);
+          for (int j = 0; j < 4; ++j) to[j * H] = narrow[j];
+        }
       }
     }
     wait_for_cluster();
   }
 
   // Lanes that follow each other have units that do.
-  __device__ static void give(const T (&grads)[4], Chunk* to, Chunk* cleared, int64_t unit, int groups, int entry) {
+  __device__ static void give(const T (&grads)[4], Chunk* to, Chunk* cleared, int at) {
     Chunk out;
-    bool is_writer = true;
     if constexpr (kIsNarrow<T>) {
       out.word[0] = word_of<T>(0, [&](int e) { return grads[e]; });
       out.word[1] = word_of<T>(1, [&](int e) { return grads[e]; });
       out.word[2] = __shfl_down_sync(~0u, out.word[0], 1);
       out.word[3] = __shfl_down_sync(~0u, out.word[1], 1);
-      is_writer = unit % 2 == 0;
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j) out.word[j] = operand_bits<T>(grads[j]);
     }
-    const int64_t chunk = unit / kUnitsInChunk, at = (chunk / 4 * kEntries + entry) * 4 + chunk % 4;
-    if (!is_writer || chunk >= 4 * groups) return;
+    if (at < 0) return;
     Marked::give(to + at, out);
     if (cleared) Marked::clear(cleared + at);
   }
 };
 
-template <typename T, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) sweep_in_grid(GridSweep<T> sweep) {
 #if __CUDA_ARCH__ >= 900
-  GridBack<T, SETS, NT, MOST, HELD>::sweep(sweep);
+  GridBack<T, kIsFast, SETS, NT, MOST, HELD>::sweep(sweep);
 #endif
 }
 

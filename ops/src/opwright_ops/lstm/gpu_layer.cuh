@@ -47,6 +47,12 @@ struct Options {
   __device__ static E abs_of(E z) { return z < 0 ? -z : z; }
 };
 
+// `keeps` of what was, the rest of what is new.
+template <typename E>
+__device__ E mix(E keeps, E before, E after) {
+  return keeps == 0 ? after : keeps * before + (1 - keeps) * after;
+}
+
 // The part of h and of c that zoneout leaves as it was: 0 or 1 by chance, or the expectation.
 template <typename E>
 struct Kept {
@@ -79,6 +85,11 @@ struct Layer {
   View<const bool, 2> reset;
   const E *bias, *norm_ih, *norm_hh;  // [4H]; norms null where there are none
 
+  bool is_plain() const {
+    const auto& o = options;
+    return !(o.is_hard || o.is_coupled || o.draws || o.clip || o.zoneout_h || o.zoneout_c || peephole.defined() ||
+             norm_c.defined() || h_mask.defined() || lengths.defined() || reset.defined());
+  }
   __device__ bool is_active(int64_t t, int64_t entry) const {
     return !lengths.defined() || t < lengths(entry);
   }
@@ -91,6 +102,16 @@ struct Layer {
     return static_cast<T>(static_cast<E>(h) * static_cast<E>(h_mask(entry, unit)));
   }
 };
+
+// The same where there are no options, masks and lengths; what depends on them is then left out of a kernel.
+template <typename T>
+__host__ __device__ Layer<T> plain(Layer<T> layer) {
+  layer.options = {};
+  layer.peephole = layer.norm_c = layer.h_mask = {};
+  layer.lengths = layer.seed = {};
+  layer.reset = {};
+  return layer;
+}
 
 template <typename S, typename F>
 __device__ inline S sum_over_block(S value, F* shared) {

@@ -28,30 +28,21 @@ struct Past {
 template <typename T>
 struct Gates {
   using E = compute_t<T>;
-  E z[4], before;                  // as they were kept
-  E i, f, g, o, cell, squashed;    // what follows from them
+  E z[4], before, i, f, g, o, cell, squashed;
 
-  // As they were kept, to be completed.
-  __device__ static Gates raw(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry,
-                              int64_t unit) {
+  __device__ Gates() {}
+  __device__ Gates(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry, int64_t unit) {
     const int64_t row = t * layer.B + entry, H = layer.H;
-    Gates gates;
     for (int j = 0; j < 4; ++j) {
-      gates.z[j] = past.saved.defined() ? static_cast<E>(past.saved(t, entry, j * H + unit))
-                                        : past.z[row * 4 * H + j * H + unit];
+      z[j] = past.saved.defined() ? static_cast<E>(past.saved(t, entry, j * H + unit))
+                                  : past.z[row * 4 * H + j * H + unit];
     }
-    gates.before = past.c_before[row * H + unit];
-    return gates;
+    before = past.c_before[row * H + unit];
+    complete(layer.options);
   }
   __device__ void complete(const Options<T>& options) {
     activate(options);
     o = options.sigmoid(z[3]), squashed = options.tanh(cell);
-  }
-  __device__ static Gates completed(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry,
-                                    int64_t unit) {
-    Gates gates = raw(layer, past, t, entry, unit);
-    gates.complete(layer.options);
-    return gates;
   }
   __device__ void activate(const Options<T>& options) {
     i = options.sigmoid(z[0]), f = options.is_coupled ? 1 - i : options.sigmoid(z[1]);
@@ -97,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ E shared[32];
   const int64_t t = blockIdx.x / layer.B, entry = blockIdx.x % layer.B;
   const auto found =
-      moments<E>(layer.H, shared, [&](int64_t i) { return Gates<T>::completed(layer, past, t, entry, i).cell; });
+      moments<E>(layer.H, shared, [&](int64_t i) { return Gates<T>(layer, past, t, entry, i).cell; });
   if (threadIdx.x == 0) to[blockIdx.x] = found;
 }
 

@@ -35,51 +35,79 @@ inline Plan plan_of(int64_t H, int64_t R, int64_t B, int bytes, int multiprocess
   return plan;
 }
 
+// use<sets, tiles>() for all that plans have.
+template <typename T, typename Use>
+void for_tiles(const Use& use) {
+  use.template operator()<1, 1>();
+  use.template operator()<1, 2>();
+  if constexpr (kIsNarrow<T>) {
+    use.template operator()<1, 4>();
+    use.template operator()<2, 1>();
+    use.template operator()<2, 2>();
+  }
+}
+
 template <typename Kernel>
 struct Launch {
   Kernel kernel = nullptr;
   int64_t shared_bytes = 0;
 };
 
+// The kernel of a plan: the fast one of that width, if there is one, or that for all.
 template <typename T>
-auto forward_of(const Plan& plan, int64_t R) {
-  using Kernel = void (*)(GridSteps<T>);
-  Launch<Kernel> launch;
-  const auto use = [&]<int SETS, int NT, int MOST, int HELD>() {
-    if (plan.sets == SETS && plan.tiles == NT)
-      launch = {take_in_grid<T, SETS, NT, MOST, HELD>, Grid<T, SETS, NT, MOST, HELD>::shared_bytes(plan.slices, R)};
+auto forward_of(const Plan& plan, const Layer<T>& layer) {
+  Launch<void (*)(GridSteps<T>)> launch;
+  const auto use = [&]<bool kIsFast, int SETS, int NT, int PARTS, int MOST, int HELD>() {
+    using Kind = Grid<T, kIsFast, SETS, NT, PARTS, MOST, HELD>;
+    if (launch.kernel || plan.sets != SETS || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
+    launch = {take_in_grid<T, kIsFast, SETS, NT, PARTS, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.R)};
   };
-  if constexpr (kIsNarrow<T>) {
-    use.template operator()<1, 1, 4, 8>();
-    use.template operator()<1, 2, 4, 8>();
-    use.template operator()<1, 4, 4, 8>();
-    use.template operator()<2, 1, 8, 8>();
-    use.template operator()<2, 2, 8, 8>();
-  } else {
-    use.template operator()<1, 1, 8, 16>();
-    use.template operator()<1, 2, 8, 16>();
-  }
+  const auto use_all = [&]<int SETS, int NT>() {
+    if constexpr (!kIsNarrow<T>) {
+      use.template operator()<true, SETS, NT, 8, 4, 8>();
+      use.template operator()<true, SETS, NT, 8, 8, 16>();
+      use.template operator()<false, SETS, NT, 8, 8, 16>();
+    } else if constexpr (SETS == 1) {
+      constexpr int kParts = NT == 1 ? 8 : 4, kTimes = 8 / kParts;
+      use.template operator()<true, SETS, NT, kParts, 2 * kTimes, 4 * kTimes>();
+      use.template operator()<true, SETS, NT, kParts, 3 * kTimes, 6 * kTimes>();
+      use.template operator()<true, SETS, NT, kParts, 4 * kTimes, 8 * kTimes>();
+      use.template operator()<false, SETS, NT, kParts, 4 * kTimes, 8 * kTimes>();
+    } else {
+      use.template operator()<true, SETS, NT, 8, 6, 8>();
+      use.template operator()<true, SETS, NT, 8, 8, 8>();
+      use.template operator()<false, SETS, NT, 8, 8, 8>();
+    }
+  };
+  for_tiles<T>(use_all);
   return launch;
 }
 
 template <typename T>
-auto backward_of(const Plan& plan, int64_t H) {
-  using Kernel = void (*)(GridSweep<T>);
-  Launch<Kernel> launch;
-  const auto use = [&]<int SETS, int NT, int MOST, int HELD>() {
-    if (plan.sets == SETS && plan.tiles == NT)
-      launch = {sweep_in_grid<T, SETS, NT, MOST, HELD>, GridBack<T, SETS, NT, MOST, HELD>::shared_bytes(plan.slices, H)};
+auto backward_of(const Plan& plan, const Layer<T>& layer) {
+  Launch<void (*)(GridSweep<T>)> launch;
+  const auto use = [&]<bool kIsFast, int SETS, int NT, int MOST, int HELD>() {
+    using Kind = GridBack<T, kIsFast, SETS, NT, MOST, HELD>;
+    if (launch.kernel || plan.sets != SETS || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
+    launch = {sweep_in_grid<T, kIsFast, SETS, NT, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.H)};
   };
-  if constexpr (kIsNarrow<T>) {
-    use.template operator()<1, 1, 8, 16>();
-    use.template operator()<1, 2, 8, 16>();
-    use.template operator()<1, 4, 8, 16>();
-    use.template operator()<2, 1, 16, 16>();
-    use.template operator()<2, 2, 16, 16>();
-  } else {
-    use.template operator()<1, 1, 16, 32>();
-    use.template operator()<1, 2, 16, 32>();
-  }
+  const auto use_all = [&]<int SETS, int NT>() {
+    if constexpr (!kIsNarrow<T>) {
+      use.template operator()<true, SETS, NT, 8, 16>();
+      use.template operator()<true, SETS, NT, 16, 32>();
+      use.template operator()<false, SETS, NT, 16, 32>();
+    } else if constexpr (SETS == 1) {
+      use.template operator()<true, SETS, NT, 4, 8>();
+      use.template operator()<true, SETS, NT, 6, 12>();
+      use.template operator()<true, SETS, NT, 8, 16>();
+      use.template operator()<false, SETS, NT, 8, 16>();
+    } else {
+      use.template operator()<true, SETS, NT, 12, 16>();
+      use.template operator()<true, SETS, NT, 16, 16>();
+      use.template operator()<false, SETS, NT, 16, 16>();
+    }
+  };
+  for_tiles<T>(use_all);
   return launch;
 }
 

@@ -14,7 +14,7 @@ Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precisio
   if (tier == Tier::step || is_normalised) return {};
   if (opwright::detail::kSame<T, float> && precision != Fp32Precision::tf32) return {};
   const auto device = opwright::current_device();
-  return plan_of(H, R, B, sizeof(T), device.multiprocessors, device.capability);
+  return plan_of<T>(H, R, B, device);
 }
 
 // Memory that blocks of a launch exchange chunks in, all of whose bytes are `byte`.
@@ -175,10 +175,25 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                      steps,
                      reverse};
 
-  T *x = scratch.take<T>(rows * I), *h = scratch.take<T>(rows * R);
-  input_rows<T><<<blocks_for(rows * I), kThreads, 0, stream>>>(layer, input, x);
-  operand_rows<T><<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, past, h);
-  const auto x_rows = borrow(x, {rows, I}), h_rows = borrow(h, {rows, R});
+  // The operands of the products of all steps, as matrices.
+  const bool takes_all = !lengths.defined() && input.is_contiguous();
+  T* h = scratch.take<T>(rows * R);
+  T* x = takes_all ? nullptr : scratch.take<T>(rows * I);
+  if (!takes_all) input_rows<T><<<blocks_for(rows * I), kThreads, 0, stream>>>(layer, input, x);
+  if (layer.is_plain() && output.is_contiguous() && (!h_0.defined() || h_0.is_contiguous()) && steps) {
+    const int64_t one = B * R * int64_t{sizeof(T)}, others = (steps - 1) * one;
+    const auto copy = [&](T* to, const T* from, int64_t bytes) {
+      const auto code = from ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
+                             : cudaMemsetAsync(to, 0, bytes, stream);
+      opwright::check(code == cudaSuccess, "memory could not be copied");
+    };
+    copy(h + (reverse ? (steps - 1) * B * R : 0), h_0.data(), one);
+    copy(h + (reverse ? 0 : B * R), output.data() + (reverse ? B * R : 0), others);
+  } else {
+    operand_rows<T><<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, past, h);
+  }
+  const auto x_rows = takes_all ? borrow(input).view({rows, I}, {I, 1}) : borrow(x, {rows, I});
+  const auto h_rows = borrow(h, {rows, R});
   const auto ih = borrow(weight_ih), hh = borrow(weight_hh);
   E *from_input = nullptr, *from_h = nullptr;
   Moments<E>*moments_x = nullptr, *moments_h = nullptr, *moments_c = nullptr;
@@ -197,8 +212,12 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
     row_moments<E><<<each_row, kThreads, 0, stream>>>(from_input, width, moments_x);
     row_moments<E><<<each_row, kThreads, 0, stream>>>(from_h, width, moments_h);
   }
-  (is_normalised ? scan<T, true> : scan<T, false>)<<<blocks_for(B * H), kThreads, 0, stream>>>(
-      layer, past, c_0, from_input, from_h, moments_x, moments_h);
+  const auto cells = is_normalised      ? scan<T, true, false>
+                     : layer.is_plain() ? scan<T, false, true>
+                                        : scan<T, false, false>;
+  constexpr int kFew = 64;  // threads of a block; each takes many steps
+  cells<<<static_cast<unsigned>((B * H + kFew - 1) / kFew), kFew, 0, stream>>>(layer, past, c_0, from_input, from_h,
+                                                                              moments_x, moments_h);
   if (is_normalised) cell_moments<T><<<each_row, kThreads, 0, stream>>>(layer, past, moments_c);
 
   const auto if_ = [&](bool is_there, int64_t count) { return is_there ? scratch.take<E>(count) : nullptr; };
@@ -257,26 +276,26 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   if (is_projected)
     opwright::call("aten::mm.out", borrow(sweep.projected, {rows, R}).t(), borrow(sweep.cell_out, {rows, H}),
                    borrow(grad_weight_hr));
-  const auto columns = [](int64_t count) { return dim3(static_cast<unsigned>((count + 31) / 32)); };
-  T *to_ih = data_of(grad_bias_ih), *to_hh = data_of(grad_bias_hh);
+  constexpr int kParts = 16;
+  E* sums = scratch.take<E>(kParts * width);
+  const auto sum = [&](const auto* from, const E* times, const Moments<E>* of, int64_t count, int64_t columns, T* a,
+                       T* b) {
+    const dim3 grid(static_cast<unsigned>((columns + 31) / 32), kParts);
+    sum_columns<E><<<grid, kThreads, 0, stream>>>(from, times, of, count, columns, sums);
+    join_sums<T><<<blocks_for(columns), kThreads, 0, stream>>>(sums, kParts, columns, a, b);
+  };
+  T *const to_ih = data_of(grad_bias_ih), *const to_hh = data_of(grad_bias_hh), *const none = nullptr;
   if (is_normalised) {
-    sum_columns<T, E><<<columns(width), kThreads, 0, stream>>>(sweep.before_norm, nullptr, nullptr, rows,
-                                                               width, to_ih, to_hh);
-    sum_columns<T, E><<<columns(width), kThreads, 0, stream>>>(sweep.before_norm, from_input, moments_x, rows,
-                                                               width, data_of(grad_norm_ih), nullptr);
-    sum_columns<T, E><<<columns(width), kThreads, 0, stream>>>(sweep.before_norm, from_h, moments_h, rows,
-                                                               width, data_of(grad_norm_hh), nullptr);
-    sum_columns<T, E><<<columns(H), kThreads, 0, stream>>>(sweep.normal_unit, nullptr, nullptr, rows, H,
-                                                           grad_norm_c.data(), nullptr);
-    sum_columns<T, E><<<columns(H), kThreads, 0, stream>>>(sweep.normal, nullptr, nullptr, rows, H,
-                                                           grad_norm_c.data() + H, nullptr);
+    sum(sweep.before_norm, nullptr, nullptr, rows, width, to_ih, to_hh);
+    sum(sweep.before_norm, from_input, moments_x, rows, width, data_of(grad_norm_ih), none);
+    sum(sweep.before_norm, from_h, moments_h, rows, width, data_of(grad_norm_hh), none);
+    sum(sweep.normal_unit, nullptr, nullptr, rows, H, grad_norm_c.data(), none);
+    sum(sweep.normal, nullptr, nullptr, rows, H, grad_norm_c.data() + H, none);
   } else if (to_ih || to_hh) {
-    sum_columns<T, T>
-        <<<columns(width), kThreads, 0, stream>>>(sweep.gates, nullptr, nullptr, rows, width, to_ih, to_hh);
+    sum(sweep.gates, nullptr, nullptr, rows, width, to_ih, to_hh);
   }
   for (int64_t k = 0; peephole.defined() && k < 3; ++k)
-    sum_columns<T, E><<<columns(H), kThreads, 0, stream>>>(sweep.of_peephole + k * B * H, nullptr, nullptr, B,
-                                                           H, grad_peephole.data() + k * H, nullptr);
+    sum(sweep.of_peephole + k * B * H, nullptr, nullptr, B, H, grad_peephole.data() + k * H, none);
   (void)keep_cells, (void)keep_gates;
 }
 OPWRIGHT_KERNEL(lstm_backward, float, double, opwright::half, opwright::bfloat16)

@@ -214,17 +214,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Sums of columns, in an order that is always the same. Times the normalised rows, if there are any.
-template <typename T, typename S>
+// Sums of columns over each of gridDim.y parts of the rows, in an order that is always the same. Times the normalised
+// rows, if there are any.
+template <typename E, typename S>
 __global__ void __launch_bounds__(kThreads)
-    sum_columns(const S* from, const compute_t<T>* rows, const Moments<compute_t<T>>* of, int64_t count,
-                int64_t width, T* a, T* b) {
-  using E = compute_t<T>;
+    sum_columns(const S* from, const E* rows, const Moments<E>* of, int64_t count, int64_t width, E* to) {
   __shared__ E shared[8][33];
   const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
   const int64_t column = blockIdx.x * int64_t{32} + lane;
+  const int64_t end = (blockIdx.y + 1) * count / gridDim.y;
   E sum = 0;
-  for (int64_t row = part; column < width && row < count; row += 8) {
+#pragma unroll 4
+  for (int64_t row = blockIdx.y * count / gridDim.y + part; column < width && row < end; row += 8) {
     const int64_t at = row * width + column;
     const E value = static_cast<E>(from[at]);
     sum += rows ? value * (rows[at] - of[row].mean) * of[row].scale : value;
@@ -233,6 +234,15 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (part || column >= width) return;
   for (int i = 1; i < 8; ++i) sum += shared[i][lane];
+  to[blockIdx.y * width + column] = sum;
+}
+template <typename T>
+__global__ void join_sums(const compute_t<T>* sums, int parts, int64_t width, T* a, T* b) {
+  using E = compute_t<T>;
+  const int64_t column = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (column >= width) return;
+  E sum = 0;
+  for (int i = 0; i < parts; ++i) sum += sums[i * width + column];
   if (a) a[column] = static_cast<T>(sum);
   if (b) b[column] = static_cast<T>(sum);
 }

@@ -139,18 +139,17 @@ struct Tagged {
 // Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores take it:
 // TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group). A warp
 // has at most MOST groups, or exactly if they are full; HELD of the steps, two for each group, are in registers.
-// PARTS of the warps share the columns; each of the others has the same columns for other entries.
-template <typename T, bool kIsFull, int PARTS, int TILES, int MOST, int HELD>
+template <typename T, bool kIsFull, int TILES, int MOST, int HELD>
 struct Rows {
   uint32_t held[HELD][TILES][4];
   uint4* more;
   int first, count;  // groups of this warp
   bool is_beyond;    // whether the last of them has no chunk for this lane
 
-  static __host__ __device__ int first_of(int part, int groups) { return part * groups / PARTS; }
+  static __host__ __device__ int first_of(int warp, int groups) { return warp * groups / kWarps; }
   // Steps of the tensor cores, two for each group, that are in shared memory.
   static __host__ __device__ int steps_in_shared(int groups) {
-    const int steps = 2 * ((groups + PARTS - 1) / PARTS);
+    const int steps = 2 * ((groups + kWarps - 1) / kWarps);
     return steps > HELD ? steps - HELD : 0;
   }
   static int64_t shared_bytes(int groups) {
@@ -161,7 +160,7 @@ struct Rows {
   template <typename Word>
   __device__ void load(int from, int groups, int chunks, void* shared, const Word& word) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = steps_in_shared(groups);
-    first = first_of(warp % PARTS, groups), count = first_of(warp % PARTS + 1, groups) - first;
+    first = first_of(warp, groups), count = first_of(warp + 1, groups) - first;
     first += from;
     is_beyond = 4 * (first + count - 1) + lane % 4 >= chunks;
     more = static_cast<uint4*>(shared) + warp * steps * TILES * 32 + lane;
@@ -180,8 +179,7 @@ struct Rows {
                                                             fragment(k, tile, 2), fragment(k, tile, 3));
   }
 
-  // sums = these rows times the chunks of 8 NT entries of this warp: chunk 4 j + i of entry b at
-  // from[(8 WIDTH j + b) * 4 + i], WIDTH = NT kWarps / PARTS.
+  // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j + b) * 4 + i].
   template <int NT, typename Exchange>
   __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4], const Exchange& exchange) const {
     constexpr int kWindow = MOST < 16 / NT ? MOST : 16 / NT;
@@ -192,9 +190,8 @@ struct Rows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[tile][n][i] = 0;
     if (!kIsFull && count == 0) return;
-    constexpr int kWidth = NT * (kWarps / PARTS);
-    from += (first * kWidth + threadIdx.x / 32 / PARTS * NT) * 32 + threadIdx.x % 32;
-    const auto at = [&](int j, int n) { return from + (j * kWidth + n) * 32; };
+    from += first * NT * 32 + threadIdx.x % 32;
+    const auto at = [&](int j, int n) { return from + (j * NT + n) * 32; };
     Chunk chunks[kWindow][NT];
     const auto wait = [&](int j, int n) {
       Chunk& chunk = chunks[j % kWindow][n];

@@ -27,27 +27,26 @@ __host__ __device__ inline int64_t groups_of(int64_t elements, int per_chunk) {
   return (elements + 4 * per_chunk - 1) / (4 * per_chunk);
 }
 
-// SETS times kUnits units for each block, 8 NT entries at a time; PARTS, MOST and HELD are those of Rows. Fast: without
-// options, and as wide as all warps have groups.
-template <typename T, bool kIsFast, int SETS, int NT, int PARTS, int MOST, int HELD>
+// SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast: without options,
+// and as wide as all warps have groups.
+template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;
-  using Weights = Rows<T, kIsFast, PARTS, 2 * SETS, MOST, HELD>;
-  static constexpr int kEntries = 8 * NT, kOfWarp = NT * PARTS / kWarps;  // entries, eights of them for a warp
-  static_assert(kOfWarp * kWarps == NT * PARTS);
+  using Weights = Rows<T, kIsFast, 2 * SETS, MOST, HELD>;
+  static constexpr int kEntries = 8 * NT;
   // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8.
   static constexpr int kItems = 2 * SETS * NT;
   static_assert(kItems <= kWarps);
 
   struct Sums {
-    float4 of[2][PARTS][kItems][32];
+    float4 of[2][kWarps][kItems][32];
   };
   static int64_t shared_bytes(int slices, int64_t width) {
     return sizeof(Sums) + int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
            Weights::shared_bytes(static_cast<int>(groups_of(width, kPerChunk<T>)));
   }
   static bool is_for(const Layer<T>& layer) {
-    return layer.R == int64_t{4} * kPerChunk<T> * PARTS * MOST && layer.is_plain();
+    return layer.R == int64_t{4} * kPerChunk<T> * kWarps * MOST && layer.is_plain();
   }
 
   __device__ static void take(const GridSteps<T>& a) {
@@ -121,15 +120,15 @@ struct Grid {
       const bool is_last = step + 1 == a.count;
       const int64_t next = is_last ? a.after : t + direction;
       for (int slice = 0; slice < a.slices; ++slice, turn ^= 1) {
-        float found[2 * SETS][kOfWarp][4];
-        weights.template multiply<kOfWarp>(buffer(step, slice), found, Tagged<T>(step, all));
+        float found[2 * SETS][NT][4];
+        weights.template multiply<NT>(buffer(step, slice), found, Tagged<T>(step, all));
 #pragma unroll
         for (int s = 0; s < SETS; ++s)
 #pragma unroll
-          for (int n = 0; n < kOfWarp; ++n)
+          for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-              sums.of[turn][warp % PARTS][(s * NT + warp / PARTS * kOfWarp + n) * 2 + i][lane] =
+              sums.of[turn][warp][(s * NT + n) * 2 + i][lane] =
                   make_float4(found[2 * s][n][i], found[2 * s][n][2 + i], found[2 * s + 1][n][i],
                               found[2 * s + 1][n][2 + i]);
         __syncthreads();
@@ -137,7 +136,7 @@ struct Grid {
         if (has_cells) {
           float4 sum = sums.of[turn][0][warp][lane];
 #pragma unroll
-          for (int w = 1; w < PARTS; ++w) {
+          for (int w = 1; w < kWarps; ++w) {
             const float4 more = sums.of[turn][w][warp][lane];
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
           }
@@ -196,10 +195,10 @@ struct Grid {
   }
 };
 
-template <typename T, bool kIsFast, int SETS, int NT, int PARTS, int MOST, int HELD>
+template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) take_in_grid(GridSteps<T> steps) {
 #if __CUDA_ARCH__ >= 900
-  Grid<T, kIsFast, SETS, NT, PARTS, MOST, HELD>::take(steps);
+  Grid<T, kIsFast, SETS, NT, MOST, HELD>::take(steps);
 #endif
 }
 

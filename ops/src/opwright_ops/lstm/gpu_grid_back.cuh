@@ -94,7 +94,7 @@ struct Arrivals {
 template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 struct GridBack {
   using E = compute_t<T>;
-  using Weights = Rows<T, kIsFast, kWarps, SETS, MOST, HELD>;
+  using Weights = Rows<T, kIsFast, SETS, MOST, HELD>;
   static constexpr int kRanks = 2, kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
   static constexpr int kSums = SETS * kRanks * NT * 32, kOwn = kSums / kRanks;  // of a cluster, of a block; pairs
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread

@@ -93,44 +93,56 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The cells before each step, from the first to the last; gates that were not kept get what the cells add.
-template <typename T, bool kIsNormalised>
-__global__ void scan(Layer<T> layer, Past<T> past, View<const T, 2> c_0, const compute_t<T>* from_input,
+template <typename T, bool kIsNormalised, bool kIsPlain>
+__global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const compute_t<T>* from_input,
                      const compute_t<T>* from_h, const Moments<compute_t<T>>* moments_x,
                      const Moments<compute_t<T>>* moments_h) {
   using E = compute_t<T>;
-  const int64_t index = blockIdx.x * int64_t{kThreads} + threadIdx.x, H = layer.H;
+  constexpr int kAhead = 8;  // steps that are read before the first of them is taken
+  const Layer<T> layer = kIsPlain ? plain(given) : given;
+  const int64_t index = blockIdx.x * int64_t{blockDim.x} + threadIdx.x, H = layer.H;
   if (index >= layer.B * H) return;
   const int64_t entry = index / H, unit = index % H;
+  const bool is_saved = past.saved.defined();
   E c = c_0.defined() ? static_cast<E>(c_0(entry, unit)) : E(0);
-  for (int64_t s = 0; s < past.steps; ++s) {
-    const int64_t t = past.reverse ? past.steps - 1 - s : s, row = t * layer.B + entry;
-    const bool is_active = layer.is_active(t, entry);
-    if (layer.resets(t, entry)) c = 0;
-    past.c_before[row * H + unit] = is_active ? c : E(0);
-    Gates<T> gates;
-    gates.before = c;
-    for (int j = 0; j < 4; ++j) {
-      const int64_t i = j * H + unit, at = row * 4 * H + i;
-      if (past.saved.defined()) {
-        gates.z[j] = static_cast<E>(past.saved(t, entry, i));
-      } else {
-        if (kIsNormalised) {
-          gates.z[j] = (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
-                       (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] +
-                       layer.bias[i];
-        } else {
-          gates.z[j] = from_input[at] + from_h[at] + layer.bias[i];
-        }
-        if (layer.peephole.defined() && j < 2) gates.z[j] += static_cast<E>(layer.peephole(j, unit)) * c;
+  for (int64_t first = 0; first < past.steps; first += kAhead) {
+    Gates<T> gates[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t s = first + a, t = past.reverse ? past.steps - 1 - s : s, row = t * layer.B + entry;
+      if (s >= past.steps) break;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int64_t i = j * H + unit, at = row * 4 * H + i;
+        E& z = gates[a].z[j];
+        if (is_saved)
+          z = static_cast<E>(past.saved(t, entry, i));
+        else if (kIsNormalised)
+          z = (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
+              (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] + layer.bias[i];
+        else
+          z = from_input[at] + from_h[at] + layer.bias[i];
       }
     }
-    gates.activate(layer.options);
-    if (!past.saved.defined()) {
-      if (layer.peephole.defined()) gates.z[3] += static_cast<E>(layer.peephole(2, unit)) * gates.cell;
-      for (int j = 0; j < 4; ++j) past.z[row * 4 * H + j * H + unit] = is_active ? gates.z[j] : E(0);
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t s = first + a, t = past.reverse ? past.steps - 1 - s : s, row = t * layer.B + entry;
+      if (s >= past.steps) break;
+      Gates<T>& x = gates[a];
+      const bool is_active = layer.is_active(t, entry);
+      if (layer.resets(t, entry)) c = 0;
+      past.c_before[row * H + unit] = is_active ? c : E(0);
+      x.before = c;
+      if (!is_saved && layer.peephole.defined())
+        for (int j = 0; j < 2; ++j) x.z[j] += static_cast<E>(layer.peephole(j, unit)) * c;
+      x.activate(layer.options);
+      if (!is_saved) {
+        if (layer.peephole.defined()) x.z[3] += static_cast<E>(layer.peephole(2, unit)) * x.cell;
+        for (int j = 0; j < 4; ++j) past.z[row * 4 * H + j * H + unit] = is_active ? x.z[j] : E(0);
+      }
+      const E keeps = kept(layer.options, layer.seed, entry, unit, t).c;
+      if (is_active) c = mix(keeps, c, x.cell);
     }
-    const E keeps = kept(layer.options, layer.seed, entry, unit, t).c;
-    if (is_active) c = keeps * c + (1 - keeps) * gates.cell;
   }
 }
 

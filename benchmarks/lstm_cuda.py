@@ -1,34 +1,40 @@
 """opwright_ops.LSTM beside nn.LSTM (cuDNN) on a GPU: microseconds per time step, the product for the inputs included.
 
-    python benchmarks/lstm_cuda.py
+    python benchmarks/lstm_cuda.py [--quick]
 
-Both as they are called, and forward from a CUDA graph, where the host's time does not count. Minima of rounds in which
-the two take turns. TF32 as PyTorch has it by default: cuDNN may use it, products may not. Writes
-results/lstm_cuda.json.
+Forward, and forward and backward with all gradients; as they are called, and from a CUDA graph, where the host's time
+does not count. Minima of rounds in which the two take turns. TF32 as PyTorch has it by default, cuDNN's, but in the
+row that says otherwise. Writes results/lstm_cuda.json; `--quick` measures the first cases only, and writes nothing.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from opwright_ops import LSTM
+from opwright_ops import LSTM, lstm_tier
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
 
 RESULT = Path(__file__).resolve().parent / "results" / "lstm_cuda.json"
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
-# dtype, H, B, T, options of the modules
+# dtype, H, B, T, options of the modules; "packed": lengths from T / 5 to T; "ieee": without TF32.
 CASES = [
-    (bf16, 512, 1, 256, {}), (bf16, 512, 12, 256, {}), (bf16, 768, 16, 1024, {}), (bf16, 1024, 32, 1024, {}),
-    (bf16, 1536, 16, 256, {}), (bf16, 2048, 16, 256, {}), (bf16, 2048, 128, 256, {}), (f16, 768, 16, 1024, {}),
-    (f16, 1024, 32, 1024, {}), (f32, 1024, 16, 256, {}), (bf16, 520, 32, 256, {}),
-    (bf16, 512, 32, 256, {"bidirectional": True}), (bf16, 512, 32, 256, {"num_layers": 2}),
-    (bf16, 1024, 32, 256, {"proj_size": 512}),
+    (bf16, 1024, 32, 1024, {}), (bf16, 768, 16, 1024, {}), (bf16, 512, 1, 256, {}), (bf16, 512, 12, 256, {}),
+    (bf16, 1536, 16, 256, {}), (bf16, 2048, 16, 256, {}), (f16, 768, 16, 1024, {}), (f16, 1024, 32, 1024, {}),
+    (f32, 1024, 16, 256, {}), (bf16, 512, 32, 256, {"bidirectional": True}), (bf16, 512, 32, 256, {"num_layers": 2}),
+    (bf16, 512, 32, 256, {"packed": True}), (bf16, 1024, 32, 256, {"proj_size": 512}), (bf16, 520, 32, 256, {}),
+    (f16, 512, 64, 256, {}), (f16, 512, 128, 256, {}), (f16, 1024, 64, 256, {}), (f16, 1024, 128, 256, {}),
+    (bf16, 1024, 64, 256, {}), (bf16, 1024, 128, 256, {}), (bf16, 2048, 32, 256, {}), (bf16, 2048, 128, 256, {}),
+    (f16, 64, 16, 256, {}), (f16, 128, 16, 256, {}), (bf16, 128, 64, 256, {}), (f32, 128, 16, 256, {}),
+    (f16, 256, 16, 256, {}), (bf16, 256, 256, 256, {}), (f32, 512, 64, 256, {}), (f32, 1536, 16, 256, {}),
+    (f32, 512, 16, 256, {"ieee": True}), (bf16, 4096, 16, 64, {}), (bf16, 1024, 32, 16, {}), (bf16, 1024, 32, 1, {}),
 ]  # fmt: skip
 
 
@@ -60,29 +66,52 @@ def graph_of(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def measure(dtype: torch.dtype, H: int, B: int, T: int, options: dict[str, object]) -> dict[str, object]:
-    theirs = nn.LSTM(H, H, device="cuda", dtype=dtype, **options)
+    torch.backends.cudnn.allow_tf32 = not options.get("ieee")
+    of_modules = {name: value for name, value in options.items() if name not in ("ieee", "packed")}
+    theirs = nn.LSTM(H, H, device="cuda", dtype=dtype, **of_modules)
     modules = {"nn.LSTM": theirs, "opwright": LSTM.from_torch(theirs)}
     x = torch.randn(T, B, H, device="cuda", dtype=dtype)
+    given = x
+    if options.get("packed"):
+        lengths = torch.linspace(T, T // 5, B).long()
+        given = pack_padded_sequence(x, lengths)
     with torch.no_grad():
-        forward = {name: (lambda module=module: module(x)) for name, module in modules.items()}
-        plain, graphs = fastest(forward), fastest({name: graph_of(call) for name, call in forward.items()})
+        forward = {name: (lambda module=module: module(given)) for name, module in modules.items()}
+        times = {"forward": fastest(forward)}
+        if not options.get("packed"):
+            times["forward in a graph"] = fastest({name: graph_of(call) for name, call in forward.items()})
     leaf = x.clone().requires_grad_()
-    grad = torch.randn_like(modules["opwright"](x)[0])
-    both = {
-        name: (lambda module=module: torch.autograd.backward(module(leaf)[0], grad)) for name, module in modules.items()
-    }
-    row: dict[str, object] = {"dtype": str(dtype).removeprefix("torch."), "H": H, "B": B, "T": T, **options}
-    for title, times in (("forward", plain), ("forward in a graph", graphs), ("forward and backward", fastest(both))):
-        row[f"{title}, us per step"] = {name: round(1e3 * value / T, 2) for name, value in times.items()}
+    batch = pack_padded_sequence(leaf, lengths) if options.get("packed") else leaf
+    first = modules["opwright"](batch)[0]
+    grad = torch.randn_like(first.data if options.get("packed") else first)
+
+    def both(module: nn.Module) -> None:
+        batch = pack_padded_sequence(leaf, lengths) if options.get("packed") else leaf
+        output = module(batch)[0]
+        output = output.data if options.get("packed") else output
+        torch.autograd.grad(output, [leaf, *module.parameters()], grad)
+
+    calls = {name: (lambda module=module: both(module)) for name, module in modules.items()}
+    times["forward and backward"] = fastest(calls)
+    if not options.get("packed"):
+        times["forward and backward in a graph"] = fastest({name: graph_of(call) for name, call in calls.items()})
+    tier = lstm_tier(
+        H, B, dtype, proj_size=int(options.get("proj_size", 0)), fp32_precision="ieee" if options.get("ieee") else "tf32"
+    )  # fmt: skip
+    row: dict[str, object] = {"dtype": str(dtype).removeprefix("torch."), "H": H, "B": B, "T": T, **options, "tier": tier}
+    for title, found in times.items():
+        row[f"{title}, us per step"] = {name: round(1e3 * value / T, 2) for name, value in found.items()}
     return row
 
 
 def main() -> None:
+    is_quick = "--quick" in sys.argv[1:]
     rows = []
-    for case in CASES:
+    for case in CASES[:14] if is_quick else CASES:
         rows.append(measure(*case))
         print(json.dumps(rows[-1]), flush=True)
-    RESULT.write_text(json.dumps({"machine": builtins_of(machine_card()), "cases": rows}, indent=1) + "\n")
+    if not is_quick:
+        RESULT.write_text(json.dumps({"machine": builtins_of(machine_card()), "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,26 @@ using namespace opwright_ops::gpu;
 using opwright::borrow;
 using opwright::call;
 
+template <typename T>
+bool rounds(Fp32Precision precision) {
+  return sizeof(T) == 4 && precision == Fp32Precision::tf32;
+}
+
+// out = a b^T, for all steps.
+template <typename T>
+void multiply_all(compute_t<T>* out, const opwright::Tensor& a, const opwright::Tensor& b,
+                  Fp32Precision precision) {
+  if constexpr (opwright::detail::kSame<T, float>) {
+    if (rounds<T>(precision) && a.numel() && b.numel()) return multiply_tf32(out, a, b);
+  }
+  multiply<T>(out, a, b.t());
+}
+
 // A launch for all steps, if there is one for them and it is wanted.
 template <typename T>
 Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised) {
   if (tier == Tier::step || is_normalised) return {};
-  if (opwright::detail::kSame<T, float> && precision != Fp32Precision::tf32) return {};
+  if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
   return plan_of<T>(H, R, B, device);
 }
@@ -93,7 +108,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   E *from_input = scratch.take<E>(at_once * B * 4 * H), *from_h = scratch.take<E>(B * 4 * H);
   E* projected = weight_hr.defined() ? scratch.take<E>(B * R) : nullptr;
   E* row_of_cells = norms ? scratch.take<E>(B * 3 * H) : nullptr;
-  const auto ih = borrow(weight_ih).t(), hh = borrow(weight_hh).t(), operand = borrow(state.operand, {B, R});
+  const auto hh = borrow(weight_hh).t(), operand = borrow(state.operand, {B, R});
   const auto hr = weight_hr.defined() ? borrow(weight_hr).t() : opwright::Tensor();
   const auto cell_out = weight_hr.defined() ? borrow(state.cell_out, {B, H}) : opwright::Tensor();
   auto whole = borrow(input);
@@ -109,10 +124,9 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     const int64_t first = reverse ? steps - done - count : done;  // the earliest time of these steps
     const int64_t last = first + count - 1;
     const bool is_rest = done + count == steps;
-    multiply<T>(from_input,
-                whole.view({count * B, I}, {B == 1 ? whole.stride(0) : whole.stride(1), whole.stride(2)},
-                           first * whole.stride(0)),
-                ih);
+    const auto rows = whole.view({count * B, I}, {B == 1 ? whole.stride(0) : whole.stride(1), whole.stride(2)},
+                                 first * whole.stride(0));
+    multiply_all<T>(from_input, rows, borrow(weight_ih), precision);
     if (plan.blocks) {
       const GridSteps<T> all{layer, state, weight_hh, from_input, nullptr, reverse ? last : first,
                              is_rest ? -1 : reverse ? first - 1 : last + 1, static_cast<int>(count), 0, reverse};
@@ -270,7 +284,10 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                                                          layer.norm_ih, width, to_input);
   }
   const auto grad_rows = borrow(to_input, {rows, width}), grad_h_rows = borrow(sweep.gates, {rows, width});
-  opwright::call("aten::mm.out", grad_rows, ih, borrow(grad_input.data(), {rows, I}));
+  if constexpr (opwright::detail::kSame<T, float>)
+    multiply_all<T>(grad_input.data(), grad_rows, ih.t(), precision);
+  else
+    opwright::call("aten::mm.out", grad_rows, ih, borrow(grad_input.data(), {rows, I}));
   opwright::call("aten::mm.out", grad_rows.t(), x_rows, borrow(grad_weight_ih));
   opwright::call("aten::mm.out", grad_h_rows.t(), h_rows, borrow(grad_weight_hh));
   if (is_projected)

@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t column = blockIdx.x * int64_t{32} + lane;
   const int64_t end = (blockIdx.y + 1) * count / gridDim.y;
   E sum = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t row = blockIdx.y * count / gridDim.y + part; column < width && row < end; row += 8) {
     const int64_t at = row * width + column;
     const E value = static_cast<E>(from[at]);

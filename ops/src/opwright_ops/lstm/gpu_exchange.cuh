@@ -39,22 +39,6 @@ __device__ inline void store_chunk(Chunk* to, const Chunk& c) {
 #endif
 }
 
-// An element as it is in memory, and its value.
-template <typename T>
-__device__ inline uint32_t bits_of(const T& value) {
-  if constexpr (kIsNarrow<T>)
-    return reinterpret_cast<const uint16_t&>(value);
-  else
-    return __builtin_bit_cast(uint32_t, value);
-}
-template <typename T>
-__device__ inline float value_of(uint32_t bits) {
-  if constexpr (kIsNarrow<T>)
-    return static_cast<float>(__builtin_bit_cast(T, static_cast<uint16_t>(bits)));
-  else
-    return __builtin_bit_cast(float, bits);
-}
-
 // An element as the tensor cores take it, in the low bits.
 template <typename T>
 __device__ inline uint32_t operand_bits(T value) {

@@ -159,22 +159,23 @@ struct GridBack {
       slices[slice].grad_h[cell] = is_real(slice) ? a.sweep.grad_h[entry * R + unit] : E(0);
       slices[slice].grad_c[cell] = is_real(slice) ? a.sweep.grad_c[entry * H + unit] : E(0);
     }
-    // What is read for the next turn; as it is, since to convert it would be to wait for it.
+    // What is read for the next turn.
     const bool is_saved = a.past.saved.defined();
-    uint32_t z[4] = {}, grad_output = 0;
-    E before = 0;
+    Read<T> saved[4] = {}, grad_output = {};
+    E made[4] = {}, before = 0;
     const auto fetch = [&](int64_t t, int slice) {
       if (!is_real(slice)) return;
       const int entry = entry_of_0 + slice * kEntries;
       const int64_t row = t * B + entry;
-      const T* saved = is_saved ? &a.past.saved(t, entry, unit) : nullptr;
-      const E* made = is_saved ? nullptr : a.past.z + row * 4 * H + unit;
-      const int64_t stride = is_saved ? H * a.past.saved.stride(2) : H;
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        z[j] = is_saved ? bits_of(saved[j * stride]) : __builtin_bit_cast(uint32_t, made[j * stride]);
+      for (int j = 0; j < 4; ++j) {
+        if (is_saved)
+          saved[j] = read(a.past.saved(t, entry, j * H + unit));
+        else
+          made[j] = a.past.z[row * 4 * H + j * H + unit];
+      }
       before = a.past.c_before[row * H + unit];
-      grad_output = bits_of(a.sweep.grad_output(t, entry, unit));
+      grad_output = read(a.sweep.grad_output(t, entry, unit));
     };
     const int steps = static_cast<int>(a.past.steps);
     const auto time_of = [&](int step) -> int64_t { return a.past.reverse ? step : steps - 1 - step; };
@@ -212,10 +213,10 @@ struct GridBack {
         }
         // While sums travel.
         Gates<T> x;
-        const E of_output = value_of<T>(grad_output);
+        const E of_output = grad_output.value();
         if (!is_end) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) x.z[j] = is_saved ? value_of<T>(z[j]) : __builtin_bit_cast(float, z[j]);
+          for (int j = 0; j < 4; ++j) x.z[j] = is_saved ? saved[j].value() : made[j];
           x.before = before;
           x.complete(layer.options);
           const bool is_round = slice + 1 == a.slices;

@@ -15,6 +15,27 @@ constexpr int kThreads = 256;
 template <typename T>
 constexpr bool kIsNarrow = sizeof(T) == 2;
 
+// An element as it was read, in a register of its own: to convert it, or to put two together, would be to wait for it.
+template <typename T, bool = kIsNarrow<T>>
+struct Read {
+  T bits;
+  __device__ compute_t<T> value() const { return bits; }
+};
+template <typename T>
+struct Read<T, true> {
+  uint32_t bits;
+  __device__ float value() const {
+    return static_cast<float>(__builtin_bit_cast(T, static_cast<uint16_t>(bits)));
+  }
+};
+template <typename T>
+__device__ Read<T> read(const T& from) {
+  if constexpr (kIsNarrow<T>)
+    return {reinterpret_cast<const uint16_t&>(from)};
+  else
+    return {from};
+}
+
 // What an element of a cell needs to know; the order of the gates is i, f, g, o.
 template <typename T>
 struct Options {
@@ -221,6 +242,17 @@ void multiply(compute_t<T>* out, const opwright::Tensor& a, const opwright::Tens
     opwright::call("aten::mm.dtype_out", a, b, opwright::detail::kScalarType<float>, to);
   else
     opwright::call("aten::mm.out", a, b, to);
+}
+
+// out = a b^T of float32, with factors rounded to 11 bits (TF32). Of PyTorch's products, only convolutions take that as an
+// argument; else it is an option of the process.
+inline void multiply_tf32(float* out, const opwright::Tensor& a, const opwright::Tensor& b) {
+  const auto image = [](const opwright::Tensor& of) {
+    return of.view({of.size(0), of.size(1), 1, 1}, {of.stride(0), of.stride(1), 1, 1});
+  };
+  const opwright::Ints none{0, 0}, one{1, 1};
+  opwright::call("aten::cudnn_convolution.out", image(a), image(b), none, one, one, int64_t{1}, false, true, true,
+                 opwright::borrow(out, {a.size(0), b.size(0), 1, 1}));
 }
 
 }  // namespace opwright_ops::gpu

@@ -104,31 +104,34 @@ __global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const c
   if (index >= layer.B * H) return;
   const int64_t entry = index / H, unit = index % H;
   const bool is_saved = past.saved.defined();
+  const auto time_of = [&](int64_t step) { return past.reverse ? past.steps - 1 - step : step; };
   E c = c_0.defined() ? static_cast<E>(c_0(entry, unit)) : E(0);
   for (int64_t first = 0; first < past.steps; first += kAhead) {
-    Gates<T> gates[kAhead];
+    // No branch among the readings: one that waits would hold up the others.
+    Read<T> saved[kAhead][4] = {};
+    if (is_saved) {
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const int64_t s = first + a, t = past.reverse ? past.steps - 1 - s : s, row = t * layer.B + entry;
-      if (s >= past.steps) break;
+      for (int a = 0; a < kAhead; ++a)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int64_t i = j * H + unit, at = row * 4 * H + i;
-        E& z = gates[a].z[j];
-        if (is_saved)
-          z = static_cast<E>(past.saved(t, entry, i));
-        else if (kIsNormalised)
-          z = (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
-              (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] + layer.bias[i];
-        else
-          z = from_input[at] + from_h[at] + layer.bias[i];
-      }
+        for (int j = 0; j < 4; ++j)
+          saved[a][j] = read(past.saved(time_of(first + a < past.steps ? first + a : first), entry, j * H + unit));
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      const int64_t s = first + a, t = past.reverse ? past.steps - 1 - s : s, row = t * layer.B + entry;
-      if (s >= past.steps) break;
-      Gates<T>& x = gates[a];
+      if (first + a >= past.steps) break;
+      const int64_t t = time_of(first + a), row = t * layer.B + entry;
+      Gates<T> x;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int64_t i = j * H + unit, at = row * 4 * H + i;
+        if (is_saved)
+          x.z[j] = saved[a][j].value();
+        else if (kIsNormalised)
+          x.z[j] = (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
+                   (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] + layer.bias[i];
+        else
+          x.z[j] = from_input[at] + from_h[at] + layer.bias[i];
+      }
       const bool is_active = layer.is_active(t, entry);
       if (layer.resets(t, entry)) c = 0;
       past.c_before[row * H + unit] = is_active ? c : E(0);

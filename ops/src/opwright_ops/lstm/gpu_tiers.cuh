@@ -21,7 +21,7 @@ constexpr int kSets = kIsNarrow<T> ? 2 : 1;
 // The plan for B entries, H units and R of h.
 template <typename T>
 Plan plan_of(int64_t H, int64_t R, int64_t B, opwright::Device device) {
-  constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 2;  // of h of an entry
+  constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;  // of h of an entry
   if (device.capability < 90 || sizeof(T) > 4 || R != H || B < 1 || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks, eights = up(B, 8);

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from opwright_ops.lstm.bidirectional import BidirectionalOutputs, in_two_calls, lstm_bidirectional
-from opwright_ops.lstm.op import LstmOutputs, lstm
+from opwright_ops.lstm.op import LstmOutputs, Tier, lstm
 from opwright_ops.lstm.refusals import (
     check_options,
     check_probabilities,
@@ -56,6 +56,9 @@ class LSTM(nn.RNNBase):
         return_cell: the result is (output, (h_n, c_n), cells), with the last layer's cells of all steps.
         memory: "recompute" keeps two values of the size of the output for the backward in place of six, and
             computes the others again with one matrix product.
+        tier: how a GPU takes the steps; `lstm_tier` tells what "auto" is.
+
+    On a GPU products of float32 are rounded as torch.backends.cudnn.allow_tf32 says, as those of nn.LSTM are.
 
     Raises:
         ValueError, TypeError, RuntimeError: as nn.LSTM, and for options that have no meaning together.
@@ -86,12 +89,13 @@ class LSTM(nn.RNNBase):
         forget_bias: float | None = None,
         return_cell: bool = False,
         memory: Literal["default", "recompute"] = "default",
+        tier: Tier = "auto",
     ) -> None:
         check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size, dtype)
         flags = {
             "peephole": peephole, "layer_norm": layer_norm, "coupled": coupled, "return_cell": return_cell
         }  # fmt: skip
-        check_options(bias, hidden_size, activation, slope, flags, clip, forget_bias, memory)
+        check_options(bias, hidden_size, activation, slope, flags, clip, forget_bias, memory, tier)
         if dropout > 0 and num_layers == 1:
             warnings.warn(
                 f"`LSTM`: `dropout={dropout}` has no effect: it lies between layers, and `num_layers=1`",
@@ -111,7 +115,7 @@ class LSTM(nn.RNNBase):
         parts = ("input", "recurrent")
         self.variational_dropout = check_probabilities("variational_dropout", variational_dropout, parts)
         self.forget_bias = None if forget_bias is None else float(forget_bias)
-        self.return_cell, self.memory = return_cell, memory
+        self.return_cell, self.memory, self.tier = return_cell, memory, tier
         self._roles = [self._register_more(*place, device, dtype) for place in self._places()]
         self._reset_more()
 
@@ -450,7 +454,8 @@ class LSTM(nn.RNNBase):
         options = {
             "activation": self.activation, "slope": self.slope, "coupled": self.coupled, "clip": self.clip or 0.0,
             "zoneout_h": zoneout_h, "zoneout_c": zoneout_c, "keep_cells": int(self.return_cell and is_last),
-            "keep_gates": keep_gates,
+            "keep_gates": keep_gates, "tier": self.tier,
+            "fp32_precision": "tf32" if x.is_cuda and torch.backends.cudnn.allow_tf32 else "ieee",
         }  # fmt: skip
         run = (in_two_calls if x.is_cuda else lstm_bidirectional) if both else lstm
         return run(*tensors, h_mask, lengths, reset, seed, **options)
@@ -460,7 +465,7 @@ class LSTM(nn.RNNBase):
         defaults = {
             "activation": "soft", "slope": 0.125, "peephole": False, "layer_norm": False, "coupled": False,
             "clip": None, "zoneout": (0.0, 0.0), "weight_dropout": 0.0, "variational_dropout": (0.0, 0.0),
-            "forget_bias": None, "return_cell": False, "memory": "default",
+            "forget_bias": None, "return_cell": False, "memory": "default", "tier": "auto",
         }  # fmt: skip
         for name, default in defaults.items():
             value = getattr(self, name)

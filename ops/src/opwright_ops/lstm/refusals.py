@@ -90,11 +90,12 @@ def _refuse_type(name: str, value: Any) -> NoReturn:
 
 def check_options(
     bias: bool, hidden_size: int, activation: Any, slope: Any, flags: dict[str, Any], clip: Any,
-    forget_bias: Any, memory: Any,
+    forget_bias: Any, memory: Any, tier: Any,
 ) -> None:  # fmt: skip
     """Refuses options that are no options, and combinations without a meaning."""
     _check_choice("activation", activation, ("soft", "hard"))
     _check_choice("memory", memory, ("default", "recompute"))
+    _check_choice("tier", tier, ("auto", "grid", "step"))
     for name, value in flags.items():
         if not isinstance(value, bool):
             refuse(TypeError, name, "must be a bool", ("got", shown(value)), hint=f"`{name}={bool(value)}`")

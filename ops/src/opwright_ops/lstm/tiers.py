@@ -1,0 +1,51 @@
+"""How a GPU takes the steps of an `lstm`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+# As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
+_WIDEST = 4096  # bytes of h of one entry
+_MOST_ENTRIES = 64  # for a block of threads
+
+
+def lstm_tier(
+    hidden_size: int,
+    batch_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str | None = None,
+    *,
+    proj_size: int = 0,
+    layer_norm: bool = False,
+    fp32_precision: Literal["ieee", "tf32"] = "ieee",
+) -> Literal["grid", "step"]:
+    """Returns how `lstm(..., tier="auto")` takes the steps on a GPU.
+
+    "grid": all of them in one launch, whose blocks keep the weights on the chip. "step": each with one matrix product
+    and one kernel. Where this says "grid" and other work keeps some of the GPU's multiprocessors (MPS with a share of
+    the threads), the steps are taken one by one all the same.
+
+    Args:
+        hidden_size: H, the units of a direction of a layer.
+        batch_size: entries that the steps are taken of together.
+        dtype: of the weights.
+        device: a CUDA device; the current one where none is given.
+        proj_size: R, where h is projected; 0 without.
+        layer_norm: whether the layer is normalised.
+        fp32_precision: that of `lstm`.
+
+    Raises:
+        RuntimeError: there is no such CUDA device.
+    """
+    gpu = torch.cuda.get_device_properties(torch.device("cuda" if device is None else device))
+    size = dtype.itemsize
+    is_rounded = dtype != torch.float32 or fp32_precision == "tf32"
+    if gpu.major < 9 or size > 4 or not is_rounded or layer_norm or proj_size or batch_size < 1:
+        return "step"
+    units = 8 if size == 4 else 16  # of a block
+    blocks = 2 * -(-hidden_size // (2 * units))
+    at_once = gpu.multi_processor_count // blocks
+    fits = hidden_size * size <= _WIDEST and at_once and -(-batch_size // (8 * at_once)) <= _MOST_ENTRIES // 8
+    return "grid" if fits else "step"

@@ -136,8 +136,10 @@ struct Rows {
     const int steps = 2 * ((groups + kWarps - 1) / kWarps);
     return steps > HELD ? steps - HELD : 0;
   }
+  static constexpr int kStaged = HELD * TILES < 4 ? HELD * TILES : 4;  // pieces on their way into registers
+  static_assert(HELD * TILES % kStaged == 0);
   static int64_t shared_bytes(int groups) {
-    return int64_t{kWarps} * steps_in_shared(groups) * TILES * 32 * sizeof(uint4);
+    return int64_t{steps_in_shared(groups) * TILES * kWarps + kStaged * kWarps} * 32 * sizeof(uint4);
   }
 
   // word(row of the tile, tile, chunk, word of the chunk) for `groups` groups from `from` on, which end before `chunks`.
@@ -147,20 +149,30 @@ struct Rows {
     first = first_of(warp, groups), count = first_of(warp + 1, groups) - first;
     first += from;
     is_beyond = 4 * (first + count - 1) + lane % 4 >= chunks;
-    more = static_cast<uint4*>(shared) + warp * steps * TILES * 32 + lane;
-    const auto fragment = [&](int k, int tile, int i) {
-      return word(lane / 4 + (i & 1) * 8, tile, 4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2);
+    uint4* const staged = static_cast<uint4*>(shared) + warp * kStaged * 32 + lane;
+    more = static_cast<uint4*>(shared) + (kStaged * kWarps + warp * steps * TILES) * 32 + lane;
+    // Loops that are not unrolled, into memory of this thread: else the code of this would be most of the kernel.
+    const auto put = [&](uint4* to, int piece) {
+      const int k = piece / TILES;
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i)
+        reinterpret_cast<uint32_t*>(to)[i] =
+            k / 2 < count ? word(lane / 4 + (i & 1) * 8, piece % TILES, 4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2)
+                          : 0;
     };
 #pragma unroll
-    for (int k = 0; k < HELD; ++k)
+    for (int done = 0; done < HELD * TILES; done += kStaged) {
+#pragma unroll 1
+      for (int i = 0; i < kStaged; ++i) put(staged + i * 32, done + i);
 #pragma unroll
-      for (int tile = 0; tile < TILES; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) held[k][tile][i] = k / 2 < count ? fragment(k, tile, i) : 0;
-    for (int k = HELD; k < 2 * count; ++k)
-      for (int tile = 0; tile < TILES; ++tile)
-        more[((k - HELD) * TILES + tile) * 32] = make_uint4(fragment(k, tile, 0), fragment(k, tile, 1),
-                                                            fragment(k, tile, 2), fragment(k, tile, 3));
+      for (int i = 0; i < kStaged; ++i) {
+        const uint4 v = staged[i * 32];
+        uint32_t(&to)[4] = held[(done + i) / TILES][(done + i) % TILES];
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+      }
+    }
+#pragma unroll 1
+    for (int piece = HELD * TILES; piece < 2 * count * TILES; ++piece) put(more + (piece - HELD * TILES) * 32, piece);
   }
 
   // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j + b) * 4 + i].

@@ -32,41 +32,29 @@ Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precisio
   return plan_of<T>(H, R, B, device);
 }
 
-// Memory that blocks of a launch exchange chunks in, all of whose bytes are `byte`.
-template <typename T>
-Chunk* take_chunks(Scratch& scratch, int64_t count, int byte, cudaStream_t stream) {
-  auto* chunks = reinterpret_cast<Chunk*>(scratch.take<float>(count * sizeof(Chunk) / sizeof(float)));
-  opwright::check(cudaMemsetAsync(chunks, byte, static_cast<size_t>(count) * sizeof(Chunk), stream) == cudaSuccess,
-                  "memory could not be set");
-  return chunks;
+// Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
+inline Fill chunks_for(Scratch& scratch, const Plan& plan, int64_t groups, int buffers, uint32_t bits) {
+  const int64_t count = plan.blocks ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4 : 0;
+  return {reinterpret_cast<uint4*>(scratch.take<uint8_t>(count * int64_t{sizeof(Chunk)})), count, bits};
 }
 
-// Takes the steps in one launch; false where that cannot be.
+// Take the steps in one launch; false where that cannot be.
 template <typename T>
-bool steps_at_once(Scratch& scratch, const Plan& plan, GridSteps<T> steps, cudaStream_t stream) {
+bool steps_at_once(const Plan& plan, const GridSteps<T>& steps, cudaStream_t stream) {
   if constexpr (sizeof(T) > 4) {
     return false;
   } else {
     const auto launch = forward_of<T>(plan, steps.layer);
-    if (!launch.kernel) return false;
-    const int64_t groups = groups_of(steps.layer.R, kPerChunk<T>);
-    steps.slices = plan.slices;
-    steps.chunks = take_chunks<T>(scratch, 4 * plan.parts * plan.slices * plan.tiles * 8 * groups * 4, 0, stream);
-    return run_at_once(launch.kernel, steps, plan, launch.shared_bytes, 1, stream);
+    return launch.kernel && run_at_once(launch.kernel, steps, plan, launch.shared_bytes, 1, stream);
   }
 }
 template <typename T>
-bool sweep_at_once(Scratch& scratch, const Plan& plan, GridSweep<T> sweep, cudaStream_t stream) {
+bool sweep_at_once(const Plan& plan, const GridSweep<T>& sweep, cudaStream_t stream) {
   if constexpr (sizeof(T) > 4) {
     return false;
   } else {
     const auto launch = backward_of<T>(plan, sweep.layer);
-    if (!launch.kernel) return false;
-    const int64_t groups = groups_of(sweep.layer.H, kPerChunk<T> / 4);
-    sweep.slices = plan.slices;
-    sweep.chunks = take_chunks<T>(scratch, Marked::kBuffers * plan.parts * plan.slices * plan.tiles * 8 * groups * 4,
-                                  0xff, stream);
-    return run_at_once(launch.kernel, sweep, plan, launch.shared_bytes, 2, stream);
+    return launch.kernel && run_at_once(launch.kernel, sweep, plan, launch.shared_bytes, 2, stream);
   }
 }
 
@@ -89,9 +77,10 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                   "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
   const bool norms = norm_c.defined();
   Scratch scratch;
+  E* bias = scratch.take<E>(4 * H);
   const Layer<T> layer =
-      layer_of(scratch, B, H, R, bias_ih, bias_hh, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset,
-               seed, activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
+      layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed,
+               activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const State<T> state{scratch.take<E>(B * H),
                        scratch.take<T>(B * R),
                        scratch.take<T>(B * R),
@@ -101,7 +90,9 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                        gates.numel() ? gates : View<T, 3>{}};
   const int64_t most = B * (H > R ? H : R);
   const Plan plan = plan_for<T>(H, R, B, tier, precision, norms);
-  start<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, state, h_0, c_0, steps, reverse);
+  const Fill chunks = chunks_for(scratch, plan, groups_of(R, kPerChunk<T>), Tagged<T>::kBuffers, 0);
+  start<T><<<blocks_for(most > 4 * H ? most : 4 * H), kThreads, 0, stream>>>(layer, state, h_0, c_0, bias_ih, bias_hh,
+                                                                            bias, steps, reverse, chunks);
 
   int64_t at_once = kMostProductElements / (4 * H * B);
   at_once = at_once < 1 ? 1 : at_once > steps ? steps : at_once;
@@ -128,9 +119,13 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                                  first * whole.stride(0));
     multiply_all<T>(from_input, rows, borrow(weight_ih), precision);
     if (plan.blocks) {
-      const GridSteps<T> all{layer, state, weight_hh, from_input, nullptr, reverse ? last : first,
-                             is_rest ? -1 : reverse ? first - 1 : last + 1, static_cast<int>(count), 0, reverse};
-      if (steps_at_once(scratch, plan, all, stream)) continue;
+      if (done) cudaMemsetAsync(chunks.at, 0, chunks.count * sizeof(Chunk), stream);
+      const GridSteps<T> all{layer,      state,
+                             weight_hh,  from_input,
+                             reinterpret_cast<Chunk*>(chunks.at), reverse ? last : first,
+                             is_rest ? -1 : reverse ? first - 1 : last + 1, static_cast<int>(count),
+                             plan.slices, reverse};
+      if (steps_at_once(plan, all, stream)) continue;
     }
     for (int64_t s = 0; s < count; ++s) {
       const int64_t t = reverse ? first + count - 1 - s : first + s;
@@ -177,10 +172,12 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                   "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
   const bool is_projected = weight_hr.defined(), is_normalised = norm_c.defined();
   Scratch scratch;
-  const Layer<T> layer =
-      layer_of(scratch, B, H, R, bias_ih, bias_hh, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset,
-               seed, activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const bool is_saved = gates.numel() && !is_normalised;
+  E* bias = is_saved ? nullptr : scratch.take<E>(width);
+  if (bias) sum_biases<T><<<blocks_for(width), kThreads, 0, stream>>>(bias_ih, bias_hh, width, bias);
+  const Layer<T> layer =
+      layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed,
+               activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const Past<T> past{h_0,
                      output,
                      is_saved ? gates : View<const T, 3>{},
@@ -189,29 +186,37 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                      steps,
                      reverse};
 
-  // The operands of the products of all steps, as matrices.
+  // The operands of the products of all steps, as matrices. They are made when they are needed: first of all the steps.
   const bool takes_all = !lengths.defined() && input.is_contiguous();
-  T* h = scratch.take<T>(rows * R);
-  T* x = takes_all ? nullptr : scratch.take<T>(rows * I);
-  if (!takes_all) input_rows<T><<<blocks_for(rows * I), kThreads, 0, stream>>>(layer, input, x);
-  if (layer.is_plain() && output.is_contiguous() && (!h_0.defined() || h_0.is_contiguous()) && steps) {
-    const int64_t one = B * R * int64_t{sizeof(T)}, others = (steps - 1) * one;
-    const auto copy = [&](T* to, const T* from, int64_t bytes) {
-      const auto code = from ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
-                             : cudaMemsetAsync(to, 0, bytes, stream);
-      opwright::check(code == cudaSuccess, "memory could not be copied");
-    };
-    copy(h + (reverse ? (steps - 1) * B * R : 0), h_0.data(), one);
-    copy(h + (reverse ? 0 : B * R), output.data() + (reverse ? B * R : 0), others);
-  } else {
-    operand_rows<T><<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, past, h);
-  }
-  const auto x_rows = takes_all ? borrow(input).view({rows, I}, {I, 1}) : borrow(x, {rows, I});
-  const auto h_rows = borrow(h, {rows, R});
+  opwright::Tensor x_rows, h_rows;
+  const auto make_operands = [&] {
+    if (takes_all) {
+      x_rows = borrow(input).view({rows, I}, {I, 1});
+    } else {
+      T* x = scratch.take<T>(rows * I);
+      input_rows<T><<<blocks_for(rows * I), kThreads, 0, stream>>>(layer, input, x);
+      x_rows = borrow(x, {rows, I});
+    }
+    T* h = scratch.take<T>(rows * R);
+    if (layer.is_plain() && output.is_contiguous() && (!h_0.defined() || h_0.is_contiguous()) && steps) {
+      const int64_t one = B * R * int64_t{sizeof(T)}, others = (steps - 1) * one;
+      const auto copy = [&](T* to, const T* from, int64_t bytes) {
+        const auto code = from ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
+                               : cudaMemsetAsync(to, 0, bytes, stream);
+        opwright::check(code == cudaSuccess, "memory could not be copied");
+      };
+      copy(h + (reverse ? (steps - 1) * B * R : 0), h_0.data(), one);
+      copy(h + (reverse ? 0 : B * R), output.data() + (reverse ? B * R : 0), others);
+    } else {
+      operand_rows<T><<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, past, h);
+    }
+    h_rows = borrow(h, {rows, R});
+  };
   const auto ih = borrow(weight_ih), hh = borrow(weight_hh);
   E *from_input = nullptr, *from_h = nullptr;
   Moments<E>*moments_x = nullptr, *moments_h = nullptr, *moments_c = nullptr;
   if (!is_saved) {
+    make_operands();
     from_input = scratch.take<E>(rows * width), from_h = scratch.take<E>(rows * width);
     multiply<T>(from_input, x_rows, ih.t());
     if (gates.numel())
@@ -253,14 +258,16 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                        moments_c,
                        from_h};
   const int64_t most = B * (H > R ? H : R);
-  begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, sweep, grad_h_n, grad_c_n);
+  const Plan plan = steps ? plan_for<T>(H, R, B, tier, precision, is_normalised) : Plan{};
+  const Fill chunks =
+      chunks_for(scratch, plan, groups_of(H, kPerChunk<T> / 4), Marked::kBuffers, Marked::kNone);
+  begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, sweep, grad_h_n, grad_c_n, chunks);
   const auto kernel = is_normalised ? (is_projected ? step_back<T, true, true> : step_back<T, true, false>)
                                     : (is_projected ? step_back<T, false, true> : step_back<T, false, false>);
   const auto hr = is_projected ? borrow(weight_hr) : opwright::Tensor();
   int64_t after = -1;
-  const Plan plan = steps ? plan_for<T>(H, R, B, tier, precision, is_normalised) : Plan{};
-  const bool is_done = plan.blocks &&
-      sweep_at_once(scratch, plan, GridSweep<T>{layer, past, sweep, weight_hh, nullptr, 0}, stream);
+  const GridSweep<T> all{layer, past, sweep, weight_hh, reinterpret_cast<Chunk*>(chunks.at), plan.slices};
+  const bool is_done = plan.blocks && sweep_at_once(plan, all, stream);
   if (is_done) after = reverse ? steps - 1 : 0;
   for (int64_t s = steps - 1; s >= 0 && !is_done; --s) {
     const int64_t t = reverse ? steps - 1 - s : s;
@@ -277,6 +284,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       <<<blocks_for(most), kThreads, 0, stream>>>(layer, past, sweep, after, grad_h_0, grad_c_0, grad_h_mask);
 
   // What takes all steps at once.
+  if (is_saved) make_operands();
   T* to_input = sweep.gates;
   if (is_normalised) {
     to_input = scratch.take<T>(rows * width);

@@ -249,9 +249,10 @@ __global__ void join_sums(const compute_t<T>* sums, int parts, int64_t width, T*
 
 template <typename T>
 __global__ void begin_back(Layer<T> layer, Sweep<T> sweep, View<const T, 2> grad_h_n,
-                           View<const T, 2> grad_c_n) {
+                           View<const T, 2> grad_c_n, Fill fill) {
   using E = compute_t<T>;
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  fill.run();
   if (i < layer.B * layer.R) {
     sweep.grad_h[i] = static_cast<E>(grad_h_n(i / layer.R, i % layer.R));
     if (sweep.of_mask) sweep.of_mask[i] = 0;

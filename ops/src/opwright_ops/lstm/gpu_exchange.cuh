@@ -86,6 +86,7 @@ template <typename T>
 struct Tagged {
   static constexpr uint32_t kHigh = kIsNarrow<T> ? 0x40004000u : 0x40000000u;
   static constexpr uint32_t kTag = kIsNarrow<T> ? 0x4000u : 0x40000000u;
+  static constexpr int kBuffers = 4;  // two, which take turns, and as many for what is elsewhere
   uint32_t tag;
   int64_t to_elsewhere;  // from a chunk to the place of those that do not fit
 

@@ -16,12 +16,15 @@ struct State {
   View<T, 3> output, cells, gates;  // the last two may be missing
 };
 
-// Before the first step, at time `t`.
+// Before the first step; the sum of the biases is written to `bias`.
 template <typename T>
 __global__ void start(Layer<T> layer, State<T> state, View<const T, 2> h_0, View<const T, 2> c_0,
-                      int64_t steps, bool reverse) {
+                      View<const T, 1> bias_ih, View<const T, 1> bias_hh, compute_t<T>* bias, int64_t steps,
+                      bool reverse, Fill fill) {
   using E = compute_t<T>;
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  fill.run();
+  if (i < 4 * layer.H) bias[i] = sum_of(bias_ih, bias_hh, i);
   if (i < layer.B * layer.H)
     state.c[i] = c_0.defined() ? static_cast<E>(c_0(i / layer.H, i % layer.H)) : E(0);
   if (i >= layer.B * layer.R) return;

@@ -160,29 +160,55 @@ __device__ Moments<E> moments(int64_t count, E* shared, const Value& value) {
   return {mean, E(1) / sqrt(sum_over_block(squares, shared) / static_cast<E>(count) + E(1e-5))};
 }
 
-// Memory for as long as the call; the caching allocator knows the stream.
+// Memory for as long as the call; the caching allocator knows the stream. Small pieces share one of its blocks.
 class Scratch {
  public:
   template <typename S>
   S* take(int64_t count) {
-    opwright::check(held_ < kMost, "too many pieces of scratch memory");
-    pieces_[held_] = opwright::Tensor::empty<S>({count});
-    return pieces_[held_++].template data<S>();
+    constexpr int64_t kBlock = 512 * 1024, kAligned = 256;
+    const int64_t bytes = (count * int64_t{sizeof(S)} + kAligned - 1) / kAligned * kAligned;
+    if (bytes > kBlock / 4) return reinterpret_cast<S*>(more(bytes));
+    if (bytes > left_) block_ = more(kBlock), left_ = kBlock;
+    char* const piece = block_;
+    block_ += bytes, left_ -= bytes;
+    return reinterpret_cast<S*>(piece);
   }
 
  private:
+  char* more(int64_t bytes) {
+    opwright::check(held_ < kMost, "too many pieces of scratch memory");
+    pieces_[held_] = opwright::Tensor::empty<uint8_t>({bytes});
+    return reinterpret_cast<char*>(pieces_[held_++].data<uint8_t>());
+  }
+
   static constexpr int kMost = 40;
   opwright::Tensor pieces_[kMost];
   int held_ = 0;
+  char* block_ = nullptr;
+  int64_t left_ = 0;
+};
+
+// Memory that a kernel fills besides its own work: `count` times 16 bytes of `bits`.
+struct Fill {
+  uint4* at;
+  int64_t count;
+  uint32_t bits;
+  __device__ void run() const {
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
+      at[i] = make_uint4(bits, bits, bits, bits);
+  }
 };
 
 // Both biases, and the gains of the norms, as the kernels read them.
 template <typename T>
-__global__ void sum_biases(View<const T, 1> a, View<const T, 1> b, int64_t count, compute_t<T>* to) {
+__device__ compute_t<T> sum_of(const View<const T, 1>& a, const View<const T, 1>& b, int64_t i) {
   using E = compute_t<T>;
+  return (a.defined() ? static_cast<E>(a(i)) : E(0)) + (b.defined() ? static_cast<E>(b(i)) : E(0));
+}
+template <typename T>
+__global__ void sum_biases(View<const T, 1> a, View<const T, 1> b, int64_t count, compute_t<T>* to) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (i >= count) return;
-  to[i] = (a.defined() ? static_cast<E>(a(i)) : E(0)) + (b.defined() ? static_cast<E>(b(i)) : E(0));
+  if (i < count) to[i] = sum_of(a, b, i);
 }
 
 inline dim3 blocks_for(int64_t count) {
@@ -195,9 +221,9 @@ inline uint32_t threshold(double probability) {
   return scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
 }
 
+// `bias` is what the sum of the biases is in, or will be.
 template <typename T>
-Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, View<const T, 1> bias_ih,
-                  View<const T, 1> bias_hh, View<const T, 2> peephole, View<const T, 1> norm_ih,
+Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, compute_t<T>* bias, View<const T, 2> peephole, View<const T, 1> norm_ih,
                   View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
                   View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
                   bool is_hard, double slope, bool coupled, double clip, double zoneout_h, double zoneout_c,
@@ -205,9 +231,9 @@ Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, View<const 
   using E = compute_t<T>;
   const int norms = norm_ih.defined() + norm_hh.defined() + norm_c.defined();
   opwright::check(norms == 0 || norms == 3, "`norm_ih`, `norm_hh` and `norm_c` come together");
-  const auto sum = [&](View<const T, 1> a, View<const T, 1> b) {
+  const auto widened = [&](View<const T, 1> gain) {
     E* to = scratch.take<E>(4 * H);
-    sum_biases<T><<<blocks_for(4 * H), kThreads, 0, stream>>>(a, b, 4 * H, to);
+    sum_biases<T><<<blocks_for(4 * H), kThreads, 0, stream>>>(gain, {}, 4 * H, to);
     return to;
   };
   const Options<T> options{is_hard,
@@ -229,9 +255,9 @@ Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, View<const 
           lengths,
           seed,
           reset,
-          sum(bias_ih, bias_hh),
-          norms ? sum(norm_ih, {}) : nullptr,
-          norms ? sum(norm_hh, {}) : nullptr};
+          bias,
+          norms ? widened(norm_ih) : nullptr,
+          norms ? widened(norm_hh) : nullptr};
 }
 
 // out = a b, with sums and results in the type of sums.

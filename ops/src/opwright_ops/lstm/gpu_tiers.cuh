@@ -82,6 +82,33 @@ auto backward_of(const Plan& plan, const Layer<T>& layer) {
   return launch;
 }
 
+// How many clusters of such a launch the GPU holds at once; asked for once, as far as remembered.
+template <typename Arguments>
+int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config) {
+  struct Known {
+    void (*kernel)(Arguments);
+    int device;
+    size_t shared_bytes;
+    int clusters;
+  };
+  constexpr int kMost = 8;
+  static thread_local Known known[kMost] = {};
+  static thread_local int next = 0;
+  int device = 0, clusters = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  for (const auto& one : known)
+    if (one.kernel == kernel && one.device == device && one.shared_bytes == config.dynamicSmemBytes) return one.clusters;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  known[next] = {kernel, device, config.dynamicSmemBytes, clusters};
+  next = (next + 1) % kMost;
+  return clusters;
+}
+
 // Runs a kernel all of whose blocks are on the GPU at once; false, and nothing is run, where they are not certain to be.
 template <typename Arguments>
 bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Plan& plan, int64_t shared_bytes,
@@ -98,12 +125,7 @@ bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Pl
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 1;
-  int clusters = 0;
-  const bool fits =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)) ==
-          cudaSuccess &&
-      cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess &&
-      clusters * cluster >= plan.blocks * plan.parts;
+  const bool fits = clusters_at_once(kernel, config) * cluster >= plan.blocks * plan.parts;
   config.numAttrs = 2;
   if (fits && cudaLaunchKernelEx(&config, kernel, arguments) == cudaSuccess) return true;
   (void)cudaGetLastError();

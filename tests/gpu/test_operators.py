@@ -77,7 +77,7 @@ def test_empty_rows_zero_the_bias_gradient() -> None:
     assert torch.equal(bias.grad, torch.zeros_like(bias))
 
 
-_PROGRAM = """
+_ELEMENTWISE = """
 import torch
 from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
 from opwright_ops.d_sigmoid.op import d_sigmoid, d_sigmoid_backward
@@ -94,14 +94,28 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
 torch.cuda.synchronize()
 print("done")
 """
+_LSTM = """
+import torch
+from opwright_ops import LSTM
+for dtype in (torch.float16, torch.float32, torch.float64):
+    for options in ({}, {"peephole": True, "zoneout": 0.2, "clip": 2.0}, {"layer_norm": True, "proj_size": 24}):
+        for batch, size in [(3, 40), (12, 256)]:
+            module = LSTM(16, size, device="cuda", dtype=dtype, **options)
+            x = torch.randn(4, batch, 16, device="cuda", dtype=dtype, requires_grad=True)
+            module(x)[0].sum().backward()
+            module(x, lengths=torch.arange(batch, device="cuda") % 5)[0].sum().backward()
+torch.cuda.synchronize()
+print("done")
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(_SANITIZER is None, reason="no compute-sanitizer on PATH or under /usr/local/cuda")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
-def test_sanitizer(tool: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [_ELEMENTWISE, _LSTM], ids=["elementwise", "lstm"])
+def test_sanitizer(tool: str, source: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(_PROGRAM)
+    program.write_text(source)
     # Without PyTorch's cache of memory every allocation is one of CUDA's, so that its bounds are known.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     options = ["--tool", tool, "--error-exitcode", "9", "--kernel-name-exclude", "kernel_substring=at::"]

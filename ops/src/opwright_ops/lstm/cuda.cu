@@ -58,8 +58,8 @@ bool sweep_at_once(const Plan& plan, const GridSweep<T>& sweep, cudaStream_t str
   }
 }
 
-// Of the product for the inputs, which is taken for several steps at once: 256 MiB of float.
-constexpr int64_t kMostProductElements = int64_t{1} << 26;
+// Of the product for the inputs, which is taken for several steps at once: 512 MiB of float.
+constexpr int64_t kMostProductElements = int64_t{1} << 27;
 
 template <typename T>
 void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
@@ -91,8 +91,11 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   const int64_t most = B * (H > R ? H : R);
   const Plan plan = plan_for<T>(H, R, B, tier, precision, norms);
   const Fill chunks = chunks_for(scratch, plan, groups_of(R, kPerChunk<T>), Tagged<T>::kBuffers, 0);
-  start<T><<<blocks_for(most > 4 * H ? most : 4 * H), kThreads, 0, stream>>>(layer, state, h_0, c_0, bias_ih, bias_hh,
-                                                                            bias, steps, reverse, chunks);
+  const auto begin = [&] {
+    start<T><<<blocks_for(most > 4 * H ? most : 4 * H), kThreads, 0, stream>>>(
+        layer, state, h_0, c_0, bias_ih, bias_hh, bias, steps, reverse, chunks);
+  };
+  if (steps == 0) begin();
 
   int64_t at_once = kMostProductElements / (4 * H * B);
   at_once = at_once < 1 ? 1 : at_once > steps ? steps : at_once;
@@ -118,6 +121,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     const auto rows = whole.view({count * B, I}, {B == 1 ? whole.stride(0) : whole.stride(1), whole.stride(2)},
                                  first * whole.stride(0));
     multiply_all<T>(from_input, rows, borrow(weight_ih), precision);
+    if (done == 0) begin();  // the GPU is busy meanwhile
     if (plan.blocks) {
       if (done) cudaMemsetAsync(chunks.at, 0, chunks.count * sizeof(Chunk), stream);
       const GridSteps<T> all{layer,      state,
@@ -260,7 +264,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   const int64_t most = B * (H > R ? H : R);
   const Plan plan = steps ? plan_for<T>(H, R, B, tier, precision, is_normalised) : Plan{};
   const Fill chunks =
-      chunks_for(scratch, plan, groups_of(H, kPerChunk<T> / 4), Marked::kBuffers, Marked::kNone);
+      chunks_for(scratch, plan, groups_of(H, kUnitsOfChunk<T>), Marked::kBuffers, Marked::kNone);
   begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, sweep, grad_h_n, grad_c_n, chunks);
   const auto kernel = is_normalised ? (is_projected ? step_back<T, true, true> : step_back<T, true, false>)
                                     : (is_projected ? step_back<T, false, true> : step_back<T, false, false>);

@@ -14,8 +14,9 @@ struct alignas(16) Chunk {
 };
 template <typename T>
 constexpr int kPerChunk = 16 / sizeof(T);
+// Units whose four gates are a chunk.
 template <typename T>
-constexpr int kPerWord = 4 / sizeof(T);
+constexpr int kUnitsOfChunk = sizeof(T) < 4 ? 2 : 1;
 
 __device__ inline Chunk load_chunk(const Chunk* from) {
   Chunk c{};

@@ -98,7 +98,6 @@ struct GridBack {
   static constexpr int kRanks = 2, kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
   static constexpr int kSums = SETS * kRanks * NT * 32, kOwn = kSums / kRanks;  // of a cluster, of a block; pairs
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
-  static constexpr int kUnitsInChunk = kPerChunk<T> / 4;
   static_assert(kCells <= kThreads && kSums <= kThreads);
 
   struct alignas(16) Slice {
@@ -110,13 +109,13 @@ struct GridBack {
     float2 of[kWarps][kSums];
   };
   __host__ __device__ static int groups_for(int64_t H) {
-    return static_cast<int>((H + 4 * kUnitsInChunk - 1) / (4 * kUnitsInChunk));
+    return static_cast<int>((H + 4 * kUnitsOfChunk<T> - 1) / (4 * kUnitsOfChunk<T>));
   }
   static int64_t shared_bytes(int slices, int64_t H) {
     return sizeof(Partial) + slices * sizeof(Slice) + Weights::shared_bytes((groups_for(H) + 1) / kRanks);
   }
   static bool is_for(const Layer<T>& layer) {
-    return layer.H == int64_t{4} * kUnitsInChunk * kWarps * kRanks * MOST && layer.is_plain();
+    return layer.H == int64_t{4} * kUnitsOfChunk<T> * kWarps * kRanks * MOST && layer.is_plain();
   }
 
   __device__ static void sweep(const GridSweep<T>& a) {
@@ -137,7 +136,7 @@ struct GridBack {
     weights.load(from, until - from, 4 * groups, slices + a.slices, [&](int of_tile, int tile, int chunk, int word) {
       const int to = (blockIdx.x - rank) * kBlockUnits + tile * 16 + of_tile;
       return word_of<T>(word, [&](int e) {
-        const int of = chunk * kUnitsInChunk + e / 4;
+        const int of = chunk * kUnitsOfChunk<T> + e / 4;
         return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
       });
     });
@@ -150,8 +149,8 @@ struct GridBack {
     const int entry_of_0 = blockIdx.y * a.slices * kEntries + in_slice;
     const auto is_real = [&](int slice) { return has_cells && unit < H && entry_of_0 + slice * kEntries < B; };
     const int come_at = (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
-    const int chunk = unit / kUnitsInChunk;
-    const int give_to = has_cells && unit % kUnitsInChunk == 0 && chunk < 4 * groups
+    const int chunk = unit / kUnitsOfChunk<T>;
+    const int give_to = has_cells && unit % kUnitsOfChunk<T> == 0 && chunk < 4 * groups
                             ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4
                             : -1;
     for (int slice = 0; slice < a.slices && has_cells; ++slice) {

@@ -1,0 +1,213 @@
+"""`lstm` with all its steps in one launch: right, as `lstm_tier` says, under capture, on streams, under load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from opwright_ops import LSTM, lstm, lstm_tier
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-3}
+_DTYPES = list(_TOLERANCE)
+
+if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+    pytest.skip("one launch for all steps needs compute capability 9.0", allow_module_level=True)
+
+
+def _inputs(T: int, B: int, H: int, dtype: torch.dtype, present: str = "", device: Any = "cuda") -> dict[str, Tensor]:
+    torch.manual_seed(T * 1000 + B * 10 + H)
+    sizes: dict[str, tuple[int, ...]] = {
+        "input": (T, B, 24), "h_0": (B, H), "c_0": (B, H), "weight_ih": (4 * H, 24), "weight_hh": (4 * H, H),
+        "bias_ih": (4 * H,), "bias_hh": (4 * H,),
+    }  # fmt: skip
+    if "peephole" in present:
+        sizes["peephole"] = (3, H)
+    if "h_mask" in present:
+        sizes["h_mask"] = (B, H)
+    scale = {"weight_ih": 24**-0.5, "weight_hh": H**-0.5, "bias_ih": 0.3, "bias_hh": 0.3, "peephole": 0.3, "h_mask": 4}
+    given = {
+        name: (torch.randn(size, device=device) * scale.get(name, 0.5)).to(dtype) for name, size in sizes.items()
+    }  # fmt: skip
+    if "lengths" in present:
+        given["lengths"] = torch.randint(0, T + 1, (B,), device=device)
+    if "reset" in present:
+        given["reset"] = torch.rand(T, B, device=device) < 0.1
+    if "seed" in present:
+        given["seed"] = torch.randint(2**40, (B,), device=device)
+    return given
+
+
+def _results(given: dict[str, Tensor], dtype: torch.dtype | None = None, **options: Any) -> list[Tensor]:
+    """Returns outputs and gradients, the inputs taken in `dtype` if one is given."""
+    leaves = {
+        name: value.to(dtype or value.dtype).detach().requires_grad_() if value.is_floating_point() else value
+        for name, value in given.items()
+    }
+    outputs = [output for output in lstm(**leaves, **options)[:4] if output.numel()]
+    generator = torch.Generator("cuda").manual_seed(3)
+    loss = torch.zeros((), device="cuda", dtype=torch.float64)
+    for output in outputs:
+        loss = loss + (output.double() * torch.randn(output.shape, device="cuda", generator=generator)).sum()
+    wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+    return [output.detach() for output in outputs] + list(torch.autograd.grad(loss, wanted))
+
+
+def _error(found: list[Tensor], true: list[Tensor]) -> float:
+    pairs = zip(found, true, strict=True)
+    return max(float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in pairs)
+
+
+_SHAPES = [
+    (1, 1, 16), (2, 3, 17), (9, 12, 64), (12, 5, 200), (7, 20, 256), (7, 33, 512), (6, 70, 520), (6, 16, 768),
+    (5, 32, 1024), (5, 130, 1000), (4, 16, 1536), (4, 40, 2048),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize(("T", "B", "H"), _SHAPES)
+def test_values_and_gradients(T: int, B: int, H: int, dtype: torch.dtype) -> None:
+    given = _inputs(T, B, H, dtype)
+    options = {"fp32_precision": "tf32", "keep_gates": T % 2, "reverse": H % 3 == 0}
+    true = _results(given, torch.float64, **options)
+    found = _results(given, tier="grid", **options)
+    assert _error(found, true) < _TOLERANCE[dtype]
+    for one, other in zip(found, _results(given, tier="grid", **options), strict=True):
+        assert torch.equal(one, other)
+
+
+_VARIANTS = [
+    ("peephole", {"keep_cells": 1, "keep_gates": 1}),
+    ("h_mask", {}),  # h reaches 2, which chunks do not hold
+    ("lengths", {"keep_gates": 1}),
+    ("lengths reset", {"reverse": True, "keep_cells": 1}),
+    ("seed", {"zoneout_h": 0.3, "zoneout_c": 0.2, "keep_gates": 1}),
+    ("", {"zoneout_h": 0.3, "zoneout_c": 0.2, "coupled": True}),
+    ("peephole lengths reset seed", {"zoneout_h": 0.1, "zoneout_c": 0.1, "reverse": True, "keep_gates": 1}),
+]
+
+
+@pytest.mark.parametrize(("present", "options"), _VARIANTS)
+@pytest.mark.parametrize(("B", "H"), [(5, 72), (20, 256), (80, 512)])
+def test_variants(present: str, options: dict, B: int, H: int) -> None:
+    """In float16, whose roundings are small enough to tell a wrong variant, and against the steps one by one."""
+    given = _inputs(9, B, H, torch.float16, present)
+    true = _results(given, torch.float64, **options)
+    allowed = max(2 * _error(_results(given, tier="step", **options), true), _TOLERANCE[torch.float16])
+    assert _error(_results(given, tier="grid", **options), true) < allowed
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.0e4])
+def test_what_is_not_finite_stays_with_its_entry(dtype: torch.dtype, value: float) -> None:
+    given = _inputs(6, 12, 256, dtype)
+    given["h_0"][3, 7] = value
+    given["c_0"][5, 9] = value
+    options = {"fp32_precision": "tf32", "zoneout_h": 0.5}
+    step, grid = (_results(given, tier=tier, **options)[0] for tier in ("step", "grid"))
+    assert torch.equal(step.isnan(), grid.isnan())
+    assert torch.equal(step.isinf(), grid.isinf())
+    others = [entry for entry in range(12) if entry not in (3, 5)]
+    torch.testing.assert_close(grid[:, others], step[:, others], rtol=0, atol=_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [*_DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize(("B", "H"), [(1, 16), (12, 512), (300, 512), (64, 1024), (65, 2048), (16, 2049), (8, 4096)])
+@pytest.mark.parametrize("fp32_precision", ["ieee", "tf32"])
+def test_the_tier_is_what_lstm_tier_says(dtype: torch.dtype, B: int, H: int, fp32_precision: str) -> None:
+    given = _inputs(2, B, H, dtype)
+    lstm(**given, fp32_precision=fp32_precision)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        lstm(**given, fp32_precision=fp32_precision)
+        torch.cuda.synchronize()
+    is_grid = any("take_in_grid" in event.key for event in profiled.key_averages())
+    assert is_grid == (lstm_tier(H, B, dtype, fp32_precision=fp32_precision) == "grid")
+
+
+def test_the_module_follows_the_flag_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = LSTM(64, 64, device="cuda"), torch.randn(20, 4, 64, device="cuda")
+    true = LSTM(64, 64, device="cuda", dtype=torch.float64)
+    true.load_state_dict(module.state_dict())
+    errors = []
+    for is_rounded in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", is_rounded)
+        errors.append(_error([module(x)[0]], [true(x.double())[0]]))
+    assert errors[1] < 1e-6 < errors[0] < 2e-3
+
+
+def test_capture_and_side_streams() -> None:
+    given = _inputs(30, 12, 512, torch.bfloat16)
+    expected = _results(given, tier="grid")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        on_side = _results(given, tier="grid")
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        output = lstm(**given, tier="grid").output
+    for _ in range(3):
+        output.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(output, expected[0])
+    assert all(torch.equal(a, b) for a, b in zip(on_side, expected, strict=True))
+
+
+def test_two_streams_at_a_time() -> None:
+    """Two launches that each need most of the GPU wait for each other; neither may hold a part of it."""
+    given = [_inputs(60, 16, 1024, torch.bfloat16), _inputs(60, 16, 2048, torch.bfloat16)]
+    expected = [lstm(**one).output for one in given]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for _ in range(30):
+        found = []
+        for stream, one in zip(streams, given, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(lstm(**one).output)
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_compile_and_autocast() -> None:
+    module = LSTM(64, 128, 2, bidirectional=True, device="cuda")
+    x = torch.randn(10, 12, 64, device="cuda")
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x)[0], module(x)[0], rtol=0, atol=0)
+    with torch.autocast("cuda", torch.bfloat16):
+        narrow = module(x)[0]
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.float(), module(x)[0], rtol=0, atol=2e-2)
+
+
+@pytest.mark.two_gpus
+def test_the_second_device() -> None:
+    given = _inputs(9, 12, 512, torch.float16)
+    there = {name: value.to("cuda:1") for name, value in given.items()}
+    assert torch.equal(lstm(**there, tier="grid").output.cpu(), lstm(**given, tier="grid").output.cpu())
+
+
+_LOAD = "import torch; a = torch.randn(4096, 4096, device='cuda')\nwhile True: (a @ a).sum().item()"
+
+
+@pytest.mark.slow
+def test_many_launches_beside_another_process() -> None:
+    given = _inputs(4, 12, 512, torch.bfloat16)
+    wide = _inputs(4, 16, 2048, torch.bfloat16)
+    expected = [lstm(**one).output for one in (given, wide)]
+    load = subprocess.Popen([sys.executable, "-c", _LOAD])
+    try:
+        for number in range(10_000):
+            one = (given, wide)[number % 2]
+            output = lstm(**one).output
+            if number % 100 < 2:
+                assert torch.equal(output, expected[number % 2])
+        torch.cuda.synchronize()
+        assert load.poll() is None
+    finally:
+        load.kill()
+        load.wait()

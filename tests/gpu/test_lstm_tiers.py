@@ -69,14 +69,17 @@ _SHAPES = [
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
-@pytest.mark.parametrize(("T", "B", "H"), _SHAPES)
-def test_values_and_gradients(T: int, B: int, H: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("T", "B", "H", "tier"),
+    [(*shape, tier) for shape in _SHAPES for tier in ("cluster", "grid") if tier == "grid" or shape[2] <= 512],
+)
+def test_values_and_gradients(T: int, B: int, H: int, tier: str, dtype: torch.dtype) -> None:
     given = _inputs(T, B, H, dtype)
     options = {"fp32_precision": "tf32", "keep_gates": T % 2, "reverse": H % 3 == 0}
     true = _results(given, torch.float64, **options)
-    found = _results(given, tier="grid", **options)
+    found = _results(given, tier=tier, **options)
     assert _error(found, true) < _TOLERANCE[dtype]
-    for one, other in zip(found, _results(given, tier="grid", **options), strict=True):
+    for one, other in zip(found, _results(given, tier=tier, **options), strict=True):
         assert torch.equal(one, other)
 
 
@@ -93,26 +96,28 @@ _VARIANTS = [
 
 @pytest.mark.parametrize(("present", "options"), _VARIANTS)
 @pytest.mark.parametrize(("B", "H"), [(5, 72), (20, 256), (80, 512)])
-def test_variants(present: str, options: dict, B: int, H: int) -> None:
+@pytest.mark.parametrize("tier", ["cluster", "grid"])
+def test_variants(tier: str, present: str, options: dict, B: int, H: int) -> None:
     """In float16, whose roundings are small enough to tell a wrong variant, and against the steps one by one."""
     given = _inputs(9, B, H, torch.float16, present)
     true = _results(given, torch.float64, **options)
     allowed = max(2 * _error(_results(given, tier="step", **options), true), _TOLERANCE[torch.float16])
-    assert _error(_results(given, tier="grid", **options), true) < allowed
+    assert _error(_results(given, tier=tier, **options), true) < allowed
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.0e4])
-def test_what_is_not_finite_stays_with_its_entry(dtype: torch.dtype, value: float) -> None:
+@pytest.mark.parametrize("tier", ["cluster", "grid"])
+def test_what_is_not_finite_stays_with_its_entry(tier: str, dtype: torch.dtype, value: float) -> None:
     given = _inputs(6, 12, 256, dtype)
     given["h_0"][3, 7] = value
     given["c_0"][5, 9] = value
     options = {"fp32_precision": "tf32", "zoneout_h": 0.5}
-    step, grid = (_results(given, tier=tier, **options)[0] for tier in ("step", "grid"))
-    assert torch.equal(step.isnan(), grid.isnan())
-    assert torch.equal(step.isinf(), grid.isinf())
+    step, found = (_results(given, tier=each, **options)[0] for each in ("step", tier))
+    assert torch.equal(step.isnan(), found.isnan())
+    assert torch.equal(step.isinf(), found.isinf())
     others = [entry for entry in range(12) if entry not in (3, 5)]
-    torch.testing.assert_close(grid[:, others], step[:, others], rtol=0, atol=_TOLERANCE[dtype])
+    torch.testing.assert_close(found[:, others], step[:, others], rtol=0, atol=_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [*_DTYPES, torch.float64], ids=str)
@@ -124,8 +129,10 @@ def test_the_tier_is_what_lstm_tier_says(dtype: torch.dtype, B: int, H: int, fp3
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         lstm(**given, fp32_precision=fp32_precision)
         torch.cuda.synchronize()
-    is_grid = any("take_in_grid" in event.key for event in profiled.key_averages())
-    assert is_grid == (lstm_tier(H, B, dtype, fp32_precision=fp32_precision) == "grid")
+    names = [event.key for event in profiled.key_averages() if "take_in_grid<" in event.key]
+    is_near = {name.split(",")[1].strip() == "true" for name in names}  # take_in_grid<type, is near, ...>
+    used = {True: "cluster", False: "grid"}[is_near.pop()] if names else "step"
+    assert used == lstm_tier(H, B, dtype, fp32_precision=fp32_precision)
 
 
 def test_the_module_follows_the_flag_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,17 +146,18 @@ def test_the_module_follows_the_flag_of_cudnn(monkeypatch: pytest.MonkeyPatch) -
     assert errors[1] < 1e-6 < errors[0] < 2e-3
 
 
-def test_capture_and_side_streams() -> None:
+@pytest.mark.parametrize("tier", ["cluster", "grid"])
+def test_capture_and_side_streams(tier: str) -> None:
     given = _inputs(30, 12, 512, torch.bfloat16)
-    expected = _results(given, tier="grid")
+    expected = _results(given, tier=tier)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        on_side = _results(given, tier="grid")
+        on_side = _results(given, tier=tier)
     side.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), torch.no_grad():
-        output = lstm(**given, tier="grid").output
+        output = lstm(**given, tier=tier).output
     for _ in range(3):
         output.zero_()
         graph.replay()

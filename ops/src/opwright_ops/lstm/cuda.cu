@@ -29,12 +29,13 @@ Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precisio
   if (tier == Tier::step || is_normalised) return {};
   if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
-  return plan_of<T>(H, R, B, device);
+  const Plan near = tier == Tier::grid ? Plan{} : near_plan<T>(H, R, B, device);
+  return near.blocks || tier == Tier::cluster ? near : far_plan<T>(H, R, B, device);
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
 inline Fill chunks_for(Scratch& scratch, const Plan& plan, int64_t groups, int buffers, uint32_t bits) {
-  const int64_t count = plan.blocks ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4 : 0;
+  const int64_t count = plan.blocks && !plan.is_near ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4 : 0;
   return {reinterpret_cast<uint4*>(scratch.take<uint8_t>(count * int64_t{sizeof(Chunk)})), count, bits};
 }
 
@@ -45,7 +46,7 @@ bool steps_at_once(const Plan& plan, const GridSteps<T>& steps, cudaStream_t str
     return false;
   } else {
     const auto launch = forward_of<T>(plan, steps.layer);
-    return launch.kernel && run_at_once(launch.kernel, steps, plan, launch.shared_bytes, 1, stream);
+    return launch.kernel && run_at_once(launch.kernel, steps, plan, launch.shared_bytes, plan.is_near ? plan.blocks : 1, stream);
   }
 }
 template <typename T>
@@ -54,7 +55,7 @@ bool sweep_at_once(const Plan& plan, const GridSweep<T>& sweep, cudaStream_t str
     return false;
   } else {
     const auto launch = backward_of<T>(plan, sweep.layer);
-    return launch.kernel && run_at_once(launch.kernel, sweep, plan, launch.shared_bytes, 2, stream);
+    return launch.kernel && run_at_once(launch.kernel, sweep, plan, launch.shared_bytes, plan.is_near ? plan.blocks : 2, stream);
   }
 }
 
@@ -123,7 +124,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     multiply_all<T>(from_input, rows, borrow(weight_ih), precision);
     if (done == 0) begin();  // the GPU is busy meanwhile
     if (plan.blocks) {
-      if (done) cudaMemsetAsync(chunks.at, 0, chunks.count * sizeof(Chunk), stream);
+      if (done && chunks.count) cudaMemsetAsync(chunks.at, 0, chunks.count * sizeof(Chunk), stream);
       const GridSteps<T> all{layer,      state,
                              weight_hh,  from_input,
                              reinterpret_cast<Chunk*>(chunks.at), reverse ? last : first,

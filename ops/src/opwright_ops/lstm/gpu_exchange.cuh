@@ -81,10 +81,116 @@ __device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], u
 #endif
 }
 
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+// The same place in the shared memory of the block `rank` of the cluster.
+__device__ inline uint32_t in_block(uint32_t address, uint32_t rank) {
+  uint32_t there = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+#endif
+  return there;
+}
+__device__ inline void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// A barrier that is passed when this block has announced `bytes` and they have come.
+struct Arrivals {
+  uint64_t word;
+  __device__ void prepare() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
+                     shared_address(this))
+                 : "memory");
+#endif
+  }
+  __device__ void announce(uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+                 : "memory");
+#endif
+  }
+  __device__ void wait(uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t is_done = 0;
+    while (!is_done)
+      asm volatile(
+          "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+          "selp.u32 %0, 1, 0, p;}"
+          : "=r"(is_done)
+          : "r"(shared_address(this)), "r"(phase)
+          : "memory");
+#endif
+  }
+  // Writes to the same place in another block, which counts what comes.
+  __device__ void send(float2* to, float2 value, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(
+            in_block(shared_address(to), rank)),
+        "r"(in_block(shared_address(this), rank)), "f"(value.x), "f"(value.y)
+        : "memory");
+#endif
+  }
+  __device__ void send(Chunk* to, const Chunk& value, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
+            in_block(shared_address(to), rank)),
+        "r"(in_block(shared_address(this), rank)), "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]),
+        "r"(value.word[3])
+        : "memory");
+#endif
+  }
+};
+
+// Where the chunks of an exchange are.
+struct InGlobal {
+  __device__ static Chunk load(const Chunk* from) { return load_chunk(from); }
+};
+
+// Chunks in the shared memory of all blocks of a cluster; that they have come is known before.
+struct Near {
+  __device__ static Chunk load(const Chunk* from) {
+    Chunk c{};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3])
+                 : "r"(shared_address(from))
+                 : "memory");
+#endif
+    return c;
+  }
+  __device__ static bool take(const Chunk&) { return true; }
+  __device__ static bool find(Chunk&, const Chunk*) { return true; }
+};
+
+// The buffers of such an exchange, for one slice; two take turns.
+struct NearSlice {
+  Arrivals arrivals[2];
+  // Before the first step; `steps` of them, each of which gets `bytes`.
+  __device__ void prepare(int steps, uint32_t bytes) {
+    for (int i = 0; i < 2; ++i) arrivals[i].prepare();
+    for (int step = 1; step < 3 && step < steps; ++step) arrivals[step % 2].announce(bytes);
+  }
+  // Waits for the chunks of `step`, from the second on.
+  __device__ void wait(int step, int steps, uint32_t bytes) {
+    arrivals[step % 2].wait((step - 1) / 2 % 2);
+    if (threadIdx.x == 0 && step + 2 < steps) arrivals[step % 2].announce(bytes);
+  }
+  // To all blocks of the cluster.
+  __device__ void give(int step, Chunk* to, const Chunk& chunk, int blocks) {
+    for (int rank = 0; rank < blocks; ++rank) arrivals[step % 2].send(to, chunk, rank);
+  }
+};
+
 // How h is exchanged. |h| < 2 leaves the highest bit of each exponent 0: in word 0 that bit says in which step
 // the chunk was written, in word 1 that the chunk is elsewhere, because something in it is larger, or NaN.
 template <typename T>
-struct Tagged {
+struct Tagged : InGlobal {
   static constexpr uint32_t kHigh = kIsNarrow<T> ? 0x40004000u : 0x40000000u;
   static constexpr uint32_t kTag = kIsNarrow<T> ? 0x4000u : 0x40000000u;
   static constexpr int kBuffers = 4;  // two, which take turns, and as many for what is elsewhere
@@ -198,13 +304,13 @@ struct Rows {
         if (!is_there) is_there = exchange.find(chunk, at(j, n));
     };
     // Waits for one chunk; reading all of them over and over would be in the way of those who write.
-    chunks[0][0] = load_chunk(from);
+    chunks[0][0] = exchange.load(from);
     wait(0, 0);
 #pragma unroll
     for (int j = 0; j < kWindow; ++j)
 #pragma unroll
       for (int n = 0; n < NT; ++n)
-        if (j + n > 0 && (kIsFull || j < count)) chunks[j][n] = load_chunk(at(j, n));
+        if (j + n > 0 && (kIsFull || j < count)) chunks[j][n] = exchange.load(at(j, n));
 #pragma unroll
     for (int j = 0; j < MOST; ++j) {
       if (!kIsFull && j >= count) break;
@@ -233,7 +339,7 @@ struct Rows {
 #pragma unroll
       for (int n = 0; n < NT; ++n)
         if (j + kWindow < MOST && (kIsFull || j + kWindow < count))
-          chunks[j % kWindow][n] = load_chunk(at(j + kWindow, n));
+          chunks[j % kWindow][n] = exchange.load(at(j + kWindow, n));
     }
   }
 };

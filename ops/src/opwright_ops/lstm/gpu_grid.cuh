@@ -28,8 +28,8 @@ __host__ __device__ inline int64_t groups_of(int64_t elements, int per_chunk) {
 }
 
 // SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast: without options,
-// and as wide as all warps have groups.
-template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+// and as wide as all warps have groups. Near: the blocks of a part are a cluster, and exchange h through shared memory.
+template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;
   using Weights = Rows<T, kIsFast, 2 * SETS, MOST, HELD>;
@@ -42,7 +42,8 @@ struct Grid {
     float4 of[2][kWarps][kItems][32];
   };
   static int64_t shared_bytes(int slices, int64_t width) {
-    return sizeof(Sums) + int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
+    const int64_t near = slices * (sizeof(NearSlice) + 2 * groups_of(width, kPerChunk<T>) * kEntries * 4 * sizeof(Chunk));
+    return (kIsNear ? near : 0) + sizeof(Sums) + int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
            Weights::shared_bytes(static_cast<int>(groups_of(width, kPerChunk<T>)));
   }
   static bool is_for(const Layer<T>& layer) {
@@ -51,9 +52,6 @@ struct Grid {
 
   __device__ static void take(const GridSteps<T>& a) {
     extern __shared__ __align__(16) unsigned char shared[];
-    Sums& sums = *reinterpret_cast<Sums*>(shared);
-    E* all_c = reinterpret_cast<E*>(shared + sizeof(Sums));
-    T* all_h = reinterpret_cast<T*>(all_c + a.slices * kItems * 32);
     const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
     const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R), B = static_cast<int>(layer.B);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -61,20 +59,31 @@ struct Grid {
     const int chunks = (R + kPerChunk<T> - 1) / kPerChunk<T>;
     const int unit_0 = blockIdx.x * SETS * kUnits, entry_0 = blockIdx.y * a.slices * kEntries;
     const int per_step = groups * kEntries * 4, all = 2 * a.slices * per_step;
-    Chunk* const mine = a.chunks + blockIdx.y * 2 * all;
+    NearSlice* near = reinterpret_cast<NearSlice*>(shared);
+    Chunk* const mine = kIsNear ? reinterpret_cast<Chunk*>(near + a.slices) : a.chunks + blockIdx.y * 2 * all;
+    Sums& sums = *(kIsNear ? reinterpret_cast<Sums*>(mine + all) : reinterpret_cast<Sums*>(shared));
+    E* all_c = reinterpret_cast<E*>(&sums + 1);
+    T* all_h = reinterpret_cast<T*>(all_c + a.slices * kItems * 32);
     const auto buffer = [&](int step, int slice) { return mine + (slice * 2 + step % 2) * per_step; };
 
+    const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
+    if (kIsNear && threadIdx.x == 0)
+      for (int slice = 0; slice < a.slices; ++slice) near[slice].prepare(a.count, bytes);
     // h before the first step.
-    for (int i = blockIdx.x * kThreads + threadIdx.x; i < a.slices * per_step; i += gridDim.x * kThreads) {
+    const int fillers = kIsNear ? 1 : gridDim.x;
+    for (int i = (kIsNear ? 0 : blockIdx.x) * kThreads + threadIdx.x; i < a.slices * per_step; i += fillers * kThreads) {
       const int slice = i / per_step, at = i % per_step, chunk = at / (4 * kEntries) * 4 + at % 4;
       const int entry = entry_0 + slice * kEntries + at / 4 % kEntries;
-      if (chunk >= chunks) continue;
+      if (!kIsNear && chunk >= chunks) continue;
       const auto element = [&](int e) {
         const int unit = chunk * kPerChunk<T> + e;
         return entry < B && unit < R ? a.state.operand[entry * R + unit] : T(0.0f);
       };
-      Tagged<T>(0, all).give(buffer(0, slice) + at, {{word_of<T>(0, element), word_of<T>(1, element),
-                                                      word_of<T>(2, element), word_of<T>(3, element)}});
+      const Chunk first{{word_of<T>(0, element), word_of<T>(1, element), word_of<T>(2, element), word_of<T>(3, element)}};
+      if (kIsNear)
+        buffer(0, slice)[at] = first, buffer(1, slice)[at] = {};
+      else
+        Tagged<T>(0, all).give(buffer(0, slice) + at, first);
     }
     Weights weights;
     weights.load(0, groups, chunks, all_h + a.slices * kItems * 32,
@@ -114,6 +123,7 @@ struct Grid {
       for (int j = 0; j < 4; ++j) x[j] = __ldcs(from_input + slice * kEntries * 4 * H + j * H);
     };
     fetch(0);
+    if (kIsNear) wait_for_cluster();
     int turn = 0;
     for (int step = 0; step < a.count; ++step) {
       const int64_t t = a.first + step * direction;
@@ -121,7 +131,12 @@ struct Grid {
       const int64_t next = is_last ? a.after : t + direction;
       for (int slice = 0; slice < a.slices; ++slice, turn ^= 1) {
         float found[2 * SETS][NT][4];
-        weights.template multiply<NT>(buffer(step, slice), found, Tagged<T>(step, all));
+        if constexpr (kIsNear) {
+          if (step > 0) near[slice].wait(step, a.count, bytes);
+          weights.template multiply<NT>(buffer(step, slice), found, Near{});
+        } else {
+          weights.template multiply<NT>(buffer(step, slice), found, Tagged<T>(step, all));
+        }
 #pragma unroll
         for (int s = 0; s < SETS; ++s)
 #pragma unroll
@@ -158,7 +173,16 @@ struct Grid {
             if (is_active) take_h(layer, t, entry, out, keeps.h, h_after);
             operand = operand_of(layer, next, entry, unit, h_after);
           }
-          if (!is_last) give(operand, Tagged<T>(step + 1, all), buffer(step + 1, slice), give_to);
+          if (!is_last) {
+            const Chunk out = chunk_of(operand);
+            Chunk* const to = buffer(step + 1, slice) + give_to;
+            if (give_to < 0)
+              ;
+            else if constexpr (kIsNear)
+              near[slice].give(step + 1, to, out, gridDim.x);
+            else
+              Tagged<T>(step + 1, all).give(to, out);
+          }
           if (is_there) {
             if (is_last) a.state.operand[entry * R + unit] = operand;
             if (is_active) h = h_after, c = c_after;
@@ -177,10 +201,11 @@ struct Grid {
       a.state.c[entry * H + unit] = all_c[cell_of(slice)];
       a.state.h[entry * R + unit] = all_h[cell_of(slice)];
     }
+    if (kIsNear) wait_for_cluster();  // none ends before what it sent has come
   }
 
   // Lanes row * 4 + i have units `row` of one entry for each i; those of a chunk are put together.
-  __device__ static void give(T value, const Tagged<T>& exchange, Chunk* to, int at) {
+  __device__ static Chunk chunk_of(T value) {
     const uint32_t own = operand_bits<T>(value);
     Chunk out;
     if constexpr (kIsNarrow<T>) {
@@ -191,14 +216,14 @@ struct Grid {
     } else {
       out = {{own, __shfl_down_sync(~0u, own, 4), __shfl_down_sync(~0u, own, 8), __shfl_down_sync(~0u, own, 12)}};
     }
-    if (at >= 0) exchange.give(to + at, out);
+    return out;
   }
 };
 
-template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) take_in_grid(GridSteps<T> steps) {
 #if __CUDA_ARCH__ >= 900
-  Grid<T, kIsFast, SETS, NT, MOST, HELD>::take(steps);
+  Grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>::take(steps);
 #endif
 }
 

@@ -20,7 +20,7 @@ struct GridSweep {
 
 // How gradients of gates are exchanged: four buffers take turns, and are all ones where nothing has come yet. A
 // chunk is written over with ones when all have read it, before the same thread's next but one.
-struct Marked {
+struct Marked : InGlobal {
   static constexpr uint32_t kNone = 0xffffffffu;
   static constexpr int kBuffers = 4;
   __device__ bool take(const Chunk& chunk) const { return chunk.word[0] != kNone; }
@@ -35,74 +35,20 @@ struct Marked {
   __device__ static void clear(Chunk* to) { store_chunk(to, {{kNone, kNone, kNone, kNone}}); }
 };
 
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-// The same place in the shared memory of the block `rank` of the cluster.
-__device__ inline uint32_t in_block(uint32_t address, uint32_t rank) {
-  uint32_t there = 0;
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-#endif
-  return there;
-}
-__device__ inline void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// A barrier that is passed when this block has announced `bytes` and they have come.
-struct Arrivals {
-  uint64_t word;
-  __device__ void prepare() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
-                     shared_address(this))
-                 : "memory");
-#endif
-  }
-  __device__ void announce(uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
-                 : "memory");
-#endif
-  }
-  __device__ void wait(uint32_t phase) {
-#if __CUDA_ARCH__ >= 900
-    uint32_t is_done = 0;
-    while (!is_done)
-      asm volatile(
-          "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
-          "selp.u32 %0, 1, 0, p;}"
-          : "=r"(is_done)
-          : "r"(shared_address(this)), "r"(phase)
-          : "memory");
-#endif
-  }
-  // Writes to the same place in another block, which counts what comes.
-  __device__ void send(float2* to, float2 value, uint32_t rank) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(
-            in_block(shared_address(to), rank)),
-        "r"(in_block(shared_address(this), rank)), "f"(value.x), "f"(value.y)
-        : "memory");
-#endif
-  }
-};
-
-template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 struct GridBack {
   using E = compute_t<T>;
-  using Weights = Rows<T, kIsFast, SETS, MOST, HELD>;
-  static constexpr int kRanks = 2, kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
+  static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
+  using Weights = Rows<T, kIsFast, SETS * kRanks / 2, MOST, HELD>;
+  static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
   static constexpr int kSums = SETS * kRanks * NT * 32, kOwn = kSums / kRanks;  // of a cluster, of a block; pairs
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
   static_assert(kCells <= kThreads && kSums <= kThreads);
 
   struct alignas(16) Slice {
-    float2 come[2][kRanks][kOwn];
+    float2 come[kIsNear ? 1 : 2][kRanks][kIsNear ? 1 : kOwn];
     Arrivals arrivals[2];
+    NearSlice near;
     E grad_h[kCells], grad_c[kCells];
   };
   struct Partial {
@@ -112,7 +58,9 @@ struct GridBack {
     return static_cast<int>((H + 4 * kUnitsOfChunk<T> - 1) / (4 * kUnitsOfChunk<T>));
   }
   static int64_t shared_bytes(int slices, int64_t H) {
-    return sizeof(Partial) + slices * sizeof(Slice) + Weights::shared_bytes((groups_for(H) + 1) / kRanks);
+    const int64_t near = slices * int64_t{2} * groups_for(H) * kEntries * 4 * sizeof(Chunk);
+    return (kIsNear ? near : 0) + sizeof(Partial) + slices * sizeof(Slice) +
+           Weights::shared_bytes((groups_for(H) + kRanks - 1) / kRanks);
   }
   static bool is_for(const Layer<T>& layer) {
     return layer.H == int64_t{4} * kUnitsOfChunk<T> * kWarps * kRanks * MOST && layer.is_plain();
@@ -127,20 +75,24 @@ struct GridBack {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const int rank = blockIdx.x % kRanks, groups = groups_for(H);
     const int per_step = groups * kEntries * 4;
-    Chunk* const mine = a.chunks + blockIdx.y * a.slices * Marked::kBuffers * per_step;
-    const auto buffer = [&](int step, int slice) {
-      return mine + (slice * Marked::kBuffers + step % Marked::kBuffers) * per_step;
-    };
+    constexpr int kBuffers = kIsNear ? 2 : Marked::kBuffers;
+    Chunk* const near_chunks = reinterpret_cast<Chunk*>(slices + a.slices);
+    Chunk* const mine = kIsNear ? near_chunks : a.chunks + blockIdx.y * a.slices * kBuffers * per_step;
+    const auto buffer = [&](int step, int slice) { return mine + (slice * kBuffers + step % kBuffers) * per_step; };
     Weights weights;
     const int from = rank * groups / kRanks, until = (rank + 1) * groups / kRanks;
-    weights.load(from, until - from, 4 * groups, slices + a.slices, [&](int of_tile, int tile, int chunk, int word) {
+    void* const room = near_chunks + (kIsNear ? a.slices * kBuffers * per_step : 0);
+    weights.load(from, until - from, 4 * groups, room, [&](int of_tile, int tile, int chunk, int word) {
       const int to = (blockIdx.x - rank) * kBlockUnits + tile * 16 + of_tile;
       return word_of<T>(word, [&](int e) {
         const int of = chunk * kUnitsOfChunk<T> + e / 4;
         return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
       });
     });
-    if (thread < 2 * a.slices) slices[thread / 2].arrivals[thread % 2].prepare();
+    const int steps = static_cast<int>(a.past.steps);
+    const uint32_t bytes = per_step * sizeof(Chunk);
+    if (!kIsNear && thread < 2 * a.slices) slices[thread / 2].arrivals[thread % 2].prepare();
+    if (kIsNear && thread < a.slices) slices[thread].near.prepare(steps + 1, bytes);
 
     // This thread's cell of each slice.
     const bool has_cells = thread < kCells;
@@ -176,7 +128,6 @@ struct GridBack {
       before = a.past.c_before[row * H + unit];
       grad_output = read(a.sweep.grad_output(t, entry, unit));
     };
-    const int steps = static_cast<int>(a.past.steps);
     const auto time_of = [&](int step) -> int64_t { return a.past.reverse ? step : steps - 1 - step; };
     fetch(time_of(0), 0);
     wait_for_cluster();
@@ -187,11 +138,16 @@ struct GridBack {
       for (int slice = 0; slice < a.slices; ++slice) {
         Slice& here = slices[slice];
         if (step > 0) {
-          __threadfence();  // what was cleared in the step before is so for all, before what follows
-          float found[SETS][NT][4];
-          weights.template multiply<NT>(buffer(step, slice), found, Marked{});
+          float found[SETS * kRanks / 2][NT][4];
+          if constexpr (kIsNear) {
+            here.near.wait(step, steps + 1, bytes);
+            weights.template multiply<NT>(buffer(step, slice), found, Near{});
+          } else {
+            __threadfence();  // what was cleared in the step before is so for all, before what follows
+            weights.template multiply<NT>(buffer(step, slice), found, Marked{});
+          }
 #pragma unroll
-          for (int tile = 0; tile < SETS; ++tile)
+          for (int tile = 0; tile < SETS * kRanks / 2; ++tile)
 #pragma unroll
             for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -199,8 +155,8 @@ struct GridBack {
                 partial.of[warp][((2 * tile + i) * NT + n) * 32 + lane] =
                     make_float2(found[tile][n][2 * i], found[tile][n][2 * i + 1]);
           __syncthreads();
-          if (thread == 0) here.arrivals[parity].announce(kSums * sizeof(float2));
-          if (thread < kSums) {
+          if (!kIsNear && thread == 0) here.arrivals[parity].announce(kSums * sizeof(float2));
+          if (!kIsNear && thread < kSums) {
             float2 sum = partial.of[0][thread];
 #pragma unroll
             for (int w = 1; w < kWarps; ++w) {
@@ -224,13 +180,13 @@ struct GridBack {
         }
         E to_h = 0;
         if (step > 0) {
-          here.arrivals[parity].wait((step - 1) / 2 % 2);
-          __syncthreads();  // all have read the partial sums
+          if (!kIsNear) here.arrivals[parity].wait((step - 1) / 2 % 2);
 #pragma unroll
-          for (int r = 0; r < kRanks; ++r) {
-            const float2 sum = here.come[parity][r][come_at];
+          for (int r = 0; r < (kIsNear ? kWarps : kRanks); ++r) {
+            const float2 sum = kIsNear ? partial.of[r][come_at] : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
             to_h += in_slice % 2 ? sum.y : sum.x;
           }
+          __syncthreads();  // all have read the partial sums
         }
         if (!has_cells) continue;
         const int entry = entry_of_0 + slice * kEntries;
@@ -260,7 +216,14 @@ struct GridBack {
         T narrow[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) narrow[j] = static_cast<T>(grad[j]);
-        give(narrow, buffer(step + 1, slice), step > 1 ? buffer(step - 1, slice) : nullptr, give_to);
+        const Chunk out = chunk_of(narrow);
+        if (give_to < 0) {
+        } else if constexpr (kIsNear) {
+          here.near.give(step + 1, buffer(step + 1, slice) + give_to, out, gridDim.x);
+        } else {
+          Marked::give(buffer(step + 1, slice) + give_to, out);
+          if (step > 1) Marked::clear(buffer(step - 1, slice) + give_to);
+        }
         if (is_there) {
           T* to = a.sweep.gates + (t * B + entry) * 4 * H + unit;
 #pragma unroll
@@ -272,7 +235,7 @@ struct GridBack {
   }
 
   // Lanes that follow each other have units that do.
-  __device__ static void give(const T (&grads)[4], Chunk* to, Chunk* cleared, int at) {
+  __device__ static Chunk chunk_of(const T (&grads)[4]) {
     Chunk out;
     if constexpr (kIsNarrow<T>) {
       out.word[0] = word_of<T>(0, [&](int e) { return grads[e]; });
@@ -283,16 +246,14 @@ struct GridBack {
 #pragma unroll
       for (int j = 0; j < 4; ++j) out.word[j] = operand_bits<T>(grads[j]);
     }
-    if (at < 0) return;
-    Marked::give(to + at, out);
-    if (cleared) Marked::clear(cleared + at);
+    return out;
   }
 };
 
-template <typename T, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) sweep_in_grid(GridSweep<T> sweep) {
 #if __CUDA_ARCH__ >= 900
-  GridBack<T, kIsFast, SETS, NT, MOST, HELD>::sweep(sweep);
+  GridBack<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>::sweep(sweep);
 #endif
 }
 

@@ -9,26 +9,44 @@
 namespace opwright_ops::gpu {
 
 // A launch that takes all steps: `parts` of the batch side by side, each in as many blocks as the units need; of a part,
-// `slices` of 8 `tiles` entries take turns. No blocks: there is none.
+// `slices` of 8 `tiles` entries take turns. Near: the blocks of a part are a cluster. No blocks: there is none.
 struct Plan {
+  bool is_near = false;
   int blocks = 0, parts = 0, tiles = 0, slices = 0;
 };
 
 // Sets of units of a block: what its registers and shared memory hold at the greatest width.
 template <typename T>
 constexpr int kSets = kIsNarrow<T> ? 2 : 1;
+constexpr int kNearSets = 4;
 
-// The plan for B entries, H units and R of h.
+inline int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Whether there are kernels at all for H units and R of h.
 template <typename T>
-Plan plan_of(int64_t H, int64_t R, int64_t B, opwright::Device device) {
-  constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;  // of h of an entry
-  if (device.capability < 90 || sizeof(T) > 4 || R != H || B < 1 || H * int64_t{sizeof(T)} > kMostBytes) return {};
-  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+bool has_plans(int64_t H, int64_t R, int64_t B, opwright::Device device) {
+  return device.capability >= 90 && sizeof(T) <= 4 && R == H && B >= 1;
+}
+
+// The plans for B entries.
+template <typename T>
+Plan near_plan(int64_t H, int64_t R, int64_t B, opwright::Device device) {
+  constexpr int64_t kMostBytes = 1024, kMostSlices = 4;  // of h of an entry
+  if (!has_plans<T>(H, R, B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
+  const int64_t blocks = up(H, kNearSets * kUnits), eights = up(B, 8);
+  const int64_t fit = device.multiprocessors / 16 * (16 / blocks);  // clusters; one lies within 16 multiprocessors
+  const int64_t each = up(eights, fit), slices = each < kMostSlices ? each : kMostSlices;
+  return {true, static_cast<int>(blocks), static_cast<int>(up(eights, slices)), 1, static_cast<int>(slices)};
+}
+template <typename T>
+Plan far_plan(int64_t H, int64_t R, int64_t B, opwright::Device device) {
+  constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;
+  if (!has_plans<T>(H, R, B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks, eights = up(B, 8);
   if (fit < 1) return {};
   const int64_t each = up(eights, fit), tiles = each < kMostTiles ? each : kMostTiles, slices = up(each, tiles);
   if (slices > kMostSlices) return {};
-  return {static_cast<int>(blocks), static_cast<int>(up(eights, tiles * slices)), static_cast<int>(tiles),
+  return {false, static_cast<int>(blocks), static_cast<int>(up(eights, tiles * slices)), static_cast<int>(tiles),
           static_cast<int>(slices)};
 }
 
@@ -38,47 +56,50 @@ struct Launch {
   int64_t shared_bytes = 0;
 };
 
-// use<is fast, tiles, most groups of a warp, steps in registers>() for all kernels, the fast ones first, and those
-// with less columns. In the backward a warp has twice as many groups.
-template <typename T, int NT, int TIMES, typename Use>
+// use<is near, is fast, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast ones first, and
+// those with less columns. For the same registers, a warp of the backward has MORE times as many groups.
+template <typename T, int MORE, int MORE_NEAR, typename Use>
 void for_kernels(const Use& use) {
-  if constexpr (kIsNarrow<T>) {
-    use.template operator()<true, NT, 2 * TIMES, 4 * TIMES>();
-    use.template operator()<true, NT, 3 * TIMES, 6 * TIMES>();
-    use.template operator()<true, NT, 4 * TIMES, 8 * TIMES>();
-    use.template operator()<true, NT, 6 * TIMES, 8 * TIMES>();
-    use.template operator()<true, NT, 8 * TIMES, 8 * TIMES>();
-    use.template operator()<false, NT, 8 * TIMES, 8 * TIMES>();
-  } else {
-    use.template operator()<true, NT, 4 * TIMES, 8 * TIMES>();
-    use.template operator()<true, NT, 8 * TIMES, 16 * TIMES>();
-    use.template operator()<false, NT, 8 * TIMES, 16 * TIMES>();
-  }
+  const auto far = [&]<int NT>() {
+    if constexpr (kIsNarrow<T>) {
+      use.template operator()<false, true, 2, NT, 2 * MORE, 4 * MORE>();
+      use.template operator()<false, true, 2, NT, 3 * MORE, 6 * MORE>();
+      use.template operator()<false, true, 2, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<false, true, 2, NT, 6 * MORE, 8 * MORE>();
+      use.template operator()<false, true, 2, NT, 8 * MORE, 8 * MORE>();
+      use.template operator()<false, false, 2, NT, 8 * MORE, 8 * MORE>();
+    } else {
+      use.template operator()<false, true, 1, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<false, true, 1, NT, 8 * MORE, 16 * MORE>();
+      use.template operator()<false, false, 1, NT, 8 * MORE, 16 * MORE>();
+    }
+  };
+  use.template operator()<true, true, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+  use.template operator()<true, true, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  use.template operator()<true, false, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  far.template operator()<1>();
+  far.template operator()<2>();
 }
 
 // The kernel of a plan: the fast one of that width, if there is one, or that for all.
 template <typename T>
 auto forward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSteps<T>)> launch;
-  const auto use = [&]<bool kIsFast, int NT, int MOST, int HELD>() {
-    using Kind = Grid<T, kIsFast, kSets<T>, NT, MOST, HELD>;
-    if (launch.kernel || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
-    launch = {take_in_grid<T, kIsFast, kSets<T>, NT, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.R)};
-  };
-  for_kernels<T, 1, 1>(use);
-  for_kernels<T, 2, 1>(use);
+  for_kernels<T, 1, 1>([&]<bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>() {
+    using Kind = Grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>;
+    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
+    launch = {take_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.R)};
+  });
   return launch;
 }
 template <typename T>
 auto backward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSweep<T>)> launch;
-  const auto use = [&]<bool kIsFast, int NT, int MOST, int HELD>() {
-    using Kind = GridBack<T, kIsFast, kSets<T>, NT, MOST, HELD>;
-    if (launch.kernel || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
-    launch = {sweep_in_grid<T, kIsFast, kSets<T>, NT, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.H)};
-  };
-  for_kernels<T, 1, 2>(use);
-  for_kernels<T, 2, 2>(use);
+  for_kernels<T, 2, 4>([&]<bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>() {
+    using Kind = GridBack<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>;
+    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
+    launch = {sweep_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.H)};
+  });
   return launch;
 }
 
@@ -89,6 +110,7 @@ int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config
     void (*kernel)(Arguments);
     int device;
     size_t shared_bytes;
+    unsigned cluster;
     int clusters;
   };
   constexpr int kMost = 8;
@@ -97,19 +119,27 @@ int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config
   int device = 0, clusters = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
   for (const auto& one : known)
-    if (one.kernel == kernel && one.device == device && one.shared_bytes == config.dynamicSmemBytes) return one.clusters;
+    if (one.kernel == kernel && one.device == device && one.shared_bytes == config.dynamicSmemBytes &&
+        one.cluster == config.attrs[0].val.clusterDim.x)
+      return one.clusters;
+  if (config.attrs[0].val.clusterDim.x > 8 &&
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
       cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
     (void)cudaGetLastError();
     return 0;
   }
-  known[next] = {kernel, device, config.dynamicSmemBytes, clusters};
+  known[next] = {kernel, device, config.dynamicSmemBytes, config.attrs[0].val.clusterDim.x, clusters};
   next = (next + 1) % kMost;
   return clusters;
 }
 
-// Runs a kernel all of whose blocks are on the GPU at once; false, and nothing is run, where they are not certain to be.
+// Runs a kernel of which the blocks that wait for each other are on the GPU at once: those of a cluster always are. False,
+// and nothing is run, where they are not certain to be.
 template <typename Arguments>
 bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Plan& plan, int64_t shared_bytes,
                  int cluster, cudaStream_t stream) {
@@ -125,8 +155,9 @@ bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Pl
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 1;
-  const bool fits = clusters_at_once(kernel, config) * cluster >= plan.blocks * plan.parts;
-  config.numAttrs = 2;
+  const int needed = plan.is_near ? 1 : plan.blocks * plan.parts / cluster;
+  const bool fits = clusters_at_once(kernel, config) >= needed;
+  config.numAttrs = plan.is_near ? 1 : 2;
   if (fits && cudaLaunchKernelEx(&config, kernel, arguments) == cudaSuccess) return true;
   (void)cudaGetLastError();
   return false;

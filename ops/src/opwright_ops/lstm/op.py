@@ -23,7 +23,7 @@ from opwright_ops.lstm.reference import (
 from opwright_ops.lstm.samples import samples
 
 Activation = Literal["soft", "hard"]
-Tier = Literal["auto", "grid", "step"]
+Tier = Literal["auto", "cluster", "grid", "step"]
 
 
 class LstmOutputs(NamedTuple):
@@ -89,8 +89,8 @@ def lstm(
         keep_cells: 1 returns the cells of all steps.
         keep_gates: 1 returns what the backward would otherwise compute again with one matrix product: the
             gates before their activations, or weight_hh @ h when layers are normalised.
-        tier: how a GPU takes the steps: "grid" in one launch with the weights on the chip, "step" with one product
-            and one kernel for each. "auto" is "grid" where `lstm_tier` says so and the GPU is free for it.
+        tier: how a GPU takes the steps: "cluster" or "grid" in one launch with the weights on the chip, "step" with one
+            product and one kernel for each. "auto" is what `lstm_tier` says. What does not fit is taken step by step.
         fp32_precision: "tf32" lets a GPU round the factors of float32 products to 11 bits, as torch.backends' option
             of this name.
 

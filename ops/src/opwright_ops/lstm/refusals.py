@@ -95,7 +95,7 @@ def check_options(
     """Refuses options that are no options, and combinations without a meaning."""
     _check_choice("activation", activation, ("soft", "hard"))
     _check_choice("memory", memory, ("default", "recompute"))
-    _check_choice("tier", tier, ("auto", "grid", "step"))
+    _check_choice("tier", tier, ("auto", "cluster", "grid", "step"))
     for name, value in flags.items():
         if not isinstance(value, bool):
             refuse(TypeError, name, "must be a bool", ("got", shown(value)), hint=f"`{name}={bool(value)}`")

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
-_WIDEST = 4096  # bytes of h of one entry
+_WIDEST_CLUSTER, _WIDEST = 1024, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
 
 
@@ -20,12 +20,13 @@ def lstm_tier(
     proj_size: int = 0,
     layer_norm: bool = False,
     fp32_precision: Literal["ieee", "tf32"] = "ieee",
-) -> Literal["grid", "step"]:
+) -> Literal["cluster", "grid", "step"]:
     """Returns how `lstm(..., tier="auto")` takes the steps on a GPU.
 
-    "grid": all of them in one launch, whose blocks keep the weights on the chip. "step": each with one matrix product
-    and one kernel. Where this says "grid" and other work keeps some of the GPU's multiprocessors (MPS with a share of
-    the threads), the steps are taken one by one all the same.
+    "cluster" and "grid": all of them in one launch, whose blocks keep the weights on the chip; a cluster of blocks has
+    all of them, and eight entries or more of the batch, or all blocks have them together. "step": each with one matrix
+    product and one kernel. Where this says "grid" and other work keeps some of the GPU's multiprocessors (MPS with a
+    share of the threads), the steps are taken one by one all the same.
 
     Args:
         hidden_size: H, the units of a direction of a layer.
@@ -44,6 +45,8 @@ def lstm_tier(
     is_rounded = dtype != torch.float32 or fp32_precision == "tf32"
     if gpu.major < 9 or size > 4 or not is_rounded or layer_norm or proj_size or batch_size < 1:
         return "step"
+    if hidden_size * size <= _WIDEST_CLUSTER:
+        return "cluster"
     units = 8 if size == 4 else 16  # of a block
     blocks = 2 * -(-hidden_size // (2 * units))
     at_once = gpu.multi_processor_count // blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -199,7 +200,7 @@ def test_the_second_device() -> None:
     assert torch.equal(lstm(**there, tier="grid").output.cpu(), lstm(**given, tier="grid").output.cpu())
 
 
-_LOAD = "import torch; a = torch.randn(4096, 4096, device='cuda')\nwhile True: (a @ a).sum().item()"
+_LOAD = "import torch; a = torch.randn(4096, 4096, device='cuda')\nwhile True: print((a @ a).sum().item(), flush=True)"
 
 
 @pytest.mark.slow
@@ -207,8 +208,12 @@ def test_many_launches_beside_another_process() -> None:
     given = _inputs(4, 12, 512, torch.bfloat16)
     wide = _inputs(4, 16, 2048, torch.bfloat16)
     expected = [lstm(**one).output for one in (given, wide)]
-    load = subprocess.Popen([sys.executable, "-c", _LOAD])
+    load = subprocess.Popen([sys.executable, "-c", _LOAD], stdout=subprocess.PIPE, text=True)
     try:
+        assert load.stdout is not None
+        assert load.stdout.readline()  # it runs
+        done = threading.Thread(target=load.stdout.read)
+        done.start()
         for number in range(10_000):
             one = (given, wide)[number % 2]
             output = lstm(**one).output
@@ -219,3 +224,4 @@ def test_many_launches_beside_another_process() -> None:
     finally:
         load.kill()
         load.wait()
+        done.join()

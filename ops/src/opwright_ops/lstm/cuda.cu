@@ -29,8 +29,9 @@ Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precisio
   if (tier == Tier::step || is_normalised) return {};
   if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
-  const Plan near = tier == Tier::grid ? Plan{} : near_plan<T>(H, R, B, device);
-  return near.blocks || tier == Tier::cluster ? near : far_plan<T>(H, R, B, device);
+  constexpr int64_t kBestNear = 512;  // bytes of h of an entry; wider ones are exchanged faster through the cache
+  const bool is_near = tier == Tier::cluster || (tier == Tier::auto_ && H * int64_t{sizeof(T)} <= kBestNear);
+  return is_near ? near_plan<T>(H, R, B, device) : far_plan<T>(H, R, B, device);
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.

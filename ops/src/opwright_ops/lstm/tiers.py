@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
-_WIDEST_CLUSTER, _WIDEST = 1024, 4096  # bytes of h of one entry
+_WIDEST_CLUSTER, _WIDEST = 512, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
 
 

@@ -12,8 +12,8 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
           View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
           View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
           bool reverse, Activation activation, double slope, bool coupled, double clip, double zoneout_h,
-          double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision, View<T, 3> output, View<T, 2> h_n,
-          View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates) {
+          double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision,
+          View<T, 3> output, View<T, 2> h_n, View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates) {
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
@@ -146,10 +146,11 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                    View<const bool, 2> reset, View<const int64_t, 1> seed, View<const T, 3> output,
                    View<const T, 3> gates, bool reverse, Activation activation, double slope, bool coupled,
                    double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
-                   Tier tier, Fp32Precision precision, View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0, View<T, 2> grad_weight_ih,
-                   View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
-                   View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih,
-                   View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c, View<T, 2> grad_h_mask) {
+                   Tier tier, Fp32Precision precision, View<T, 3> grad_input, View<T, 2> grad_h_0,
+                   View<T, 2> grad_c_0, View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh,
+                   View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh, View<T, 2> grad_weight_hr,
+                   View<T, 2> grad_peephole, View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh,
+                   View<T, 2> grad_norm_c, View<T, 2> grad_h_mask) {
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
@@ -420,25 +421,28 @@ void for_directions(View<const T, 3> input, View<const T, 2> weight_hh, const Bo
 }  // namespace
 
 template <typename T>
-void lstm_bidirectional(
-    View<const T, 3> input, View<const T, 3> h_0, View<const T, 3> c_0, View<const T, 2> weight_ih,
-    View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
-    View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
-    View<const T, 2> norm_c, View<const T, 2> weight_ih_reverse, View<const T, 2> weight_hh_reverse,
-    View<const T, 1> bias_ih_reverse, View<const T, 1> bias_hh_reverse, View<const T, 2> weight_hr_reverse,
-    View<const T, 2> peephole_reverse, View<const T, 1> norm_ih_reverse, View<const T, 1> norm_hh_reverse,
-    View<const T, 2> norm_c_reverse, View<const T, 3> h_mask, View<const int64_t, 1> lengths,
-    View<const bool, 3> reset, View<const int64_t, 2> seed, Activation activation, double slope, bool coupled,
-    double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier,
-    Fp32Precision precision, View<T, 3> output, View<T, 3> h_n, View<T, 3> c_n, View<T, 3> cells, View<T, 4> gates) {
+void lstm_bidirectional(View<const T, 3> input, View<const T, 3> h_0, View<const T, 3> c_0,
+                        View<const T, 2> weight_ih, View<const T, 2> weight_hh, View<const T, 1> bias_ih,
+                        View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole,
+                        View<const T, 1> norm_ih, View<const T, 1> norm_hh, View<const T, 2> norm_c,
+                        View<const T, 2> weight_ih_reverse, View<const T, 2> weight_hh_reverse,
+                        View<const T, 1> bias_ih_reverse, View<const T, 1> bias_hh_reverse,
+                        View<const T, 2> weight_hr_reverse, View<const T, 2> peephole_reverse,
+                        View<const T, 1> norm_ih_reverse, View<const T, 1> norm_hh_reverse,
+                        View<const T, 2> norm_c_reverse, View<const T, 3> h_mask,
+                        View<const int64_t, 1> lengths, View<const bool, 3> reset,
+                        View<const int64_t, 2> seed, Activation activation, double slope, bool coupled,
+                        double clip, double zoneout_h, double zoneout_c, int64_t keep_cells,
+                        int64_t keep_gates, Tier tier, Fp32Precision precision, View<T, 3> output,
+                        View<T, 3> h_n, View<T, 3> c_n, View<T, 3> cells, View<T, 4> gates) {
   for_directions(input, weight_hh, [&](int d) {
     const auto of = [d](auto one, auto other) { return d ? other : one; };
     lstm<T>(input, at(h_0, d), at(c_0, d), of(weight_ih, weight_ih_reverse), of(weight_hh, weight_hh_reverse),
             of(bias_ih, bias_ih_reverse), of(bias_hh, bias_hh_reverse), of(weight_hr, weight_hr_reverse),
             of(peephole, peephole_reverse), of(norm_ih, norm_ih_reverse), of(norm_hh, norm_hh_reverse),
             of(norm_c, norm_c_reverse), at(h_mask, d), lengths, at(reset, d), at(seed, d), d == 1, activation,
-            slope, coupled, clip, zoneout_h, zoneout_c, keep_cells, keep_gates, tier, precision, side(output, d), at(h_n, d),
-            at(c_n, d), side(cells, d), at(gates, d));
+            slope, coupled, clip, zoneout_h, zoneout_c, keep_cells, keep_gates, tier, precision,
+            side(output, d), at(h_n, d), at(c_n, d), side(cells, d), at(gates, d));
   });
 }
 OPWRIGHT_KERNEL(lstm_bidirectional, float, double, opwright::half, opwright::bfloat16)
@@ -456,13 +460,13 @@ void lstm_bidirectional_backward(
     View<const int64_t, 1> lengths, View<const bool, 3> reset, View<const int64_t, 2> seed,
     View<const T, 3> output, View<const T, 4> gates, Activation activation, double slope, bool coupled,
     double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier,
-    Fp32Precision precision, View<T, 3> grad_input, View<T, 3> grad_h_0, View<T, 3> grad_c_0, View<T, 2> grad_weight_ih,
-    View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh, View<T, 2> grad_weight_hr,
-    View<T, 2> grad_peephole, View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c,
-    View<T, 2> grad_weight_ih_reverse, View<T, 2> grad_weight_hh_reverse, View<T, 1> grad_bias_ih_reverse,
-    View<T, 1> grad_bias_hh_reverse, View<T, 2> grad_weight_hr_reverse, View<T, 2> grad_peephole_reverse,
-    View<T, 1> grad_norm_ih_reverse, View<T, 1> grad_norm_hh_reverse, View<T, 2> grad_norm_c_reverse,
-    View<T, 3> grad_h_mask) {
+    Fp32Precision precision, View<T, 3> grad_input, View<T, 3> grad_h_0, View<T, 3> grad_c_0,
+    View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
+    View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh,
+    View<T, 2> grad_norm_c, View<T, 2> grad_weight_ih_reverse, View<T, 2> grad_weight_hh_reverse,
+    View<T, 1> grad_bias_ih_reverse, View<T, 1> grad_bias_hh_reverse, View<T, 2> grad_weight_hr_reverse,
+    View<T, 2> grad_peephole_reverse, View<T, 1> grad_norm_ih_reverse, View<T, 1> grad_norm_hh_reverse,
+    View<T, 2> grad_norm_c_reverse, View<T, 3> grad_h_mask) {
   using E = opwright::compute_t<T>;
   // Each direction has a gradient of the input; their sum counts.
   Buffer<T> memory(grad_input.numel());

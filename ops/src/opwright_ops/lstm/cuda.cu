@@ -29,14 +29,17 @@ Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precisio
   if (tier == Tier::step || is_normalised) return {};
   if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
-  constexpr int64_t kBestNear = 512;  // bytes of h of an entry; wider ones are exchanged faster through the cache
+  constexpr int64_t kBestNear =
+      512;  // bytes of h of an entry; wider ones are exchanged faster through the cache
   const bool is_near = tier == Tier::cluster || (tier == Tier::auto_ && H * int64_t{sizeof(T)} <= kBestNear);
   return is_near ? near_plan<T>(H, R, B, device) : far_plan<T>(H, R, B, device);
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
 inline Fill chunks_for(Scratch& scratch, const Plan& plan, int64_t groups, int buffers, uint32_t bits) {
-  const int64_t count = plan.blocks && !plan.is_near ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4 : 0;
+  const int64_t count = plan.blocks && !plan.is_near
+                            ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4
+                            : 0;
   return {reinterpret_cast<uint4*>(scratch.take<uint8_t>(count * int64_t{sizeof(Chunk)})), count, bits};
 }
 
@@ -47,7 +50,8 @@ bool steps_at_once(const Plan& plan, const GridSteps<T>& steps, cudaStream_t str
     return false;
   } else {
     const auto launch = forward_of<T>(plan, steps.layer);
-    return launch.kernel && run_at_once(launch.kernel, steps, plan, launch.shared_bytes, plan.is_near ? plan.blocks : 1, stream);
+    return launch.kernel && run_at_once(launch.kernel, steps, plan, launch.shared_bytes,
+                                        plan.is_near ? plan.blocks : 1, stream);
   }
 }
 template <typename T>
@@ -56,7 +60,8 @@ bool sweep_at_once(const Plan& plan, const GridSweep<T>& sweep, cudaStream_t str
     return false;
   } else {
     const auto launch = backward_of<T>(plan, sweep.layer);
-    return launch.kernel && run_at_once(launch.kernel, sweep, plan, launch.shared_bytes, plan.is_near ? plan.blocks : 2, stream);
+    return launch.kernel && run_at_once(launch.kernel, sweep, plan, launch.shared_bytes,
+                                        plan.is_near ? plan.blocks : 2, stream);
   }
 }
 
@@ -70,8 +75,9 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
           View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
           View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
           bool reverse, Activation activation, double slope, bool coupled, double clip, double zoneout_h,
-          double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision, View<T, 3> output, View<T, 2> h_n,
-          View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates, cudaStream_t stream) {
+          double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision,
+          View<T, 3> output, View<T, 2> h_n, View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates,
+          cudaStream_t stream) {
   using E = compute_t<T>;
   const int64_t steps = input.size(0), B = input.size(1), I = input.size(2), H = weight_hh.size(0) / 4,
                 R = weight_hh.size(1);
@@ -120,17 +126,25 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     const int64_t first = reverse ? steps - done - count : done;  // the earliest time of these steps
     const int64_t last = first + count - 1;
     const bool is_rest = done + count == steps;
-    const auto rows = whole.view({count * B, I}, {B == 1 ? whole.stride(0) : whole.stride(1), whole.stride(2)},
-                                 first * whole.stride(0));
+    const auto rows =
+        whole.view({count * B, I}, {B == 1 ? whole.stride(0) : whole.stride(1), whole.stride(2)},
+                   first * whole.stride(0));
     multiply_all<T>(from_input, rows, borrow(weight_ih), precision);
     if (done == 0) begin();  // the GPU is busy meanwhile
     if (plan.blocks) {
       if (done && chunks.count) cudaMemsetAsync(chunks.at, 0, chunks.count * sizeof(Chunk), stream);
-      const GridSteps<T> all{layer,      state,
-                             weight_hh,  from_input,
-                             reinterpret_cast<Chunk*>(chunks.at), reverse ? last : first,
-                             is_rest ? -1 : reverse ? first - 1 : last + 1, static_cast<int>(count),
-                             plan.slices, reverse};
+      const GridSteps<T> all{layer,
+                             state,
+                             weight_hh,
+                             from_input,
+                             reinterpret_cast<Chunk*>(chunks.at),
+                             reverse ? last : first,
+                             is_rest   ? -1
+                             : reverse ? first - 1
+                                       : last + 1,
+                             static_cast<int>(count),
+                             plan.slices,
+                             reverse};
       if (steps_at_once(plan, all, stream)) continue;
     }
     for (int64_t s = 0; s < count; ++s) {
@@ -166,11 +180,11 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                    View<const bool, 2> reset, View<const int64_t, 1> seed, View<const T, 3> output,
                    View<const T, 3> gates, bool reverse, Activation activation, double slope, bool coupled,
                    double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
-                   Tier tier, Fp32Precision precision, View<T, 3> grad_input, View<T, 2> grad_h_0, View<T, 2> grad_c_0, View<T, 2> grad_weight_ih,
-                   View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
-                   View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih,
-                   View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c, View<T, 2> grad_h_mask,
-                   cudaStream_t stream) {
+                   Tier tier, Fp32Precision precision, View<T, 3> grad_input, View<T, 2> grad_h_0,
+                   View<T, 2> grad_c_0, View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh,
+                   View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh, View<T, 2> grad_weight_hr,
+                   View<T, 2> grad_peephole, View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh,
+                   View<T, 2> grad_norm_c, View<T, 2> grad_h_mask, cudaStream_t stream) {
   using E = compute_t<T>;
   const int64_t steps = input.size(0), B = input.size(1), I = input.size(2), H = weight_hh.size(0) / 4,
                 R = weight_hh.size(1), rows = steps * B, width = 4 * H;
@@ -192,7 +206,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                      steps,
                      reverse};
 
-  // The operands of the products of all steps, as matrices. They are made when they are needed: first of all the steps.
+  // The operands of the products of all steps, as matrices. They are made when they are needed: first of all
+  // the steps.
   const bool takes_all = !lengths.defined() && input.is_contiguous();
   opwright::Tensor x_rows, h_rows;
   const auto make_operands = [&] {
@@ -241,8 +256,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                      : layer.is_plain() ? scan<T, false, true>
                                         : scan<T, false, false>;
   constexpr int kFew = 64;  // threads of a block; each takes many steps
-  cells<<<static_cast<unsigned>((B * H + kFew - 1) / kFew), kFew, 0, stream>>>(layer, past, c_0, from_input, from_h,
-                                                                              moments_x, moments_h);
+  cells<<<static_cast<unsigned>((B * H + kFew - 1) / kFew), kFew, 0, stream>>>(layer, past, c_0, from_input,
+                                                                               from_h, moments_x, moments_h);
   if (is_normalised) cell_moments<T><<<each_row, kThreads, 0, stream>>>(layer, past, moments_c);
 
   const auto if_ = [&](bool is_there, int64_t count) { return is_there ? scratch.take<E>(count) : nullptr; };
@@ -309,8 +324,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                    borrow(grad_weight_hr));
   constexpr int kParts = 16;
   E* sums = scratch.take<E>(kParts * width);
-  const auto sum = [&](const auto* from, const E* times, const Moments<E>* of, int64_t count, int64_t columns, T* a,
-                       T* b) {
+  const auto sum = [&](const auto* from, const E* times, const Moments<E>* of, int64_t count, int64_t columns,
+                       T* a, T* b) {
     const dim3 grid(static_cast<unsigned>((columns + 31) / 32), kParts);
     sum_columns<E><<<grid, kThreads, 0, stream>>>(from, times, of, count, columns, sums);
     join_sums<T><<<blocks_for(columns), kThreads, 0, stream>>>(sums, kParts, columns, a, b);

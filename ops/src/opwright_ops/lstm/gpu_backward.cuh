@@ -24,8 +24,8 @@ struct Sweep {
   const E* from_h;  // [T, B, 4H]
 };
 
-// The gradient of h before step `after`, for which weight_hh gave `more`; of the last h if that is -1. `grad`: what
-// went past the step.
+// The gradient of h before step `after`, for which weight_hh gave `more`; of the last h if that is -1.
+// `grad`: what went past the step.
 template <typename T>
 __device__ compute_t<T> absorb(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
                                int64_t after, int64_t entry, int64_t unit, compute_t<T> grad,
@@ -33,8 +33,7 @@ __device__ compute_t<T> absorb(const Layer<T>& layer, const Past<T>& past, const
   using E = compute_t<T>;
   if (after < 0 || !layer.is_active(after, entry)) return grad;
   if (sweep.of_mask) {
-    sweep.of_mask[entry * layer.R + unit] +=
-        more * static_cast<E>(past.h_before(layer, after, entry, unit));
+    sweep.of_mask[entry * layer.R + unit] += more * static_cast<E>(past.h_before(layer, after, entry, unit));
     more *= static_cast<E>(layer.h_mask(entry, unit));
   }
   return layer.resets(after, entry) ? E(0) : grad + more;
@@ -50,8 +49,8 @@ __device__ compute_t<T> take_grad_h(const Layer<T>& layer, bool is_active, compu
   return all - grad;
 }
 
-// From the gradients of the output gate before its activation, of the cell through the output, and of c after the
-// step to those of the four gates; returns what goes on to c before the step.
+// From the gradients of the output gate before its activation, of the cell through the output, and of c after
+// the step to those of the four gates; returns what goes on to c before the step.
 template <typename T>
 __device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep, const Gates<T>& x, int64_t t,
                                    int64_t entry, int64_t unit, compute_t<T> grad_o,
@@ -71,8 +70,8 @@ __device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep,
   grad[3] = grad_o;
   goes_past += of_cell * x.f;
   if (peeps) {
-    goes_past += static_cast<E>(layer.peephole(0, unit)) * grad[0] +
-                 static_cast<E>(layer.peephole(1, unit)) * grad[1];
+    goes_past +=
+        static_cast<E>(layer.peephole(0, unit)) * grad[0] + static_cast<E>(layer.peephole(1, unit)) * grad[1];
     const int64_t i = entry * layer.H + unit, all = layer.B * layer.H;
     sweep.of_peephole[i] += grad[0] * x.before;
     sweep.of_peephole[all + i] += grad[1] * x.before;
@@ -214,8 +213,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Sums of columns over each of gridDim.y parts of the rows, in an order that is always the same. Times the normalised
-// rows, if there are any.
+// Sums of columns over each of gridDim.y parts of the rows, in an order that is always the same. Times the
+// normalised rows, if there are any.
 template <typename E, typename S>
 __global__ void __launch_bounds__(kThreads)
     sum_columns(const S* from, const E* rows, const Moments<E>* of, int64_t count, int64_t width, E* to) {

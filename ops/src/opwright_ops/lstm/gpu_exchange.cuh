@@ -1,4 +1,5 @@
-// What the blocks of a grid hand each other at each step, through the second-level cache, and products with it.
+// What the blocks of a grid hand each other at each step, through the second-level cache, and products with
+// it.
 #pragma once
 
 #include "gpu_layer.cuh"
@@ -67,9 +68,9 @@ __device__ inline uint32_t word_of(int at, const Element& element) {
 template <typename T>
 __device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 900
-#define OPWRIGHT_MMA(SHAPE)                                                                            \
-  asm volatile("mma.sync.aligned." SHAPE " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"      \
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                            \
+#define OPWRIGHT_MMA(SHAPE)                                                                       \
+  asm volatile("mma.sync.aligned." SHAPE " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                       \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
   if constexpr (!kIsNarrow<T>)
     OPWRIGHT_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
@@ -109,7 +110,8 @@ struct Arrivals {
   }
   __device__ void announce(uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(bytes)
                  : "memory");
 #endif
   }
@@ -138,8 +140,8 @@ struct Arrivals {
   __device__ void send(Chunk* to, const Chunk& value, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
-            in_block(shared_address(to), rank)),
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::
+            "r"(in_block(shared_address(to), rank)),
         "r"(in_block(shared_address(this), rank)), "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]),
         "r"(value.word[3])
         : "memory");
@@ -187,8 +189,9 @@ struct NearSlice {
   }
 };
 
-// How h is exchanged. |h| < 2 leaves the highest bit of each exponent 0: in word 0 that bit says in which step
-// the chunk was written, in word 1 that the chunk is elsewhere, because something in it is larger, or NaN.
+// How h is exchanged. |h| < 2 leaves the highest bit of each exponent 0: in word 0 that bit says in which
+// step the chunk was written, in word 1 that the chunk is elsewhere, because something in it is larger, or
+// NaN.
 template <typename T>
 struct Tagged : InGlobal {
   static constexpr uint32_t kHigh = kIsNarrow<T> ? 0x40004000u : 0x40000000u;
@@ -229,8 +232,9 @@ struct Tagged : InGlobal {
 };
 
 // Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores take it:
-// TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group). A warp
-// has at most MOST groups, or exactly if they are full; HELD of the steps, two for each group, are in registers.
+// TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group). A
+// warp has at most MOST groups, or exactly if they are full; HELD of the steps, two for each group, are in
+// registers.
 template <typename T, bool kIsFull, int TILES, int MOST, int HELD>
 struct Rows {
   uint32_t held[HELD][TILES][4];
@@ -250,7 +254,8 @@ struct Rows {
     return int64_t{steps_in_shared(groups) * TILES * kWarps + kStaged * kWarps} * 32 * sizeof(uint4);
   }
 
-  // word(row of the tile, tile, chunk, word of the chunk) for `groups` groups from `from` on, which end before `chunks`.
+  // word(row of the tile, tile, chunk, word of the chunk) for `groups` groups from `from` on, which end
+  // before `chunks`.
   template <typename Word>
   __device__ void load(int from, int groups, int chunks, void* shared, const Word& word) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = steps_in_shared(groups);
@@ -259,14 +264,16 @@ struct Rows {
     is_beyond = 4 * (first + count - 1) + lane % 4 >= chunks;
     uint4* const staged = static_cast<uint4*>(shared) + warp * kStaged * 32 + lane;
     more = static_cast<uint4*>(shared) + (kStaged * kWarps + warp * steps * TILES) * 32 + lane;
-    // Loops that are not unrolled, into memory of this thread: else the code of this would be most of the kernel.
+    // Loops that are not unrolled, into memory of this thread: else the code of this would be most of the
+    // kernel.
     const auto put = [&](uint4* to, int piece) {
       const int k = piece / TILES;
 #pragma unroll 1
       for (int i = 0; i < 4; ++i)
-        reinterpret_cast<uint32_t*>(to)[i] =
-            k / 2 < count ? word(lane / 4 + (i & 1) * 8, piece % TILES, 4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2)
-                          : 0;
+        reinterpret_cast<uint32_t*>(to)[i] = k / 2 < count
+                                                 ? word(lane / 4 + (i & 1) * 8, piece % TILES,
+                                                        4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2)
+                                                 : 0;
     };
 #pragma unroll
     for (int done = 0; done < HELD * TILES; done += kStaged) {
@@ -275,15 +282,17 @@ struct Rows {
 #pragma unroll
       for (int i = 0; i < kStaged; ++i) {
         const uint4 v = staged[i * 32];
-        uint32_t(&to)[4] = held[(done + i) / TILES][(done + i) % TILES];
+        uint32_t (&to)[4] = held[(done + i) / TILES][(done + i) % TILES];
         to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
       }
     }
 #pragma unroll 1
-    for (int piece = HELD * TILES; piece < 2 * count * TILES; ++piece) put(more + (piece - HELD * TILES) * 32, piece);
+    for (int piece = HELD * TILES; piece < 2 * count * TILES; ++piece)
+      put(more + (piece - HELD * TILES) * 32, piece);
   }
 
-  // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j + b) * 4 + i].
+  // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j + b) * 4 +
+  // i].
   template <int NT, typename Exchange>
   __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4], const Exchange& exchange) const {
     constexpr int kWindow = MOST < 16 / NT ? MOST : 16 / NT;

@@ -1,5 +1,5 @@
-// All steps of an LSTM in one launch: each block keeps the rows of weight_hh of its units on the chip, and h goes
-// from block to block through the second-level cache.
+// All steps of an LSTM in one launch: each block keeps the rows of weight_hh of its units on the chip, and h
+// goes from block to block through the second-level cache.
 #pragma once
 
 #include "gpu_exchange.cuh"
@@ -13,11 +13,11 @@ struct GridSteps {
   Layer<T> layer;
   State<T> state;  // c, h and operand: as they are before the steps, and then after them
   View<const T, 2> weight_hh;
-  const E* from_input;    // [count, B, 4H], in the order of time
-  Chunk* chunks;          // as laid out by `chunks_for`, all 0
-  int64_t first, after;   // times: of the first step, and of that after the last or -1
-  int count;              // steps
-  int slices;             // of a block's entries, 8 NT each
+  const E* from_input;   // [count, B, 4H], in the order of time
+  Chunk* chunks;         // as laid out by `chunks_for`, all 0
+  int64_t first, after;  // times: of the first step, and of that after the last or -1
+  int count;             // steps
+  int slices;            // of a block's entries, 8 NT each
   bool reverse;
 };
 
@@ -27,8 +27,9 @@ __host__ __device__ inline int64_t groups_of(int64_t elements, int per_chunk) {
   return (elements + 4 * per_chunk - 1) / (4 * per_chunk);
 }
 
-// SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast: without options,
-// and as wide as all warps have groups. Near: the blocks of a part are a cluster, and exchange h through shared memory.
+// SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast:
+// without options, and as wide as all warps have groups. Near: the blocks of a part are a cluster, and
+// exchange h through shared memory.
 template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;
@@ -42,7 +43,8 @@ struct Grid {
     float4 of[2][kWarps][kItems][32];
   };
   static int64_t shared_bytes(int slices, int64_t width) {
-    const int64_t near = slices * (sizeof(NearSlice) + 2 * groups_of(width, kPerChunk<T>) * kEntries * 4 * sizeof(Chunk));
+    const int64_t near =
+        slices * (sizeof(NearSlice) + 2 * groups_of(width, kPerChunk<T>) * kEntries * 4 * sizeof(Chunk));
     return (kIsNear ? near : 0) + sizeof(Sums) + int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
            Weights::shared_bytes(static_cast<int>(groups_of(width, kPerChunk<T>)));
   }
@@ -71,7 +73,8 @@ struct Grid {
       for (int slice = 0; slice < a.slices; ++slice) near[slice].prepare(a.count, bytes);
     // h before the first step.
     const int fillers = kIsNear ? 1 : gridDim.x;
-    for (int i = (kIsNear ? 0 : blockIdx.x) * kThreads + threadIdx.x; i < a.slices * per_step; i += fillers * kThreads) {
+    for (int i = (kIsNear ? 0 : blockIdx.x) * kThreads + threadIdx.x; i < a.slices * per_step;
+         i += fillers * kThreads) {
       const int slice = i / per_step, at = i % per_step, chunk = at / (4 * kEntries) * 4 + at % 4;
       const int entry = entry_0 + slice * kEntries + at / 4 % kEntries;
       if (!kIsNear && chunk >= chunks) continue;
@@ -79,27 +82,30 @@ struct Grid {
         const int unit = chunk * kPerChunk<T> + e;
         return entry < B && unit < R ? a.state.operand[entry * R + unit] : T(0.0f);
       };
-      const Chunk first{{word_of<T>(0, element), word_of<T>(1, element), word_of<T>(2, element), word_of<T>(3, element)}};
+      const Chunk first{
+          {word_of<T>(0, element), word_of<T>(1, element), word_of<T>(2, element), word_of<T>(3, element)}};
       if (kIsNear)
         buffer(0, slice)[at] = first, buffer(1, slice)[at] = {};
       else
         Tagged<T>(0, all).give(buffer(0, slice) + at, first);
     }
     Weights weights;
-    weights.load(0, groups, chunks, all_h + a.slices * kItems * 32,
-                 [&](int of_tile, int tile, int chunk, int word) {
-                   const int gate = tile % 2 * 2 + of_tile / 8, unit = unit_0 + tile / 2 * kUnits + of_tile % 8;
-                   return word_of<T>(word, [&](int e) {
-                     const int column = chunk * kPerChunk<T> + e;
-                     return unit < H && column < R ? a.weight_hh(gate * H + unit, column) : T(0.0f);
-                   });
-                 });
+    weights.load(
+        0, groups, chunks, all_h + a.slices * kItems * 32, [&](int of_tile, int tile, int chunk, int word) {
+          const int gate = tile % 2 * 2 + of_tile / 8, unit = unit_0 + tile / 2 * kUnits + of_tile % 8;
+          return word_of<T>(word, [&](int e) {
+            const int column = chunk * kPerChunk<T> + e;
+            return unit < H && column < R ? a.weight_hh(gate * H + unit, column) : T(0.0f);
+          });
+        });
 
     // This thread's cell of each slice.
     const bool has_cells = warp < kItems;
     const int set = warp / (2 * NT), unit = unit_0 + set * kUnits + lane / 4;
     const int in_slice = warp / 2 % NT * 8 + 2 * (lane % 4) + warp % 2, entry_of_0 = entry_0 + in_slice;
-    const auto is_real = [&](int slice) { return has_cells && unit < H && entry_of_0 + slice * kEntries < B; };
+    const auto is_real = [&](int slice) {
+      return has_cells && unit < H && entry_of_0 + slice * kEntries < B;
+    };
     const auto cell_of = [&](int slice) { return (slice * kItems + warp) * 32 + lane; };
     const int chunk = unit / kPerChunk<T>;
     const int give_to =
@@ -115,7 +121,8 @@ struct Grid {
 
     const int direction = a.reverse ? -1 : 1;
     const int64_t inputs = int64_t{B} * 4 * H;  // of a step
-    const E* from_input = a.from_input + (a.reverse ? (a.count - 1) * inputs : 0) + int64_t{entry_of_0} * 4 * H + unit;
+    const E* from_input =
+        a.from_input + (a.reverse ? (a.count - 1) * inputs : 0) + int64_t{entry_of_0} * 4 * H + unit;
     E x[4] = {};
     const auto fetch = [&](int slice) {
       if (!is_real(slice)) return;
@@ -214,7 +221,8 @@ struct Grid {
       out.word[2] = __shfl_down_sync(~0u, out.word[0], 16);
       out.word[3] = __shfl_down_sync(~0u, out.word[1], 16);
     } else {
-      out = {{own, __shfl_down_sync(~0u, own, 4), __shfl_down_sync(~0u, own, 8), __shfl_down_sync(~0u, own, 12)}};
+      out = {{own, __shfl_down_sync(~0u, own, 4), __shfl_down_sync(~0u, own, 8),
+              __shfl_down_sync(~0u, own, 12)}};
     }
     return out;
   }

@@ -1,6 +1,6 @@
-// The backward of all steps of an LSTM in one launch. Blocks come in pairs (clusters): each has the columns of
-// weight_hh of the units of both, for the gates of half of all units; gradients of gates go from block to block
-// through the second-level cache, sums of the halves within the pair.
+// The backward of all steps of an LSTM in one launch. Blocks come in pairs (clusters): each has the columns
+// of weight_hh of the units of both, for the gates of half of all units; gradients of gates go from block to
+// block through the second-level cache, sums of the halves within the pair.
 #pragma once
 
 #include "gpu_backward.cuh"
@@ -18,8 +18,8 @@ struct GridSweep {
   int slices;     // of a block's entries, 8 NT each
 };
 
-// How gradients of gates are exchanged: four buffers take turns, and are all ones where nothing has come yet. A
-// chunk is written over with ones when all have read it, before the same thread's next but one.
+// How gradients of gates are exchanged: four buffers take turns, and are all ones where nothing has come yet.
+// A chunk is written over with ones when all have read it, before the same thread's next but one.
 struct Marked : InGlobal {
   static constexpr uint32_t kNone = 0xffffffffu;
   static constexpr int kBuffers = 4;
@@ -41,7 +41,8 @@ struct GridBack {
   static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
   using Weights = Rows<T, kIsFast, SETS * kRanks / 2, MOST, HELD>;
   static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
-  static constexpr int kSums = SETS * kRanks * NT * 32, kOwn = kSums / kRanks;  // of a cluster, of a block; pairs
+  static constexpr int kSums = SETS * kRanks * NT * 32,
+                       kOwn = kSums / kRanks;            // of a cluster, of a block; pairs
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
   static_assert(kCells <= kThreads && kSums <= kThreads);
 
@@ -78,7 +79,9 @@ struct GridBack {
     constexpr int kBuffers = kIsNear ? 2 : Marked::kBuffers;
     Chunk* const near_chunks = reinterpret_cast<Chunk*>(slices + a.slices);
     Chunk* const mine = kIsNear ? near_chunks : a.chunks + blockIdx.y * a.slices * kBuffers * per_step;
-    const auto buffer = [&](int step, int slice) { return mine + (slice * kBuffers + step % kBuffers) * per_step; };
+    const auto buffer = [&](int step, int slice) {
+      return mine + (slice * kBuffers + step % kBuffers) * per_step;
+    };
     Weights weights;
     const int from = rank * groups / kRanks, until = (rank + 1) * groups / kRanks;
     void* const room = near_chunks + (kIsNear ? a.slices * kBuffers * per_step : 0);
@@ -99,7 +102,9 @@ struct GridBack {
     const int cell = has_cells ? thread : 0, in_block = cell % kBlockUnits, in_slice = cell / kBlockUnits;
     const int unit = blockIdx.x * kBlockUnits + in_block;
     const int entry_of_0 = blockIdx.y * a.slices * kEntries + in_slice;
-    const auto is_real = [&](int slice) { return has_cells && unit < H && entry_of_0 + slice * kEntries < B; };
+    const auto is_real = [&](int slice) {
+      return has_cells && unit < H && entry_of_0 + slice * kEntries < B;
+    };
     const int come_at = (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
     const int chunk = unit / kUnitsOfChunk<T>;
     const int give_to = has_cells && unit % kUnitsOfChunk<T> == 0 && chunk < 4 * groups
@@ -183,7 +188,8 @@ struct GridBack {
           if (!kIsNear) here.arrivals[parity].wait((step - 1) / 2 % 2);
 #pragma unroll
           for (int r = 0; r < (kIsNear ? kWarps : kRanks); ++r) {
-            const float2 sum = kIsNear ? partial.of[r][come_at] : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
+            const float2 sum =
+                kIsNear ? partial.of[r][come_at] : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
             to_h += in_slice % 2 ? sum.y : sum.x;
           }
           __syncthreads();  // all have read the partial sums

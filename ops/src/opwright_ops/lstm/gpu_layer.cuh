@@ -15,7 +15,8 @@ constexpr int kThreads = 256;
 template <typename T>
 constexpr bool kIsNarrow = sizeof(T) == 2;
 
-// An element as it was read, in a register of its own: to convert it, or to put two together, would be to wait for it.
+// An element as it was read, in a register of its own: to convert it, or to put two together, would be to
+// wait for it.
 template <typename T, bool = kIsNarrow<T>>
 struct Read {
   T bits;
@@ -80,8 +81,8 @@ struct Kept {
   E h, c;
 };
 template <typename T>
-__device__ Kept<compute_t<T>> kept(const Options<T>& options, const View<const int64_t, 1>& seed, int64_t entry,
-                        int64_t unit, int64_t t) {
+__device__ Kept<compute_t<T>> kept(const Options<T>& options, const View<const int64_t, 1>& seed,
+                                   int64_t entry, int64_t unit, int64_t t) {
   if (!options.draws) return {options.zoneout_h, options.zoneout_c};
   // Philox2x32-7; NOTES.md names the source.
   uint32_t key = static_cast<uint32_t>(seed(entry)), a = static_cast<uint32_t>(unit),
@@ -108,8 +109,9 @@ struct Layer {
 
   bool is_plain() const {
     const auto& o = options;
-    return !(o.is_hard || o.is_coupled || o.draws || o.clip || o.zoneout_h || o.zoneout_c || peephole.defined() ||
-             norm_c.defined() || h_mask.defined() || lengths.defined() || reset.defined());
+    return !(o.is_hard || o.is_coupled || o.draws || o.clip || o.zoneout_h || o.zoneout_c ||
+             peephole.defined() || norm_c.defined() || h_mask.defined() || lengths.defined() ||
+             reset.defined());
   }
   __device__ bool is_active(int64_t t, int64_t entry) const {
     return !lengths.defined() || t < lengths(entry);
@@ -160,7 +162,8 @@ __device__ Moments<E> moments(int64_t count, E* shared, const Value& value) {
   return {mean, E(1) / sqrt(sum_over_block(squares, shared) / static_cast<E>(count) + E(1e-5))};
 }
 
-// Memory for as long as the call; the caching allocator knows the stream. Small pieces share one of its blocks.
+// Memory for as long as the call; the caching allocator knows the stream. Small pieces share one of its
+// blocks.
 class Scratch {
  public:
   template <typename S>
@@ -194,7 +197,8 @@ struct Fill {
   int64_t count;
   uint32_t bits;
   __device__ void run() const {
-    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
+    for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+         i += int64_t{gridDim.x} * blockDim.x)
       at[i] = make_uint4(bits, bits, bits, bits);
   }
 };
@@ -223,11 +227,11 @@ inline uint32_t threshold(double probability) {
 
 // `bias` is what the sum of the biases is in, or will be.
 template <typename T>
-Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, compute_t<T>* bias, View<const T, 2> peephole, View<const T, 1> norm_ih,
-                  View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
-                  View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
-                  bool is_hard, double slope, bool coupled, double clip, double zoneout_h, double zoneout_c,
-                  cudaStream_t stream) {
+Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, compute_t<T>* bias,
+                  View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
+                  View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
+                  View<const bool, 2> reset, View<const int64_t, 1> seed, bool is_hard, double slope,
+                  bool coupled, double clip, double zoneout_h, double zoneout_c, cudaStream_t stream) {
   using E = compute_t<T>;
   const int norms = norm_ih.defined() + norm_hh.defined() + norm_c.defined();
   opwright::check(norms == 0 || norms == 3, "`norm_ih`, `norm_hh` and `norm_c` come together");
@@ -270,15 +274,15 @@ void multiply(compute_t<T>* out, const opwright::Tensor& a, const opwright::Tens
     opwright::call("aten::mm.out", a, b, to);
 }
 
-// out = a b^T of float32, with factors rounded to 11 bits (TF32). Of PyTorch's products, only convolutions take that as an
-// argument; else it is an option of the process.
+// out = a b^T of float32, with factors rounded to 11 bits (TF32). Of PyTorch's products, only convolutions
+// take that as an argument; else it is an option of the process.
 inline void multiply_tf32(float* out, const opwright::Tensor& a, const opwright::Tensor& b) {
   const auto image = [](const opwright::Tensor& of) {
     return of.view({of.size(0), of.size(1), 1, 1}, {of.stride(0), of.stride(1), 1, 1});
   };
   const opwright::Ints none{0, 0}, one{1, 1};
-  opwright::call("aten::cudnn_convolution.out", image(a), image(b), none, one, one, int64_t{1}, false, true, true,
-                 opwright::borrow(out, {a.size(0), b.size(0), 1, 1}));
+  opwright::call("aten::cudnn_convolution.out", image(a), image(b), none, one, one, int64_t{1}, false, true,
+                 true, opwright::borrow(out, {a.size(0), b.size(0), 1, 1}));
 }
 
 }  // namespace opwright_ops::gpu

@@ -114,7 +114,8 @@ __global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const c
       for (int a = 0; a < kAhead; ++a)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          saved[a][j] = read(past.saved(time_of(first + a < past.steps ? first + a : first), entry, j * H + unit));
+          saved[a][j] =
+              read(past.saved(time_of(first + a < past.steps ? first + a : first), entry, j * H + unit));
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
@@ -128,7 +129,8 @@ __global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const c
           x.z[j] = saved[a][j].value();
         else if (kIsNormalised)
           x.z[j] = (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
-                   (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] + layer.bias[i];
+                   (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] +
+                   layer.bias[i];
         else
           x.z[j] = from_input[at] + from_h[at] + layer.bias[i];
       }

@@ -1,4 +1,5 @@
-// How the steps of an LSTM are taken on a GPU: in one launch that keeps the weights on the chip, or one by one.
+// How the steps of an LSTM are taken on a GPU: in one launch that keeps the weights on the chip, or one by
+// one.
 #pragma once
 
 #include <opwright/launch.cuh>
@@ -8,8 +9,9 @@
 
 namespace opwright_ops::gpu {
 
-// A launch that takes all steps: `parts` of the batch side by side, each in as many blocks as the units need; of a part,
-// `slices` of 8 `tiles` entries take turns. Near: the blocks of a part are a cluster. No blocks: there is none.
+// A launch that takes all steps: `parts` of the batch side by side, each in as many blocks as the units need;
+// of a part, `slices` of 8 `tiles` entries take turns. Near: the blocks of a part are a cluster. No blocks:
+// there is none.
 struct Plan {
   bool is_near = false;
   int blocks = 0, parts = 0, tiles = 0, slices = 0;
@@ -34,7 +36,8 @@ Plan near_plan(int64_t H, int64_t R, int64_t B, opwright::Device device) {
   constexpr int64_t kMostBytes = 1024, kMostSlices = 4;  // of h of an entry
   if (!has_plans<T>(H, R, B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, kNearSets * kUnits), eights = up(B, 8);
-  const int64_t fit = device.multiprocessors / 16 * (16 / blocks);  // clusters; one lies within 16 multiprocessors
+  const int64_t fit =
+      device.multiprocessors / 16 * (16 / blocks);  // clusters; one lies within 16 multiprocessors
   const int64_t each = up(eights, fit), slices = each < kMostSlices ? each : kMostSlices;
   return {true, static_cast<int>(blocks), static_cast<int>(up(eights, slices)), 1, static_cast<int>(slices)};
 }
@@ -42,12 +45,14 @@ template <typename T>
 Plan far_plan(int64_t H, int64_t R, int64_t B, opwright::Device device) {
   constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;
   if (!has_plans<T>(H, R, B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
-  const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks, eights = up(B, 8);
+  const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks,
+                eights = up(B, 8);
   if (fit < 1) return {};
-  const int64_t each = up(eights, fit), tiles = each < kMostTiles ? each : kMostTiles, slices = up(each, tiles);
+  const int64_t each = up(eights, fit), tiles = each < kMostTiles ? each : kMostTiles,
+                slices = up(each, tiles);
   if (slices > kMostSlices) return {};
-  return {false, static_cast<int>(blocks), static_cast<int>(up(eights, tiles * slices)), static_cast<int>(tiles),
-          static_cast<int>(slices)};
+  return {false, static_cast<int>(blocks), static_cast<int>(up(eights, tiles * slices)),
+          static_cast<int>(tiles), static_cast<int>(slices)};
 }
 
 template <typename Kernel>
@@ -56,8 +61,9 @@ struct Launch {
   int64_t shared_bytes = 0;
 };
 
-// use<is near, is fast, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast ones first, and
-// those with less columns. For the same registers, a warp of the backward has MORE times as many groups.
+// use<is near, is fast, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast
+// ones first, and those with less columns. For the same registers, a warp of the backward has MORE times as
+// many groups.
 template <typename T, int MORE, int MORE_NEAR, typename Use>
 void for_kernels(const Use& use) {
   const auto far = [&]<int NT>() {
@@ -87,8 +93,10 @@ auto forward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSteps<T>)> launch;
   for_kernels<T, 1, 1>([&]<bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>() {
     using Kind = Grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>;
-    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
-    launch = {take_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.R)};
+    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer)))
+      return;
+    launch = {take_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>,
+              Kind::shared_bytes(plan.slices, layer.R)};
   });
   return launch;
 }
@@ -97,8 +105,10 @@ auto backward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSweep<T>)> launch;
   for_kernels<T, 2, 4>([&]<bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>() {
     using Kind = GridBack<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>;
-    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer))) return;
-    launch = {sweep_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>, Kind::shared_bytes(plan.slices, layer.H)};
+    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer)))
+      return;
+    launch = {sweep_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>,
+              Kind::shared_bytes(plan.slices, layer.H)};
   });
   return launch;
 }
@@ -138,11 +148,11 @@ int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config
   return clusters;
 }
 
-// Runs a kernel of which the blocks that wait for each other are on the GPU at once: those of a cluster always are. False,
-// and nothing is run, where they are not certain to be.
+// Runs a kernel of which the blocks that wait for each other are on the GPU at once: those of a cluster
+// always are. False, and nothing is run, where they are not certain to be.
 template <typename Arguments>
-bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Plan& plan, int64_t shared_bytes,
-                 int cluster, cudaStream_t stream) {
+bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Plan& plan,
+                 int64_t shared_bytes, int cluster, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};

@@ -136,6 +136,35 @@ def test_the_tier_is_what_lstm_tier_says(dtype: torch.dtype, B: int, H: int, fp3
     assert used == lstm_tier(H, B, dtype, fp32_precision=fp32_precision)
 
 
+def test_a_larger_batch_after_a_smaller_one() -> None:
+    """What one launch of a kernel may take of the shared memory holds for the others."""
+    for B in (64, 32, 64, 8, 64):
+        given = _inputs(2, B, 1024, torch.bfloat16)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            lstm(**given)
+            torch.cuda.synchronize()
+        assert any("take_in_grid<" in event.key for event in profiled.key_averages()), B
+
+
+@pytest.mark.parametrize(("H", "R"), [(256, 256), (512, 512), (512, 128)])
+def test_projections(H: int, R: int) -> None:
+    given = _inputs(5, 12, H, torch.float16)
+    given["h_0"], given["weight_hh"] = given["h_0"][:, :R], given["weight_hh"][:, :R]
+    given["weight_hr"] = torch.randn(R, H, device="cuda").mul(H**-0.5).to(torch.float16)
+    assert _error(_results(given), _results(given, torch.float64)) < _TOLERANCE[torch.float16]
+
+
+def test_a_width_that_leaves_a_block_without_units_beside_another_stream() -> None:
+    given = _inputs(200, 56, 272, torch.bfloat16)
+    expected = lstm(**given).output
+    other, x = torch.cuda.Stream(), torch.randn(64, 4096, device="cuda")
+    for _ in range(50):
+        with torch.cuda.stream(other):
+            for _ in range(20):
+                x.sin_()
+        assert torch.equal(lstm(**given).output, expected)
+
+
 def test_the_module_follows_the_flag_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = LSTM(64, 64, device="cuda"), torch.randn(20, 4, 64, device="cuda")
     true = LSTM(64, 64, device="cuda", dtype=torch.float64)

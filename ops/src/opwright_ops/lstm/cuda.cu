@@ -25,14 +25,17 @@ void multiply_all(compute_t<T>* out, const opwright::Tensor& a, const opwright::
 
 // A launch for all steps, if there is one for them and it is wanted.
 template <typename T>
-Plan plan_for(int64_t H, int64_t R, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised) {
-  if (tier == Tier::step || is_normalised) return {};
+Plan plan_for(int64_t H, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised,
+              bool is_projected) {
+  if (tier == Tier::step || is_normalised || is_projected) return {};
   if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
   constexpr int64_t kBestNear =
       512;  // bytes of h of an entry; wider ones are exchanged faster through the cache
-  const bool is_near = tier == Tier::cluster || (tier == Tier::auto_ && H * int64_t{sizeof(T)} <= kBestNear);
-  return is_near ? near_plan<T>(H, R, B, device) : far_plan<T>(H, R, B, device);
+  const bool is_narrow = H * int64_t{sizeof(T)} <= kBestNear;
+  const Plan near =
+      tier == Tier::cluster || (tier == Tier::auto_ && is_narrow) ? near_plan<T>(H, B, device) : Plan{};
+  return near.blocks || tier == Tier::cluster ? near : far_plan<T>(H, B, device);
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
@@ -97,7 +100,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                        cells.numel() ? cells : View<T, 3>{},
                        gates.numel() ? gates : View<T, 3>{}};
   const int64_t most = B * (H > R ? H : R);
-  const Plan plan = plan_for<T>(H, R, B, tier, precision, norms);
+  const Plan plan = plan_for<T>(H, B, tier, precision, norms, weight_hr.defined());
   const Fill chunks = chunks_for(scratch, plan, groups_of(R, kPerChunk<T>), Tagged<T>::kBuffers, 0);
   const auto begin = [&] {
     start<T><<<blocks_for(most > 4 * H ? most : 4 * H), kThreads, 0, stream>>>(
@@ -279,7 +282,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                        moments_c,
                        from_h};
   const int64_t most = B * (H > R ? H : R);
-  const Plan plan = steps ? plan_for<T>(H, R, B, tier, precision, is_normalised) : Plan{};
+  const Plan plan = steps ? plan_for<T>(H, B, tier, precision, is_normalised, is_projected) : Plan{};
   const Fill chunks =
       chunks_for(scratch, plan, groups_of(H, kUnitsOfChunk<T>), Marked::kBuffers, Marked::kNone);
   begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, sweep, grad_h_n, grad_c_n, chunks);

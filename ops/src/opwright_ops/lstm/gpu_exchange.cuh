@@ -95,6 +95,7 @@ __device__ inline uint32_t in_block(uint32_t address, uint32_t rank) {
 }
 __device__ inline void wait_for_cluster() {
 #if __CUDA_ARCH__ >= 900
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }

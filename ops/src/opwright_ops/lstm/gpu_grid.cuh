@@ -89,6 +89,8 @@ struct Grid {
       else
         Tagged<T>(0, all).give(buffer(0, slice) + at, first);
     }
+    // A block without units would give nothing that the others wait for, and they would run ahead of it.
+    if (!kIsNear && unit_0 >= H) return;
     Weights weights;
     weights.load(
         0, groups, chunks, all_h + a.slices * kItems * 32, [&](int of_tile, int tile, int chunk, int word) {

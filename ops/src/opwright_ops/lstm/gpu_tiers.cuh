@@ -24,27 +24,28 @@ constexpr int kNearSets = 4;
 
 inline int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Whether there are kernels at all for H units and R of h.
+// Whether there are kernels at all.
 template <typename T>
-bool has_plans(int64_t H, int64_t R, int64_t B, opwright::Device device) {
-  return device.capability >= 90 && sizeof(T) <= 4 && R == H && B >= 1;
+bool has_plans(int64_t B, opwright::Device device) {
+  return device.capability >= 90 && sizeof(T) <= 4 && B >= 1;
 }
 
-// The plans for B entries.
+// The plans for H units and B entries.
 template <typename T>
-Plan near_plan(int64_t H, int64_t R, int64_t B, opwright::Device device) {
+Plan near_plan(int64_t H, int64_t B, opwright::Device device) {
   constexpr int64_t kMostBytes = 1024, kMostSlices = 4;  // of h of an entry
-  if (!has_plans<T>(H, R, B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
+  if (!has_plans<T>(B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, kNearSets * kUnits), eights = up(B, 8);
   const int64_t fit =
       device.multiprocessors / 16 * (16 / blocks);  // clusters; one lies within 16 multiprocessors
+  if (fit < 1) return {};
   const int64_t each = up(eights, fit), slices = each < kMostSlices ? each : kMostSlices;
   return {true, static_cast<int>(blocks), static_cast<int>(up(eights, slices)), 1, static_cast<int>(slices)};
 }
 template <typename T>
-Plan far_plan(int64_t H, int64_t R, int64_t B, opwright::Device device) {
+Plan far_plan(int64_t H, int64_t B, opwright::Device device) {
   constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;
-  if (!has_plans<T>(H, R, B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
+  if (!has_plans<T>(B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks,
                 eights = up(B, 8);
   if (fit < 1) return {};
@@ -137,8 +138,14 @@ int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config
     (void)cudaGetLastError();
     return 0;
   }
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(config.dynamicSmemBytes)) != cudaSuccess ||
+  // All that a block may have, not what this launch needs: another launch of the kernel may need more.
+  int most = 0;
+  cudaFuncAttributes found = {};
+  if (cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
+      config.dynamicSmemBytes > static_cast<size_t>(most) ||
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) != cudaSuccess ||
+      // Compiled for less than the GPU has, the kernel is empty.
+      cudaFuncGetAttributes(&found, kernel) != cudaSuccess || found.ptxVersion < 90 ||
       cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
     (void)cudaGetLastError();
     return 0;
@@ -168,7 +175,10 @@ bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Pl
   const int needed = plan.is_near ? 1 : plan.blocks * plan.parts / cluster;
   const bool fits = clusters_at_once(kernel, config) >= needed;
   config.numAttrs = plan.is_near ? 1 : 2;
-  if (fits && cudaLaunchKernelEx(&config, kernel, arguments) == cudaSuccess) return true;
+  if (!fits) return false;
+  // What failed before is not taken for a refusal.
+  opwright::check(cudaPeekAtLastError() == cudaSuccess, "a kernel could not be launched");
+  if (cudaLaunchKernelEx(&config, kernel, arguments) == cudaSuccess) return true;
   (void)cudaGetLastError();
   return false;
 }

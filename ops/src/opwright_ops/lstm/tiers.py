@@ -6,6 +6,8 @@ from typing import Literal
 
 import torch
 
+from opwright_ops.lstm.refusals import refuse
+
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
 _WIDEST_CLUSTER, _WIDEST = 512, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
@@ -40,12 +42,18 @@ def lstm_tier(
     Raises:
         RuntimeError: there is no such CUDA device.
     """
-    gpu = torch.cuda.get_device_properties(torch.device("cuda" if device is None else device))
+    where = torch.device("cuda" if device is None else device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        refuse(
+            RuntimeError, "device", "must be a CUDA device that is there",
+            ("got", str(where)), ("there are", str(torch.cuda.device_count())), subject="lstm_tier",
+        )  # fmt: skip
+    gpu = torch.cuda.get_device_properties(where)
     size = dtype.itemsize
     is_rounded = dtype != torch.float32 or fp32_precision == "tf32"
     if gpu.major < 9 or size > 4 or not is_rounded or layer_norm or proj_size or batch_size < 1:
         return "step"
-    if hidden_size * size <= _WIDEST_CLUSTER:
+    if hidden_size * size <= _WIDEST_CLUSTER and gpu.multi_processor_count >= 16:
         return "cluster"
     units = 8 if size == 4 else 16  # of a block
     blocks = 2 * -(-hidden_size // (2 * units))

@@ -1,5 +1,5 @@
-// An LSTM over a sequence on a GPU, of any size, type and variant: at each step a product of ATen and a
-// kernel for the cells, from a loop in C++.
+// An LSTM over a sequence on a GPU, of any size, type and variant: all steps in one launch where
+// gpu_tiers.cuh has one, else at each step a product of ATen and a kernel for the cells, from a loop in C++.
 #include "gpu_backward.cuh"
 #include "gpu_forward.cuh"
 #include "gpu_tiers.cuh"
@@ -30,8 +30,7 @@ Plan plan_for(int64_t H, int64_t B, Tier tier, Fp32Precision precision, bool is_
   if (tier == Tier::step || is_normalised || is_projected) return {};
   if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
-  constexpr int64_t kBestNear =
-      512;  // bytes of h of an entry; wider ones are exchanged faster through the cache
+  constexpr int64_t kBestNear = 512;  // bytes of h of an entry; more go faster through the cache
   const bool is_narrow = H * int64_t{sizeof(T)} <= kBestNear;
   const Plan near =
       tier == Tier::cluster || (tier == Tier::auto_ && is_narrow) ? near_plan<T>(H, B, device) : Plan{};

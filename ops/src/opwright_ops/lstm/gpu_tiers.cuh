@@ -69,16 +69,16 @@ template <typename T, int MORE, int MORE_NEAR, typename Use>
 void for_kernels(const Use& use) {
   const auto far = [&]<int NT>() {
     if constexpr (kIsNarrow<T>) {
-      use.template operator()<false, true, 2, NT, 2 * MORE, 4 * MORE>();
-      use.template operator()<false, true, 2, NT, 3 * MORE, 6 * MORE>();
-      use.template operator()<false, true, 2, NT, 4 * MORE, 8 * MORE>();
-      use.template operator()<false, true, 2, NT, 6 * MORE, 8 * MORE>();
-      use.template operator()<false, true, 2, NT, 8 * MORE, 8 * MORE>();
-      use.template operator()<false, false, 2, NT, 8 * MORE, 8 * MORE>();
+      use.template operator()<false, true, kSets<T>, NT, 2 * MORE, 4 * MORE>();
+      use.template operator()<false, true, kSets<T>, NT, 3 * MORE, 6 * MORE>();
+      use.template operator()<false, true, kSets<T>, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<false, true, kSets<T>, NT, 6 * MORE, 8 * MORE>();
+      use.template operator()<false, true, kSets<T>, NT, 8 * MORE, 8 * MORE>();
+      use.template operator()<false, false, kSets<T>, NT, 8 * MORE, 8 * MORE>();
     } else {
-      use.template operator()<false, true, 1, NT, 4 * MORE, 8 * MORE>();
-      use.template operator()<false, true, 1, NT, 8 * MORE, 16 * MORE>();
-      use.template operator()<false, false, 1, NT, 8 * MORE, 16 * MORE>();
+      use.template operator()<false, true, kSets<T>, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<false, true, kSets<T>, NT, 8 * MORE, 16 * MORE>();
+      use.template operator()<false, false, kSets<T>, NT, 8 * MORE, 16 * MORE>();
     }
   };
   use.template operator()<true, true, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();

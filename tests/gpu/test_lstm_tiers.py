@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import threading
@@ -30,6 +31,8 @@ def _inputs(T: int, B: int, H: int, dtype: torch.dtype, present: str = "", devic
         sizes["peephole"] = (3, H)
     if "h_mask" in present:
         sizes["h_mask"] = (B, H)
+    if "norms" in present:
+        sizes |= {"norm_ih": (4 * H,), "norm_hh": (4 * H,), "norm_c": (2, H)}
     scale = {"weight_ih": 24**-0.5, "weight_hh": H**-0.5, "bias_ih": 0.3, "bias_hh": 0.3, "peephole": 0.3, "h_mask": 4}
     given = {
         name: (torch.randn(size, device=device) * scale.get(name, 0.5)).to(dtype) for name, size in sizes.items()
@@ -146,12 +149,74 @@ def test_a_larger_batch_after_a_smaller_one() -> None:
         assert any("take_in_grid<" in event.key for event in profiled.key_averages()), B
 
 
-@pytest.mark.parametrize(("H", "R"), [(256, 256), (512, 512), (512, 128)])
-def test_projections(H: int, R: int) -> None:
-    given = _inputs(5, 12, H, torch.float16)
-    given["h_0"], given["weight_hh"] = given["h_0"][:, :R], given["weight_hh"][:, :R]
+_PROJECTED = [
+    ("", {}, True), ("lengths", {"keep_gates": 1}, True), ("lengths reset", {"reverse": True, "keep_cells": 1}, True),
+    ("peephole", {"zoneout_c": 0.2, "coupled": True, "keep_gates": 1}, True), ("reset", {}, True),
+    ("", {"zoneout_h": 0.3}, False), ("h_mask", {}, False), ("norms", {}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("present", "options", "at_once"), _PROJECTED)
+@pytest.mark.parametrize(("B", "H", "R"), [(5, 72, 40), (12, 256, 256), (20, 512, 128), (33, 1024, 512)])
+def test_projections(B: int, H: int, R: int, present: str, options: dict, at_once: bool) -> None:
+    given = _inputs(7, B, H, torch.float16, present)
+    given["weight_hh"] = given["weight_hh"][:, :R]
+    given |= {name: given[name][:, :R] for name in ("h_0", "h_mask") if name in given}
     given["weight_hr"] = torch.randn(R, H, device="cuda").mul(H**-0.5).to(torch.float16)
-    assert _error(_results(given), _results(given, torch.float64)) < _TOLERANCE[torch.float16]
+    true = _results(given, torch.float64, **options)
+    allowed = max(2 * _error(_results(given, tier="step", **options), true), _TOLERANCE[torch.float16])
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        found = _results(given, **options)
+        torch.cuda.synchronize()
+    assert _error(found, true) < allowed
+    names = {event.key for event in profiled.key_averages()}
+    for kernel in ("take_in_grid<", "sweep_in_grid<"):
+        assert any(kernel in name for name in names) == at_once
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("present", "options"), [("", {}), ("h_mask", {"keep_gates": 1}), *(v for v in _VARIANTS if v[0] not in ("", "h_mask"))]
+)
+@pytest.mark.parametrize(("B", "H"), [(3, 8), (5, 72), (20, 256), (80, 512)])
+def test_layer_normalisation(B: int, H: int, present: str, options: dict, dtype: torch.dtype) -> None:
+    rounded = dtype
+    if dtype == torch.float32:
+        H, rounded = H // 2, torch.float16  # as many bytes; factors of 11 bits
+    given = _inputs(9, B, H, dtype, f"norms {present}")
+    options = {"fp32_precision": "tf32", **options}
+    true = _results(given, torch.float64, **options)
+    narrow = {name: value.to(rounded) if value.is_floating_point() else value for name, value in given.items()}
+    of_steps = _error(_results(narrow, tier="step", **options), _results(narrow, torch.float64, **options))
+    allowed = max(2 * of_steps, _TOLERANCE[dtype])
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        found = _results(given, **options)
+        torch.cuda.synchronize()
+    assert _error(found, true) < allowed
+    for one, other in zip(found, _results(given, **options), strict=True):
+        assert torch.equal(one, other)
+    names = {event.key for event in profiled.key_averages()}
+    assert all(any(kernel in name for name in names) for kernel in ("take_in_grid<", "sweep_in_grid<"))
+
+
+def test_moments_of_values_far_from_0() -> None:
+    """The variance of what weight_hh gives is what is left of large sums."""
+    given = _inputs(6, 8, 256, torch.float16, "norms")
+    given["weight_hh"] = (given["weight_hh"] * 0.01 + 0.2).to(torch.float16)
+    given["h_0"] = (given["h_0"] + 1).to(torch.float16)
+    true = _results(given, torch.float64)[0]
+    error, of_steps = (_error([_results(given, tier=tier)[0]], [true]) for tier in ("cluster", "step"))
+    assert error < max(2 * of_steps, _TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+def test_projections_as_the_module_takes_them(dtype: torch.dtype) -> None:
+    theirs = torch.nn.LSTM(48, 256, 2, bidirectional=True, proj_size=64, device="cuda", dtype=dtype)
+    ours, true = LSTM.from_torch(theirs), copy.deepcopy(theirs).double()
+    x = torch.randn(30, 6, 48, device="cuda", dtype=dtype)
+    expected = true(x.double())[0]
+    error, other = (_error([module(x)[0]], [expected]) for module in (ours, theirs))
+    assert error < max(2 * other, _TOLERANCE[dtype])
 
 
 def test_a_width_that_leaves_a_block_without_units_beside_another_stream() -> None:

@@ -176,7 +176,8 @@ def build_library(
         header = str(piece.folder / f"contract_{piece.backend}.h")
         if piece.backend == "cuda":
             # nvcc would split them at spaces and commas.
-            flags = [*piece.flags, *(f"-Xcompiler={flag}" for flag in prefix if not re.search(r"[\s,]", flag))]
+            flags = [*piece.flags, *_packing(nvcc)]
+            flags += [f"-Xcompiler={flag}" for flag in prefix if not re.search(r"[\s,]", flag)]
             commands[piece.stem] = cuda.compile_command(nvcc, compiler.path, flags, path, header, piece.stem)
         else:
             commands[piece.stem] = [
@@ -234,7 +235,7 @@ def build_library(
         "compilers": [compiler.identity.splitlines()[0], *([nvcc.identity] if nvcc else [])],
         "flags": {
             "cpu": {level: " ".join(_cpu_flags(flags)) for level, flags in levels.items()},
-            "cuda": " ".join(_cuda_flags(options)) if has_cuda else "",
+            "cuda": " ".join([*_cuda_flags(options), *_packing(nvcc)]) if nvcc else "",
         },
         "sources": _digests(pieces, root),
         "sizes": _sizes(pieces, root, work),
@@ -329,6 +330,12 @@ def _cpu_flags(level: Sequence[str]) -> tuple[str, ...]:
 def _cuda_flags(options: Options) -> tuple[str, ...]:
     kept = [f for f in cuda.NVCC_FLAGS if "-ffile-prefix-map" not in f]
     return (*kept, "-Xcompiler=-fno-gnu-unique", *cuda.architecture_flags(options.architectures))
+
+
+def _packing(nvcc: cuda.Nvcc) -> tuple[str, ...]:
+    """Returns the flag that packs GPU code most densely: a third of the size. The drivers for CUDA 13 unpack it."""
+    release = re.search(r"release (\d+)", nvcc.identity)
+    return ("--compress-mode=size",) if release and int(release[1]) >= 13 else ()
 
 
 def _written(piece: _Piece) -> Path:

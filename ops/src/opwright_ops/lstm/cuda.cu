@@ -2,6 +2,7 @@
 // gpu_tiers.cuh has one, else at each step a product of ATen and a kernel for the cells, from a loop in C++.
 #include "gpu_backward.cuh"
 #include "gpu_forward.cuh"
+#include "gpu_joined.cuh"
 #include "gpu_tiers.cuh"
 
 using namespace opwright_ops::gpu;
@@ -23,18 +24,18 @@ void multiply_all(compute_t<T>* out, const opwright::Tensor& a, const opwright::
   multiply<T>(out, a, b.t());
 }
 
-// A launch for all steps, if there is one for them and it is wanted.
+// A launch for all steps, if there is one for them and it is wanted; for those that are normalised, in
+// clusters.
 template <typename T>
-Plan plan_for(int64_t H, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised,
-              bool is_projected) {
-  if (tier == Tier::step || is_normalised || is_projected) return {};
+Plan plan_for(int64_t H, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised) {
+  if (tier == Tier::step || (is_normalised && tier == Tier::grid)) return {};
   if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
   constexpr int64_t kBestNear = 512;  // bytes of h of an entry; more go faster through the cache
-  const bool is_narrow = H * int64_t{sizeof(T)} <= kBestNear;
+  const bool prefers_near = is_normalised || H * int64_t{sizeof(T)} <= kBestNear;
   const Plan near =
-      tier == Tier::cluster || (tier == Tier::auto_ && is_narrow) ? near_plan<T>(H, B, device) : Plan{};
-  return near.blocks || tier == Tier::cluster ? near : far_plan<T>(H, B, device);
+      tier == Tier::cluster || (tier == Tier::auto_ && prefers_near) ? near_plan<T>(H, B, device) : Plan{};
+  return near.blocks || tier == Tier::cluster || is_normalised ? near : far_plan<T>(H, B, device);
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
@@ -91,38 +92,52 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   const Layer<T> layer =
       layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed,
                activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  const bool can_join = !h_mask.defined() && !zoneout_h && !norms;
+  const Plan plan = weight_hr.defined() && !can_join ? Plan{} : plan_for<T>(H, B, tier, precision, norms);
+  // The steps of a layer that is projected after all of them have h of H units.
+  const bool is_joined = weight_hr.defined() && plan.blocks, projects = weight_hr.defined() && !is_joined;
+  Layer<T> of_steps = layer;
+  if (is_joined) of_steps.R = H;
+  View<const T, 2> recurrent = weight_hh;
+  if (is_joined) {
+    T* const product = scratch.take<T>(4 * H * H);
+    opwright::call("aten::mm.out", borrow(weight_hh), borrow(weight_hr), borrow(product, {4 * H, H}));
+    recurrent = matrix<T>(product, 4 * H, H);
+  }
   const State<T> state{scratch.take<E>(B * H),
-                       scratch.take<T>(B * R),
-                       scratch.take<T>(B * R),
-                       weight_hr.defined() ? scratch.take<T>(B * H) : nullptr,
-                       output,
+                       scratch.take<T>(B * of_steps.R),
+                       scratch.take<T>(B * of_steps.R),
+                       projects ? scratch.take<T>(B * H) : nullptr,
+                       is_joined ? rows_of_steps(scratch.take<T>(steps * B * H), steps, B, H) : output,
                        cells.numel() ? cells : View<T, 3>{},
                        gates.numel() ? gates : View<T, 3>{}};
   const int64_t most = B * (H > R ? H : R);
-  const Plan plan = plan_for<T>(H, B, tier, precision, norms, weight_hr.defined());
-  const Fill chunks = chunks_for(scratch, plan, groups_of(R, kPerChunk<T>), Tagged<T>::kBuffers, 0);
+  const Fill chunks = chunks_for(scratch, plan, groups_of(of_steps.R, kPerChunk<T>), Tagged<T>::kBuffers, 0);
   const auto begin = [&] {
     start<T><<<blocks_for(most > 4 * H ? most : 4 * H), kThreads, 0, stream>>>(
-        layer, state, h_0, c_0, bias_ih, bias_hh, bias, steps, reverse, chunks);
+        of_steps, state, is_joined ? View<const T, 2>{} : h_0, c_0, bias_ih, bias_hh, bias, steps, reverse,
+        chunks);
   };
   if (steps == 0) begin();
 
   int64_t at_once = kMostProductElements / (4 * H * B);
   at_once = at_once < 1 ? 1 : at_once > steps ? steps : at_once;
   E *from_input = scratch.take<E>(at_once * B * 4 * H), *from_h = scratch.take<E>(B * 4 * H);
-  E* projected = weight_hr.defined() ? scratch.take<E>(B * R) : nullptr;
+  E* projected = projects ? scratch.take<E>(B * R) : nullptr;
   E* row_of_cells = norms ? scratch.take<E>(B * 3 * H) : nullptr;
-  const auto hh = borrow(weight_hh).t(), operand = borrow(state.operand, {B, R});
+  auto* moments_x =
+      norms && plan.blocks ? reinterpret_cast<Moments<E>*>(scratch.take<E>(2 * at_once * B)) : nullptr;
+  const auto hh = borrow(recurrent).t(), operand = borrow(state.operand, {B, of_steps.R});
   const auto hr = weight_hr.defined() ? borrow(weight_hr).t() : opwright::Tensor();
-  const auto cell_out = weight_hr.defined() ? borrow(state.cell_out, {B, H}) : opwright::Tensor();
+  const auto cell_out = projects ? borrow(state.cell_out, {B, H}) : opwright::Tensor();
   auto whole = borrow(input);
   if (B > 1 && input.stride(0) != B * input.stride(1)) {  // its rows are no matrix
     auto copy = opwright::Tensor::empty<T>({steps, B, I});
     opwright::call("aten::copy_", copy, whole, false);
     whole = copy;
   }
-  const auto kernel = norms ? (weight_hr.defined() ? step<T, true, true> : step<T, true, false>)
-                            : (weight_hr.defined() ? step<T, false, true> : step<T, false, false>);
+  const auto kernel = norms ? (projects ? step<T, true, true> : step<T, true, false>)
+                            : (projects ? step<T, false, true> : step<T, false, false>);
   for (int64_t done = 0; done < steps; done += at_once) {
     const int64_t count = steps - done < at_once ? steps - done : at_once;
     const int64_t first = reverse ? steps - done - count : done;  // the earliest time of these steps
@@ -133,12 +148,21 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                    first * whole.stride(0));
     multiply_all<T>(from_input, rows, borrow(weight_ih), precision);
     if (done == 0) begin();  // the GPU is busy meanwhile
+    if (is_joined && h_0.defined()) {
+      multiply<T>(from_h, borrow(h_0), borrow(weight_hh).t());
+      add_first<T><<<blocks_for(B * 4 * H), kThreads, 0, stream>>>(of_steps, from_h, steps, reverse, first,
+                                                                   count, from_input);
+    }
     if (plan.blocks) {
+      if (norms)
+        row_moments<E>
+            <<<static_cast<unsigned>(count * B), kThreads, 0, stream>>>(from_input, 4 * H, moments_x);
       if (done && chunks.count) cudaMemsetAsync(chunks.at, 0, chunks.count * sizeof(Chunk), stream);
-      const GridSteps<T> all{layer,
+      const GridSteps<T> all{of_steps,
                              state,
-                             weight_hh,
+                             recurrent,
                              from_input,
+                             moments_x,
                              reinterpret_cast<Chunk*>(chunks.at),
                              reverse ? last : first,
                              is_rest   ? -1
@@ -154,14 +178,19 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
       const int64_t next = done + s + 1 == steps ? -1 : reverse ? t - 1 : t + 1;
       multiply<T>(from_h, operand, hh);
       kernel<<<norms ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
-          layer, state, from_input + (t - first) * B * 4 * H, from_h, t, next, row_of_cells);
-      if (weight_hr.defined()) {
+          of_steps, state, from_input + (t - first) * B * 4 * H, from_h, t, next, row_of_cells);
+      if (projects) {
         multiply<T>(projected, cell_out, hr);
         project<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, state, projected, t, next);
       }
     }
   }
-  finish<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, state, h_n, c_n);
+  finish<T><<<blocks_for(most), kThreads, 0, stream>>>(of_steps, state, is_joined ? View<T, 2>{} : h_n, c_n);
+  if (is_joined) {
+    opwright::call("aten::mm.out", borrow(state.output.data(), {steps * B, H}), hr,
+                   borrow(output.data(), {steps * B, R}));
+    take_last<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, h_0, output, steps, reverse, h_n);
+  }
   (void)keep_cells, (void)keep_gates;
 }
 OPWRIGHT_KERNEL(lstm, float, double, opwright::half, opwright::bfloat16)
@@ -263,48 +292,76 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   if (is_normalised) cell_moments<T><<<each_row, kThreads, 0, stream>>>(layer, past, moments_c);
 
   const auto if_ = [&](bool is_there, int64_t count) { return is_there ? scratch.take<E>(count) : nullptr; };
-  const Sweep<T> sweep{grad_output,
+  const bool can_join = !h_mask.defined() && !zoneout_h && !is_normalised;
+  const Plan plan =
+      !steps || (is_projected && !can_join) ? Plan{} : plan_for<T>(H, B, tier, precision, is_normalised);
+  const bool is_joined = is_projected && plan.blocks, projects = is_projected && !is_joined;
+  Layer<T> of_steps = layer;
+  View<const T, 2> recurrent = weight_hh;
+  View<const T, 3> grad_out = grad_output;
+  T* of_projected = is_projected ? scratch.take<T>(rows * R) : nullptr;
+  T* of_cells = is_projected ? scratch.take<T>(rows * H) : nullptr;
+  if (is_joined) {
+    of_steps.R = H;
+    T *const product = scratch.take<T>(4 * H * H), *const grads = scratch.take<T>(rows * H);
+    opwright::call("aten::mm.out", hh, borrow(weight_hr), borrow(product, {4 * H, H}));
+    recurrent = matrix<T>(product, 4 * H, H);
+    grads_of_outputs<T>
+        <<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, grad_output, grad_h_n, reverse, of_projected);
+    opwright::call("aten::mm.out", borrow(of_projected, {rows, R}), borrow(weight_hr),
+                   borrow(grads, {rows, H}));
+    grad_out = rows_of_steps<const T>(grads, steps, B, H);
+    cell_outs<T><<<blocks_for(rows * H), kThreads, 0, stream>>>(layer, past, of_cells);
+  }
+  const Sweep<T> sweep{grad_out,
                        grad_cells.numel() ? grad_cells : View<const T, 3>{},
-                       scratch.take<E>(B * R),
+                       scratch.take<E>(B * of_steps.R),
                        scratch.take<E>(B * H),
-                       scratch.take<E>(B * R),
+                       scratch.take<E>(B * of_steps.R),
                        if_(h_mask.defined(), B * R),
                        if_(peephole.defined(), 3 * B * H),
                        scratch.take<T>(rows * width),
                        if_(is_normalised, rows * width),
                        if_(is_normalised, rows * H),
                        if_(is_normalised, rows * H),
-                       is_projected ? scratch.take<T>(rows * R) : nullptr,
-                       is_projected ? scratch.take<T>(rows * H) : nullptr,
-                       if_(is_projected, B * H),
+                       of_projected,
+                       of_cells,
+                       if_(projects, B * H),
                        moments_h,
                        moments_c,
                        from_h};
   const int64_t most = B * (H > R ? H : R);
-  const Plan plan = steps ? plan_for<T>(H, B, tier, precision, is_normalised, is_projected) : Plan{};
   const Fill chunks =
       chunks_for(scratch, plan, groups_of(H, kUnitsOfChunk<T>), Marked::kBuffers, Marked::kNone);
-  begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(layer, sweep, grad_h_n, grad_c_n, chunks);
-  const auto kernel = is_normalised ? (is_projected ? step_back<T, true, true> : step_back<T, true, false>)
-                                    : (is_projected ? step_back<T, false, true> : step_back<T, false, false>);
-  const auto hr = is_projected ? borrow(weight_hr) : opwright::Tensor();
+  begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(
+      of_steps, sweep, is_joined ? View<const T, 2>{} : grad_h_n, grad_c_n, chunks);
+  const auto kernel = is_normalised ? (projects ? step_back<T, true, true> : step_back<T, true, false>)
+                                    : (projects ? step_back<T, false, true> : step_back<T, false, false>);
+  const auto hr = projects ? borrow(weight_hr) : opwright::Tensor();
+  const auto hh_of_steps = borrow(recurrent);
   int64_t after = -1;
-  const GridSweep<T> all{layer, past, sweep, weight_hh, reinterpret_cast<Chunk*>(chunks.at), plan.slices};
+  const GridSweep<T> all{of_steps, past, sweep, recurrent, reinterpret_cast<Chunk*>(chunks.at), plan.slices};
   const bool is_done = plan.blocks && sweep_at_once(plan, all, stream);
   if (is_done) after = reverse ? steps - 1 : 0;
   for (int64_t s = steps - 1; s >= 0 && !is_done; --s) {
     const int64_t t = reverse ? steps - 1 - s : s;
-    if (is_projected) {
+    if (projects) {
       project_back<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, past, sweep, t, after);
       multiply<T>(sweep.to_cell_out, borrow(sweep.projected + t * B * R, {B, R}), hr);
     }
     kernel<<<is_normalised ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
-        layer, past, sweep, t, after);
-    multiply<T>(sweep.to_h, borrow(sweep.gates + t * B * width, {B, width}), hh);
+        of_steps, past, sweep, t, after);
+    multiply<T>(sweep.to_h, borrow(sweep.gates + t * B * width, {B, width}), hh_of_steps);
     after = t;
   }
-  finish_back<T>
-      <<<blocks_for(most), kThreads, 0, stream>>>(layer, past, sweep, after, grad_h_0, grad_c_0, grad_h_mask);
+  finish_back<T><<<blocks_for(most), kThreads, 0, stream>>>(
+      of_steps, past, sweep, after, is_joined ? View<T, 2>{} : grad_h_0, grad_c_0, grad_h_mask);
+  if (is_joined) {
+    E* const through_gates = scratch.take<E>(rows * R);
+    multiply<T>(through_gates, borrow(sweep.gates, {rows, width}), hh);
+    grads_of_projected<T><<<blocks_for(rows * R), kThreads, 0, stream>>>(
+        layer, through_gates, grad_h_n, steps, reverse, of_projected, grad_h_0);
+  }
 
   // What takes all steps at once.
   if (is_saved) make_operands();

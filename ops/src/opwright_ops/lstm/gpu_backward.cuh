@@ -253,7 +253,7 @@ __global__ void begin_back(Layer<T> layer, Sweep<T> sweep, View<const T, 2> grad
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   fill.run();
   if (i < layer.B * layer.R) {
-    sweep.grad_h[i] = static_cast<E>(grad_h_n(i / layer.R, i % layer.R));
+    sweep.grad_h[i] = grad_h_n.defined() ? static_cast<E>(grad_h_n(i / layer.R, i % layer.R)) : E(0);
     if (sweep.of_mask) sweep.of_mask[i] = 0;
   }
   if (i < layer.B * layer.H) {

@@ -232,6 +232,87 @@ struct Tagged : InGlobal {
   }
 };
 
+// Sums over all blocks of a cluster, two for each of 8 entries of the batch; two kinds of them take turns.
+struct Totals {
+  static constexpr int kMostBlocks = 16, kEntries = 8;
+  Arrivals arrivals[2];
+  float2 come[2][kMostBlocks][kEntries];
+  float2 of_warps[2][kWarps][4];
+
+  __device__ static uint32_t bytes() { return gridDim.x * kEntries * sizeof(float2); }
+  __device__ void prepare() {
+    for (auto& each : arrivals) each.prepare(), each.announce(bytes());
+  }
+  // By a thread for each entry and each of the blocks.
+  __device__ void give(int kind, int entry, int rank, float2 value) {
+    arrivals[kind].send(&come[kind][blockIdx.x][entry], value, rank);
+  }
+  // Waits for what was given in `turn`, counted for each kind; each thread of the block does.
+  __device__ void wait(int kind, int turn) {
+    arrivals[kind].wait(turn % 2);
+    if (threadIdx.x == 0) arrivals[kind].announce(bytes());
+  }
+  // The sums of what the threads of a warp have, of one entry; in an order that is always the same.
+  __device__ float2 sums(int kind, int turn, int entry, float2 value) {
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2)
+      value.x += __shfl_xor_sync(~0u, value.x, lanes), value.y += __shfl_xor_sync(~0u, value.y, lanes);
+    for (int rank = threadIdx.x % 32; rank < gridDim.x; rank += 32) give(kind, entry, rank, value);
+    wait(kind, turn);
+    float2 sum = {};
+    for (int block = 0; block < gridDim.x; ++block)
+      sum.x += come[kind][block][entry].x, sum.y += come[kind][block][entry].y;
+    return sum;
+  }
+  // Moments of H times PER values of an entry, of which this thread has those of `unit`; lanes that are 4
+  // apart, and warps that are 2 apart, have the others of this block's 32 units, each warp those of 8. From
+  // means and squares of distances to them: differences of large sums would leave nothing of a small
+  // variance.
+  template <int PER>
+  __device__ Moments<float> moments(int kind, int turn, int entry, int unit, int H,
+                                    const float (&values)[PER]) {
+    const auto width = [&](int first, int units) {
+      const int left = H - first;
+      return static_cast<float>(PER * (left < 0 ? 0 : left < units ? left : units));
+    };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * 32;
+    const auto over_lanes = [](float sum) {
+#pragma unroll
+      for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+      return sum;
+    };
+    float sum = 0, squares = 0;
+#pragma unroll
+    for (int j = 0; j < PER; ++j) sum += unit < H ? values[j] : 0;
+    const float count = width(first + warp / 2 * 8, 8), mean = over_lanes(sum) / (count ? count : 1);
+#pragma unroll
+    for (int j = 0; j < PER; ++j) squares += unit < H ? (values[j] - mean) * (values[j] - mean) : 0;
+    squares = over_lanes(squares);
+    if (lane < 4) of_warps[kind][warp][lane] = make_float2(mean, squares);
+    __syncthreads();
+    // parts: of(i) and count(i) of `many` of them.
+    const auto join = [](int many, const auto& of, const auto& count) {
+      float all = 0, mean = 0, squares = 0;
+      for (int i = 0; i < many; ++i) all += count(i), mean += count(i) * of(i).x;
+      mean /= all ? all : 1;
+      for (int i = 0; i < many; ++i) squares += of(i).y + count(i) * (of(i).x - mean) * (of(i).x - mean);
+      return make_float2(mean, squares);
+    };
+    if (threadIdx.x < gridDim.x * kEntries) {
+      const int of_entry = threadIdx.x % kEntries;
+      give(kind, of_entry, threadIdx.x / kEntries,
+           join(
+               4, [&](int set) { return of_warps[kind][2 * set + of_entry % 2][of_entry / 2]; },
+               [&](int set) { return width(first + 8 * set, 8); }));
+    }
+    wait(kind, turn);
+    const float2 all = join(
+        gridDim.x, [&](int block) { return come[kind][block][entry]; },
+        [&](int block) { return width(32 * block, 32); });
+    return {all.x, rsqrtf(all.y / (PER * H) + 1e-5f)};
+  }
+};
+
 // Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores take it:
 // TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group). A
 // warp has at most MOST groups, or exactly if they are full; HELD of the steps, two for each group, are in

@@ -171,7 +171,7 @@ __global__ void project(Layer<T> layer, State<T> state, const compute_t<T>* h, i
 template <typename T>
 __global__ void finish(Layer<T> layer, State<T> state, View<T, 2> h_n, View<T, 2> c_n) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (i < layer.B * layer.R) h_n(i / layer.R, i % layer.R) = state.h[i];
+  if (h_n.defined() && i < layer.B * layer.R) h_n(i / layer.R, i % layer.R) = state.h[i];
   if (i < layer.B * layer.H) c_n(i / layer.H, i % layer.H) = static_cast<T>(state.c[i]);
 }
 

@@ -13,11 +13,12 @@ struct GridSteps {
   Layer<T> layer;
   State<T> state;  // c, h and operand: as they are before the steps, and then after them
   View<const T, 2> weight_hh;
-  const E* from_input;   // [count, B, 4H], in the order of time
-  Chunk* chunks;         // as laid out by `chunks_for`, all 0
-  int64_t first, after;  // times: of the first step, and of that after the last or -1
-  int count;             // steps
-  int slices;            // of a block's entries, 8 NT each
+  const E* from_input;          // [count, B, 4H], in the order of time
+  const Moments<E>* moments_x;  // [count, B]: of its rows, where layers are normalised
+  Chunk* chunks;                // as laid out by `chunks_for`, all 0
+  int64_t first, after;         // times: of the first step, and of that after the last or -1
+  int count;                    // steps
+  int slices;                   // of a block's entries, 8 NT each
   bool reverse;
 };
 
@@ -29,8 +30,8 @@ __host__ __device__ inline int64_t groups_of(int64_t elements, int per_chunk) {
 
 // SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast:
 // without options, and as wide as all warps have groups. Near: the blocks of a part are a cluster, and
-// exchange h through shared memory.
-template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+// exchange h through shared memory; only they have layers that are normalised.
+template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;
   using Weights = Rows<T, kIsFast, 2 * SETS, MOST, HELD>;
@@ -38,6 +39,7 @@ struct Grid {
   // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8.
   static constexpr int kItems = 2 * SETS * NT;
   static_assert(kItems <= kWarps);
+  static_assert(!kIsNormalised || (kIsNear && kItems == kWarps && kEntries == Totals::kEntries));
 
   struct Sums {
     float4 of[2][kWarps][kItems][32];
@@ -45,7 +47,8 @@ struct Grid {
   static int64_t shared_bytes(int slices, int64_t width) {
     const int64_t near =
         slices * (sizeof(NearSlice) + 2 * groups_of(width, kPerChunk<T>) * kEntries * 4 * sizeof(Chunk));
-    return (kIsNear ? near : 0) + sizeof(Sums) + int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
+    return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + sizeof(Sums) +
+           int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
            Weights::shared_bytes(static_cast<int>(groups_of(width, kPerChunk<T>)));
   }
   static bool is_for(const Layer<T>& layer) {
@@ -61,7 +64,8 @@ struct Grid {
     const int chunks = (R + kPerChunk<T> - 1) / kPerChunk<T>;
     const int unit_0 = blockIdx.x * SETS * kUnits, entry_0 = blockIdx.y * a.slices * kEntries;
     const int per_step = groups * kEntries * 4, all = 2 * a.slices * per_step;
-    NearSlice* near = reinterpret_cast<NearSlice*>(shared);
+    Totals& totals = *reinterpret_cast<Totals*>(shared);
+    NearSlice* near = reinterpret_cast<NearSlice*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
     Chunk* const mine = kIsNear ? reinterpret_cast<Chunk*>(near + a.slices) : a.chunks + blockIdx.y * 2 * all;
     Sums& sums = *(kIsNear ? reinterpret_cast<Sums*>(mine + all) : reinterpret_cast<Sums*>(shared));
     E* all_c = reinterpret_cast<E*>(&sums + 1);
@@ -71,6 +75,7 @@ struct Grid {
     const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
     if (kIsNear && threadIdx.x == 0)
       for (int slice = 0; slice < a.slices; ++slice) near[slice].prepare(a.count, bytes);
+    if (kIsNormalised && threadIdx.x == 0) totals.prepare();
     // h before the first step.
     const int fillers = kIsNear ? 1 : gridDim.x;
     for (int i = (kIsNear ? 0 : blockIdx.x) * kThreads + threadIdx.x; i < a.slices * per_step;
@@ -112,7 +117,12 @@ struct Grid {
     const int chunk = unit / kPerChunk<T>;
     const int give_to =
         unit % kPerChunk<T> == 0 && chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
-    E bias[4] = {};
+    E bias[4] = {}, gain_x[4] = {}, gain_h[4] = {}, gain_c[2] = {};
+    if constexpr (kIsNormalised) {
+      for (int j = 0; j < 4 && unit < H; ++j)
+        gain_x[j] = layer.norm_ih[j * H + unit], gain_h[j] = layer.norm_hh[j * H + unit];
+      for (int j = 0; j < 2 && unit < H; ++j) gain_c[j] = static_cast<E>(layer.norm_c(j, unit));
+    }
     for (int slice = 0; slice < a.slices; ++slice) {
       if (!is_real(slice)) continue;
       const int entry = entry_of_0 + slice * kEntries;
@@ -126,8 +136,11 @@ struct Grid {
     const E* from_input =
         a.from_input + (a.reverse ? (a.count - 1) * inputs : 0) + int64_t{entry_of_0} * 4 * H + unit;
     E x[4] = {};
+    Moments<E> of_x = {};
+    const Moments<E>* moments_x = a.moments_x + (a.reverse ? (a.count - 1) * B : 0) + entry_of_0;
     const auto fetch = [&](int slice) {
       if (!is_real(slice)) return;
+      if (kIsNormalised) of_x = moments_x[slice * kEntries];
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[j] = __ldcs(from_input + slice * kEntries * 4 * H + j * H);
     };
@@ -164,20 +177,38 @@ struct Grid {
             const float4 more = sums.of[turn][w][warp][lane];
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
           }
-          E z[4] = {sum.x + x[0] + bias[0], sum.y + x[1] + bias[1], sum.z + x[2] + bias[2],
-                    sum.w + x[3] + bias[3]};
+          const E from_h[4] = {sum.x, sum.y, sum.z, sum.w};
+          E z[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) z[j] = from_h[j] + x[j] + bias[j];
+          const int reduction = step * a.slices + slice;
+          if constexpr (kIsNormalised) {
+            const auto of_h = totals.moments(0, reduction, in_slice, unit, H, from_h);
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+              z[j] = (x[j] - of_x.mean) * of_x.scale * gain_x[j] +
+                     (from_h[j] - of_h.mean) * of_h.scale * gain_h[j] + bias[j];
+          }
           const int entry = entry_of_0 + slice * kEntries;
           const bool is_there = is_real(slice), is_active = is_there && layer.is_active(t, entry);
           E& c = all_c[cell_of(slice)];
           T& h = all_h[cell_of(slice)];
           T h_after = T(0.0f), operand = h_after;
           E c_after = 0;
+          E before = 0, cell = 0;
           if (is_there) {
-            const E before = layer.resets(t, entry) ? E(0) : c;
-            const E cell = new_cell(layer, unit, z, before);
+            before = layer.resets(t, entry) ? E(0) : c;
+            cell = new_cell(layer, unit, z, before);
+          }
+          E normal = cell;  // as tanh takes it
+          if constexpr (kIsNormalised) {
+            const auto of_c = totals.moments(1, reduction, in_slice, unit, H, {cell});
+            normal = (cell - of_c.mean) * of_c.scale * gain_c[0] + gain_c[1];
+          }
+          if (is_there) {
             const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
             c_after = mix(keeps.c, before, cell);
-            const E out = static_cast<E>(new_out(layer, z[3], cell));
+            const E out = static_cast<E>(new_out(layer, z[3], normal));
             h_after = h;
             if (is_active) take_h(layer, t, entry, out, keeps.h, h_after);
             operand = operand_of(layer, next, entry, unit, h_after);
@@ -197,10 +228,13 @@ struct Grid {
             if (is_active) h = h_after, c = c_after;
             leave_h(a.state, t, entry, unit, is_active, h_after);
             leave_cell(a.state, t, entry, unit, is_active, c_after);
-            leave_gates(a.state, t, entry, unit, H, is_active, z);
+            if constexpr (kIsNormalised)
+              leave_gates(a.state, t, entry, unit, H, is_active, from_h);
+            else
+              leave_gates(a.state, t, entry, unit, H, is_active, z);
           }
         }
-        if (is_round) from_input += direction * inputs;
+        if (is_round) from_input += direction * inputs, moments_x += direction * B;
         if (!is_last || !is_round) fetch(is_round ? 0 : slice + 1);
       }
     }
@@ -230,10 +264,10 @@ struct Grid {
   }
 };
 
-template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) take_in_grid(GridSteps<T> steps) {
 #if __CUDA_ARCH__ >= 900
-  Grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>::take(steps);
+  Grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>::take(steps);
 #endif
 }
 

@@ -35,7 +35,7 @@ struct Marked : InGlobal {
   __device__ static void clear(Chunk* to) { store_chunk(to, {{kNone, kNone, kNone, kNone}}); }
 };
 
-template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
 struct GridBack {
   using E = compute_t<T>;
   static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
@@ -45,6 +45,7 @@ struct GridBack {
                        kOwn = kSums / kRanks;            // of a cluster, of a block; pairs
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
   static_assert(kCells <= kThreads && kSums <= kThreads);
+  static_assert(!kIsNormalised || (kIsNear && kCells == kThreads && kBlockUnits == 32));
 
   struct alignas(16) Slice {
     float2 come[kIsNear ? 1 : 2][kRanks][kIsNear ? 1 : kOwn];
@@ -60,8 +61,8 @@ struct GridBack {
   }
   static int64_t shared_bytes(int slices, int64_t H) {
     const int64_t near = slices * int64_t{2} * groups_for(H) * kEntries * 4 * sizeof(Chunk);
-    return (kIsNear ? near : 0) + sizeof(Partial) + slices * sizeof(Slice) +
-           Weights::shared_bytes((groups_for(H) + kRanks - 1) / kRanks);
+    return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + sizeof(Partial) +
+           slices * sizeof(Slice) + Weights::shared_bytes((groups_for(H) + kRanks - 1) / kRanks);
   }
   static bool is_for(const Layer<T>& layer) {
     return layer.H == int64_t{4} * kUnitsOfChunk<T> * kWarps * kRanks * MOST && layer.is_plain();
@@ -69,8 +70,9 @@ struct GridBack {
 
   __device__ static void sweep(const GridSweep<T>& a) {
     extern __shared__ __align__(16) unsigned char shared[];
-    Partial& partial = *reinterpret_cast<Partial*>(shared);
-    Slice* slices = reinterpret_cast<Slice*>(shared + sizeof(Partial));
+    Totals& totals = *reinterpret_cast<Totals*>(shared);
+    Partial& partial = *reinterpret_cast<Partial*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
+    Slice* slices = reinterpret_cast<Slice*>(&partial + 1);
     const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
     const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R), B = static_cast<int>(layer.B);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -96,6 +98,7 @@ struct GridBack {
     const uint32_t bytes = per_step * sizeof(Chunk);
     if (!kIsNear && thread < 2 * a.slices) slices[thread / 2].arrivals[thread % 2].prepare();
     if (kIsNear && thread < a.slices) slices[thread].near.prepare(steps + 1, bytes);
+    if (kIsNormalised && thread == 0) totals.prepare();
 
     // This thread's cell of each slice.
     const bool has_cells = thread < kCells;
@@ -115,10 +118,13 @@ struct GridBack {
       slices[slice].grad_h[cell] = is_real(slice) ? a.sweep.grad_h[entry * R + unit] : E(0);
       slices[slice].grad_c[cell] = is_real(slice) ? a.sweep.grad_c[entry * H + unit] : E(0);
     }
+    E gain_h[4] = {};
+    for (int j = 0; kIsNormalised && j < 4 && unit < H; ++j) gain_h[j] = layer.norm_hh[j * H + unit];
     // What is read for the next turn.
     const bool is_saved = a.past.saved.defined();
     Read<T> saved[4] = {}, grad_output = {};
-    E made[4] = {}, before = 0;
+    E made[4] = {}, before = 0, of_h[4] = {};
+    Moments<E> moments_h = {}, moments_c = {};
     const auto fetch = [&](int64_t t, int slice) {
       if (!is_real(slice)) return;
       const int entry = entry_of_0 + slice * kEntries;
@@ -129,6 +135,11 @@ struct GridBack {
           saved[j] = read(a.past.saved(t, entry, j * H + unit));
         else
           made[j] = a.past.z[row * 4 * H + j * H + unit];
+      }
+      if constexpr (kIsNormalised) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) of_h[j] = a.sweep.from_h[row * 4 * H + j * H + unit];
+        moments_h = a.sweep.moments_h[row], moments_c = a.sweep.moments_c[row];
       }
       before = a.past.c_before[row * H + unit];
       grad_output = read(a.sweep.grad_output(t, entry, unit));
@@ -174,6 +185,10 @@ struct GridBack {
         // While sums travel.
         Gates<T> x;
         const E of_output = grad_output.value();
+        E from_h[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) from_h[j] = of_h[j];
+        const Moments<E> now_h = moments_h, now_c = moments_c;
         if (!is_end) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) x.z[j] = is_saved ? saved[j].value() : made[j];
@@ -206,18 +221,47 @@ struct GridBack {
           a.sweep.grad_c[entry * H + unit] = grad_c;
           continue;
         }
-        E grad[4] = {};
+        E grad[4] = {}, to_new = 0, value = 0, gain_c = 1, normal = x.cell;
+        const auto keeps = kept(layer.options, layer.seed, is_there ? entry : 0, unit, t);
+        const bool is_active = is_there && layer.is_active(t, entry);
         if (is_there) {
-          const auto keeps = kept(layer.options, layer.seed, entry, unit, t);
-          const bool is_active = layer.is_active(t, entry);
-          E of_h = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h, to_h);
-          const E to_new = take_grad_h(layer, is_active, of_output, keeps.h, of_h);
-          grad_h = of_h;
-          if (is_active)
-            grad_c = gates_back(layer, a.sweep, x, t, entry, unit,
-                                layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o),
-                                layer.options.through_tanh(to_new * x.o, x.cell, x.squashed), keeps.c, grad_c,
-                                grad);
+          E left = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h, to_h);
+          to_new = take_grad_h(layer, is_active, of_output, keeps.h, left);
+          grad_h = left;
+        }
+        if (kIsNormalised && is_active) {
+          gain_c = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - now_c.mean) * now_c.scale;
+          normal = value * gain_c + static_cast<E>(layer.norm_c(1, unit)),
+          x.squashed = layer.options.tanh(normal);
+        }
+        const E grad_o = layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o);
+        E to_cell = layer.options.through_tanh(to_new * x.o, normal, x.squashed);
+        const int64_t row = t * B + entry;
+        const int reduction = step * a.slices + slice;
+        if constexpr (kIsNormalised) {
+          if (!is_active) to_cell = 0;
+          if (is_there)
+            a.sweep.normal[row * H + unit] = to_cell, a.sweep.normal_unit[row * H + unit] = to_cell * value;
+          to_cell *= gain_c;
+          const float2 sums = totals.sums(0, reduction, in_slice, make_float2(to_cell, to_cell * value));
+          to_cell = now_c.scale * (to_cell - (sums.x + value * sums.y) / H);
+        }
+        if (is_active)
+          grad_c = gates_back(layer, a.sweep, x, t, entry, unit, grad_o, to_cell, keeps.c, grad_c, grad);
+        if constexpr (kIsNormalised) {
+          E values[4];
+          float2 mine = {};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            values[j] = (from_h[j] - now_h.mean) * now_h.scale;
+            if (is_there) a.sweep.before_norm[row * 4 * H + j * H + unit] = grad[j];
+            grad[j] *= gain_h[j];
+            mine.x += grad[j], mine.y += grad[j] * values[j];
+          }
+          const float2 sums = totals.sums(1, reduction, in_slice, mine);
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            grad[j] = is_there ? now_h.scale * (grad[j] - (sums.x + values[j] * sums.y) / (4 * H)) : 0;
         }
         T narrow[4];
 #pragma unroll
@@ -231,7 +275,7 @@ struct GridBack {
           if (step > 1) Marked::clear(buffer(step - 1, slice) + give_to);
         }
         if (is_there) {
-          T* to = a.sweep.gates + (t * B + entry) * 4 * H + unit;
+          T* to = a.sweep.gates + row * 4 * H + unit;
 #pragma unroll
           for (int j = 0; j < 4; ++j) to[j * H] = narrow[j];
         }
@@ -256,10 +300,10 @@ struct GridBack {
   }
 };
 
-template <typename T, bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>
+template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) sweep_in_grid(GridSweep<T> sweep) {
 #if __CUDA_ARCH__ >= 900
-  GridBack<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>::sweep(sweep);
+  GridBack<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>::sweep(sweep);
 #endif
 }
 

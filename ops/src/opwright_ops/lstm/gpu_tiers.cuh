@@ -62,28 +62,29 @@ struct Launch {
   int64_t shared_bytes = 0;
 };
 
-// use<is near, is fast, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast
-// ones first, and those with less columns. For the same registers, a warp of the backward has MORE times as
-// many groups.
+// use<is near, is fast, is normalised, sets, tiles, most groups of a warp, steps in registers>() for all
+// kernels, the fast ones first, and those with less columns. For the same registers, a warp of the backward
+// has MORE times as many groups.
 template <typename T, int MORE, int MORE_NEAR, typename Use>
 void for_kernels(const Use& use) {
   const auto far = [&]<int NT>() {
     if constexpr (kIsNarrow<T>) {
-      use.template operator()<false, true, kSets<T>, NT, 2 * MORE, 4 * MORE>();
-      use.template operator()<false, true, kSets<T>, NT, 3 * MORE, 6 * MORE>();
-      use.template operator()<false, true, kSets<T>, NT, 4 * MORE, 8 * MORE>();
-      use.template operator()<false, true, kSets<T>, NT, 6 * MORE, 8 * MORE>();
-      use.template operator()<false, true, kSets<T>, NT, 8 * MORE, 8 * MORE>();
-      use.template operator()<false, false, kSets<T>, NT, 8 * MORE, 8 * MORE>();
+      use.template operator()<false, true, false, kSets<T>, NT, 2 * MORE, 4 * MORE>();
+      use.template operator()<false, true, false, kSets<T>, NT, 3 * MORE, 6 * MORE>();
+      use.template operator()<false, true, false, kSets<T>, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<false, true, false, kSets<T>, NT, 6 * MORE, 8 * MORE>();
+      use.template operator()<false, true, false, kSets<T>, NT, 8 * MORE, 8 * MORE>();
+      use.template operator()<false, false, false, kSets<T>, NT, 8 * MORE, 8 * MORE>();
     } else {
-      use.template operator()<false, true, kSets<T>, NT, 4 * MORE, 8 * MORE>();
-      use.template operator()<false, true, kSets<T>, NT, 8 * MORE, 16 * MORE>();
-      use.template operator()<false, false, kSets<T>, NT, 8 * MORE, 16 * MORE>();
+      use.template operator()<false, true, false, kSets<T>, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<false, true, false, kSets<T>, NT, 8 * MORE, 16 * MORE>();
+      use.template operator()<false, false, false, kSets<T>, NT, 8 * MORE, 16 * MORE>();
     }
   };
-  use.template operator()<true, true, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
-  use.template operator()<true, true, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
-  use.template operator()<true, false, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  use.template operator()<true, true, false, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+  use.template operator()<true, true, false, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  use.template operator()<true, false, false, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  use.template operator()<true, false, true, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   far.template operator()<1>();
   far.template operator()<2>();
 }
@@ -92,25 +93,29 @@ void for_kernels(const Use& use) {
 template <typename T>
 auto forward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSteps<T>)> launch;
-  for_kernels<T, 1, 1>([&]<bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>() {
-    using Kind = Grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>;
-    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer)))
-      return;
-    launch = {take_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>,
-              Kind::shared_bytes(plan.slices, layer.R)};
-  });
+  for_kernels<T, 1, 1>(
+      [&]<bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>() {
+        using Kind = Grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>;
+        if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT ||
+            (kIsFast && !Kind::is_for(layer)) || kIsNormalised != layer.norm_c.defined())
+          return;
+        launch = {take_in_grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>,
+                  Kind::shared_bytes(plan.slices, layer.R)};
+      });
   return launch;
 }
 template <typename T>
 auto backward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSweep<T>)> launch;
-  for_kernels<T, 2, 4>([&]<bool kIsNear, bool kIsFast, int SETS, int NT, int MOST, int HELD>() {
-    using Kind = GridBack<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>;
-    if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT || (kIsFast && !Kind::is_for(layer)))
-      return;
-    launch = {sweep_in_grid<T, kIsNear, kIsFast, SETS, NT, MOST, HELD>,
-              Kind::shared_bytes(plan.slices, layer.H)};
-  });
+  for_kernels<T, 2, 4>(
+      [&]<bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>() {
+        using Kind = GridBack<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>;
+        if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT ||
+            (kIsFast && !Kind::is_for(layer)) || kIsNormalised != layer.norm_c.defined())
+          return;
+        launch = {sweep_in_grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>,
+                  Kind::shared_bytes(plan.slices, layer.H)};
+      });
   return launch;
 }
 

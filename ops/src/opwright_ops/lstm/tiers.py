@@ -9,7 +9,7 @@ import torch
 from opwright_ops.lstm.refusals import refuse
 
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
-_WIDEST_CLUSTER, _WIDEST = 512, 4096  # bytes of h of one entry
+_BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST = 512, 1024, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
 
 
@@ -19,7 +19,6 @@ def lstm_tier(
     dtype: torch.dtype,
     device: torch.device | str | None = None,
     *,
-    proj_size: int = 0,
     layer_norm: bool = False,
     fp32_precision: Literal["ieee", "tf32"] = "ieee",
 ) -> Literal["cluster", "grid", "step"]:
@@ -27,15 +26,15 @@ def lstm_tier(
 
     "cluster" and "grid": all of them in one launch, whose blocks keep the weights on the chip; a cluster of blocks has
     all of them, and eight entries or more of the batch, or all blocks have them together. "step": each with one matrix
-    product and one kernel. Where this says "grid" and other work keeps some of the GPU's multiprocessors (MPS with a
-    share of the threads), the steps are taken one by one all the same.
+    product and one kernel. The steps are taken one by one all the same where other work keeps some of the GPU's
+    multiprocessors (MPS with a share of the threads) and this says "grid", and where `h_mask`, `zoneout_h` or layer
+    normalisation come together with a projection.
 
     Args:
         hidden_size: H, the units of a direction of a layer.
         batch_size: entries that the steps are taken of together.
         dtype: of the weights.
         device: a CUDA device; the current one where none is given.
-        proj_size: R, where h is projected; 0 without.
         layer_norm: whether the layer is normalised.
         fp32_precision: that of `lstm`.
 
@@ -51,10 +50,13 @@ def lstm_tier(
     gpu = torch.cuda.get_device_properties(where)
     size = dtype.itemsize
     is_rounded = dtype != torch.float32 or fp32_precision == "tf32"
-    if gpu.major < 9 or size > 4 or not is_rounded or layer_norm or proj_size or batch_size < 1:
+    if gpu.major < 9 or size > 4 or not is_rounded or batch_size < 1:
         return "step"
-    if hidden_size * size <= _WIDEST_CLUSTER and gpu.multi_processor_count >= 16:
+    widest = _WIDEST_CLUSTER if layer_norm else _BEST_CLUSTER
+    if hidden_size * size <= widest and gpu.multi_processor_count >= 16:
         return "cluster"
+    if layer_norm:
+        return "step"
     units = 8 if size == 4 else 16  # of a block
     blocks = 2 * -(-hidden_size // (2 * units))
     at_once = gpu.multi_processor_count // blocks

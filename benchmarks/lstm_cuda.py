@@ -37,8 +37,10 @@ CASES = [
     (bf16, 1024, 64, 256, {}), (bf16, 1024, 128, 256, {}), (bf16, 2048, 32, 256, {}), (bf16, 2048, 128, 256, {}),
     (f16, 64, 16, 256, {}), (f16, 128, 16, 256, {}), (bf16, 128, 64, 256, {}), (f32, 128, 16, 256, {}),
     (f16, 256, 16, 256, {}), (bf16, 256, 256, 256, {}), (f32, 512, 64, 256, {}), (f32, 1536, 16, 256, {}),
-    (f32, 512, 16, 256, {"ieee": True}), (bf16, 4096, 16, 64, {}), (bf16, 1024, 32, 16, {}), (bf16, 1024, 32, 1, {}),
+    (f32, 512, 16, 256, {"ieee": True}), (bf16, 4096, 16, 64, {}), (bf16, 1024, 32, 16, {}), (bf16, 1024, 32, 4, {}),
+    (bf16, 1024, 32, 1, {}),
 ]  # fmt: skip
+NORMALISED = [(256, 16, 256), (512, 16, 256), (512, 64, 256)]
 
 
 def fastest(calls: dict[str, Callable[[], object]], rounds: int = 5, in_a_row: int = 4) -> dict[str, float]:
@@ -117,11 +119,29 @@ def measure(dtype: torch.dtype, H: int, B: int, T: int, options: dict[str, objec
     return row
 
 
+def measure_normalised(H: int, B: int, T: int) -> dict[str, object]:
+    """Returns the times of layers that cuDNN does not have, in clusters and step by step."""
+    tiers = ("cluster", "step")
+    modules = {tier: LSTM(H, H, layer_norm=True, tier=tier, device="cuda", dtype=bf16) for tier in tiers}
+    leaf = torch.randn(T, B, H, device="cuda", dtype=bf16, requires_grad=True)
+    calls = {tier: (lambda module=module: module(leaf)[0].sum().backward()) for tier, module in modules.items()}
+    row: dict[str, object] = {"dtype": "bfloat16", "H": H, "B": B, "T": T, "layer_norm": True}
+    with torch.no_grad():
+        times = {"forward": fastest({tier: (lambda module=module: module(leaf)) for tier, module in modules.items()})}
+    times["forward and backward"] = fastest(calls)
+    for title, found in times.items():
+        row[f"{title}, us per step"] = {name: round(1e3 * value / T, 2) for name, value in found.items()}
+    return row
+
+
 def main() -> None:
     is_quick = "--quick" in sys.argv[1:]
     rows = []
     for case in CASES[:14] if is_quick else CASES:
         rows.append(measure(*case))
+        print(json.dumps(rows[-1]), flush=True)
+    for case in () if is_quick else NORMALISED:
+        rows.append(measure_normalised(*case))
         print(json.dumps(rows[-1]), flush=True)
     if not is_quick:
         RESULT.write_text(json.dumps({"machine": builtins_of(machine_card()), "cases": rows}, indent=1) + "\n")

@@ -24,10 +24,28 @@ void multiply_all(compute_t<T>* out, const opwright::Tensor& a, const opwright::
   multiply<T>(out, a, b.t());
 }
 
+// From as many units on, the product of a step is taken as TF32 by a convolution, though its call takes the
+// host 30 us: that of float32 takes the GPU as long.
+constexpr int64_t kWide = 1024;
+
+template <typename T>
+View<const T, 2> turned(const View<const T, 2>& of) {
+  return {of.data(), {of.size(1), of.size(0)}, {of.stride(1), of.stride(0)}};
+}
+template <typename T>
+opwright::Tensor contiguous(const View<const T, 2>& of) {
+  if (of.is_contiguous()) return borrow(of);
+  auto copy = opwright::Tensor::empty<T>({of.size(0), of.size(1)});
+  opwright::call("aten::copy_", copy, borrow(of), false);
+  return copy;
+}
+
 // A launch for all steps, if there is one for them and it is wanted; for those that are normalised, in
 // clusters.
 template <typename T>
-Plan plan_for(int64_t H, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised) {
+Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised) {
+  constexpr int64_t kFewSteps = 2;  // take less time than to put the weights on the chip
+  if (steps == 0 || (steps <= kFewSteps && tier == Tier::auto_)) return {};
   if (tier == Tier::step || (is_normalised && tier == Tier::grid)) return {};
   if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
   const auto device = opwright::current_device();
@@ -93,7 +111,8 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
       layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed,
                activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const bool can_join = !h_mask.defined() && !zoneout_h && !norms;
-  const Plan plan = weight_hr.defined() && !can_join ? Plan{} : plan_for<T>(H, B, tier, precision, norms);
+  const Plan plan =
+      weight_hr.defined() && !can_join ? Plan{} : plan_for<T>(steps, H, B, tier, precision, norms);
   // The steps of a layer that is projected after all of them have h of H units.
   const bool is_joined = weight_hr.defined() && plan.blocks, projects = weight_hr.defined() && !is_joined;
   Layer<T> of_steps = layer;
@@ -127,7 +146,9 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   E* row_of_cells = norms ? scratch.take<E>(B * 3 * H) : nullptr;
   auto* moments_x =
       norms && plan.blocks ? reinterpret_cast<Moments<E>*>(scratch.take<E>(2 * at_once * B)) : nullptr;
-  const auto hh = borrow(recurrent).t(), operand = borrow(state.operand, {B, of_steps.R});
+  const bool is_wide = rounds<T>(precision) && H >= kWide;
+  const auto hh = is_wide ? contiguous<T>(recurrent) : borrow(recurrent);
+  const auto operand = borrow(state.operand, {B, of_steps.R});
   const auto hr = weight_hr.defined() ? borrow(weight_hr).t() : opwright::Tensor();
   const auto cell_out = projects ? borrow(state.cell_out, {B, H}) : opwright::Tensor();
   auto whole = borrow(input);
@@ -176,7 +197,10 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     for (int64_t s = 0; s < count; ++s) {
       const int64_t t = reverse ? first + count - 1 - s : first + s;
       const int64_t next = done + s + 1 == steps ? -1 : reverse ? t - 1 : t + 1;
-      multiply<T>(from_h, operand, hh);
+      if (is_wide)
+        multiply_all<T>(from_h, operand, hh, precision);
+      else
+        multiply<T>(from_h, operand, hh.t());
       kernel<<<norms ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
           of_steps, state, from_input + (t - first) * B * 4 * H, from_h, t, next, row_of_cells);
       if (projects) {
@@ -294,7 +318,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   const auto if_ = [&](bool is_there, int64_t count) { return is_there ? scratch.take<E>(count) : nullptr; };
   const bool can_join = !h_mask.defined() && !zoneout_h && !is_normalised;
   const Plan plan =
-      !steps || (is_projected && !can_join) ? Plan{} : plan_for<T>(H, B, tier, precision, is_normalised);
+      is_projected && !can_join ? Plan{} : plan_for<T>(steps, H, B, tier, precision, is_normalised);
   const bool is_joined = is_projected && plan.blocks, projects = is_projected && !is_joined;
   Layer<T> of_steps = layer;
   View<const T, 2> recurrent = weight_hh;
@@ -338,7 +362,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   const auto kernel = is_normalised ? (projects ? step_back<T, true, true> : step_back<T, true, false>)
                                     : (projects ? step_back<T, false, true> : step_back<T, false, false>);
   const auto hr = projects ? borrow(weight_hr) : opwright::Tensor();
-  const auto hh_of_steps = borrow(recurrent);
+  const bool is_wide = rounds<T>(precision) && H >= kWide;
+  const auto hh_of_steps = is_wide ? contiguous<T>(turned(recurrent)) : borrow(recurrent);
   int64_t after = -1;
   const GridSweep<T> all{of_steps, past, sweep, recurrent, reinterpret_cast<Chunk*>(chunks.at), plan.slices};
   const bool is_done = plan.blocks && sweep_at_once(plan, all, stream);
@@ -351,7 +376,11 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
     }
     kernel<<<is_normalised ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
         of_steps, past, sweep, t, after);
-    multiply<T>(sweep.to_h, borrow(sweep.gates + t * B * width, {B, width}), hh_of_steps);
+    const auto gates_of_step = borrow(sweep.gates + t * B * width, {B, width});
+    if (is_wide)
+      multiply_all<T>(sweep.to_h, gates_of_step, hh_of_steps, precision);
+    else
+      multiply<T>(sweep.to_h, gates_of_step, hh_of_steps);
     after = t;
   }
   finish_back<T><<<blocks_for(most), kThreads, 0, stream>>>(

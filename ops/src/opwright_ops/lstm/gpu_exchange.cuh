@@ -18,6 +18,10 @@ constexpr int kPerChunk = 16 / sizeof(T);
 // Units whose four gates are a chunk.
 template <typename T>
 constexpr int kUnitsOfChunk = sizeof(T) < 4 ? 2 : 1;
+// Groups of four chunks that hold so many elements.
+__host__ __device__ inline int64_t groups_of(int64_t elements, int per_chunk) {
+  return (elements + 4 * per_chunk - 1) / (4 * per_chunk);
+}
 
 __device__ inline Chunk load_chunk(const Chunk* from) {
   Chunk c{};

@@ -22,12 +22,6 @@ struct GridSteps {
   bool reverse;
 };
 
-// Chunks of one step of one slice; there are twice as many for steps that take turns, and twice as many
-// again for what does not fit.
-__host__ __device__ inline int64_t groups_of(int64_t elements, int per_chunk) {
-  return (elements + 4 * per_chunk - 1) / (4 * per_chunk);
-}
-
 // SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast:
 // without options, and as wide as all warps have groups. Near: the blocks of a part are a cluster, and
 // exchange h through shared memory; only they have layers that are normalised.
@@ -41,18 +35,22 @@ struct Grid {
   static_assert(kItems <= kWarps);
   static_assert(!kIsNormalised || (kIsNear && kItems == kWarps && kEntries == Totals::kEntries));
 
+  // Of columns. Near and fast, as many as all warps can have: those beyond the width stay 0.
+  __host__ __device__ static int groups_for(int64_t width) {
+    return kIsNear && kIsFast ? kWarps * MOST : static_cast<int>(groups_of(width, kPerChunk<T>));
+  }
+
   struct Sums {
     float4 of[2][kWarps][kItems][32];
   };
   static int64_t shared_bytes(int slices, int64_t width) {
-    const int64_t near =
-        slices * (sizeof(NearSlice) + 2 * groups_of(width, kPerChunk<T>) * kEntries * 4 * sizeof(Chunk));
+    const int64_t near = slices * (sizeof(NearSlice) + 2 * groups_for(width) * kEntries * 4 * sizeof(Chunk));
     return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + sizeof(Sums) +
-           int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
-           Weights::shared_bytes(static_cast<int>(groups_of(width, kPerChunk<T>)));
+           int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) + Weights::shared_bytes(groups_for(width));
   }
   static bool is_for(const Layer<T>& layer) {
-    return layer.R == int64_t{4} * kPerChunk<T> * kWarps * MOST && layer.is_plain();
+    constexpr int64_t kWidth = int64_t{4} * kPerChunk<T> * kWarps * MOST;
+    return (kIsNear ? layer.R <= kWidth : layer.R == kWidth) && layer.is_plain();
   }
 
   __device__ static void take(const GridSteps<T>& a) {
@@ -60,7 +58,7 @@ struct Grid {
     const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
     const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R), B = static_cast<int>(layer.B);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int groups = static_cast<int>(groups_of(R, kPerChunk<T>));
+    const int groups = groups_for(R);
     const int chunks = (R + kPerChunk<T> - 1) / kPerChunk<T>;
     const int unit_0 = blockIdx.x * SETS * kUnits, entry_0 = blockIdx.y * a.slices * kEntries;
     const int per_step = groups * kEntries * 4, all = 2 * a.slices * per_step;

@@ -56,8 +56,9 @@ struct GridBack {
   struct Partial {
     float2 of[kWarps][kSums];
   };
+  // As in the forward.
   __host__ __device__ static int groups_for(int64_t H) {
-    return static_cast<int>((H + 4 * kUnitsOfChunk<T> - 1) / (4 * kUnitsOfChunk<T>));
+    return kIsNear && kIsFast ? kWarps * MOST : static_cast<int>(groups_of(H, kUnitsOfChunk<T>));
   }
   static int64_t shared_bytes(int slices, int64_t H) {
     const int64_t near = slices * int64_t{2} * groups_for(H) * kEntries * 4 * sizeof(Chunk);
@@ -65,7 +66,8 @@ struct GridBack {
            slices * sizeof(Slice) + Weights::shared_bytes((groups_for(H) + kRanks - 1) / kRanks);
   }
   static bool is_for(const Layer<T>& layer) {
-    return layer.H == int64_t{4} * kUnitsOfChunk<T> * kWarps * kRanks * MOST && layer.is_plain();
+    constexpr int64_t kWidth = int64_t{4} * kUnitsOfChunk<T> * kWarps * kRanks * MOST;
+    return (kIsNear ? layer.H <= kWidth : layer.H == kWidth) && layer.is_plain();
   }
 
   __device__ static void sweep(const GridSweep<T>& a) {
@@ -77,7 +79,7 @@ struct GridBack {
     const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R), B = static_cast<int>(layer.B);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const int rank = blockIdx.x % kRanks, groups = groups_for(H);
-    const int per_step = groups * kEntries * 4;
+    const int per_step = groups * kEntries * 4, chunks = 4 * static_cast<int>(groups_of(H, kUnitsOfChunk<T>));
     constexpr int kBuffers = kIsNear ? 2 : Marked::kBuffers;
     Chunk* const near_chunks = reinterpret_cast<Chunk*>(slices + a.slices);
     Chunk* const mine = kIsNear ? near_chunks : a.chunks + blockIdx.y * a.slices * kBuffers * per_step;
@@ -95,7 +97,9 @@ struct GridBack {
       });
     });
     const int steps = static_cast<int>(a.past.steps);
-    const uint32_t bytes = per_step * sizeof(Chunk);
+    const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
+    for (int i = thread; kIsNear && kIsFast && i < a.slices * kBuffers * per_step; i += kThreads)
+      near_chunks[i] = {};
     if (!kIsNear && thread < 2 * a.slices) slices[thread / 2].arrivals[thread % 2].prepare();
     if (kIsNear && thread < a.slices) slices[thread].near.prepare(steps + 1, bytes);
     if (kIsNormalised && thread == 0) totals.prepare();
@@ -110,7 +114,7 @@ struct GridBack {
     };
     const int come_at = (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
     const int chunk = unit / kUnitsOfChunk<T>;
-    const int give_to = has_cells && unit % kUnitsOfChunk<T> == 0 && chunk < 4 * groups
+    const int give_to = has_cells && unit % kUnitsOfChunk<T> == 0 && chunk < chunks
                             ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4
                             : -1;
     for (int slice = 0; slice < a.slices && has_cells; ++slice) {

@@ -28,7 +28,7 @@ def lstm_tier(
     all of them, and eight entries or more of the batch, or all blocks have them together. "step": each with one matrix
     product and one kernel. The steps are taken one by one all the same where other work keeps some of the GPU's
     multiprocessors (MPS with a share of the threads) and this says "grid", and where `h_mask`, `zoneout_h` or layer
-    normalisation come together with a projection.
+    normalisation come together with a projection, and where there are no more than two.
 
     Args:
         hidden_size: H, the units of a direction of a layer.

@@ -120,12 +120,14 @@ def test_bench_and_report(command, tmp_path: Path) -> None:
     assert command("report", "nothing_here").returncode == 5
 
 
-def test_targets(command) -> None:
+def test_targets(command, tmp_path: Path) -> None:
+    (tmp_path / "made-1.0-py3-none-any.whl").touch()
     for target, text in {
         "no_such_module": "there is no such module",
         "./nowhere.py": "there is no such file",
         "empty.py": "declares no operator",
         "good.py::nothing": "there is no operator `nothing`",
+        "made-1.0-py3-none-any.whl": "it is no Python file",
     }.items():
         result = command("list", target)
         assert result.returncode == 2

@@ -52,7 +52,7 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
 
 
 def _is_file(place: str) -> bool:
-    return place.endswith(".py") or "/" in place
+    return place.endswith(".py") or "/" in place or Path(place).is_file()
 
 
 def _import_file(place: str) -> str:
@@ -60,6 +60,9 @@ def _import_file(place: str) -> str:
     path = path / "op.py" if path.is_dir() else path
     if not path.is_file():
         raise TargetError(place, "there is no such file", rows=[("expected", str(path))])
+    if path.suffix != ".py":
+        hint = "`opwright verify TARGET --wheel` checks the kernels of a wheel" if path.suffix == ".whl" else ""
+        raise TargetError(place, "it is no Python file", rows=[("got", str(path))], hint=hint)
     package = _package_of(path)
     if package is not None:
         # A file of a package is imported under its own name, so that it is not declared twice.

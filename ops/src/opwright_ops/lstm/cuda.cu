@@ -157,8 +157,10 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     opwright::call("aten::copy_", copy, whole, false);
     whole = copy;
   }
-  const auto kernel = norms ? (projects ? step<T, true, true> : step<T, true, false>)
-                            : (projects ? step<T, false, true> : step<T, false, false>);
+  const auto kernel = norms              ? (projects ? step<T, true, true> : step<T, true, false>)
+                      : projects         ? step<T, false, true>
+                      : layer.is_plain() ? step<T, false, false, true>
+                                         : step<T, false, false>;
   for (int64_t done = 0; done < steps; done += at_once) {
     const int64_t count = steps - done < at_once ? steps - done : at_once;
     const int64_t first = reverse ? steps - done - count : done;  // the earliest time of these steps
@@ -359,8 +361,10 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       chunks_for(scratch, plan, groups_of(H, kUnitsOfChunk<T>), Marked::kBuffers, Marked::kNone);
   begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(
       of_steps, sweep, is_joined ? View<const T, 2>{} : grad_h_n, grad_c_n, chunks);
-  const auto kernel = is_normalised ? (projects ? step_back<T, true, true> : step_back<T, true, false>)
-                                    : (projects ? step_back<T, false, true> : step_back<T, false, false>);
+  const auto kernel = is_normalised      ? (projects ? step_back<T, true, true> : step_back<T, true, false>)
+                      : projects         ? step_back<T, false, true>
+                      : layer.is_plain() ? step_back<T, false, false, true>
+                                         : step_back<T, false, false>;
   const auto hr = projects ? borrow(weight_hr) : opwright::Tensor();
   const bool is_wide = rounds<T>(precision) && H >= kWide;
   const auto hh_of_steps = is_wide ? contiguous<T>(turned(recurrent)) : borrow(recurrent);

@@ -104,11 +104,12 @@ __global__ void project_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64
       static_cast<T>(step_back_h(layer, past, sweep, t, after, entry, unit, keeps.h));
 }
 
-template <typename T, bool kIsNormalised, bool kIsProjected>
+template <typename T, bool kIsNormalised, bool kIsProjected, bool kIsPlain = false>
 __global__ void __launch_bounds__(kThreads)
-    step_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
+    step_back(Layer<T> given, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
   using E = compute_t<T>;
   __shared__ E shared[32];
+  const Layer<T> layer = kIsPlain ? plain(given) : given;
   const int64_t H = layer.H;
   const auto& options = layer.options;
   const auto of_h = [&](int64_t entry, int64_t unit, E keeps) {

@@ -188,9 +188,9 @@ struct NearSlice {
     arrivals[step % 2].wait((step - 1) / 2 % 2);
     if (threadIdx.x == 0 && step + 2 < steps) arrivals[step % 2].announce(bytes);
   }
-  // To all blocks of the cluster.
-  __device__ void give(int step, Chunk* to, const Chunk& chunk, int blocks) {
-    for (int rank = 0; rank < blocks; ++rank) arrivals[step % 2].send(to, chunk, rank);
+  // To all blocks of the cluster; of the `many` threads that have a chunk, each to its share of them.
+  __device__ void give(int step, Chunk* to, const Chunk& chunk, int one, int many) {
+    for (int rank = one; rank < gridDim.x; rank += many) arrivals[step % 2].send(to, chunk, rank);
   }
 };
 

@@ -92,12 +92,13 @@ __device__ void leave_gates(const State<T>& state, int64_t t, int64_t entry, int
 
 // One step of all cells: `x` and `h` are the products with the input and with h, [B, 4H]. A block takes a
 // row if layers are normalised, else kThreads elements.
-template <typename T, bool kIsNormalised, bool kIsProjected>
+template <typename T, bool kIsNormalised, bool kIsProjected, bool kIsPlain = false>
 __global__ void __launch_bounds__(kThreads)
-    step(Layer<T> layer, State<T> state, const compute_t<T>* x, const compute_t<T>* h, int64_t t,
+    step(Layer<T> given, State<T> state, const compute_t<T>* x, const compute_t<T>* h, int64_t t,
          int64_t next, compute_t<T>* row_of_cells) {
   using E = compute_t<T>;
   __shared__ E shared[32];
+  const Layer<T> layer = kIsPlain ? plain(given) : given;
   const int64_t H = layer.H;
   // `normal`: the cell as tanh takes it.
   const auto give = [&](int64_t entry, int64_t unit, E z_o, E before, E cell, E normal) {

@@ -113,8 +113,8 @@ struct Grid {
     };
     const auto cell_of = [&](int slice) { return (slice * kItems + warp) * 32 + lane; };
     const int chunk = unit / kPerChunk<T>;
-    const int give_to =
-        unit % kPerChunk<T> == 0 && chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
+    const int give_to = chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
+    const int of_chunk = unit % kPerChunk<T>;  // of the threads that have its units
     E bias[4] = {}, gain_x[4] = {}, gain_h[4] = {}, gain_c[2] = {};
     if constexpr (kIsNormalised) {
       for (int j = 0; j < 4 && unit < H; ++j)
@@ -217,8 +217,8 @@ struct Grid {
             if (give_to < 0)
               ;
             else if constexpr (kIsNear)
-              near[slice].give(step + 1, to, out, gridDim.x);
-            else
+              near[slice].give(step + 1, to, out, of_chunk, kPerChunk<T>);
+            else if (of_chunk == 0)
               Tagged<T>(step + 1, all).give(to, out);
           }
           if (is_there) {
@@ -245,18 +245,19 @@ struct Grid {
     if (kIsNear) wait_for_cluster();  // none ends before what it sent has come
   }
 
-  // Lanes row * 4 + i have units `row` of one entry for each i; those of a chunk are put together.
+  // Lanes row * 4 + i have units `row` of one entry for each i; those of a chunk are put together, for all of
+  // them.
   __device__ static Chunk chunk_of(T value) {
-    const uint32_t own = operand_bits<T>(value);
+    const uint32_t own = operand_bits<T>(value), lane = threadIdx.x % 32;
     Chunk out;
     if constexpr (kIsNarrow<T>) {
-      out.word[0] = own | __shfl_down_sync(~0u, own, 4) << 16;
-      out.word[1] = __shfl_down_sync(~0u, out.word[0], 8);
-      out.word[2] = __shfl_down_sync(~0u, out.word[0], 16);
-      out.word[3] = __shfl_down_sync(~0u, out.word[1], 16);
+      const uint32_t other = __shfl_xor_sync(~0u, own, 4);
+      const uint32_t pair = lane & 4 ? other | own << 16 : own | other << 16;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out.word[j] = __shfl_sync(~0u, pair, 8 * j + lane % 4);
     } else {
-      out = {{own, __shfl_down_sync(~0u, own, 4), __shfl_down_sync(~0u, own, 8),
-              __shfl_down_sync(~0u, own, 12)}};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out.word[j] = __shfl_sync(~0u, own, lane / 16 * 16 + 4 * j + lane % 4);
     }
     return out;
   }

@@ -114,9 +114,8 @@ struct GridBack {
     };
     const int come_at = (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
     const int chunk = unit / kUnitsOfChunk<T>;
-    const int give_to = has_cells && unit % kUnitsOfChunk<T> == 0 && chunk < chunks
-                            ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4
-                            : -1;
+    const int give_to = has_cells && chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
+    const int of_chunk = unit % kUnitsOfChunk<T>;  // of the threads that have its units
     for (int slice = 0; slice < a.slices && has_cells; ++slice) {
       const int entry = entry_of_0 + slice * kEntries;
       slices[slice].grad_h[cell] = is_real(slice) ? a.sweep.grad_h[entry * R + unit] : E(0);
@@ -273,8 +272,8 @@ struct GridBack {
         const Chunk out = chunk_of(narrow);
         if (give_to < 0) {
         } else if constexpr (kIsNear) {
-          here.near.give(step + 1, buffer(step + 1, slice) + give_to, out, gridDim.x);
-        } else {
+          here.near.give(step + 1, buffer(step + 1, slice) + give_to, out, of_chunk, kUnitsOfChunk<T>);
+        } else if (of_chunk == 0) {
           Marked::give(buffer(step + 1, slice) + give_to, out);
           if (step > 1) Marked::clear(buffer(step - 1, slice) + give_to);
         }
@@ -288,14 +287,17 @@ struct GridBack {
     wait_for_cluster();
   }
 
-  // Lanes that follow each other have units that do.
+  // Lanes that follow each other have units that do; those of a chunk are put together, for both.
   __device__ static Chunk chunk_of(const T (&grads)[4]) {
     Chunk out;
     if constexpr (kIsNarrow<T>) {
-      out.word[0] = word_of<T>(0, [&](int e) { return grads[e]; });
-      out.word[1] = word_of<T>(1, [&](int e) { return grads[e]; });
-      out.word[2] = __shfl_down_sync(~0u, out.word[0], 1);
-      out.word[3] = __shfl_down_sync(~0u, out.word[1], 1);
+      const bool is_second = threadIdx.x % 2;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t own = word_of<T>(i, [&](int e) { return grads[e]; });
+        const uint32_t other = __shfl_xor_sync(~0u, own, 1);
+        out.word[i] = is_second ? other : own, out.word[2 + i] = is_second ? own : other;
+      }
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j) out.word[j] = operand_bits<T>(grads[j]);

@@ -92,6 +92,46 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) to[blockIdx.x] = found;
 }
 
+// The cells of a thread where the gates were kept, without options: the readings of the next steps, and the
+// activations of AHEAD of them, which do not wait for each other, are done before their cells.
+template <int AHEAD, typename T>
+__device__ void scan_saved(const Layer<T>& layer, const Past<T>& past, int64_t entry, int64_t unit,
+                           compute_t<T> c) {
+  using E = compute_t<T>;
+  const int64_t H = layer.H, steps = past.steps, direction = past.reverse ? -1 : 1;
+  const int64_t start = past.reverse ? steps - 1 : 0;
+  Read<T> next[AHEAD][4];
+  const auto fetch = [&](int64_t first) {
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int64_t step = first + a < steps ? first + a : steps - 1;
+        next[a][j] = read(past.saved(start + step * direction, entry, j * H + unit));
+      }
+  };
+  fetch(0);
+  for (int64_t first = 0; first < steps; first += AHEAD) {
+    E keeps[AHEAD], adds[AHEAD];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      Gates<T> x;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x.z[j] = next[a][j].value();
+      x.before = 0;
+      x.activate(layer.options);
+      keeps[a] = x.f, adds[a] = x.i * x.g;
+    }
+    if (first + AHEAD < steps) fetch(first + AHEAD);
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      if (first + a >= steps) break;
+      past.c_before[((start + (first + a) * direction) * layer.B + entry) * H + unit] = c;
+      c = keeps[a] * c + adds[a];
+    }
+  }
+}
+
 // The cells before each step, from the first to the last; gates that were not kept get what the cells add.
 template <typename T, bool kIsNormalised, bool kIsPlain>
 __global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const compute_t<T>* from_input,
@@ -106,6 +146,7 @@ __global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const c
   const bool is_saved = past.saved.defined();
   const auto time_of = [&](int64_t step) { return past.reverse ? past.steps - 1 - step : step; };
   E c = c_0.defined() ? static_cast<E>(c_0(entry, unit)) : E(0);
+  if (kIsPlain && is_saved) return scan_saved<kAhead>(layer, past, entry, unit, c);
   for (int64_t first = 0; first < past.steps; first += kAhead) {
     // No branch among the readings: one that waits would hold up the others.
     Read<T> saved[kAhead][4] = {};

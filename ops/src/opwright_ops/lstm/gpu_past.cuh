@@ -112,22 +112,19 @@ __device__ void scan_saved(const Layer<T>& layer, const Past<T>& past, int64_t e
   };
   fetch(0);
   for (int64_t first = 0; first < steps; first += AHEAD) {
-    E keeps[AHEAD], adds[AHEAD];
+    Gates<T> x[AHEAD];
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      Gates<T> x;
+    for (int a = 0; a < AHEAD; ++a)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) x.z[j] = next[a][j].value();
-      x.before = 0;
-      x.activate(layer.options);
-      keeps[a] = x.f, adds[a] = x.i * x.g;
-    }
+      for (int j = 0; j < 4; ++j) x[a].z[j] = next[a][j].value();
     if (first + AHEAD < steps) fetch(first + AHEAD);
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) x[a].before = 0, x[a].activate(layer.options);
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
       if (first + a >= steps) break;
       past.c_before[((start + (first + a) * direction) * layer.B + entry) * H + unit] = c;
-      c = keeps[a] * c + adds[a];
+      c = x[a].f * c + x[a].i * x[a].g;
     }
   }
 }

@@ -277,7 +277,7 @@ class Limits:
     Attributes:
         copy_gb_s: copying a tensor far larger than the caches, bytes read plus written.
         triad_gb_s: a = b + c on such tensors, bytes read plus written.
-        cache_gb_s: the same copy between tensors that stay in the fastest shared cache.
+        cache_gb_s: the same copy between tensors that stay in the cache: on a CPU that of a core, times the threads.
         gemm_gflops: rate of a matrix product by dtype, as "f32".
         empty_call_us: host time of `torch.add` on one element: a call without work.
         launch_us: on a GPU, device time from one empty kernel to the next; else None.

@@ -456,13 +456,21 @@ def read(path: Path) -> Record:
         RecordError: the file is damaged, or written by a newer version.
     """
     try:
-        content = json.loads(path.read_bytes())
-        kind = content.pop("type") if isinstance(content, dict) and "type" in content else None
-        version = content.get("version", 1) if isinstance(content, dict) else 1
-        if isinstance(version, int) and version > VERSION:
-            raise ValueError(f"it has version {version}, and this Opwright reads up to {VERSION}")
-        if kind not in _KINDS:
-            raise ValueError(f"it is of no known kind: {kind!r}")
-        return decode(_KINDS[kind], content, "record")
+        return decoded(json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
+
+
+def decoded(content: Any) -> Record:
+    """Returns the record that `encodable` has made JSON of.
+
+    Raises:
+        ValueError: it is none, or of a newer version.
+    """
+    content = dict(content) if isinstance(content, dict) else {}
+    kind, version = content.pop("type", None), content.get("version", 1)
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(f"it has version {version}, and this Opwright reads up to {VERSION}")
+    if kind not in _KINDS:
+        raise ValueError(f"it is of no known kind: {kind!r}")
+    return decode(_KINDS[kind], content, "record")

@@ -10,6 +10,7 @@ The same version measured twice stays below it in 19 of 20 runs.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ def into_blocks(samples: Sequence[float], count: int = FEWEST_BLOCKS) -> list[li
     """Cuts samples that were taken one after the other into stretches of about equal length."""
     count = max(min(count, len(samples) // 2), 1)
     edges = [round(i * len(samples) / count) for i in range(count + 1)]
-    return [list(samples[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [list(samples[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 @lru_cache

@@ -25,13 +25,14 @@ from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BenchRecord, Limits, Measurement, VerifyRecord
 from opwright.spec.cost import Cost, default_cost
 from opwright.spec.dtypes import short_name
+from opwright.spec.samples import Case
 from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
 from opwright.verify.tensors import are_same
 
 _VERIFY_FIRST = ("numerics", "outputs written", "gradients", "gradient numerics")
-_DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
 PRECISION = 0.02
 _RECHECKED_BLOCK = 3  # beside the last: a call in the middle of the timing
 
@@ -46,7 +47,7 @@ def bench(
     samples: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
     sweep: Mapping[str, Sequence[Any]] | None = None,
     options: Mapping[str, Any] | None = None,
-    dtypes: Sequence[torch.dtype] = _DTYPES,
+    dtypes: Sequence[torch.dtype] = DTYPES,
     directions: Sequence[str] | None = None,
     device: str | torch.device | None = None,
     seconds: float = 1.0,
@@ -99,9 +100,9 @@ def bench(
         )
     samples = _listed(name, samples)
     _check_directions(directions)
-    where = _device(name, operator, samples, device)
+    where = choose_device(name, operator, samples, device)
     refuse_replaced(name)
-    checked = _verified(target, operator, reference, samples, where, verified)
+    checked = refuse_unverified(target, reference, samples, where, verified)
     place = bench_on(where)
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
@@ -113,7 +114,7 @@ def bench(
         planned = plans(operator, samples, sweep, options, dtypes, place.device)
         settings = _Settings(name, operator, reference, place, limits, seconds, precision, witness)
         for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned):
-            if direction != "forward" and directions is None and not _has_gradient(operator, plan):
+            if direction != "forward" and directions is None and not has_gradient(operator, plan):
                 continue
             # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
             torch._dynamo.reset()
@@ -185,14 +186,10 @@ def _check_directions(directions: Sequence[str] | None) -> None:
             )
 
 
-def _verified(
-    target: Any,
-    operator: Operator | None,
-    reference: Any,
-    samples: Any,
-    where: torch.device,
-    verified: VerifyRecord | None,
+def refuse_unverified(
+    target: Any, reference: Any, samples: Any, where: torch.device, verified: VerifyRecord | None
 ) -> VerifyRecord:
+    """Raises NotVerifiedError if the numerics are wrong on a device; returns the record that says that they are not."""
     is_known = verified is not None and any(
         torch.device(c.device or "cpu").type == where.type for c in verified.checks
     )
@@ -210,9 +207,14 @@ def _verified(
     return checked
 
 
-def _device(
+def choose_device(
     name: str, operator: Operator | None, samples: list[Any] | None, named: str | torch.device | None
 ) -> torch.device:
+    """Returns where is measured.
+
+    Raises:
+        CheckError: there is no such device, or the samples are on several.
+    """
     if operator is not None and samples is None:
         if named is not None:
             return parse_device(named)
@@ -264,7 +266,8 @@ def _candidates(
     return found
 
 
-def _has_gradient(operator: Operator | None, plan: Plan) -> bool:
+def has_gradient(operator: Operator | None, plan: Plan) -> bool:
+    """Returns whether there is a backward to measure."""
     if operator is None:
         return any(t.is_floating_point() for t in all_tensors(plan.make(0).values))
     contract = operator.contract
@@ -284,7 +287,7 @@ def _measure(
     operator, place, name = settings.operator, settings.place, settings.name
     with torch.set_grad_enabled(direction != "forward"):
         case = plan.make(0)
-        described = re.sub(r"(\]) cuda:\d+", r"\1", str(case).removesuffix(f" ({case.label})"))
+        described = describe_case(case)
         work = Workload(direction, case.values, operator)
         calls = {n: [work.bind(f)] for n, f in candidates.items()}
         results = calls["opwright"][0]()
@@ -333,6 +336,11 @@ def _measure(
         floor_us=floor_us(least, settings.limits),
         stopped=timed.stopped,
     )
+
+
+def describe_case(case: Case) -> str:
+    """Returns a case as `f32[512, 4096] f32[4096] approximate='tanh'`."""
+    return re.sub(r"(\]) cuda:\d+", r"\1", str(case).removesuffix(f" ({case.label})"))
 
 
 class _Rechecks:
@@ -431,10 +439,8 @@ def _host_times(
     if operator is None:
         return {}
     case = one_element(operator, place.device)
-    bound = {
-        name: lambda apply=applier(function, operator): apply(case.values)
-        for name, function in {"opwright": call, "eager": baseline}.items()
-    }
+    ours, theirs = applier(call, operator), applier(baseline, operator)
+    bound = {"opwright": lambda: ours(case.values), "eager": lambda: theirs(case.values)}
     a, b = torch.ones(1, device=place.device), torch.ones(1, device=place.device)
     bound["torch.add"] = lambda: torch.add(a, b)
     with torch.no_grad():

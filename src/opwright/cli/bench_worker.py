@@ -56,13 +56,12 @@ def main() -> None:
     if request.get("cpus"):
         os.sched_setaffinity(0, request["cpus"])
     import opwright.bench.run  # noqa: F401  before the target
-
     from opwright.cli.target import find_operators
     from opwright.errors import OpwrightError
 
     try:
         operators = [o for o in find_operators(request["target"]) if o.declaration.name not in request["skip"]]
-        serve = {"bench": _bench, "call": _call, "pairs": _pairs}[request["mode"]]
+        serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
         for operator in operators:
             answers.send(operator=operator.declaration.name)
             serve(operator, request, answers)
@@ -122,6 +121,22 @@ def _dtype(name: str) -> Any:
             return dtype
     there = ", ".join(str(dtype).removeprefix("torch.") for dtype in SCALAR_TYPES)
     raise CheckError(name, "this is no dtype of a kernel", rows=[("there", there)])
+
+
+def _verified(operator: Any, request: dict[str, Any], answers: Answers) -> None:
+    from opwright.bench.run import choose_device, refuse_unverified
+    from opwright.errors import NotVerifiedError
+    from opwright.records import builtins_of
+    from opwright.verify.machine import machine_card
+
+    where = choose_device(operator.declaration.name, operator, None, request["device"])
+    try:
+        refuse_unverified(operator.function, None, None, where, None)
+    except NotVerifiedError as error:
+        answers.send(refused=_parts(error))
+    else:
+        card = builtins_of(machine_card(where))
+        answers.send(verified={"name": operator.declaration.qualified_name, "machine": card, "device": str(where)})
 
 
 def _call(operator: Any, request: dict[str, Any], answers: Answers) -> None:

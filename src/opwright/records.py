@@ -379,7 +379,7 @@ class BaseRow:
 
     Attributes:
         direction, case: as in a Measurement.
-        base_us, now_us: medians.
+        base_us, now_us: interleaved: of the fastest sample of each process, the median; of records: the medians.
         ratio: base over now: above 1, it has become faster.
         visible: smallest visible difference of the ratio from 1, at 95 % for all rows together.
         verdict: "faster", "same" or "slower".

@@ -2,8 +2,8 @@
 
 Two processes measure in turns, one for each version, and both are started anew a few times: where a process
 puts its code and data moves its times by more than the noise within it. So each pair of processes gives one
-number for an input, the median of the logarithmic ratios of its blocks, and what counts is how these numbers
-scatter: the smallest visible difference is the half-width of Student's interval of their mean, wide enough that all
+number for an input, the logarithm of the ratio of the fastest samples of both, as whatever interferes only makes a
+sample longer; and what counts is how these numbers scatter from pair to pair: the smallest visible difference is the half-width of Student's interval of their mean, wide enough that all
 inputs of an operator are inside at once with 95 % (Bonferroni).
 
 A record holds no process that could take turns. There the time of a rival that both records have, the same
@@ -28,16 +28,14 @@ def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], 
 
     Args:
         name: "direction case".
-        pairs: for each pair of processes the medians of their blocks, of the base and of now.
+        pairs: for each pair of processes the fastest samples of their blocks, of the base and of now.
         rows: how many inputs are judged together.
     """
-    logs = [
-        statistics.median(math.log(b / n) for b, n in zip(base, now, strict=True)) for base, now in pairs
-    ]
+    logs = [math.log(min(base) / min(now)) for base, now in pairs]
     center, half = interval_of(logs, rows)
     direction, _, case = name.partition(" ")
-    base_us = statistics.median(statistics.median(base) for base, _ in pairs)
-    now_us = statistics.median(statistics.median(now) for _, now in pairs)
+    base_us = statistics.median(min(base) for base, _ in pairs)
+    now_us = statistics.median(min(now) for _, now in pairs)
     return _row(direction, case, base_us, now_us, center, half)
 
 

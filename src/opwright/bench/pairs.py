@@ -15,7 +15,7 @@ from opwright.bench.timing import calls_in_sample, no_garbage_collection
 from opwright.bench.workload import DIRECTIONS, Workload
 from opwright.dispatch.operator import Operator
 
-_SAMPLES = 5  # in a block
+_SAMPLES = 15  # in a block
 
 
 class Side:

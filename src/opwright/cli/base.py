@@ -18,7 +18,7 @@ from opwright.errors import CheckError, RecordError
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
 _MOST_PAIRS = 12
-_BLOCKS = 4  # of each process of a pair on each input, in turns
+_BLOCKS = 6  # of each process of a pair on each input, in turns
 _BLOCK_SECONDS = 0.05
 
 
@@ -114,13 +114,13 @@ def _with_commit(request: dict[str, Any], ref: str, threads: int | None) -> tupl
         if "verified" in answer:
             operators.append(answer["verified"])
     compared = []
-    with _checkout(root, commit) as tree:
+    with checkout(root, commit) as tree:
         for name in operators:
-            compared.append(_Duel(request, name, f"{ref} ({commit[:12]})", root, tree, threads).run())
+            compared.append(Duel(request, name, f"{ref} ({commit[:12]})", root, tree, threads).run())
     return compared, _exit_code(compared)
 
 
-class _Duel:
+class Duel:
     """One operator, two versions, pairs of processes."""
 
     def __init__(
@@ -178,15 +178,15 @@ class _Duel:
             self._missing |= set(inputs["now"]) ^ set(inputs["base"])
             found = {}
             for name in shared:
-                medians: dict[str, list[float]] = {"base": [], "now": []}
+                fastest: dict[str, list[float]] = {"base": [], "now": []}
                 for block in range(_BLOCKS + 1):
                     order = ["base", "now"] if (block + number) % 2 else ["now", "base"]
                     for side in order:
                         sides[side].ask(name)
-                        samples = sorted(next(answers[side])["block"])
+                        samples = next(answers[side])["block"]
                         if block:  # the first makes the inputs
-                            medians[side].append(samples[len(samples) // 2])
-                found[name] = medians["base"], medians["now"]
+                            fastest[side].append(min(samples))
+                found[name] = fastest["base"], fastest["now"]
             return found
         finally:
             for worker in sides.values():
@@ -262,7 +262,7 @@ def _commit(root: Path, ref: str) -> str:
 
 
 @contextlib.contextmanager
-def _checkout(root: Path, commit: str) -> Iterator[Path]:
+def checkout(root: Path, commit: str) -> Iterator[Path]:
     """Yields a folder with the files of a commit; it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="opwright-base-") as folder:
         tree = Path(folder).resolve() / "tree"

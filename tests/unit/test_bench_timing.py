@@ -58,12 +58,15 @@ class SimulatedGpu:
     def host_us(self) -> float:
         return self.now
 
+    def captured(self, call):
+        return None
+
 
 @pytest.mark.parametrize("host", [3.0, 700.0, 9000.0])
 def test_samples_hold_device_time_cold_and_nothing_of_the_host(host: float) -> None:
     gpu = SimulatedGpu()
     slow = [gpu.kernel(f"a{i}", 40.0, 25.0, host) for i in range(2)]
-    (timing,) = time_on_gpu({"slow host": slow}, 0.01, gpu)
+    (timing,) = time_on_gpu({"slow host": slow}, 0.01, gpu).timings
     assert set(timing.samples_us) == {40.0}
     assert timing.warm_us == pytest.approx(25.0)
     assert timing.host_us == pytest.approx(host)
@@ -88,7 +91,7 @@ def test_a_call_that_waits_is_named_and_does_not_hang() -> None:
         gpu.enqueue(10.0)
 
     held = [gpu.kernel("b", 20.0, 20.0, 3.0)]
-    waiting, other = time_on_gpu({"waits": [waits], "other": held}, 0.01, gpu)
+    waiting, other = time_on_gpu({"waits": [waits], "other": held}, 0.01, gpu).timings
     assert waiting.waits
     assert waiting.median_us > 50
     assert not other.waits
@@ -103,7 +106,7 @@ def test_one_slow_turn_of_the_host_costs_no_sample() -> None:
     def call() -> None:
         gpu.enqueue(40.0, host=10_000.0 if next(turns) == 12 else 3.0)
 
-    (timing,) = time_on_gpu({"interrupted": [call]}, 0.01, gpu)
+    (timing,) = time_on_gpu({"interrupted": [call]}, 0.01, gpu).timings
     assert set(timing.samples_us) == {40.0}
     assert not timing.waits
 

@@ -78,7 +78,8 @@ def bench(
             kernel, else the CPU; for a callable where its samples are.
         seconds: the longest to measure each candidate on each input.
         precision: the smallest visible difference at which measuring ends earlier; 0.02 is two percent.
-        verified: a record of `verify` on this kind of device; without one the numerics are checked first.
+        verified: a record of `verify` of this target on this kind of device, of all its cases; where it covers less
+            than the numerics, and without one, they are checked first.
         measure_limits: measure the limits of the machine again, though they are kept in the store.
         witness: called with what a call is said to take and a function that makes such calls, for a
             process that has clocks of its own.
@@ -190,11 +191,8 @@ def refuse_unverified(
     target: Any, reference: Any, samples: Any, where: torch.device, verified: VerifyRecord | None
 ) -> VerifyRecord:
     """Raises NotVerifiedError if the numerics are wrong on a device; returns the record that says that they are not."""
-    is_known = verified is not None and any(
-        torch.device(c.device or "cpu").type == where.type for c in verified.checks
-    )
     checked = (
-        verified if is_known else verify(target, reference, samples, checks=_VERIFY_FIRST, devices=[where])
+        verified if verified is not None and _covers(verified, target, where) else verify(target, reference, samples, checks=_VERIFY_FIRST, devices=[where])
     )
     if not checked.passed:
         first = checked.failures[0]
@@ -205,6 +203,14 @@ def refuse_unverified(
             hint=first.repeat or "`opwright.verify(...)` shows all failures",
         )
     return checked
+
+
+def _covers(record: VerifyRecord, target: Any, where: torch.device) -> bool:
+    """Returns whether a record says that this target is right there: not another one, not some check or case of it."""
+    operator = operator_of(target)
+    name = operator.declaration.qualified_name if operator else getattr(target, "__name__", type(target).__name__)
+    ran = {c.name for c in record.checks if torch.device(c.device or "cpu").type == where.type}
+    return record.name == name and not getattr(record, "only", "") and ran.issuperset(_VERIFY_FIRST)
 
 
 def choose_device(

@@ -15,7 +15,7 @@ from opwright import errors
 from opwright.errors import NotVerifiedError, OpwrightError
 from opwright.records import BenchRecord
 
-# How much longer a call may take by this process's clock than it is said to: the best of a dozen windows of some
+# How much longer a call may take by this process's clock than it is said to: the best of some windows of two
 # milliseconds, on a machine that may be busy.
 _CLOCK_FACTOR = 2.0
 
@@ -120,6 +120,7 @@ class Window:
         elif "end" in answer and self._begun is not None:
             calls, start = self._begun
             self._best, self._begun = min(self._best, (now - start) / calls * 1e6), None
+            self._worker.ask("enough" if self._best <= _CLOCK_FACTOR * self._claimed else "again")
         elif "measured" in answer:
             self._seen.append((answer["measured"], self._claimed, self._best))
             self._best = float("inf")

@@ -252,7 +252,7 @@ class Conditions:
         process: "own" (a process for nothing else, started by `opwright bench`) or "caller".
         affinity: the CPUs that the process may run on.
         allocator: "keeps" (memory that is freed stays with the process) or "default" (the system's way).
-        load_before, load_after: load average of the last minute.
+        load_before, load_after: load average of the last minute, when measuring began and ended.
         clock_mhz_before, clock_mhz_after: mean clock of those CPUs as the system says; None where it does not.
         gpu_clock_mhz_before, gpu_clock_mhz_after: of the GPU's multiprocessors; None on a CPU or where not said.
         witnessed: whether another process has timed the calls by its own clock, and agrees.
@@ -303,7 +303,7 @@ class BenchRecord:
         host_us: time of one call on the smallest input, by candidate: what a call costs before any work.
             On a GPU the call's work is not waited for.
         device: where it was measured: "cpu", "cuda" or "cuda:1".
-        conditions, limits: None in records of version 1.
+        conditions, limits: how it was measured, and what the device can do; None in records of version 1.
         commit: of the repository of the operator's source, with "+" when it had changes; "" outside of one.
     """
 

@@ -51,7 +51,7 @@ def test_the_same_version_stays_below_the_smallest_visible_difference() -> None:
 def test_a_difference_that_is_there_is_seen_on_its_side() -> None:
     random_ = random.Random(2)
     for ratio, verdict in ((1.06, "faster"), (0.94, "slower")):
-        found = [compare("x", *pair_of_samples(random_, ratio)) for _ in range(200)]
+        found = [compare("x", *pair_of_samples(random_, ratio, each=11)) for _ in range(200)]
         assert sum(c.verdict == verdict for c in found) > 190
         assert sorted(c.visible for c in found)[100] < 0.015
 

@@ -35,8 +35,9 @@ class Answers:
         It begins when that one has looked at its clock: what it sees is never less than what the calls took, so
         one window of about the claimed time is enough.
         """
-        from opwright.bench.timing import no_garbage_collection
         import torch
+
+        from opwright.bench.timing import no_garbage_collection
 
         wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
         calls = max(1, math.ceil(_WINDOW_SECONDS * 1e6 / claimed_us))

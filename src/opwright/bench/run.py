@@ -103,8 +103,9 @@ def bench(
     _check_directions(directions)
     where = choose_device(name, operator, samples, device)
     refuse_replaced(name)
-    checked = refuse_unverified(target, reference, samples, where, verified)
     place = bench_on(where)
+    planned = plans(operator, samples, sweep, options, dtypes, place.device)  # what is not there is said at once
+    checked = refuse_unverified(target, reference, samples, where, verified)
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     measurements: list[Measurement] = []
@@ -112,7 +113,6 @@ def bench(
         machine = machine_card(place.device)
         limits = limits_of(place, machine, again=measure_limits)
         machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
-        planned = plans(operator, samples, sweep, options, dtypes, place.device)
         settings = _Settings(name, operator, reference, place, limits, seconds, precision, witness)
         for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned):
             if direction != "forward" and directions is None and not has_gradient(operator, plan):

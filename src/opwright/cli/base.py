@@ -101,7 +101,7 @@ def _exit_code(compared: list[BaseRecord]) -> int:
 
 
 def _with_commit(request: dict[str, Any], ref: str, threads: int | None) -> tuple[list[BaseRecord], int]:
-    root = _root_of(request["target"])
+    root = _root_of(request["target"], ref)
     commit = _commit(root, ref)
     # The numerics first, as always; the base is what it was.
     first = Worker({**request, "mode": "verified"}, threads=threads)
@@ -221,7 +221,7 @@ def _moved(path: Path, root: Path, tree: Path) -> Path:
     return moved if moved.exists() or moved == path else tree
 
 
-def _root_of(target: str) -> Path:
+def _root_of(target: str, ref: str) -> Path:
     """Returns the repository that the target is in.
 
     Raises:
@@ -244,7 +244,7 @@ def _root_of(target: str) -> Path:
         raise CheckError(
             target,
             "it is in no git repository, so it has no earlier commit",
-            rows=[("folder", str(folder))],
+            rows=[("base", f"{ref}, which is no file or folder either"), ("folder", str(folder))],
             hint="`--base FILE` with a record of an earlier version",
         ) from None
 

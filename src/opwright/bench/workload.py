@@ -29,7 +29,7 @@ class Workload:
         needs_gradient = direction != "forward"
         self.values = [_leaf(value, needs_gradient) for value in values]
         self._inputs = [t for t in all_tensors(self.values) if t.requires_grad]
-        self._seeds: list[torch.Tensor] = []
+        self._seeds: dict[int, torch.Tensor] | None = None  # by the number of the output
         self._originals: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self._generator: torch.Generator | None = None
 
@@ -43,18 +43,22 @@ class Workload:
         values, inputs = self.values, self._inputs
         if self.direction == "forward":
             return lambda: as_list(apply(values))
-        outputs = _differentiable(apply(values))
-        if not outputs or not inputs:
+        results = as_list(apply(values))
+        if self._seeds is None:  # those of the first candidate, Opwright's: others are asked for the same gradients
+            self._seeds = {i: torch.randn_like(r) for i, r in enumerate(results) if _needs_gradient(r)}
+        chosen = [i for i in self._seeds if i < len(results) and _needs_gradient(results[i])]
+        if not chosen or not inputs:
             raise CheckError(
                 self._operator.declaration.name if self._operator else getattr(function, "__name__", "bench"),
                 f'it has no gradient, so there is no "{self.direction}" to measure',
                 rows=[
                     ("inputs that may have one", str(len(inputs))),
-                    ("outputs that need one", str(len(outputs))),
+                    ("outputs that need one", str(len(chosen))),
                 ],
                 hint='`directions=["forward"]`',
             )
-        seeds = self._seeds_for(outputs)
+        outputs = [results[i] for i in chosen]
+        seeds = [self._seed_for(i, results[i]) for i in chosen]
         gradient = torch.autograd.grad
 
         def backward() -> list[Any]:
@@ -62,17 +66,14 @@ class Workload:
 
         def step() -> list[Any]:
             results = as_list(apply(values))
-            return [*results, *gradient(_differentiable(results), inputs, seeds, allow_unused=True)]
+            return [*results, *gradient([results[i] for i in chosen], inputs, seeds, allow_unused=True)]
 
         return backward if self.direction == "backward" else step
 
-    def _seeds_for(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if [(s.shape, s.dtype) for s in self._seeds] != [(o.shape, o.dtype) for o in outputs]:
-            found = [torch.randn_like(o) for o in outputs]
-            if self._seeds:  # a candidate with results of another dtype
-                return found
-            self._seeds = found
-        return self._seeds
+    def _seed_for(self, number: int, result: torch.Tensor) -> torch.Tensor:
+        """Returns the gradient that comes in at an output: the shared one, where the candidate's output is like ours."""
+        seed = self._seeds[number]
+        return seed if (seed.shape, seed.dtype) == (result.shape, result.dtype) else torch.randn_like(result)
 
     # --- other values at the same addresses --------------------------------------------------------------
 
@@ -83,7 +84,8 @@ class Workload:
         grows; in a backward on a kept graph those of the gradients that come in, as the rest belongs to the graph.
         """
         if self._originals is None:
-            written = self._seeds if self.direction == "backward" else [*all_tensors(self.values), *self._seeds]
+            seeds = list((self._seeds or {}).values())
+            written = seeds if self.direction == "backward" else [*all_tensors(self.values), *seeds]
             self._originals = [(t, t.detach().clone()) for t in written if _is_writable(t)]
             self._generator = torch.Generator().manual_seed(11)
         with torch.no_grad():
@@ -130,9 +132,9 @@ class Workload:
             if own.requires_grad
         ]
         results = as_list(apply(values))
-        outputs = _differentiable(results)
-        seeds = [seed.to(o.dtype) for seed, o in zip(self._seeds, outputs, strict=True)]
-        gradients = list(torch.autograd.grad(outputs, inputs, seeds, allow_unused=True))
+        pairs = [(results[i], seed) for i, seed in self._seeds.items() if _needs_gradient(results[i])]
+        seeds = [seed.to(result.dtype) for result, seed in pairs]
+        gradients = list(torch.autograd.grad([result for result, _ in pairs], inputs, seeds, allow_unused=True))
         return gradients if self.direction == "backward" else [*results, *gradients]
 
 
@@ -181,9 +183,8 @@ def _is_writable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and not overlaps
 
 
-def _differentiable(result: Any) -> list[torch.Tensor]:
-    found = as_list(result)
-    return [o for o in found if isinstance(o, torch.Tensor) and o.is_floating_point() and o.requires_grad]
+def _needs_gradient(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.is_floating_point() and result.requires_grad
 
 
 def applier(function: Callable[..., Any], operator: Operator | None) -> Callable[[Sequence[Any]], Any]:

@@ -14,8 +14,9 @@ import opwright
 from opwright.bench import run
 from opwright.bench.inputs import DeviceSweep, plans
 from opwright.bench.limits import CpuBench
-from opwright.bench.timing import summarize
+from opwright.bench.timing import Timed, summarize
 from opwright.errors import NotVerifiedError
+from opwright.records import Check, Limits, Machine, VerifyRecord
 
 CPU = torch.device("cpu")
 
@@ -31,25 +32,26 @@ class PretendGpu(CpuBench):
     def __init__(self) -> None:
         self.calls: list[dict] = []
 
-    def copy_gb_s(self) -> float:
-        return 100.0
-
-    def compute_gflops(self) -> float:
-        return 1000.0
-
     def input_sets(self, bytes_moved: int, candidates: int) -> int:
         return 3
 
-    def time(self, calls, bytes_moved, seconds):
-        self.calls.append({name: [call() for call in sets] for name, sets in calls.items()})
+    def time(self, calls, bytes_moved, seconds, precision, before_block):
+        self.calls.append({name: [call()[0] for call in sets] for name, sets in calls.items()})
         timings = [summarize(name, [10.0, 10.0, 10.0]) for name in calls]
         timings[0].warm_us, timings[0].host_us = 5.0, 3.0
-        return timings, 8.0
+        return Timed(timings, copy_us=8.0)
+
+
+HERE = Machine("CPU", 1, "", "Linux", "3", "2", "g++", 0.0)
+PASSED = VerifyRecord("elsewhere", [Check("numerics", "passed")], [], ["callable"], HERE, 0.0, 0.0)
+LIMITS = Limits(100.0, 100.0, 100.0, {"f32": 1000.0}, 1.0, None, 1, 0.0)
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, target=scale, **options):
     place = PretendGpu()
     monkeypatch.setattr(run, "bench_on", lambda device: place)
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
+    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
     return opwright.bench(target, ["eager"], **options), place.calls
 
 
@@ -76,36 +78,47 @@ def test_shares_come_from_the_copy_of_the_device_and_of_the_size(monkeypatch: py
 
 
 def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the 30th call it has drifted by one part in a billion: right for verify, another result for sure."""
+    """By the 30th call it has drifted by one unit in the last place: right for verify, another result for sure."""
     count = itertools.count()
 
     def drifting(x: Tensor) -> Tensor:
-        return x * (2.0 if next(count) < 30 else 2.0 + 2e-9)
+        return x * 2.0 if next(count) < 30 else torch.nextafter(x * 2.0, torch.tensor(torch.inf, dtype=x.dtype))
 
     def steady(x: Tensor) -> Tensor:
         return x * 2.0
 
     x = torch.randn(100, dtype=torch.float64)
     options = {"reference": steady, "samples": [(x,)], "directions": ["forward"], "seconds": 0.0}
-    checked = opwright.verify(steady, reference=steady, samples=[(x,)], checks=["numerics"])
+    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
     with pytest.raises(NotVerifiedError, match="its results changed while it was timed"):
-        opwright.bench(drifting, [], verified=checked, **options)
-    assert opwright.bench(steady, [], verified=checked, **options).measurements
+        opwright.bench(drifting, [], **options)
+    assert opwright.bench(steady, [], **options).measurements
 
 
-def test_a_record_of_another_device_does_not_count() -> None:
+def test_a_record_of_another_device_or_callable_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right on the CPU says nothing about the kernel of a GPU, and the other way round."""
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
+
+    def right(x: Tensor) -> Tensor:
+        return x * 2
 
     def wrong(x: Tensor) -> Tensor:
         return x * 2.1
 
-    options = {"reference": lambda x: x * 2, "samples": [(torch.ones(3),)], "directions": ["forward"]}
-    elsewhere = opwright.verify(lambda x: x * 2, options["reference"], options["samples"])
-    assert opwright.bench(wrong, [], verified=elsewhere, seconds=0.0, **options).verified
-    for check in elsewhere.checks:
-        check.device = "cuda:0"
+    options = {"reference": right, "samples": [(torch.ones(3),)], "directions": ["forward"], "seconds": 0.0}
+    checked = opwright.verify(right, right, options["samples"])
+    ran: list[str] = []
+    again = run.verify
+    monkeypatch.setattr(run, "verify", lambda *a, **k: ran.append("again") or again(*a, **k))
+    assert opwright.bench(right, [], verified=checked, **options).verified
+    assert ran == []
     with pytest.raises(NotVerifiedError, match="does not pass verify"):
-        opwright.bench(wrong, [], verified=elsewhere, **options)
+        opwright.bench(wrong, [], verified=checked, **options)
+    for check in checked.checks:
+        check.device = "cuda:0"
+    assert opwright.bench(right, [], verified=checked, **options).verified
+    assert ran == ["again", "again"]
 
 
 def test_a_slice_is_measured_as_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +131,7 @@ def test_a_slice_is_measured_as_a_slice(monkeypatch: pytest.MonkeyPatch) -> None
 
     x = torch.randn(4, 9)[:, 1:]
     options = {"reference": lambda x: x * 2, "samples": [(x,)], "directions": ["forward", "backward"]}
-    verified = opwright.verify(double, reference=double, samples=[(x,)], checks=["numerics"])
-    seen.clear()
-    measure(monkeypatch, double, verified=verified, **options)
+    measure(monkeypatch, double, **options)
     assert seen == {((4, 8), (9, 1), 1)}
 
 
@@ -160,12 +171,12 @@ def test_device_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
         return x * 2
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert run._device(on_gpu.operator, None, None) == torch.device("cuda")
-    assert run._device(on_gpu.operator, None, "cpu") == CPU
-    assert run._device(scale.operator, None, None) == CPU
+    assert run.choose_device("f", on_gpu.operator, None, None) == torch.device("cuda")
+    assert run.choose_device("f", on_gpu.operator, None, "cpu") == CPU
+    assert run.choose_device("f", scale.operator, None, None) == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run._device(on_gpu.operator, None, None) == CPU
-    assert run._device(None, [(torch.ones(2),)], None) == CPU
+    assert run.choose_device("f", on_gpu.operator, None, None) == CPU
+    assert run.choose_device("f", None, [(torch.ones(2),)], None) == CPU
 
 
 PROGRAM = """

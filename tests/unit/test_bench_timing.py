@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from opwright.bench.gates import refuse_clocks_apart
 from opwright.bench.gpu_timing import time_on_gpu
+from opwright.errors import NotVerifiedError
 
 
 class SimulatedGpu:
@@ -58,12 +60,15 @@ class SimulatedGpu:
     def host_us(self) -> float:
         return self.now
 
+    def captured(self, call):
+        return None
+
 
 @pytest.mark.parametrize("host", [3.0, 700.0, 9000.0])
 def test_samples_hold_device_time_cold_and_nothing_of_the_host(host: float) -> None:
     gpu = SimulatedGpu()
     slow = [gpu.kernel(f"a{i}", 40.0, 25.0, host) for i in range(2)]
-    (timing,) = time_on_gpu({"slow host": slow}, 0.01, gpu)
+    (timing,) = time_on_gpu({"slow host": slow}, 0.01, gpu).timings
     assert set(timing.samples_us) == {40.0}
     assert timing.warm_us == pytest.approx(25.0)
     assert timing.host_us == pytest.approx(host)
@@ -88,7 +93,7 @@ def test_a_call_that_waits_is_named_and_does_not_hang() -> None:
         gpu.enqueue(10.0)
 
     held = [gpu.kernel("b", 20.0, 20.0, 3.0)]
-    waiting, other = time_on_gpu({"waits": [waits], "other": held}, 0.01, gpu)
+    waiting, other = time_on_gpu({"waits": [waits], "other": held}, 0.01, gpu).timings
     assert waiting.waits
     assert waiting.median_us > 50
     assert not other.waits
@@ -103,9 +108,57 @@ def test_one_slow_turn_of_the_host_costs_no_sample() -> None:
     def call() -> None:
         gpu.enqueue(40.0, host=10_000.0 if next(turns) == 12 else 3.0)
 
-    (timing,) = time_on_gpu({"interrupted": [call]}, 0.01, gpu)
+    (timing,) = time_on_gpu({"interrupted": [call]}, 0.01, gpu).timings
     assert set(timing.samples_us) == {40.0}
     assert not timing.waits
+
+
+def test_work_on_another_stream_is_in_the_time_by_the_host() -> None:
+    """Events are on one stream and see nothing of it; a wait for the whole device does."""
+    gpu = SimulatedGpu()
+    elsewhere = 0.0
+
+    def hiding() -> None:
+        nonlocal elsewhere
+        gpu.enqueue(1.0)
+        elsewhere = max(elsewhere, gpu.now) + 500.0
+
+    waits = gpu.wait
+
+    def wait_for_all() -> None:
+        waits()
+        gpu.now = max(gpu.now, elsewhere)
+
+    gpu.wait = wait_for_all
+    honest = gpu.kernel("a", 40.0, 25.0, 3.0)
+    hidden, shown = time_on_gpu({"hidden": [hiding], "honest": [honest]}, 0.01, gpu).timings
+    assert hidden.median_us < 10
+    assert hidden.wall_us > 400
+    assert shown.wall_us == pytest.approx(25.0, rel=0.2)
+    with pytest.raises(NotVerifiedError, match="two clocks do not agree"):
+        refuse_clocks_apart("f", "f32[3]", hidden)
+    refuse_clocks_apart("f", "f32[3]", shown)
+
+
+def test_a_graph_is_timed_where_there_can_be_one() -> None:
+    gpu = SimulatedGpu()
+    gpu.captured = lambda call: lambda: gpu.enqueue(21.0, host=1.0)
+    calls = {"a": [gpu.kernel("a", 40.0, 25.0, 3.0)], "b": [gpu.kernel("b", 40.0, 25.0, 3.0)]}
+    a, b = time_on_gpu(calls, 0.01, gpu).timings
+    assert a.graph_us == pytest.approx(21.0)
+    assert b.graph_us is None
+
+
+def test_a_copy_beside_takes_turns_and_is_no_candidate() -> None:
+    gpu = SimulatedGpu()
+    told: list[str] = []
+    calls = {"a": [gpu.kernel("a", 40.0, 25.0, 3.0)], "b": [gpu.kernel("b", 80.0, 25.0, 3.0)]}
+    copies = {"copy": [gpu.kernel("c", 30.0, 25.0, 3.0)]}
+    timed = time_on_gpu(calls, 1.0, gpu, precision=0.01, before_block=lambda: told.append("block"), beside=copies)
+    assert [t.candidate for t in timed.timings] == ["a", "b"]
+    assert timed.copy_us == 30.0
+    assert (timed.comparisons[0].ratio, timed.stopped) == (pytest.approx(2.0), "noise")
+    assert len(told) == timed.comparisons[0].blocks == 8
 
 
 def test_sets_of_inputs_and_candidates_take_turns() -> None:

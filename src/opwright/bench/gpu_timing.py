@@ -8,16 +8,17 @@ has enqueued the rest of it, and counts only if the first event had not been rea
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from opwright.bench.timing import in_turn, no_garbage_collection, summarize
+from opwright.bench.clocks import perf_counter
+from opwright.bench.comparison import FEWEST_BLOCKS, compare
+from opwright.bench.timing import Timed, in_turn, no_garbage_collection, summarize
 from opwright.records import Timing
 
-_MIN_SAMPLES, _MAX_SAMPLES = 15, 200
+_ROUNDS_IN_BLOCK, _MOST_ROUNDS = 3, 200
 _SHORTEST_HOLD_US, _LONGEST_HOLD_US = 50.0, 50_000.0
 _WARM_SAMPLES = 7
 # Calls in a warm sample: about two milliseconds of work, and few enough that a call of twenty kernels does
@@ -48,6 +49,9 @@ class Clock(Protocol):
 
     def host_us(self) -> float:
         """Returns the time of the host's clock."""
+
+    def captured(self, call: Callable[[], object]) -> Callable[[], object] | None:
+        """Returns the call as a graph to be replayed, or None where it cannot be one."""
 
 
 class Gpu:
@@ -90,33 +94,70 @@ class Gpu:
         torch.cuda.synchronize(self.device)
 
     def host_us(self) -> float:
-        return time.perf_counter() * 1e6
+        return perf_counter() * 1e6
+
+    def captured(self, call: Callable[[], object]) -> Callable[[], object] | None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                call()
+        except RuntimeError:  # it waits for the GPU, or allocates by itself
+            self.wait()
+            return None
+        return graph.replay
 
 
 def time_on_gpu(
-    candidates: Mapping[str, Sequence[Callable[[], object]]], seconds: float, gpu: Clock
-) -> list[Timing]:
+    candidates: Mapping[str, Sequence[Callable[[], object]]],
+    seconds: float,
+    gpu: Clock,
+    *,
+    precision: float = 0.0,
+    before_block: Callable[[], object] = lambda: None,
+    beside: Mapping[str, Sequence[Callable[[], object]]] | None = None,
+) -> Timed:
     """Times candidates in turn, round after round.
+
+    Ends as `time_interleaved` does: when differences of `precision` are visible, or at the limit of time.
 
     Args:
         candidates: for each the same call on several sets of inputs, which take turns.
-        seconds: roughly how long to measure each candidate, with all that a sample needs around it.
+        seconds: the limit for each candidate, with all that a sample needs around it.
+        before_block: called before each block of rounds.
+        beside: what takes its turns with the candidates, and is no candidate: a copy, whose time is `copy_us`.
     """
-    lanes = {name: _Lane(calls, gpu) for name, calls in candidates.items()}
+    lanes = {name: _Lane(calls, gpu) for name, calls in {**candidates, **(beside or {})}.items()}
+    ours, *others = (lanes[name] for name in candidates)
+    names = list(candidates)[1:]
     for lane in lanes.values():
         lane.warm_up()
-    started = gpu.host_us()
+    started, stopped, rounds = gpu.host_us(), "time", 0
     with no_garbage_collection():
-        for round_index in range(_MAX_SAMPLES):
-            for _, lane in in_turn(lanes, round_index):
-                lane.sample_cold(round_index)
-            is_over = gpu.host_us() - started > seconds * 1e6 * len(lanes)
-            if is_over and round_index + 1 >= _MIN_SAMPLES:
+        while rounds + _ROUNDS_IN_BLOCK <= _MOST_ROUNDS:
+            before_block()
+            for _ in range(_ROUNDS_IN_BLOCK):
+                for _, lane in in_turn(lanes, rounds):
+                    lane.sample_cold(rounds)
+                rounds += 1
+            if rounds < FEWEST_BLOCKS * _ROUNDS_IN_BLOCK:
+                continue
+            comparisons = [
+                compare(name, ours.blocks(), lane.blocks()) for name, lane in zip(names, others, strict=True)
+            ]
+            if others and all(c.visible <= precision for c in comparisons):
+                stopped = "noise"
+                break
+            if gpu.host_us() - started > seconds * 1e6 * len(lanes):
                 break
         for round_index in range(_WARM_SAMPLES):
             for _, lane in in_turn(lanes, round_index):
                 lane.sample_warm()
-    return [lane.summarize(name) for name, lane in lanes.items()]
+        for lane in lanes.values():
+            lane.sample_wall()
+    ours.replay()
+    timings = [lane.summarize(name) for name, lane in lanes.items()]
+    copy_us = timings[-1].median_us if beside else None
+    return Timed(timings[: len(candidates)], comparisons, stopped, copy_us)
 
 
 class _Lane:
@@ -127,6 +168,8 @@ class _Lane:
         self.cold_us: list[float] = []
         self.warm_us: list[float] = []
         self.host_us: list[float] = []
+        self.wall_us: float | None = None
+        self.graph_us: float | None = None
         self.waits = False
         self.batch = 0
         self._hold_us = 1000.0
@@ -160,6 +203,31 @@ class _Lane:
         took_us, host_us = self._time(lambda: None, twice, call, self.batch)
         self.warm_us.append(took_us / self.batch)
         self.host_us.append(host_us / self.batch)
+
+    def blocks(self) -> list[list[float]]:
+        """Returns the cold samples by blocks of rounds."""
+        step = _ROUNDS_IN_BLOCK
+        return [self.cold_us[i : i + step] for i in range(0, len(self.cold_us), step)]
+
+    def sample_wall(self) -> None:
+        """Times as many calls as a warm sample has by the host's clock, until the whole device is idle.
+
+        Work on another stream is in it, and no event of PyTorch's has a say in it.
+        """
+        gpu = self.gpu
+        gpu.wait()
+        start = gpu.host_us()
+        for _ in range(self.batch):
+            self.calls[0]()
+        gpu.wait()
+        self.wall_us = (gpu.host_us() - start) / self.batch
+
+    def replay(self) -> None:
+        """Times the call as a graph, where it can be one: without the host between its kernels."""
+        replay = None if self.waits else self.gpu.captured(self.calls[0])
+        if replay is not None:
+            took_us, _ = self._time(lambda: None, replay, replay, self.batch)
+            self.graph_us = took_us / self.batch
 
     def _time(
         self,
@@ -200,5 +268,5 @@ class _Lane:
     def summarize(self, name: str) -> Timing:
         timing = summarize(name, self.cold_us)
         timing.warm_us, timing.host_us = statistics.median(self.warm_us), statistics.median(self.host_us)
-        timing.waits = self.waits
+        timing.waits, timing.wall_us, timing.graph_us = self.waits, self.wall_us, self.graph_us
         return timing

@@ -11,6 +11,7 @@ import torch
 
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import tensors_in
+from opwright.errors import CheckError
 from opwright.spec.samples import Case, Sweep, declared_cases, lay_out, shape_of, split_sample, tensor_dtype
 from opwright.verify.tensors import copy_of
 
@@ -75,6 +76,13 @@ def _swept(
     wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
     usual = maker.option_sets()[0]
     given = [dict(sweep)] if sweep else operator._sweep or [_default_sweep(maker)]
+    known = {"batch", *maker.names, *(p.name for p in contract.parameters)}
+    for unknown in sorted({name for axes in given for name in axes} - known):
+        raise CheckError(
+            contract.subject,
+            f"it has no axis and no argument `{unknown}` to go through sizes of",
+            rows=[("there", ", ".join(sorted(known)))],
+        )
     for dtype, axes in itertools.product(wanted, given):
         axes = {"batch": [(256,)] if maker.variadics else [()], **axes}
         for values in itertools.product(*axes.values()):

@@ -10,12 +10,18 @@ from typing import Any
 
 import torch
 
+from opwright.bench.clocks import perf_counter
 from opwright.bench.gpu_timing import Gpu, time_on_gpu
-from opwright.bench.timing import time_interleaved
-from opwright.records import Timing
+from opwright.bench.timing import Timed, time_fresh, time_interleaved
+from opwright.records import Limits
+from opwright.spec.dtypes import short_name
 
 _COPY_BYTES = 128 << 20  # of each tensor: far above any last-level cache that a process can claim
 _GPU_COPY_BYTES = 1 << 30
+# Of each tensor: both are in the L2 cache of a core, and PyTorch takes one thread for so few elements.
+_CACHE_COPY_BYTES = 96 << 10
+_GEMM = {torch.float32: 1024, torch.bfloat16: 1024, torch.float64: 512}
+_GPU_GEMM = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192, torch.float64: 4096}
 _HOST_CALLS = 100  # of a small operator: fewer than a GPU's queue has room for, whatever it launches
 
 Calls = Mapping[str, Sequence[Callable[[], object]]]
@@ -26,17 +32,23 @@ class CpuBench:
 
     device = torch.device("cpu")
 
-    def copy_gb_s(self) -> float:
-        """Returns the bandwidth of copying a large tensor, bytes read plus bytes written, in GB/s."""
+    def measure_limits(self) -> Limits:
+        """Measures what the device can do at best; takes a second or two."""
         source = torch.ones(_COPY_BYTES // 4)
-        target = torch.empty_like(source)
-        return 2 * _COPY_BYTES / _best(lambda: target.copy_(source)) / 1e9
-
-    def compute_gflops(self) -> float:
-        """Returns the rate of a float32 matrix product in GFLOP/s."""
-        size = 1024
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        return 2 * size**3 / _best(lambda: torch.mm(a, b)) / 1e9
+        other, target = torch.ones_like(source), torch.empty_like(source)
+        copy = 2 * _COPY_BYTES / _best(lambda: target.copy_(source)) / 1e9
+        triad = 3 * _COPY_BYTES / _best(lambda: torch.add(source, other, alpha=3.0, out=target)) / 1e9
+        parts = torch.get_num_threads()
+        small, one = torch.ones(_CACHE_COPY_BYTES // 4), torch.ones(1)
+        into, into_one = torch.empty_like(small), torch.empty_like(one)
+        alone = _best(lambda: into.copy_(small), 200) - _best(lambda: into_one.copy_(one), 200)
+        cached = parts * 2 * _CACHE_COPY_BYTES / max(alone, 1e-7) / 1e9
+        gemm = {}
+        for dtype, size in _GEMM.items():
+            a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+            gemm[short_name(dtype)] = 2 * size**3 / _best(lambda a=a, b=b: torch.mm(a, b)) / 1e9
+        (empty,) = time_interleaved({"add": lambda: torch.add(one, one)}, 0.05).timings
+        return Limits(copy, triad, cached, gemm, empty.min_us, None, parts, time.time())
 
     def cache_bytes(self) -> int:
         """Returns the size of the largest cache of the first core; 32 MiB where the system does not say."""
@@ -55,13 +67,25 @@ class CpuBench:
         """Makes this the current device."""
         return contextlib.nullcontext()
 
-    def time(self, calls: Calls, bytes_moved: int, seconds: float) -> tuple[list[Timing], float | None]:
-        """Times candidates in turn; the second result is the time of a copy, where it was timed with them."""
-        return time_interleaved({name: sets[0] for name, sets in calls.items()}, seconds), None
+    def time(
+        self,
+        calls: Calls,
+        bytes_moved: int,
+        seconds: float,
+        precision: float = 0.0,
+        before_block: Callable[[], object] = lambda: None,
+    ) -> Timed:
+        """Times candidates in turn, with other data in the inputs before each block of rounds."""
+        first = {name: sets[0] for name, sets in calls.items()}
+        timed = time_interleaved(first, seconds, precision=precision, before_block=before_block)
+        fresh = time_fresh(first)
+        for timing in timed.timings:
+            timing.fresh_us = fresh.get(timing.candidate)
+        return timed
 
     def host_us(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         """Returns what a call on a small input costs by the host's clock."""
-        return {t.candidate: t.min_us for t in time_interleaved(calls, 0.1)}
+        return {t.candidate: t.min_us for t in time_interleaved(calls, 0.1).timings}
 
 
 class GpuBench:
@@ -73,18 +97,29 @@ class GpuBench:
         with self.current():
             self.gpu = Gpu(self.device)
 
-    def copy_gb_s(self) -> float:
+    def measure_limits(self) -> Limits:
         free, _ = torch.cuda.mem_get_info(self.device)
         size = min(_GPU_COPY_BYTES, free // 8)
-        return 2 * size / self._time_alone(_copies(size, 1, self.device)) / 1e3
+        copy = 2 * size / self._time_alone(_copies(size, 1, self.device)) / 1e3
+        a, b, c = (torch.ones(size // 4, device=self.device) for _ in range(3))
+        triad = 3 * size / self._time_alone([lambda: torch.add(a, b, alpha=3.0, out=c)]) / 1e3
+        del a, b, c
+        cached = 2 * (self.gpu.l2_bytes // 8) / self._warm(_copies(self.gpu.l2_bytes // 8, 1, self.device)) / 1e3
+        gemm = {}
+        for dtype, size in _GPU_GEMM.items():
+            x, y = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
+            gemm[short_name(dtype)] = 2 * size**3 / self._time_alone([lambda x=x, y=y: torch.mm(x, y)]) / 1e3
+        one = torch.ones(1, device=self.device)
+        empty = self.host_us({"add": lambda: torch.add(one, one)})["add"]
+        launch = self._warm([lambda: one.zero_()])
+        return Limits(copy, triad, cached, gemm, empty, launch, torch.get_num_threads(), time.time())
 
-    def compute_gflops(self) -> float:
-        size = 4096
-        a, b = (torch.randn(size, size, device=self.device) for _ in range(2))
-        return 2 * size**3 / self._time_alone([lambda: torch.mm(a, b)]) / 1e3
+    def _warm(self, calls: Sequence[Callable[[], object]]) -> float:
+        (timing,) = time_on_gpu({"": calls}, 0.1, self.gpu).timings
+        return timing.warm_us
 
     def _time_alone(self, calls: Sequence[Callable[[], object]]) -> float:
-        (timing,) = time_on_gpu({"": calls}, 0.1, self.gpu)
+        (timing,) = time_on_gpu({"": calls}, 0.1, self.gpu).timings
         return timing.median_us
 
     def cache_bytes(self) -> int:
@@ -100,15 +135,22 @@ class GpuBench:
     def current(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.device(self.device)
 
-    def time(self, calls: Calls, bytes_moved: int, seconds: float) -> tuple[list[Timing], float | None]:
+    def time(
+        self,
+        calls: Calls,
+        bytes_moved: int,
+        seconds: float,
+        precision: float = 0.0,
+        before_block: Callable[[], object] = lambda: None,
+    ) -> Timed:
         sets = len(next(iter(calls.values())))
-        copies = _copies(bytes_moved // 2, sets, self.device)
-        *timings, copy = time_on_gpu({**calls, "copy of as many bytes": copies}, seconds, self.gpu)
-        return timings, copy.median_us
+        copies = {"copy of as many bytes": _copies(bytes_moved // 2, sets, self.device)}
+        timed = time_on_gpu(calls, seconds, self.gpu, precision=precision, before_block=before_block, beside=copies)
+        return timed
 
     def host_us(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-        timings = time_interleaved(calls, 0.1, repeats=_HOST_CALLS, before_sample=self.gpu.wait)
-        return {t.candidate: t.min_us for t in timings}
+        timed = time_interleaved(calls, 0.1, repeats=_HOST_CALLS, before_sample=self.gpu.wait)
+        return {t.candidate: t.min_us for t in timed.timings}
 
 
 def bench_on(device: torch.device) -> CpuBench | GpuBench:
@@ -127,11 +169,13 @@ def _copies(size: int, count: int, device: torch.device) -> list[Callable[[], ob
     return [one() for _ in range(count)]
 
 
-def _best(call: Callable[[], object]) -> float:
+def _best(call: Callable[[], object], repeats: int = 1) -> float:
+    """Returns the least seconds of a call; of several in a row, where one is too short for the clock."""
     call()
     times = []
     for _ in range(9):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+        start = perf_counter()
+        for _ in range(repeats):
+            call()
+        times.append((perf_counter() - start) / repeats)
     return min(times)

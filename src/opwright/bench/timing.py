@@ -4,56 +4,142 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import resource
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
-from opwright.records import Timing
+from opwright.bench.allocator import give_back
+from opwright.bench.clocks import perf_counter, thread_time
+from opwright.bench.comparison import FEWEST_BLOCKS, compare
+from opwright.records import Comparison, Timing
 
 _SAMPLE_SECONDS = 1e-3  # a sample repeats a call for about this long, so that the clock does not show
-_MIN_SAMPLES, _MAX_SAMPLES = 15, 400
+_MOST_ROUNDS = 400
+_FEWEST_ROUNDS, _MOST_ROUNDS_IN_BLOCK = 3, 20  # of one block
+_FRESH_SAMPLES = 7
 
 _T = TypeVar("_T")
+
+
+@dataclass
+class Timed:
+    """What timing candidates on one input has given.
+
+    Attributes:
+        stopped: "noise" or "time", as in a Measurement.
+        copy_us: as in a Measurement.
+    """
+
+    timings: list[Timing]
+    comparisons: list[Comparison] = field(default_factory=list)
+    stopped: str = ""
+    copy_us: float | None = None
+
+
+class Sample(NamedTuple):
+    """One sample, for a call on average."""
+
+    wall_us: float
+    thread_us: float
+    page_faults: float
 
 
 def time_interleaved(
     candidates: Mapping[str, Callable[[], object]],
     seconds: float,
     *,
+    precision: float = 0.0,
     repeats: int | None = None,
     before_sample: Callable[[], object] = lambda: None,
-) -> list[Timing]:
+    before_block: Callable[[], object] = lambda: None,
+) -> Timed:
     """Times candidates in turn, round after round, so that all meet the same moods of the machine.
 
+    Ends when every comparison with the first candidate sees differences of `precision`, or at the limit
+    of time; not before eight blocks of rounds are there.
+
     Args:
-        seconds: roughly how long to measure each candidate.
+        seconds: the limit, for each candidate.
+        precision: the smallest visible difference that is small enough; 0 takes all the time.
         repeats: calls in a sample; by default as many as take a millisecond.
         before_sample: called, untimed, before each sample.
+        before_block: called, untimed, before each block of rounds.
     """
-    counts: dict[str, int] = {}
-    for name, call in candidates.items():
-        call()
-        call()
-        counts[name] = repeats or max(1, round(_SAMPLE_SECONDS / max(_once(call, 1), 1e-7)))
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    spent = 0.0
+    counts = {name: repeats or calls_in_sample(call) for name, call in candidates.items()}
+    blocks: dict[str, list[list[Sample]]] = {name: [] for name in candidates}
+    ours, *others = candidates
+    spent, rounds, stopped = 0.0, 0, "time"
+    in_block = _FEWEST_ROUNDS
+    comparisons: list[Comparison] = []
     with no_garbage_collection():
-        for round_index in range(_MAX_SAMPLES):
-            for name, call in in_turn(candidates, round_index):
-                before_sample()
-                took = _once(call, counts[name])
-                samples[name].append(took * 1e6)
-                spent += took * counts[name]
-            if spent > seconds * len(candidates) and round_index + 1 >= _MIN_SAMPLES:
+        while rounds + in_block <= _MOST_ROUNDS:
+            before_block()
+            block: dict[str, list[Sample]] = {name: [] for name in candidates}
+            before = spent
+            for _ in range(in_block):
+                for name, call in in_turn(candidates, rounds):
+                    before_sample()
+                    sample = _once(call, counts[name])
+                    block[name].append(sample)
+                    spent += sample.wall_us * counts[name] / 1e6
+                rounds += 1
+            for name, samples in block.items():
+                blocks[name].append(samples)
+            if len(blocks[ours]) == 1:  # as many rounds in a block as let eight of them fill the time
+                fitting = seconds * len(candidates) / FEWEST_BLOCKS / max((spent - before) / in_block, 1e-9)
+                in_block = int(min(max(fitting, _FEWEST_ROUNDS), _MOST_ROUNDS_IN_BLOCK))
+            if len(blocks[ours]) < FEWEST_BLOCKS:
+                continue
+            comparisons = [compare(name, _walls(blocks[ours]), _walls(blocks[name])) for name in others]
+            if others and all(c.visible <= precision for c in comparisons):
+                stopped = "noise"
                 break
-    return [summarize(name, found) for name, found in samples.items()]
+            if spent > seconds * len(candidates):
+                break
+    timings = []
+    for name, found in blocks.items():
+        samples = [sample for block in found for sample in block]
+        timing = summarize(name, [s.wall_us for s in samples])
+        timing.thread_us = statistics.median(s.thread_us for s in samples)
+        timing.page_faults = statistics.fmean(s.page_faults for s in samples)
+        timings.append(timing)
+    return Timed(timings, comparisons, stopped)
+
+
+def time_fresh(candidates: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Returns the times of calls for which the allocator has no memory left over, in microseconds.
+
+    All free memory is given back to the system before each call, so that the pages of its outputs are
+    new: they are cleared by the system when the call first writes to them.
+    """
+    if not give_back():
+        return {}
+    found: dict[str, list[float]] = {name: [] for name in candidates}
+    with no_garbage_collection():
+        for round_index in range(_FRESH_SAMPLES):
+            for name, call in in_turn(candidates, round_index):
+                give_back()
+                found[name].append(_once(call, 1).wall_us)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def calls_in_sample(call: Callable[[], object]) -> int:
+    """Warms a call up, and returns how often a sample repeats it."""
+    call()
+    call()
+    return max(1, round(_SAMPLE_SECONDS / max(_once(call, 1).wall_us / 1e6, 1e-7)))
 
 
 def in_turn(candidates: Mapping[str, _T], round_index: int) -> list[tuple[str, _T]]:
-    """Returns the order of one round. Every other one runs backwards: whoever follows a large candidate finds
-    a cold cache."""
-    return list(candidates.items())[:: 1 if round_index % 2 == 0 else -1]
+    """Returns the order of one round. Every other one runs backwards, and each begins with another candidate: whoever
+    follows a large one finds a cold cache."""
+    order = list(candidates.items())
+    if len(order) > 2:
+        first = round_index // 2 % len(order)
+        order = order[first:] + order[:first]
+    return order[:: 1 if round_index % 2 == 0 else -1]
 
 
 @contextlib.contextmanager
@@ -68,12 +154,19 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _once(call: Callable[[], object], repeats: int) -> float:
-    clock = time.perf_counter
-    start = clock()
+def _walls(blocks: list[list[Sample]]) -> list[list[float]]:
+    return [[sample.wall_us for sample in block] for block in blocks]
+
+
+def _once(call: Callable[[], object], repeats: int) -> Sample:
+    faults, spent = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, thread_time()
+    start = perf_counter()
     for _ in range(repeats):
         call()
-    return (clock() - start) / repeats
+    wall = perf_counter() - start
+    spent = thread_time() - spent
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    return Sample(wall / repeats * 1e6, spent / repeats * 1e6, faults / repeats)
 
 
 def summarize(candidate: str, samples_us: Sequence[float]) -> Timing:

@@ -48,6 +48,7 @@ class Request:
         launches: the C++ of the launch functions in a `triton.py`, by its source.
         glue, headers: generated from the contracts; a header for each backend.
         flags: of each backend's compiler.
+        has_own_runtime: the glue brings what all operators share, as a probe does.
     """
 
     unit: tuple[Declaration, ...]
@@ -58,6 +59,7 @@ class Request:
     glue: str
     headers: dict[str, str]
     flags: dict[str, tuple[str, ...]]
+    has_own_runtime: bool = False
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -212,7 +214,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
         seconds = _run_all(commands | kernels.commands(), work, request)
     if support is None:
         support = store.publish_support(work, _support_key(compiler), SUPPORT)
-    shared = [str(support / name) for name in SUPPORT]
+    shared = [str(support / name) for name in SUPPORT if not (request.has_own_runtime and name == "glue.o")]
     link = [compiler.path, *LINK_FLAGS, "unit.o", *kernels.objects, *shared]
     if request.launches:
         if runtime is None:

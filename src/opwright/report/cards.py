@@ -109,6 +109,8 @@ def collect_cards(records: Sequence[Record]) -> list[Card]:
     Raises:
         RecordError: there are no records.
     """
+    # The parts of a call and comparisons with an earlier version have no card of their own.
+    records = [record for record in records if isinstance(record, (VerifyRecord, BenchRecord))]
     if not records:
         raise RecordError("report", "there are no records to show", hint="run `opwright verify` first")
     groups: dict[tuple[str, str, str], list[Record]] = {}

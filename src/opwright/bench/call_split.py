@@ -1,0 +1,235 @@
+"""Where one tiny call goes: the host's time of it, split into parts.
+
+Every part is the difference of two calls that really run, one of which goes one step further than the
+other; all of them take turns, and a difference is taken within a round, so that both have met the same mood
+of the machine.
+
+    python       the operator's function, minus its kernel's entry in the dispatcher
+    dispatcher   the kernel's entry, minus the glue: PyTorch's binding, its search for the kernel, and references
+                 to the tensors for the glue and back. PyTorch offers no way to stop in between
+    checks       the glue as far as reading and checking the arguments, minus making and freeing these references
+    allocation   the outputs allocated and freed as well
+    views        what the kernel sees of each tensor made as well
+    launch       a kernel called that does nothing; on a GPU its device made current and its stream found
+    kernel       the kernel itself; on a GPU its launch, behind which it runs
+
+The glue's steps are those of glue.c, compiled once more with a loop around them. Each part comes with the
+half-width of Student's 95 % interval over blocks of rounds. A part that is smaller than that may be nothing.
+What remains of rounding and of the compiler's other choices for the loop is a few nanoseconds.
+
+An operator without a kernel here has two parts: what stands before its reference, and the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opwright.bench.clocks import perf_counter, refuse_replaced
+from opwright.bench.comparison import interval_of, into_blocks
+from opwright.bench.gpu_timing import time_on_gpu
+from opwright.bench.inputs import one_element
+from opwright.bench.limits import GpuBench, bench_on
+from opwright.bench.run import choose_device, describe_case
+from opwright.bench.timing import in_turn, no_garbage_collection
+from opwright.bench.workload import applier
+from opwright.build.probe import STEPS, load_probe
+from opwright.dispatch import kernels
+from opwright.dispatch.operator import Operator, operator_of
+from opwright.errors import CheckError
+from opwright.records import CallPart, CallRecord
+from opwright.verify.machine import machine_card
+
+_ROUNDS = 160
+_SAMPLE_SECONDS = 5e-4
+_MOST_CALLS_ON_GPU = 100  # in a sample: fewer than its queue has room for
+
+Loop = Callable[[int], object]
+
+
+def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) -> CallRecord:
+    """Splits the host's time of a call on the smallest input there is.
+
+    Args:
+        target: an operator, or its `torch.ops` entry.
+        device: as for `bench`.
+
+    Raises:
+        CheckError: it is no operator.
+        BuildError: there is no compiler to build the probe with.
+    """
+    operator = operator_of(target)
+    if operator is None:
+        raise CheckError(
+            getattr(target, "__name__", type(target).__name__),
+            "only the calls of an operator can be split",
+            hint='`@operator("my_ops::name")` declares one',
+        )
+    refuse_replaced(operator.declaration.name)
+    started = time.time()
+    where = choose_device(operator.declaration.name, operator, None, device)
+    place = bench_on(where)
+    with place.current(), torch.no_grad():
+        case = one_element(operator, place.device)
+        one = torch.ones(1, device=place.device)
+        loops = {"nothing": _nothing, "torch.add": _loop(torch.add, (one, one))}
+        loops["operator"] = _function_loop(operator, case.values)
+        applier(operator.function, operator)(case.values)  # builds and loads
+        backend = place.device.type
+        if operator.contract.mutated or not kernels.is_loaded(operator, backend):
+            loops["reference"] = _loop(applier(operator.declaration.reference, operator), (case.values,))
+            steps = [("python, dispatcher", "operator", "reference"), ("reference", "reference", "nothing")]
+        else:
+            given = _Given(operator, case.values)
+            loops["entry"] = _loop(operator.kernel, given.coded)
+            probe = load_probe(
+                kernels.unit_of(kernels.unit_key(operator.declaration, backend)), operator.declaration, backend
+            )
+            for number, step in enumerate(STEPS):
+                if step != "read":
+                    loops[step] = _probe_loop(probe, given, number)
+            steps = _STEPS_ON_GPU if backend == "cuda" else _STEPS
+        samples = _time(loops, place)
+        device_us = None
+        if isinstance(place, GpuBench):
+            call = applier(operator.function, operator)
+            (timing,) = time_on_gpu({"": [lambda: call(case.values)]}, 0.1, place.gpu).timings
+            device_us = timing.warm_us
+    refuse_replaced(operator.declaration.name)
+    return CallRecord(
+        name=operator.declaration.qualified_name,
+        case=describe_case(case),
+        parts=[_part(samples, *step) for step in steps],
+        total_us=statistics.median(_differences(samples, "operator", "nothing")),
+        peers_us={"torch.add": statistics.median(_differences(samples, "torch.add", "nothing"))},
+        device_us=device_us,
+        rounds=_ROUNDS,
+        machine=machine_card(where),
+        created=started,
+        seconds=time.time() - started,
+        device=str(where),
+    )
+
+
+# Name, what goes further, what does not. Of "entry" the references that PyTorch makes for the glue are a part, which
+# the glue's "whole call" makes as well: they are taken out of it.
+_STEPS = [
+    ("python", "operator", "entry"),
+    ("dispatcher", "entry", "whole call without stack"),
+    ("checks", "check", "stack"),
+    ("allocation", "allocate", "check"),
+    ("views", "view", "allocate"),
+    ("launch", "empty launch", "view"),
+    ("kernel", "whole call", "empty launch"),
+]
+_STEPS_ON_GPU = [*_STEPS[:5], ("device, stream", "empty launch", "view"), ("launch", "whole call", "empty launch")]
+
+
+def _part(samples: dict[str, list[float]], name: str, further: str, before: str) -> CallPart:
+    blocks = into_blocks(_differences(samples, further, before), 10)
+    center, half = interval_of([statistics.median(block) for block in blocks])
+    return CallPart(name, center, half, f"{further} - {before}")
+
+
+def _differences(samples: dict[str, list[float]], further: str, before: str) -> list[float]:
+    if before == "whole call without stack":
+        rows = zip(*(samples[n] for n in (further, "nothing", "whole call", "stack")), strict=True)
+        return [entry - nothing - (whole - stack) for entry, nothing, whole, stack in rows]
+    return [a - b for a, b in zip(samples[further], samples[before], strict=True)]
+
+
+def _time(loops: dict[str, Loop], place: Any) -> dict[str, list[float]]:
+    """Returns microseconds of a call for each loop, round by round."""
+    wait = place.gpu.wait if isinstance(place, GpuBench) else lambda: None
+    counts = {}
+    for name, loop in loops.items():
+        loop(10)
+        start = perf_counter()
+        loop(10)
+        counts[name] = max(10, int(_SAMPLE_SECONDS / max((perf_counter() - start) / 10, 1e-9)))
+        if isinstance(place, GpuBench):
+            counts[name] = min(counts[name], _MOST_CALLS_ON_GPU)
+        wait()
+    samples: dict[str, list[float]] = {name: [] for name in loops}
+    with no_garbage_collection():
+        for round_index in range(_ROUNDS):
+            for name, loop in in_turn(loops, round_index):
+                wait()
+                start = perf_counter()
+                loop(counts[name])
+                samples[name].append((perf_counter() - start) / counts[name] * 1e6)
+    wait()
+    return samples
+
+
+# --- the variants ----------------------------------------------------------------------------------------------
+
+
+def _nothing(count: int) -> None:
+    for _ in range(count):
+        pass
+
+
+def _loop(function: Callable[..., Any], arguments: Sequence[Any], keywords: Sequence[str] = ()) -> Loop:
+    """Returns a loop of calls that are written out: to unpack a tuple would cost as much as a check."""
+    names = [f"a{i}" for i in range(len(arguments))]
+    first = len(arguments) - len(keywords)
+    written = [*names[:first], *(f"{k}={n}" for k, n in zip(keywords, names[first:], strict=True))]
+    source = (
+        f"def make(function, {''.join(name + ', ' for name in names)}):\n"
+        "    def loop(count):\n"
+        "        for _ in range(count):\n"
+        f"            function({', '.join(written)})\n"
+        "    return loop\n"
+    )
+    scope: dict[str, Any] = {}
+    exec(compile(source, "<where a call goes>", "exec"), scope)
+    return scope["make"](function, *arguments)
+
+
+def _function_loop(operator: Operator, values: Sequence[Any]) -> Loop:
+    keywords = [p.name for p in operator.contract.parameters if p.keyword_only]
+    return _loop(operator.function, values, keywords)
+
+
+class _Given:
+    """The arguments of a call, as the kernel's entry takes them and as the glue does."""
+
+    def __init__(self, operator: Operator, values: Sequence[Any]) -> None:
+        parameters = operator.contract.parameters
+        self.coded = tuple(
+            p.choices.index(v) if p.kind == "choice" else v for p, v in zip(parameters, values, strict=True)
+        )
+        self._kept: list[Any] = []
+        words = [self._word(p.kind, v) for p, v in zip(parameters, self.coded, strict=True)]
+        self.words = (ctypes.c_uint64 * max(len(words), 1))(*words)
+
+    def _word(self, kind: str, value: Any) -> int:
+        if isinstance(value, torch.Tensor):
+            # A handle is a pointer to a pointer to the tensor; the tensor is kept alive by the case.
+            cell = ctypes.c_void_p(value._cdata)
+            self._kept += [value, cell]
+            return ctypes.addressof(cell)
+        if kind == "tensors":
+            handles = [self._word("tensor", item) for item in value]
+            array = (ctypes.c_uint64 * (1 + len(handles)))(len(handles), *handles)
+            self._kept.append(array)
+            return ctypes.addressof(array)
+        if value is None:
+            return 0
+        return struct.unpack("<Q", struct.pack("<d" if kind == "float" else "<q", value))[0]
+
+
+def _probe_loop(probe: Callable[..., bytes | None], given: _Given, step: int) -> Loop:
+    def loop(count: int) -> None:
+        failure = probe(given.words, step, count)
+        if failure is not None:
+            raise CheckError("bench", "a step of the call failed", rows=[("reason", failure.decode())])
+
+    return loop

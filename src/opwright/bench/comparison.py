@@ -1,0 +1,74 @@
+"""What paired samples say about two candidates: a ratio, and the smallest difference that would show.
+
+Candidates are timed in turns, so neighbouring samples meet the same mood of the machine, and their ratio
+is freer of it than either. But moods last longer than a round: ratios that follow each other are not
+independent, and a formula for independent samples would claim too much. So rounds are cut into blocks,
+each block gives one number, the median of its logarithmic ratios, and only these numbers count: the ratio
+is their mean, the smallest visible difference the half-width of Student's 95 % interval of that mean.
+The same version measured twice stays below it in 19 of 20 runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from functools import lru_cache
+
+from opwright.records import Comparison
+
+FEWEST_BLOCKS = 8  # Student's factor is 2.4 with eight, 4.3 with three
+CONFIDENCE = 0.95
+
+
+def compare(candidate: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Comparison:
+    """Compares the samples of a candidate with Opwright's, both in blocks of paired rounds."""
+    ratios = [log_ratio(a, b) for a, b in zip(ours, theirs, strict=True)]
+    center, half = interval_of(ratios)
+    return Comparison(candidate, math.exp(center), math.expm1(half), len(ratios))
+
+
+def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Returns the median logarithm of theirs over ours, of samples that were taken in pairs."""
+    return statistics.median(math.log(b / a) for a, b in zip(ours, theirs, strict=True))
+
+
+def interval_of(numbers: Sequence[float], rows: int = 1) -> tuple[float, float]:
+    """Returns the mean of independent numbers and the half-width of its 95 % interval; inf for fewer than two.
+
+    Args:
+        rows: how many such intervals are read together: all of them hold at once with 95 % (Bonferroni).
+    """
+    count = len(numbers)
+    center = statistics.fmean(numbers)
+    if count < 2:
+        return center, math.inf
+    error = statistics.stdev(numbers) / math.sqrt(count)
+    return center, student(count - 1, 1 - (1 - CONFIDENCE) / rows) * error
+
+
+def into_blocks(samples: Sequence[float], count: int = FEWEST_BLOCKS) -> list[list[float]]:
+    """Cuts samples that were taken one after the other into stretches of about equal length."""
+    count = max(min(count, len(samples) // 2), 1)
+    edges = [round(i * len(samples) / count) for i in range(count + 1)]
+    return [list(samples[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+@lru_cache
+def student(freedom: int, confidence: float) -> float:
+    """Returns t so that Student's variable of so many degrees of freedom is within -t and t that often."""
+    low, high = 0.0, 1e6
+    while high - low > 1e-9 * high + 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(freedom, middle) < confidence else (low, middle)
+    return high
+
+
+def _within(freedom: int, t: float) -> float:
+    # With t = sqrt(freedom) * tan(angle) the density becomes a power of the cosine, on a finite interval.
+    factor = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    end, steps = math.atan(t / math.sqrt(freedom)), 400
+    values = [math.cos(end * i / steps) ** (freedom - 1) for i in range(steps + 1)]
+    simpson = values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2])
+    return 2 * factor * simpson * end / steps / 3

@@ -1,0 +1,278 @@
+"""`opwright bench --base`: an operator beside an earlier version of it, a commit or a record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opwright.cli.console import progress, say
+from opwright.cli.measuring import Worker, rebuilt
+from opwright.errors import CheckError, RecordError
+from opwright.records import BaseRecord, BenchRecord, Machine, read
+
+_MOST_PAIRS = 12
+_BLOCKS = 6  # of each process of a pair on each input, in turns
+_BLOCK_SECONDS = 0.05
+
+
+def compare_with_base(
+    request: dict[str, Any], base: str, threads: int | None
+) -> tuple[list[BaseRecord], int]:
+    """Measures the operators of a request beside an earlier version; returns the comparisons and the exit code.
+
+    Raises:
+        CheckError: there is neither such a record nor such a commit.
+    """
+    if Path(base).exists():
+        return _with_records(request, Path(base), threads)
+    return _with_commit(request, base, threads)
+
+
+# --- records --------------------------------------------------------------------------------------------------
+
+
+def _with_records(request: dict[str, Any], path: Path, threads: int | None) -> tuple[list[BaseRecord], int]:
+    from opwright.bench.base import reason_for_hint, rows_of_records
+    from opwright.cli.bench_command import measure
+
+    earlier = _newest(path)
+    if not earlier:
+        raise CheckError(
+            str(path), "there is no record of a benchmark here", hint="`opwright bench TARGET --out records`"
+        )
+    found, code = measure(request, threads, quiet=True)
+    compared = []
+    for record in found:
+        base = earlier.get((record.name, record.on_gpu))
+        if base is None:
+            say(f"skipped: {record.name} is not among the records of {path}")
+            continue
+        rows, missing = rows_of_records(base, record)
+        reason = reason_for_hint(base, record, rows)
+        compared.append(
+            BaseRecord(
+                name=record.name,
+                base=str(path),
+                method="record",
+                rows=rows,
+                machine=record.machine,
+                created=record.created,
+                seconds=record.seconds,
+                device=record.device,
+                is_hint=bool(reason),
+                reason=reason,
+                missing=missing,
+            )
+        )
+    return compared, code or _exit_code(compared)
+
+
+def _newest(path: Path) -> dict[tuple[str, bool], BenchRecord]:
+    """Returns the newest record of each operator, by its name and whether it is of a GPU."""
+    found: dict[tuple[str, bool], BenchRecord] = {}
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        try:
+            record = read(file)
+        except RecordError as error:
+            say(f"skipped: {error}")
+            continue
+        if isinstance(record, BenchRecord):
+            key = record.name, record.on_gpu
+            if key not in found or found[key].created < record.created:
+                found[key] = record
+    return found
+
+
+def _exit_code(compared: list[BaseRecord]) -> int:
+    if not compared or not any(record.rows for record in compared):
+        say("error: there is nothing that both versions have")
+        return 5
+    return 1 if any(record.slower for record in compared) else 0
+
+
+# --- commits --------------------------------------------------------------------------------------------------
+
+
+def _with_commit(request: dict[str, Any], ref: str, threads: int | None) -> tuple[list[BaseRecord], int]:
+    root = _root_of(request["target"], ref)
+    commit = _commit(root, ref)
+    # The numerics first, as always; the base is what it was.
+    first = Worker({**request, "mode": "verified"}, threads=threads)
+    operators = []
+    for answer in first.answers():
+        if "refused" in answer:
+            first.close()
+            say(f"error: {rebuilt(answer['refused'])}")
+            return [], 1
+        if "verified" in answer:
+            operators.append(answer["verified"])
+    compared = []
+    with checkout(root, commit) as tree:
+        for name in operators:
+            compared.append(Duel(request, name, f"{ref} ({commit[:12]})", root, tree, threads).run())
+    return compared, _exit_code(compared)
+
+
+class Duel:
+    """One operator, two versions, pairs of processes."""
+
+    def __init__(
+        self, request: dict[str, Any], operator: dict[str, Any], base: str, root: Path, tree: Path, threads: int | None
+    ) -> None:
+        self._operator, self._base, self._root, self._tree = operator, base, root, tree
+        place = request["target"].partition("::")[0]
+        self._request = {
+            **request,
+            "target": f"{place}::{operator['name'].rpartition('::')[2]}",
+            "mode": "pairs",
+            "seconds": _BLOCK_SECONDS,
+        }
+        self._limit, self._precision, self._threads = request["seconds"], request["precision"], threads
+        self._missing: set[str] = set()
+
+    def run(self) -> BaseRecord:
+        """Measures pair after pair, until differences of the precision are visible or the time is over."""
+        from opwright.bench.base import FEWEST_PAIRS, row_of
+
+        started = time.time()
+        found: dict[str, list[tuple[list[float], list[float]]]] = {}
+        rows = []
+        with progress(f"Comparing {self._operator['name']}") as line:
+            for number in range(_MOST_PAIRS):
+                line.update(f"pair {number + 1} of processes")
+                for name, pair in self._pair(number).items():
+                    found.setdefault(name, []).append(pair)
+                if number + 1 < FEWEST_PAIRS:
+                    continue
+                rows = [row_of(name, pairs, len(found)) for name, pairs in found.items()]
+                if all(row.visible <= self._precision for row in rows):
+                    break
+                if time.time() - started > self._limit * max(len(found), 1) * FEWEST_PAIRS:
+                    break
+        return BaseRecord(
+            name=self._operator["name"],
+            base=self._base,
+            method="interleaved",
+            rows=rows,
+            machine=Machine(**self._operator["machine"]),
+            created=started,
+            seconds=time.time() - started,
+            device=self._operator["device"],
+            missing=sorted(self._missing),
+        )
+
+    def _pair(self, number: int) -> dict[str, tuple[list[float], list[float]]]:
+        """Starts both versions, and lets them measure each input in turns."""
+        sides = {"base": self._start(self._tree), "now": self._start(self._root)}
+        try:
+            answers = {side: worker.answers() for side, worker in sides.items()}
+            inputs = {side: self._inputs(answers[side]) for side in sides}
+            shared = [name for name in inputs["now"] if name in inputs["base"]]
+            self._missing |= set(inputs["now"]) ^ set(inputs["base"])
+            found = {}
+            for name in shared:
+                fastest: dict[str, list[float]] = {"base": [], "now": []}
+                for block in range(_BLOCKS + 1):
+                    order = ["base", "now"] if (block + number) % 2 else ["now", "base"]
+                    for side in order:
+                        sides[side].ask(name)
+                        samples = next(answers[side])["block"]
+                        if block:  # the first makes the inputs
+                            fastest[side].append(min(samples))
+                found[name] = fastest["base"], fastest["now"]
+            return found
+        finally:
+            for worker in sides.values():
+                worker.close()
+
+    @staticmethod
+    def _inputs(answers: Iterator[dict[str, Any]]) -> list[str]:
+        for answer in answers:
+            if "inputs" in answer:
+                return answer["inputs"]
+        return []
+
+    def _start(self, tree: Path) -> Worker:
+        """Starts the process of one version: this toolkit, the target of that tree."""
+        toolkit = Path(__file__).resolve().parents[2]
+        folders = [str(toolkit)]
+        for entry in filter(None, sys.path):
+            path = Path(entry).resolve()
+            if path != toolkit:
+                folders.append(str(_moved(path, self._root, tree)))
+        request = dict(self._request)
+        place, _, name = request["target"].partition("::")
+        if place.endswith(".py") or "/" in place:
+            request["target"] = f"{_moved(Path(place).resolve(), self._root, tree)}::{name}"
+        env = {"PYTHONPATH": os.pathsep.join(folders)}
+        return Worker(request, cwd=_moved(Path.cwd(), self._root, tree), env=env, threads=self._threads)
+
+
+def _moved(path: Path, root: Path, tree: Path) -> Path:
+    """Returns where a path of the repository is in another tree of it."""
+    moved = tree / path.relative_to(root) if path.is_relative_to(root) else path
+    return moved if moved.exists() or moved == path else tree
+
+
+def _root_of(target: str, ref: str) -> Path:
+    """Returns the repository that the target is in.
+
+    Raises:
+        CheckError: it is in none.
+    """
+    import importlib.util
+
+    place = target.partition("::")[0]
+    if place.endswith(".py") or "/" in place:
+        file = Path(place).resolve()
+    else:
+        sys.path.insert(0, "")
+        with contextlib.suppress(ModuleNotFoundError):
+            spec = importlib.util.find_spec(place.partition(".")[0])
+            file = Path(spec.origin or spec.submodule_search_locations[0]) if spec else Path(place)
+    folder = file if file.is_dir() else file.parent
+    try:
+        return Path(_git(folder, "rev-parse", "--show-toplevel"))
+    except (OSError, subprocess.SubprocessError):
+        raise CheckError(
+            target,
+            "it is in no git repository, so it has no earlier commit",
+            rows=[("base", f"{ref}, which is no file or folder either"), ("folder", str(folder))],
+            hint="`--base FILE` with a record of an earlier version",
+        ) from None
+
+
+def _commit(root: Path, ref: str) -> str:
+    try:
+        return _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    except (OSError, subprocess.SubprocessError):
+        raise CheckError(
+            ref,
+            "there is neither a record nor a commit of this name",
+            rows=[("repository", str(root))],
+            hint="`--base HEAD~1`, `--base main`, or `--base reports` with the records of an earlier run",
+        ) from None
+
+
+@contextlib.contextmanager
+def checkout(root: Path, commit: str) -> Iterator[Path]:
+    """Yields a folder with the files of a commit; it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="opwright-base-") as folder:
+        tree = Path(folder).resolve() / "tree"
+        _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        try:
+            yield tree
+        finally:
+            _git(root, "worktree", "remove", "--force", str(tree))
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()

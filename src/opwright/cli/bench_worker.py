@@ -1,0 +1,169 @@
+"""The process that `opwright bench` measures in: it takes a request and answers in lines of JSON.
+
+    python -m opwright.cli.bench_worker DESCRIPTOR     the request on stdin, answers to the descriptor
+
+What measures is imported before the target is, so that the target cannot come first to the clocks. For the
+same reason it prints nothing: what the target prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# Short, so that some of them pass without another process getting the core; as many as it takes for that.
+_WINDOW_SECONDS, _FEWEST_WINDOWS, _MOST_WINDOWS = 0.002, 5, 300
+
+
+class Answers:
+    """Where the answers go: one line of JSON each."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._stream = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8")
+
+    def send(self, **answer: Any) -> None:
+        """Sends one answer."""
+        self._stream.write(json.dumps(answer) + "\n")
+
+    def witness(self, claimed_us: float, call: Callable[[], object]) -> None:
+        """Makes calls between two answers, so that the other process can time them.
+
+        It begins when that one has looked at its clock: what it sees is never less than what the calls took, so
+        one window of about the claimed time is enough.
+        """
+        import torch
+
+        from opwright.bench.timing import no_garbage_collection
+
+        wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+        calls = max(1, math.ceil(_WINDOW_SECONDS * 1e6 / claimed_us))
+        with no_garbage_collection():
+            for _ in range(_MOST_WINDOWS if calls > 1 else _FEWEST_WINDOWS):
+                wait()
+                self.send(begin={"calls": calls, "claimed_us": claimed_us})
+                sys.stdin.readline()
+                for _ in range(calls):
+                    call()
+                wait()
+                self.send(end=True)
+                if json.loads(sys.stdin.readline()) == "enough":
+                    break
+
+
+def main() -> None:
+    """Serves one request."""
+    answers = Answers(int(sys.argv[1]))
+    os.dup2(2, 1)
+    request = json.loads(sys.stdin.readline())
+    if request.get("cpus"):
+        os.sched_setaffinity(0, request["cpus"])
+    import opwright.bench.run  # noqa: F401  before the target
+    from opwright.cli.target import find_operators
+    from opwright.errors import OpwrightError
+
+    try:
+        operators = [o for o in find_operators(request["target"]) if o.declaration.name not in request["skip"]]
+        serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
+        for operator in operators:
+            answers.send(operator=operator.declaration.name)
+            serve(operator, request, answers)
+    except OpwrightError as error:
+        answers.send(failed=_parts(error))
+
+
+def _parts(error: Any) -> dict[str, Any]:
+    return {
+        "class": type(error).__name__,
+        "subject": error.subject,
+        "rule": error.rule,
+        "rows": error.rows,
+        "body": error.body,
+        "hint": error.hint,
+    }
+
+
+def _bench(operator: Any, request: dict[str, Any], answers: Answers) -> None:
+    from opwright.bench.run import bench
+    from opwright.errors import NotVerifiedError
+    from opwright.records import encodable
+
+    try:
+        record = bench(
+            operator.function,
+            request["against"],
+            **_what(request),
+            seconds=request["seconds"],
+            precision=request["precision"],
+            measure_limits=request["measure_limits"],
+            witness=answers.witness,
+            on_measurement=lambda m: answers.send(measured=f"{m.direction} {m.case}"),
+        )
+    except NotVerifiedError as error:
+        answers.send(refused=_parts(error))
+    else:
+        answers.send(record=encodable(record))
+
+
+def _what(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that say what is measured."""
+    found: dict[str, Any] = {"device": request["device"], "directions": request["directions"]}
+    if request["sweep"]:
+        found["sweep"] = request["sweep"]
+    if request["dtypes"]:
+        found["dtypes"] = [_dtype(name) for name in request["dtypes"]]
+    return found
+
+
+def _dtype(name: str) -> Any:
+    from opwright.errors import CheckError
+    from opwright.spec.dtypes import SCALAR_TYPES, short_name
+
+    for dtype in SCALAR_TYPES:
+        if name in (short_name(dtype), str(dtype).removeprefix("torch.")):
+            return dtype
+    there = ", ".join(str(dtype).removeprefix("torch.") for dtype in SCALAR_TYPES)
+    raise CheckError(name, "this is no dtype of a kernel", rows=[("there", there)])
+
+
+def _verified(operator: Any, request: dict[str, Any], answers: Answers) -> None:
+    from opwright.bench.run import choose_device, refuse_unverified
+    from opwright.errors import NotVerifiedError
+    from opwright.records import builtins_of
+    from opwright.verify.machine import machine_card
+
+    where = choose_device(operator.declaration.name, operator, None, request["device"])
+    try:
+        refuse_unverified(operator.function, None, None, where, None)
+    except NotVerifiedError as error:
+        answers.send(refused=_parts(error))
+    else:
+        card = builtins_of(machine_card(where))
+        answers.send(verified={"name": operator.declaration.qualified_name, "machine": card, "device": str(where)})
+
+
+def _call(operator: Any, request: dict[str, Any], answers: Answers) -> None:
+    from opwright.bench.call_split import where_a_call_goes
+    from opwright.records import encodable
+
+    answers.send(record=encodable(where_a_call_goes(operator.function, device=request["device"])))
+
+
+def _pairs(operator: Any, request: dict[str, Any], answers: Answers) -> None:
+    """Measures block by block, as the other process asks for them: it alternates between two of these."""
+    from opwright.bench.pairs import Side
+
+    side = Side(operator, **_what(request), seconds=request["seconds"])
+    answers.send(inputs=side.inputs)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked is None:
+            break
+        answers.send(block=side.block(asked))
+
+
+if __name__ == "__main__":
+    main()

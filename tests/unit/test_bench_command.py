@@ -1,0 +1,224 @@
+"""`opwright bench`: what it takes, the process that measures, earlier versions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from opwright import records
+from opwright.cli import base, bench_command, measuring
+from opwright.cli.bench_command import parse_axis, parse_cpus
+from opwright.errors import CheckError, NotVerifiedError
+from opwright.records import BenchRecord, Comparison, Conditions, Machine, Measurement, Timing
+
+MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
+
+
+def make_record(us: float = 10.0, name: str = "ns::f", cpu: str = "EPYC") -> BenchRecord:
+    timings = [Timing("opwright", us, us, 0.0, [us] * 16), Timing("eager", 30.0, 30.0, 0.0, [30.0] * 16)]
+    one = Measurement("forward", "f32[8]", {}, "f32", 64, None, timings, 0.5, True, comparisons=[Comparison("eager", 30 / us, 0.01, 8)])
+    machine = Machine(**{**vars(MACHINE), "cpu": cpu})
+    conditions = Conditions("own", [0, 1], "keeps", 0.0, 0.0)
+    return BenchRecord(name, [one], {}, True, 2, machine, 1.0, 1.0, conditions=conditions)
+
+
+def test_axes_are_sizes_shapes_and_values() -> None:
+    assert parse_axis("n=1024,4096") == ("n", [1024, 4096])
+    assert parse_axis("batch=512,8x128") == ("batch", [512, (8, 128)])
+    assert parse_axis("approximate=tanh,none") == ("approximate", ["tanh", "none"])
+    assert parse_axis("bias=-") == ("bias", [None])
+    assert parse_axis("flag=true,false") == ("flag", [True, False])
+    assert parse_axis("eps=1e-5") == ("eps", [1e-5])
+    for wrong in ("n", "n=", "=3"):
+        with pytest.raises(CheckError, match="this is no axis with sizes"):
+            parse_axis(wrong)
+
+
+def test_cpus_are_numbers_and_ranges() -> None:
+    assert parse_cpus("0-3") == [0, 1, 2, 3]
+    assert parse_cpus("0,2-3") == [0, 2, 3]
+    assert parse_cpus(None) == []
+    with pytest.raises(CheckError, match="these are no numbers of CPUs"):
+        parse_cpus("all")
+
+
+PROGRAM = """
+import os, sys
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+print("who reads JSON does not want this")
+
+@operator("bench_process::aborts")
+def aborts(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    if x.shape == (4321,) and x.device.type == "cpu":
+        os.kill(os.getpid(), 6)
+    return x * 2
+
+@operator("bench_process::fine")
+def fine(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x * 2
+"""
+
+
+def command(run_python, *arguments: str):
+    program = f"import sys; sys.argv = {['opwright', 'bench', *arguments]!r}\nfrom opwright.cli import main; main()"
+    return run_python(program, check=False)
+
+
+def test_an_operator_that_ends_the_process_is_named_and_the_others_are_measured(run_python, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(PROGRAM)
+    flags = ["--against", "eager", "--seconds", "0.01", "--direction", "forward", "--dtype", "f32", "--threads", "1"]
+    result = command(run_python, "two.py", "--axis", "batch=4321", *flags, "--json")
+    assert result.returncode == 1
+    assert "the process that measured has ended" in result.stderr
+    assert "signal 6" in result.stderr
+    assert "aborts" in result.stderr
+    (found,) = json.loads(result.stdout)
+    assert found["name"] == "bench_process::fine"
+    assert [m["case"] for m in found["measurements"]] == ["f32[4321]"]
+    assert found["threads"] == 1
+    assert found["conditions"]["process"] == "own"
+    assert found["conditions"]["witnessed"] is True
+    assert "who reads JSON" in result.stderr
+
+
+def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    (tmp_path / "two.py").write_text(PROGRAM.replace('print("who reads JSON does not want this")', ""))
+    for arguments in (
+        ["two.py::fine", "--axis", "m=3"],
+        ["two.py::fine", "--dtype", "float12"],
+        ["two.py::fine", "--direction", "sideways"],
+        ["two.py::fine", "--base", "no-such-thing"],
+        ["nothing.py"],
+    ):
+        result = command(run_python, *arguments)
+        assert result.returncode == 2
+        assert result.stderr.replace(str(tmp_path.resolve()), "FOLDER") == snapshot(name=" ".join(arguments))
+
+
+# --- another process's clock ----------------------------------------------------------------------------------------
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, windows_us: list[float], claimed_us: float):
+    """Returns a window that has seen calls take these times, and what it has asked for."""
+    asked: list[object] = []
+    window = measuring.Window(SimpleNamespace(ask=asked.append))
+    now = itertools.chain.from_iterable((i, i + us * 1e-6 * 100) for i, us in enumerate(windows_us))
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(now, 99.0))
+    for _ in windows_us:
+        window.see({"begin": {"calls": 100, "claimed_us": claimed_us}})
+        window.see({"end": True})
+    window.see({"measured": "forward f32[8]"})
+    return window, asked
+
+
+def test_a_claim_that_one_window_bears_out_is_witnessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    window, asked = seen(monkeypatch, [95.0, 31.0, 19.0], claimed_us=10.0)
+    assert asked == ["begin", "again", "begin", "again", "begin", "enough"]
+    record = make_record()
+    window.agree(record)
+    assert record.conditions.witnessed
+
+
+def test_a_claim_that_no_window_bears_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    window, _ = seen(monkeypatch, [95.0, 31.0, 25.0], claimed_us=10.0)
+    with pytest.raises(NotVerifiedError, match="not those of another process's clock") as caught:
+        window.agree(make_record())
+    assert "10 us" in str(caught.value)
+    assert "25 us" in str(caught.value)
+
+
+def test_what_nobody_has_witnessed_is_not_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record()
+    measuring.Window(SimpleNamespace(ask=lambda _: None)).agree(record)
+    assert not record.conditions.witnessed
+
+
+# --- earlier versions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "cpu", "code", "verdict", "is_hint"),
+    [(10.0, "EPYC", 0, "same", False), (20.0, "EPYC", 1, "slower", False), (5.0, "EPYC", 0, "faster", False), (20.0, "Xeon", 0, "slower", True)],
+)  # fmt: skip
+def test_a_record_as_the_base(
+    now: float, cpu: str, code: int, verdict: str, is_hint: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records.save(make_record(cpu=cpu), tmp_path / "f.bench.json")
+    (tmp_path / "damaged.json").write_text("{")
+    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: ([make_record(now)], 0))
+    (found,), exit_code = base.compare_with_base({}, str(tmp_path), None)
+    assert exit_code == code
+    assert (found.method, found.is_hint, [row.verdict for row in found.rows]) == ("record", is_hint, [verdict])
+    assert ("Xeon" in found.reason) == is_hint
+
+
+def test_a_base_without_records_or_without_this_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    with pytest.raises(CheckError, match="there is no record of a benchmark here"):
+        base.compare_with_base({}, str(tmp_path), None)
+    records.save(make_record(name="ns::other"), tmp_path / "other.bench.json")
+    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: ([make_record()], 0))
+    assert base.compare_with_base({}, str(tmp_path), None) == ([], 5)
+    assert "ns::f is not among the records" in capsys.readouterr().err
+
+
+class PretendWorker:
+    """A side of a duel whose times are known."""
+
+    US = {"base": 10.0, "now": 10.0}  # noqa: RUF012
+    asked: list[str] = []  # noqa: RUF012
+
+    def __init__(self, request, *, cwd, env, threads) -> None:
+        self.side = "base" if "tree" in request["target"] else "now"
+        self.pending: list[str] = []
+
+    def ask(self, name: str) -> None:
+        PretendWorker.asked.append(f"{self.side}: {name}")
+        self.pending.append(name)
+
+    def answers(self):
+        yield {"operator": "f"}
+        yield {"inputs": ["forward f32[8]", f"forward only {self.side}"]}
+        while self.pending:
+            self.pending.pop()
+            jitter = 1 + 0.001 * (len(PretendWorker.asked) % 7)
+            yield {"block": [3 * self.US[self.side], self.US[self.side] * jitter]}
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("now", "verdict"), [(10.0, "same"), (12.0, "slower"), (8.0, "faster")])
+def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(base, "Worker", PretendWorker)
+    monkeypatch.setattr(PretendWorker, "US", {"base": 10.0, "now": now})
+    monkeypatch.setattr(PretendWorker, "asked", [])
+    root, tree = tmp_path / "root", tmp_path / "tree"
+    for folder in (root, tree):
+        folder.mkdir()
+        (folder / "op.py").write_text("")
+    request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0}
+    operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
+    record = base.Duel(request, operator, "HEAD", root, tree, None).run()
+    (row,) = record.rows
+    assert (row.case, row.verdict) == ("f32[8]", verdict)
+    assert row.ratio == pytest.approx(10 / now, rel=0.01)
+    assert record.missing == ["forward only base", "forward only now"]
+    assert base._exit_code([record]) == (1 if verdict == "slower" else 0)
+    sides = [asked.partition(":")[0] for asked in PretendWorker.asked]
+    assert len(sides) == 2 * 7 * 5  # blocks of a pair, the first of which makes the inputs, and pairs
+    assert sides.count("base") == sides.count("now")
+    assert all(set(sides[i : i + 2]) == {"base", "now"} for i in range(0, len(sides), 2))
+
+
+def test_an_operator_in_no_repository_has_no_earlier_commit(tmp_path: Path) -> None:
+    (tmp_path / "op.py").write_text("")
+    with pytest.raises(CheckError, match="it is in no git repository"):
+        base.compare_with_base({"target": str(tmp_path / "op.py")}, "HEAD~1", None)

@@ -1,0 +1,156 @@
+"""How large a difference has to be to show: against tables, and against simulated machines."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from opwright.bench.base import reason_for_hint, row_of, rows_of_records
+from opwright.bench.comparison import compare, interval_of, into_blocks, student
+from opwright.bench.timing import in_turn, time_interleaved
+from opwright.records import BenchRecord, Comparison, Machine, Measurement, Timing
+
+
+@pytest.mark.parametrize(
+    ("freedom", "confidence", "t"),
+    [(1, 0.95, 12.706), (2, 0.95, 4.303), (4, 0.95, 2.776), (7, 0.95, 2.365), (7, 0.99, 3.499), (30, 0.95, 2.042), (120, 0.99, 2.617)],
+)  # fmt: skip
+def test_student_is_that_of_the_tables(freedom: int, confidence: float, t: float) -> None:
+    assert student(freedom, confidence) == pytest.approx(t, abs=6e-4)
+
+
+def moods(random_: random.Random, rounds: int):
+    """Yields, for each round, how much slower than at best the machine is: it stays in a mood for a while."""
+    mood = 0.0
+    for _ in range(rounds):
+        mood = 0.9 * mood + random_.gauss(0, 0.05)
+        yield math.exp(mood)
+
+
+def pair_of_samples(random_: random.Random, ratio: float, blocks: int = 8, each: int = 5):
+    ours, theirs = [], []
+    for mood in moods(random_, blocks * each):
+        ours.append(10 * mood * math.exp(random_.gauss(0, 0.01)))
+        theirs.append(10 * ratio * mood * math.exp(random_.gauss(0, 0.01)))
+        for samples in (ours, theirs):
+            if random_.random() < 0.1:  # someone else had the core for a while
+                samples[-1] *= 3
+    return into_blocks(ours, blocks), into_blocks(theirs, blocks)
+
+
+def test_the_same_version_stays_below_the_smallest_visible_difference() -> None:
+    random_, runs = random.Random(1), 1500
+    found = [compare("x", *pair_of_samples(random_, 1.0)) for _ in range(runs)]
+    silent = sum(c.verdict == "same" for c in found) / runs
+    assert 0.93 < silent < 0.985  # 95 % were promised; three standard errors are 1.7 %
+
+
+def test_a_difference_that_is_there_is_seen_on_its_side() -> None:
+    random_ = random.Random(2)
+    for ratio, verdict in ((1.06, "faster"), (0.94, "slower")):
+        found = [compare("x", *pair_of_samples(random_, ratio, each=11)) for _ in range(200)]
+        assert sum(c.verdict == verdict for c in found) > 190
+        assert sorted(c.visible for c in found)[100] < 0.015
+
+
+def test_rows_that_are_read_together_are_silent_together() -> None:
+    random_, runs = random.Random(3), 400
+    silent = 0
+    for _ in range(runs):
+        rows = []
+        for name in ("forward a", "forward b", "backward a", "backward b"):
+            pairs = []
+            for _ in range(5):
+                shift = random_.gauss(0, 0.02)  # where a process puts its code
+                base = [10 * math.exp(shift + abs(random_.gauss(0, 0.05))) for _ in range(20)]
+                pairs.append((base, [10 * math.exp(abs(random_.gauss(0, 0.05))) for _ in range(20)]))
+            rows.append(row_of(name, pairs, 4))
+        silent += all(row.verdict == "same" for row in rows)
+    assert silent / runs > 0.93
+
+
+def test_a_row_names_what_has_changed() -> None:
+    pairs = [([10.0, 14.0], [12.0 + 0.01 * i, 19.0]) for i in range(5)]
+    row = row_of("forward f32[8] by=2", pairs, 1)
+    assert (row.direction, row.case, row.verdict) == ("forward", "f32[8] by=2", "slower")
+    assert row.base_us == 10.0
+    assert row.now_us == 12.02
+    assert row.ratio == pytest.approx(10 / 12.02, rel=1e-4)
+
+
+def test_one_number_says_nothing_and_blocks_share_all_samples() -> None:
+    assert interval_of([0.3]) == (0.3, math.inf)
+    assert [len(b) for b in into_blocks(list(range(21)), 8)] == [3, 2, 3, 2, 3, 3, 2, 3]
+    assert list(itertools.chain(*into_blocks(list(range(21)), 8))) == list(range(21))
+    assert len(into_blocks([1.0, 2.0, 3.0], 8)) == 1
+
+
+# --- taking turns -------------------------------------------------------------------------------------------------
+
+
+def test_everyone_follows_everyone() -> None:
+    followed = {(a, b): 0 for a in "abc" for b in "abc"}
+    order = "".join(name for i in range(60) for name, _ in in_turn(dict.fromkeys("abc"), i))
+    for pair in itertools.pairwise(order):
+        followed[pair] += 1
+    assert min(n for (a, b), n in followed.items() if a != b) > 15
+
+
+def test_timing_ends_by_noise_or_by_time_and_warns_before_each_block() -> None:
+    counts = {"a": 0, "b": 0, "block": 0}
+
+    def call(name: str):
+        def count() -> None:
+            counts[name] += 1
+
+        return count
+
+    calls = {"a": call("a"), "b": call("b")}
+    timed = time_interleaved(calls, 10.0, precision=1e9, repeats=3, before_block=call("block"))
+    assert timed.stopped == "noise"
+    assert timed.comparisons[0].blocks == counts["block"] == 8
+    assert counts["a"] == counts["b"] == 3 * len(timed.timings[0].samples_us)
+    timed = time_interleaved(calls, 0.0, precision=0.0, repeats=3)
+    assert timed.stopped == "time"
+    assert len(timed.timings[0].samples_us) == 24
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def record(ours: float, eager: float, *, visible: float | None = 0.01, **machine) -> BenchRecord:
+    comparisons = [] if visible is None else [Comparison("eager", eager / ours, visible, 8)]
+    timings = [Timing(n, us, us, 0.01, [us * f for f in (1.0, 1.01, 0.99) * 8]) for n, us in (("opwright", ours), ("eager", eager))]
+    one = Measurement("forward", "f32[8]", {}, "f32", 64, None, timings, None, True, comparisons=comparisons)
+    card = Machine(**({"cpu": "EPYC", "cores": 2, "device": "", "system": "Linux", "python": "3", "torch": "2.13", "compiler": "g++", "load": 0.0} | machine))
+    return BenchRecord("ns::f", [one], {}, True, 2, card, 0.0, 0.0)
+
+
+def test_a_record_is_compared_by_what_both_have_timed() -> None:
+    (row,), missing = rows_of_records(record(10.0, 30.0), record(10.0, 30.0))
+    assert (row.verdict, row.ratio, missing) == ("same", 1.0, [])
+    (row,), _ = rows_of_records(record(10.0, 30.0), record(13.0, 30.0))
+    assert row.verdict == "slower"
+    assert row.ratio == pytest.approx(10 / 13)
+    # The machine is 30 % slower today, and so is PyTorch: nothing is known of the operator.
+    (row,), _ = rows_of_records(record(10.0, 30.0), record(13.0, 39.0))
+    assert row.verdict == "same"
+    assert row.ratio == pytest.approx(1.0)
+    (row,), _ = rows_of_records(record(10.0, 30.0, visible=None), record(13.0, 30.0, visible=None))
+    assert row.verdict == "slower"  # records of version 1 have samples only
+
+
+def test_another_machine_is_a_hint_only() -> None:
+    now = record(13.0, 30.0)
+    rows, _ = rows_of_records(now, now)
+    assert reason_for_hint(record(10.0, 30.0), now, rows) == ""
+    assert reason_for_hint(record(10.0, 30.0, cpu="Xeon"), now, rows) == (
+        "the base was measured elsewhere: CPU (EPYC against Xeon)"
+    )
+    alone = record(10.0, 30.0)
+    alone.measurements[0].timings.pop()
+    rows, _ = rows_of_records(alone, now)
+    assert "no rival in common" in reason_for_hint(alone, now, rows)

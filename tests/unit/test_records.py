@@ -1,0 +1,145 @@
+"""Records: old ones read, newer and damaged ones named, fields documented and stable."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+from records_page import KINDS, PAGE, page, parts_of
+from syrupy.assertion import SnapshotAssertion
+
+from opwright import records
+from opwright.errors import RecordError
+from opwright.records import (
+    BaseRecord,
+    BaseRow,
+    BenchRecord,
+    CallPart,
+    CallRecord,
+    Comparison,
+    Conditions,
+    Limits,
+    Machine,
+    Measurement,
+    Timing,
+    VerifyRecord,
+)
+
+ROOT = Path(__file__).parents[2]
+OLD = [p for p in sorted((ROOT / "benchmarks/results").glob("*.json")) if '"type": "bench"' in p.read_text()[:30]]
+MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
+
+
+def every_kind() -> list[records.Record]:
+    timing = Timing("opwright", 2.0, 1.9, 0.01, [2.0], fresh_us=3.0, thread_us=2.0, page_faults=0.0, peak_bytes=64)
+    one = Measurement("step", "f32[8]", {"n": 8}, "f32", 64, None, [timing], 0.5, True, None, [Comparison("eager", 1.5, 0.02, 8)], 32, 0.1, "noise")
+    conditions = Conditions("own", [0, 1], "keeps", 0.1, 0.2, 2700.0, 2700.0, witnessed=True)
+    limits = Limits(10.0, 11.0, 200.0, {"f32": 100.0}, 0.8, None, 2, 1.0)
+    part = CallPart("python", 0.5, 0.01, "operator - entry")
+    row = BaseRow("forward", "f32[8]", 2.0, 2.5, 0.8, 0.05, "slower")
+    return [
+        VerifyRecord("ns::f", [], [], ["cpu"], MACHINE, 1.0, 2.0),
+        BenchRecord("ns::f", [one], {"opwright": 1.0}, True, 2, MACHINE, 1.0, 2.0, conditions=conditions, limits=limits, commit="abc"),
+        CallRecord("ns::f", "f32[1]", [part], 2.0, {"torch.add": 0.8}, None, 160, MACHINE, 1.0, 2.0),
+        BaseRecord("ns::f", "HEAD~1", "interleaved", [row], MACHINE, 1.0, 2.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", every_kind(), ids=lambda r: type(r).__name__)
+def test_every_record_comes_back_as_it_was(record: records.Record, tmp_path: Path) -> None:
+    records.save(record, tmp_path / "deep" / "r.json")
+    assert records.read(tmp_path / "deep" / "r.json") == record
+
+
+def test_there_are_old_records_to_read() -> None:
+    assert len(OLD) >= 8
+    assert {json.loads(p.read_text())["version"] for p in OLD} == {1}
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda p: p.stem)
+def test_version_1_is_read(path: Path) -> None:
+    written = json.loads(path.read_text())
+    record = records.read(path)
+    assert record.version == 1
+    assert [t.median_us for m in record.measurements for t in m.timings] == [
+        t["median_us"] for m in written["measurements"] for t in m["timings"]
+    ]
+    assert (record.conditions, record.limits) == (None, None)
+
+
+def newer(tmp_path: Path) -> Path:
+    path = tmp_path / "newer.json"
+    path.write_text(json.dumps({"type": "bench", "version": records.VERSION + 1, "what": "nobody knows yet"}))
+    return path
+
+
+def test_a_newer_version_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError) as caught:
+        records.read(newer(tmp_path))
+    assert f"it has version {records.VERSION + 1}, and this Opwright reads up to {records.VERSION}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "Expecting"),
+        ("[]", "no known kind"),
+        ('{"type": "poem"}', "no known kind: 'poem'"),
+        ('{"type": "call", "name": 3}', "record has no field `case`"),
+        ('{"type": "verify", "version": 2, "flavour": 1}', "field"),
+    ],
+)
+def test_a_damaged_record_is_named(content: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_text(content)
+    with pytest.raises(RecordError) as caught:
+        records.read(path)
+    assert str(path) in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_report_skips_what_it_cannot_read_and_shows_the_rest(run_python, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    for number, record in enumerate(every_kind()):
+        records.save(record, folder / f"{number}.json")
+    newer(folder)
+    (folder / "damaged.json").write_text("{")
+    program = "import sys; sys.argv = ['opwright', 'report', 'records']\nfrom opwright.cli import main; main()"
+    result = run_python(program, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("skipped: ") == 2
+    assert "newer.json" in result.stderr
+    assert "damaged.json" in result.stderr
+    assert "ns::f" in (tmp_path / "opwright-report.html").read_text()
+
+
+# --- what others build on -----------------------------------------------------------------------------------------
+
+
+def test_the_fields_of_the_json_of_bench(snapshot: SnapshotAssertion) -> None:
+    """Whoever reads `opwright bench --json` relies on these names and types: they may be added to, and a change of
+    what is there takes a new version."""
+    found = {
+        name: {f.name: str(f.type) for f in fields(type_)}
+        for kind in (BenchRecord, CallRecord, BaseRecord)
+        for name, type_ in parts_of(kind).items()
+    }
+    assert found == snapshot
+
+
+def test_every_field_is_documented() -> None:
+    text = PAGE.read_text()
+    assert page(text) == text, "python tests/unit/records_page.py"
+    assert f"The version is {records.VERSION}." in text
+    for kind in KINDS.values():
+        for name, type_ in parts_of(kind).items():
+            for field in fields(type_):
+                row = re.search(rf"^\| `{field.name}` \| .* \| .* \| (.*) \|$", text, re.MULTILINE)
+                assert row is not None, (name, field.name)
+                assert row[1].strip(), (name, field.name)

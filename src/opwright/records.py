@@ -6,16 +6,14 @@ Times are in microseconds, sizes in bytes, rates in GB/s (1e9 bytes per second).
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from opwright.errors import RecordError
+from opwright.typed_json import decode, finite
 
-VERSION = 1
+VERSION = 2  # 1: before conditions, limits, comparisons and the records of calls
 
 
 @dataclass
@@ -146,6 +144,13 @@ class Timing:
         warm_us: on a GPU, device time of a call on the same input again and again; else None.
         host_us: on a GPU, time until a call returns, its work not yet done; else None.
         waits: on a GPU, whether the call waits for the GPU by itself: its times have the host's in them.
+        fresh_us: on a CPU, time of a call whose outputs come from fresh pages of the system; else None.
+        thread_us: on a CPU, CPU time of the calling thread for a call. Less than the time: it waited, for other
+            threads or for a turn.
+        page_faults: on a CPU, pages that the system had to provide during a call, on average.
+        peak_bytes: the most memory of PyTorch's allocator that a call held at once, beyond its inputs.
+        graph_us: on a GPU, time of a call replayed as a CUDA graph; None where it cannot be captured.
+        wall_us: on a GPU, time of a call by the host's clock, over many until the whole device is idle.
     """
 
     candidate: str
@@ -156,6 +161,36 @@ class Timing:
     warm_us: float | None = None
     host_us: float | None = None
     waits: bool = False
+    fresh_us: float | None = None
+    thread_us: float | None = None
+    page_faults: float | None = None
+    peak_bytes: int | None = None
+    graph_us: float | None = None
+    wall_us: float | None = None
+
+
+@dataclass
+class Comparison:
+    """One candidate beside Opwright, from samples taken in turns.
+
+    Attributes:
+        candidate: who is compared.
+        ratio: its time over Opwright's: above 1, Opwright is faster.
+        visible: smallest visible difference, relative: a ratio nearer to 1 than this says nothing.
+        blocks: stretches of samples that the two numbers come from.
+    """
+
+    candidate: str
+    ratio: float
+    visible: float
+    blocks: int
+
+    @property
+    def verdict(self) -> str:
+        """"faster", "same" or "slower": what Opwright is beside the candidate."""
+        if abs(self.ratio - 1) <= self.visible:
+            return "same"
+        return "faster" if self.ratio > 1 else "slower"
 
 
 @dataclass
@@ -163,7 +198,7 @@ class Measurement:
     """All candidates on one input.
 
     Attributes:
-        direction: "forward" or "backward" (the backward of autograd, bias gradients and all).
+        direction: "forward", "backward" (the backward of autograd, bias gradients and all) or "step" (both).
         case: the input, as `f32[512, 4096] f32[4096] approximate='tanh'`.
         axes: sizes and options that vary over the sweep, for plots: {"elements": 2097152, ...}.
         dtype: the dtype of the operator's floating-point tensors.
@@ -173,6 +208,10 @@ class Measurement:
         roof_share: bytes_moved over time, as a share of the machine's measured copy bandwidth.
         in_cache: whether the data fit the last-level cache, so that the share may pass 1.
         copy_us: on a GPU, device time of copying as many bytes as the input moves, in the same rounds, cold.
+        comparisons: each other candidate beside Opwright.
+        output_bytes: memory of the results: what a call must hold at least.
+        floor_us: the least time that the machine's limits allow. What is faster is refused.
+        stopped: why sampling ended: "noise" (the smallest visible difference is small enough) or "time".
     """
 
     direction: str
@@ -185,6 +224,10 @@ class Measurement:
     roof_share: float | None
     in_cache: bool
     copy_us: float | None = None
+    comparisons: list[Comparison] = field(default_factory=list)
+    output_bytes: int | None = None
+    floor_us: float | None = None
+    stopped: str = ""
 
     @property
     def copy_share(self) -> float | None:
@@ -202,6 +245,57 @@ class Measurement:
 
 
 @dataclass
+class Conditions:
+    """Under which conditions was measured.
+
+    Attributes:
+        process: "own" (a process for nothing else, started by `opwright bench`) or "caller".
+        affinity: the CPUs that the process may run on.
+        allocator: "keeps" (memory that is freed stays with the process) or "default" (the system's way).
+        load_before, load_after: load average of the last minute.
+        clock_mhz_before, clock_mhz_after: mean clock of those CPUs as the system says; None where it does not.
+        gpu_clock_mhz_before, gpu_clock_mhz_after: of the GPU's multiprocessors; None on a CPU or where not said.
+        witnessed: whether another process has timed the calls by its own clock, and agrees.
+    """
+
+    process: str
+    affinity: list[int]
+    allocator: str
+    load_before: float
+    load_after: float
+    clock_mhz_before: float | None = None
+    clock_mhz_after: float | None = None
+    gpu_clock_mhz_before: float | None = None
+    gpu_clock_mhz_after: float | None = None
+    witnessed: bool = False
+
+
+@dataclass
+class Limits:
+    """What a device can do at best: measured once, and kept in the store.
+
+    Attributes:
+        copy_gb_s: copying a tensor far larger than the caches, bytes read plus written.
+        triad_gb_s: a = b + c on such tensors, bytes read plus written.
+        cache_gb_s: the same copy between tensors that stay in the fastest shared cache.
+        gemm_gflops: rate of a matrix product by dtype, as "f32".
+        empty_call_us: host time of `torch.add` on one element: a call without work.
+        launch_us: on a GPU, device time from one empty kernel to the next; else None.
+        threads: of PyTorch, when it was measured.
+        measured: seconds since 1970.
+    """
+
+    copy_gb_s: float
+    triad_gb_s: float
+    cache_gb_s: float
+    gemm_gflops: dict[str, float]
+    empty_call_us: float
+    launch_us: float | None
+    threads: int
+    measured: float
+
+
+@dataclass
 class BenchRecord:
     """The result of benchmarking one operator or callable.
 
@@ -209,6 +303,8 @@ class BenchRecord:
         host_us: time of one call on the smallest input, by candidate: what a call costs before any work.
             On a GPU the call's work is not waited for.
         device: where it was measured: "cpu", "cuda" or "cuda:1".
+        conditions, limits: None in records of version 1.
+        commit: of the repository of the operator's source, with "+" when it had changes; "" outside of one.
     """
 
     name: str
@@ -221,6 +317,9 @@ class BenchRecord:
     seconds: float
     version: int = VERSION
     device: str = "cpu"
+    conditions: Conditions | None = None
+    limits: Limits | None = None
+    commit: str = ""
 
     @property
     def on_gpu(self) -> bool:
@@ -228,13 +327,112 @@ class BenchRecord:
         return self.device not in ("", "cpu")
 
 
-Record = VerifyRecord | BenchRecord
-_KINDS = {"verify": VerifyRecord, "bench": BenchRecord}
+@dataclass
+class CallPart:
+    """One part of the host's time of a call.
+
+    Attributes:
+        name: "python", "dispatcher", "checks", "allocation", "views", "launch", "kernel"; several that cannot be
+            told apart are named together: "dispatcher and reference".
+        us: its time.
+        uncertainty_us: half-width of the 95 % interval. A part that is smaller may be nothing at all.
+        obtained: how, as the difference of two variants of the call: "operator - kernel's entry".
+    """
+
+    name: str
+    us: float
+    uncertainty_us: float
+    obtained: str
+
+
+@dataclass
+class CallRecord:
+    """Where one tiny call of an operator spends the host's time.
+
+    Attributes:
+        case: the input, as `f32[1, 1] f32[1] approximate='tanh'`.
+        parts: in the order of the call; together they are `total_us`, up to their uncertainties.
+        total_us: the whole call, from Python.
+        peers_us: other calls by the same clock: "torch.add".
+        device_us: on a GPU, how long the kernel runs behind the host; None on a CPU.
+        rounds: how many times each variant was timed, in turns.
+        device: as in a BenchRecord.
+    """
+
+    name: str
+    case: str
+    parts: list[CallPart]
+    total_us: float
+    peers_us: dict[str, float]
+    device_us: float | None
+    rounds: int
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+    device: str = "cpu"
+
+
+@dataclass
+class BaseRow:
+    """One input, measured with two versions of an operator.
+
+    Attributes:
+        direction, case: as in a Measurement.
+        base_us, now_us: medians.
+        ratio: base over now: above 1, it has become faster.
+        visible: smallest visible difference of the ratio from 1, at 95 % for all rows together.
+        verdict: "faster", "same" or "slower".
+    """
+
+    direction: str
+    case: str
+    base_us: float
+    now_us: float
+    ratio: float
+    visible: float
+    verdict: str
+
+
+@dataclass
+class BaseRecord:
+    """An operator as it is, compared with an earlier version of it.
+
+    Attributes:
+        base: what it was compared with: a commit, or the file of a record.
+        method: "interleaved" (both versions measured in turns) or "record".
+        is_hint: the base was measured on another machine or in another way, so the verdicts prove nothing.
+        reason: why it is only a hint.
+        rows: one for each input that both have.
+        missing: inputs that only one of them has.
+    """
+
+    name: str
+    base: str
+    method: str
+    rows: list[BaseRow]
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+    device: str = "cpu"
+    is_hint: bool = False
+    reason: str = ""
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def slower(self) -> list[BaseRow]:
+        """The rows that have become slower; none where the base is only a hint."""
+        return [] if self.is_hint else [row for row in self.rows if row.verdict == "slower"]
+
+
+Record = VerifyRecord | BenchRecord | CallRecord | BaseRecord
+_KINDS = {"verify": VerifyRecord, "bench": BenchRecord, "call": CallRecord, "base": BaseRecord}
 
 
 def builtins_of(record: Any) -> Any:
     """Returns a record, or a part of one, as dicts and lists that JSON knows."""
-    return _finite(asdict(record))
+    return finite(asdict(record))
 
 
 def encodable(value: Any) -> Any:
@@ -242,7 +440,7 @@ def encodable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [encodable(item) for item in value]
     kind = next((name for name, type_ in _KINDS.items() if type(value) is type_), None)
-    return _finite(value) if kind is None else {"type": kind, **builtins_of(value)}
+    return finite(value) if kind is None else {"type": kind, **builtins_of(value)}
 
 
 def save(record: Record, path: Path) -> None:
@@ -260,57 +458,11 @@ def read(path: Path) -> Record:
     try:
         content = json.loads(path.read_bytes())
         kind = content.pop("type") if isinstance(content, dict) and "type" in content else None
+        version = content.get("version", 1) if isinstance(content, dict) else 1
+        if isinstance(version, int) and version > VERSION:
+            raise ValueError(f"it has version {version}, and this Opwright reads up to {VERSION}")
         if kind not in _KINDS:
             raise ValueError(f"it is of no known kind: {kind!r}")
-        return _decode(_KINDS[kind], content, "record")
+        return decode(_KINDS[kind], content, "record")
     except (OSError, ValueError) as error:
         raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
-
-
-def _finite(value: Any) -> Any:
-    """Replaces what JSON has no number for by null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@cache
-def _types_of(type_: type) -> dict[str, Any]:
-    return get_type_hints(type_)
-
-
-def _decode(type_: Any, value: Any, at: str) -> Any:
-    """Returns JSON's value as the annotated type; a value of another type is a ValueError."""
-    if type_ is Any:
-        return value
-    if get_origin(type_) is UnionType:
-        if value is None and NoneType in get_args(type_):
-            return None
-        return _decode(get_args(type_)[0], value, at)
-    if is_dataclass(type_) and isinstance(value, dict):
-        return _decode_fields(type_, value, at)
-    if get_origin(type_) is list and isinstance(value, list):
-        return [_decode(get_args(type_)[0], item, f"{at}[{i}]") for i, item in enumerate(value)]
-    if get_origin(type_) is dict and isinstance(value, dict):
-        return {key: _decode(get_args(type_)[1], item, f"{at}.{key}") for key, item in value.items()}
-    if type_ is float and type(value) is int:
-        return float(value)
-    if type(value) is not type_:
-        raise ValueError(f"{at} is {type(value).__name__}, not {getattr(type_, '__name__', type_)}")
-    return value
-
-
-def _decode_fields(type_: type, value: dict[str, Any], at: str) -> Any:
-    known = {field.name: field for field in fields(type_)}
-    unknown = sorted(value.keys() - known.keys())
-    missing = [
-        name
-        for name, field in known.items()
-        if name not in value and field.default is MISSING and field.default_factory is MISSING
-    ]
-    if unknown or missing:
-        raise ValueError(f"{at} has {'no' if missing else 'an unknown'} field `{(missing or unknown)[0]}`")
-    types = _types_of(type_)
-    return type_(**{name: _decode(types[name], item, f"{at}.{name}") for name, item in value.items()})

@@ -27,8 +27,7 @@ except ImportError:
         hint="`pip install hypothesis`",
     ) from None
 
-# Ordered as they are to shrink: one element first, then around vector widths; nothing comes last, being special.
-_SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 64, 65, 127, 257, 0)
+_USUAL = (8, 33, 257)  # most sizes are small, some larger than a vector, a few larger than several
 _MOST_ELEMENTS = 4096
 _MOST_AXES = 3  # of a variadic axis
 _MOST_PLACED = 6  # values that are chosen one by one in a tensor
@@ -174,9 +173,7 @@ class _Maker:
         for name in self.axes:
             if name in sizes:
                 continue
-            low, high = map(int, self.ranges.get(name, (0, max(_SIZES))))
-            usual = [size for size in _SIZES if low <= size <= high]
-            sizes[name] = draw(st.sampled_from(usual) | st.integers(low, high) if usual else st.integers(low, high))
+            sizes[name] = draw(_size(*map(int, self.ranges.get(name, (0, max(_USUAL))))))
         return self._within_budget(sizes)
 
     def _within_budget(self, sizes: dict[str, int]) -> dict[str, int]:
@@ -276,6 +273,22 @@ class _Maker:
         for at, value in placed[: _MOST_PLACED if count else 0]:
             values[at] = value
         return values.view(shape)
+
+
+def _size(low: int, high: int) -> st.SearchStrategy[int]:
+    """Returns a strategy for a size, which shrinks to one before it is nothing.
+
+    All are integers that stand for themselves: an index into a table of sizes would shrink worse.
+    """
+    least = max(low, 1)
+    bounds = [*(bound for bound in _USUAL if least < bound < high), high]
+    sizes = st.one_of(*(st.integers(least, bound) for bound in bounds if least <= bound))
+    if low > 0:
+        return sizes
+    if high < 1:
+        return st.just(0)
+    is_empty = st.sampled_from([False] * 15 + [True])
+    return st.tuples(is_empty, sizes).map(lambda drawn: 0 if drawn[0] else drawn[1])
 
 
 def _axis_names(contract: Contract) -> list[str]:

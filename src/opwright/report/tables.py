@@ -112,6 +112,21 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
     return groups
 
 
+def list_base(card: Card) -> list[list[str]]:
+    """Returns a row for each input that was compared with an earlier version of the operator."""
+    return [
+        [
+            f"{row.direction} {row.case}",
+            with_unit(row.base_us, TIME),
+            with_unit(row.now_us, TIME),
+            f"{round_to(row.ratio)}x",
+            f"± {percent(row.visible, 2)}",
+            row.verdict,
+        ]
+        for row in (card.base.rows if card.base else [])
+    ]
+
+
 def describe_machine(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Returns the rows of the card of one machine; a value that differs between records is given as its range."""
     machines = [r.machine for r in records]
@@ -184,7 +199,6 @@ def _time(microseconds: float | None) -> str:
 
 
 def _compare(measurement: Measurement, candidate: str) -> Rival | None:
-    ours = measurement.timings[0]
     other = next((t for t in measurement.timings[1:] if t.candidate == candidate), None)
     speedup = measurement.speedup_over(candidate)
     if other is None or speedup is None:
@@ -194,9 +208,15 @@ def _compare(measurement: Measurement, candidate: str) -> Rival | None:
         noise=f"± {percent(other.noise, 2)}"
         + (f", warm {_time(other.warm_us)}, host {_time(other.host_us)}" if other.warm_us else ""),
         speedup=f"{round_to(speedup)}x",
-        is_noise=_overlap(ours, other),
+        is_noise=_is_noise(measurement, other),
         is_faster=speedup < 1,
     )
+
+
+def _is_noise(measurement: Measurement, other: Timing) -> bool:
+    """Whether a difference cannot be told from none: by the smallest visible one, in older records by the noise."""
+    compared = next((c for c in measurement.comparisons if c.candidate == other.candidate), None)
+    return _overlap(measurement.timings[0], other) if compared is None else compared.verdict == "same"
 
 
 def _overlap(one: Timing, other: Timing) -> bool:

@@ -11,7 +11,8 @@ from opwright.report.heat import Cell, draw_map
 from opwright.report.quantities import plural, round_to
 from opwright.report.svg import Picture, Table
 
-_MOST_ROWS = 24  # of one check: those nearest to their allowance
+_MOST_KINDS = 6  # of one check: those nearest to their allowance
+_LABELS = 230.0  # width of the labels
 
 
 def draw_errors(card: Card, name: str) -> Picture | None:
@@ -22,72 +23,81 @@ def draw_errors(card: Card, name: str) -> Picture | None:
     Args:
         name: what the identifiers in the drawing start with.
     """
-    checks = card.verify.checks if card.verify else []
-    detailed = [check for check in checks if check.errors]
-    if detailed:
-        panels = [_draw_cases(check, f"{name}-{i}") for i, check in enumerate(detailed)]
-        svgs, table = [svg for svg, _ in panels], [row for _, rows in panels for row in rows]
-        head = ["check", "input", "dtype", "cases", "worst error", "error / allowance"]
-    else:
-        compared = [check for check in checks if check.worst_ratio is not None]
-        if not compared:
-            return None
-        svgs, table, head = [_draw_checks(card, compared, name)], [], []
+    checks = [c for c in (card.verify.checks if card.verify else []) if c.worst_ratio is not None or c.errors]
+    if not checks:
+        return None
     caption = (
-        "Largest error in units in the last place, and below it what share of the allowance that is (which differs from element "
-        "to element): the stronger the colour, the nearer; outlined and marked ✗ where it is beyond."
-    ).replace(", and below it what share of the allowance that is", "; colour is the share of the allowance")
-    return Picture("Error map", caption, svgs, table=Table(head, table) if table else None)
+        "Largest error in ulp, units in the last place. Colour is the error over what is allowed, which differs from "
+        "element to element: full at the allowance; beyond it a cell is outlined and marked ✗."
+    )
+    detailed = [_Map(check) for check in checks if check.errors]
+    if not detailed:
+        return Picture("Error map", caption, [_draw_checks(card, checks, name)])
+    dtypes = list(dict.fromkeys(dtype for found in detailed for dtype in found.dtypes))
+    rows = [row for found in detailed for row in found.rows(dtypes)]
+    table = Table(["check", "input", *(f"{dtype}: ulp, error / allowance" for dtype in dtypes)], rows)
+    svgs = [found.draw(f"{name}-{i}") for i, found in enumerate(detailed)]
+    if any(found.left_out for found in detailed):
+        caption += f" Of each check the {_MOST_KINDS} kinds of input that come nearest to their allowance are shown."
+    return Picture("Error map", caption, svgs, columns=min(2, len(svgs)), table=table)
 
 
-def _draw_cases(check: Check, name: str) -> tuple[str, list[list[str]]]:
-    groups: dict[tuple[str, str], list[CaseError]] = {}
-    for error in check.errors:
-        groups.setdefault((_kind(error.case), _dtype(error.case)), []).append(error)
-    worst = {at: max(inside, key=lambda e: e.ratio) for at, inside in groups.items()}
-    kinds = list(dict.fromkeys(kind for kind, _ in groups))
-    dtypes = list(dict.fromkeys(dtype for _, dtype in groups))
-    nearest = sorted(kinds, key=lambda kind: -max(e.ratio for (k, _), e in worst.items() if k == kind))
-    shown = [kind for kind in kinds if kind in nearest[:_MOST_ROWS]]
-    cells = {
-        (shown.index(kind), dtypes.index(dtype)): _cell(max(e.ulp for e in groups[kind, dtype]), error.ratio, error.case)
-        for (kind, dtype), error in worst.items()
-        if kind in shown
-    }
-    left = f" {len(kinds) - len(shown)} kinds of input further from it are left out." if len(shown) < len(kinds) else ""
-    told = f"{plural(len(check.errors), 'case')}; nearest to its allowance: {nearest[0]}.{left}"
-    title = f"{check.title}: largest error in ulp"
-    svg = draw_map(name, title, told, shown, dtypes, cells, f"{check.title}: ulp, by dtype{left}", 250.0)
-    rows = [
-        [check.title, kind, dtype, str(len(inside)), f"{round_to(max(e.ulp for e in inside))} ulp", round_to(worst[kind, dtype].ratio)]
-        for (kind, dtype), inside in groups.items()
-    ]
-    return svg, rows
+class _Map:
+    """The errors of one check, by kind of input and dtype."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        self.found: dict[tuple[str, str], tuple[float, float]] = {}  # the largest ulp, the largest ratio
+        for error in check.errors:
+            at = _kind(error), _dtype(error)
+            ulp, ratio = self.found.get(at, (0.0, 0.0))
+            self.found[at] = max(ulp, error.ulp), max(ratio, error.ratio)
+        self.dtypes = list(dict.fromkeys(dtype for _, dtype in self.found))
+        nearest: dict[str, float] = {}
+        for (kind, _), (_, ratio) in self.found.items():
+            nearest[kind] = max(ratio, nearest.get(kind, 0.0))
+        self.kinds = sorted(nearest, key=lambda kind: -nearest[kind])[:_MOST_KINDS]
+        self.left_out = len(nearest) - len(self.kinds)
+
+    def draw(self, name: str) -> str:
+        cells = {
+            (self.kinds.index(kind), self.dtypes.index(dtype)): _cell(*errors)
+            for (kind, dtype), errors in self.found.items()
+            if kind in self.kinds
+        }
+        title = f"{self.check.title}: largest error in ulp"
+        told = f"{plural(len(self.check.errors), 'case')}; nearest to its allowance: {self.kinds[0]}."
+        return draw_map(name, title, told, self.kinds, self.dtypes, cells, f"{self.check.title}, by dtype", _LABELS, 70.0)
+
+    def rows(self, dtypes: Sequence[str]) -> list[list[str]]:
+        return [
+            [self.check.title, kind, *(self._write(self.found.get((kind, dtype))) for dtype in dtypes)]
+            for kind in self.kinds
+        ]
+
+    def _write(self, errors: tuple[float, float] | None) -> str:
+        return "" if errors is None else f"{round_to(errors[0])}, {round_to(errors[1])}"
 
 
 def _draw_checks(card: Card, checks: Sequence[Check], name: str) -> str:
-    cells = {
-        (i, 0): _cell(check.worst_ulp, check.worst_ratio or 0.0, check.title) for i, check in enumerate(checks)
-    }
+    cells = {(i, 0): _cell(check.worst_ulp, check.worst_ratio or 0.0) for i, check in enumerate(checks)}
     told = f"Largest errors of {plural(len(checks), 'check')}, over all inputs and dtypes."
     names = [check.title for check in checks]
-    return draw_map(name, f"{card.name}: largest errors", told, names, ["all dtypes"], cells, "largest error, by check", 250.0)
+    return draw_map(name, f"{card.name}: largest errors", told, names, ["all dtypes"], cells, "by check", _LABELS)
 
 
-def _cell(ulp: float | None, ratio: float, about: str) -> Cell:
-    size = "" if ulp is None else f"{round_to(ulp)} ulp" if ulp < 1e5 else f"{ulp:.0e} ulp"
+def _cell(ulp: float | None, ratio: float) -> Cell:
+    size = f"{round_to(ratio)} of 1" if ulp is None else round_to(ulp) if ulp < 1e5 else f"{ulp:.0e}"
     is_bad = ratio > 1
-    written = f"✗ {size}" if is_bad else size or f"{round_to(ratio)} of 1"
-    return Cell(written, ratio, f"{about}: {size or 'error'}, {round_to(ratio)} of the allowance", is_bad=is_bad)
+    return Cell(f"✗ {size}" if is_bad else size, ratio, is_bad=is_bad)
 
 
-def _kind(case: str) -> str:
+def _kind(error: CaseError) -> str:
     """Returns the label of a case; of a sample, that is `sample`."""
-    found = re.search(r"\(([^()]*)\)$", case)
-    label = found[1] if found else case
-    return re.sub(r"^sample \d+$", "sample", label)
+    found = re.search(r"\(([^()]*)\)$", error.case)
+    return re.sub(r"^sample \d+$", "sample", found[1] if found else error.case)
 
 
-def _dtype(case: str) -> str:
-    found = re.match(r"(\w+)\[", case)
+def _dtype(error: CaseError) -> str:
+    found = re.match(r"(\w+)\[", error.case)
     return found[1] if found else "all"

@@ -21,13 +21,14 @@ class Cell:
 
     Attributes:
         strength: from 0, no colour, to 1.
+        tip: what a pointer shows, if anything.
         is_hollow: drawn with a dashed outline.
         is_bad: drawn with a strong outline; its text says why.
     """
 
     text: str
     strength: float
-    tip: str
+    tip: str = ""
     is_hollow: bool = False
     is_bad: bool = False
 
@@ -67,51 +68,44 @@ def draw_map(
     cells: dict[tuple[int, int], Cell],
     axis_title: str,
     label_width: float = 190.0,
+    widest: float = 120.0,
 ) -> str:
     """Draws a map of cells; where there is no cell, nothing is known.
 
     Args:
         name: what the identifiers in the drawing start with.
         cells: by row and column.
+        widest: the most that a cell is wide.
     """
-    width = min((_WIDTH - label_width - 8) / len(columns), 120.0)
-    drawn = [text(label_width, 13, axis_title, class_="axis-title")]
-    for i, column in enumerate(columns):
-        middle = label_width + (i + 0.5) * width
-        drawn.append(text(middle, _TOP - 8, column, class_="tick", text_anchor="middle"))
-    for j, row in enumerate(rows):
-        y = _TOP + j * _ROW
-        drawn.append(text(label_width - 10, y + _ROW / 2 + 4, row, text_anchor="end"))
-        for i in range(len(columns)):
-            if (j, i) in cells:
-                drawn.append(_draw_cell(cells[j, i], label_width + i * width, y, width))
+    width = min((_WIDTH - label_width - 8) / len(columns), widest)
+    middles = [label_width + (i + 0.5) * width for i in range(len(columns))]
+    tops = [_TOP + j * _ROW for j in range(len(rows))]
+    heads = [text(x, _TOP - 8, column) for x, column in zip(middles, columns)]
+    labels = [text(label_width - 10, y + _ROW / 2 + 4, row) for y, row in zip(tops, rows)]
+    fields = [_draw_cell(cell, middles[i] - width / 2, tops[j], width) for (j, i), cell in cells.items()]
+    drawn = [
+        text(label_width, 13, axis_title, class_="axis-title"),
+        element("g", *heads, class_="tick", text_anchor="middle"),
+        element("g", *labels, text_anchor="end"),
+        element("g", *fields, class_="cells"),
+    ]
     used = label_width + len(columns) * width + 8
     height = _TOP + len(rows) * _ROW + 6
-    return drawing(name, max(used, 560.0), height, title, description, *drawn)
+    return drawing(name, max(used, 520.0), height, title, description, *drawn)
 
 
 def _draw_cell(cell: Cell, x: float, y: float, width: float) -> str:
-    kind = "cell bad" if cell.is_bad else "cell dashed" if cell.is_hollow else "cell"
-    return element(
-        "g",
-        tooltip(cell.tip),
-        element(
-            "rect",
-            x=x + 1.5,
-            y=y + 1.5,
-            width=width - 3,
-            height=_ROW - 3,
-            class_=kind,
-            fill_opacity=f"{_STRONGEST * max(0.0, min(cell.strength, 1.0)):.2f}",
-        ),
-        text(x + width / 2, y + _ROW / 2 + 4, cell.text, text_anchor="middle"),
-    )
+    opacity = f"{_STRONGEST * max(0.0, min(cell.strength, 1.0)):.2f}"
+    outline = f"M{x + 1.5:.1f} {y + 1.5:g}h{width - 3:.1f}v{_ROW - 3:g}h{3 - width:.1f}z"
+    kind = "bad" if cell.is_bad else "dashed" if cell.is_hollow else None
+    field = element("path", d=outline, class_=kind, fill_opacity=opacity.lstrip("0"))
+    written = text(x + width / 2, y + _ROW / 2 + 4, cell.text)
+    return element("g", tooltip(cell.tip), field, written) if cell.tip else field + written
 
 
 def _cell(inside: Sequence[Measurement]) -> Cell:
     share = median(m.roof_share for m in inside if m.roof_share is not None)
-    cases = "; ".join(m.case for m in inside[:4]) + (f"; {len(inside) - 4} more" if len(inside) > 4 else "")
-    return Cell(percent(share), share, f"{percent(share)}: {cases}", all(m.in_cache for m in inside))
+    return Cell(percent(share), share, is_hollow=all(m.in_cache for m in inside))
 
 
 def _size(measurement: Measurement, by_elements: bool) -> float:

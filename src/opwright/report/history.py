@@ -9,7 +9,7 @@ from opwright.records import BenchRecord
 from opwright.report.cards import Card
 from opwright.report.quantities import TIME, date, plural, round_to, tick_with_unit, with_unit
 from opwright.report.scales import log_scale, spread
-from opwright.report.svg import Picture, Table, drawing, element, line, marker, path, text, tooltip
+from opwright.report.svg import Picture, Table, drawing, element, line, marker, path, text
 
 _WIDTH, _HEIGHT = 1100.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 940.0, 30.0, 250.0
@@ -47,10 +47,7 @@ def draw_history(card: Card, name: str) -> Picture | None:
     for rank, ((group, found), end) in enumerate(zip(times.items(), ends)):
         style = f"c{(0, 2, 3, 4, 5, 6)[rank % 6]}"
         points = [(at, y(time)) for at, time in zip(places, found)]
-        marks = [
-            marker(rank, px, py, tooltip(f"{label}, {group}: {with_unit(time, TIME)}"), class_="filled")
-            for (px, py), label, time in zip(points, labels, found)
-        ]
+        marks = [marker(rank, px, py, class_="filled") for px, py in points]
         drawn.append(element("g", path(points, class_="line"), *marks, class_=style))
         drawn.append(text(_RIGHT + 8, end + 3.5, group, class_=f"line-label {style}"))
     changes = [f"{group} {round_to(found[0] / found[-1])}x as fast" for group, found in times.items()]

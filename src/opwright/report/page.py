@@ -17,7 +17,7 @@ from opwright.report.coverage import cover
 from opwright.report.pictures import draw_all, slug_of
 from opwright.report.quantities import TIME, date, percent, plural, round_to, with_unit
 from opwright.report.svg import Picture
-from opwright.report.tables import describe_machine, list_base, list_checks, list_inputs, warn
+from opwright.report.tables import count_outcomes, describe_machine, list_base, list_checks, list_inputs, warn
 from opwright.report.verdict import judge, verdict
 
 
@@ -84,6 +84,7 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "warnings": warn(card),
         "failures": card.verify.failures if card.verify else [],
         "checks": list_checks(card),
+        "outcomes": count_outcomes(card),
         "baselines": card.baselines,
         "inputs": list_inputs(card),
         "host": [(name, with_unit(time, TIME)) for name, time in host_us.items()],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from opwright.report.svg import drawing, element, line, text, tooltip
 
@@ -66,19 +65,22 @@ def draw_rows(
         at = x(value)
         drawn.append(line((at, _TOP), (at, height - 4), class_="grid"))
         drawn.append(text(at, _TOP - 8, label, class_="tick", text_anchor="middle"))
-    y, notes = _TOP, []
+    y, labels, notes = _TOP, [], []
     for row in rows:
         if isinstance(row, Heading):
             drawn.append(text(8, y + _HEADING - 9, row.text, class_="panel-title"))
             y += _HEADING
             continue
+        labels.append(text(_LEFT - 10, y + _ROW / 2 + 4, shorten(row.label)))
         drawn.append(_draw_bar(row, y, x))
         ends = [x(row.start), x(row.end), *(x(value) for value in row.whisker or ())]
-        notes.append(text(max(ends) + 8, y + _ROW / 2 + 4, row.note, class_="value"))
+        notes.append(text(max(ends) + 8, y + _ROW / 2 + 4, row.note))
         y += _ROW
     if rule is not None:
         drawn.append(line((x(rule), _TOP), (x(rule), height - 4), class_="base"))
-    return drawing(name, WIDTH, height, title, description, *drawn, *notes)
+    drawn.append(element("g", *labels, text_anchor="end"))
+    drawn.append(element("g", *notes, class_="values"))
+    return drawing(name, WIDTH, height, title, description, *drawn)
 
 
 def span() -> tuple[float, float]:
@@ -99,22 +101,14 @@ def quarters(limit: float, write: Callable[[float], str]) -> list[tuple[float, s
 def _draw_bar(row: Row, y: float, x: Callable[[float], float]) -> str:
     left, right = sorted((x(row.start), x(row.end)))
     middle = y + _ROW / 2
-    parts: list[Any] = [tooltip(f"{row.label}: {row.note}")]
-    parts.append(text(_LEFT - 10, middle + 4, shorten(row.label), text_anchor="end"))
-    parts.append(
-        element(
-            "rect",
-            x=left,
-            y=y + 4,
-            width=max(right - left, 1.0),
-            height=_ROW - 8,
-            class_="bar hollow" if row.is_hollow else "bar filled",
-        )
-    )
+    width = max(right - left, 1.0)
+    bar = f"M{left:.1f} {y + 4:g}h{width:.1f}v{_ROW - 8:g}h{-width:.1f}z"
+    parts = [] if shorten(row.label) == row.label else [tooltip(f"{row.label}: {row.note}")]
+    parts.append(element("path", d=bar, class_="hollow" if row.is_hollow else "filled"))
     if row.whisker is not None:
         low, high = (x(value) for value in row.whisker)
-        parts.append(line((low, middle), (high, middle), class_="whisker"))
-        parts += [line((at, middle - 3), (at, middle + 3), class_="whisker") for at in (low, high)]
+        ends = f"M{low:.1f} {middle - 3:g}v6m0-3H{high:.1f}m0-3v6"
+        parts.append(element("path", d=ends, class_="whisker"))
     return element("g", *parts, class_=row.style)
 
 

@@ -131,7 +131,7 @@ class _Panels:
         bar = line((x, low), (x, high), class_="noise") if low - high > _VISIBLE else ""
         fill = "hollow" if measurement.in_cache else "filled"
         return bar + marker(
-            rank, x, self.y(timing.median_us), tooltip(f"{told}, {measurement.case}"), class_=fill
+            rank, x, self.y(timing.median_us), tooltip(told), class_=fill
         )
 
     def _draw_bounds(self, direction: str, measured: Sequence[Measurement]) -> tuple[list[str], list]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,6 +89,13 @@ def list_checks(card: Card) -> list[CheckRow]:
         )
         for check in (card.verify.checks if card.verify else [])
     ]
+
+
+def count_outcomes(card: Card) -> str:
+    """Returns how many checks passed, failed and were skipped: `36 checks: 30 passed, 6 skipped`."""
+    outcomes = Counter(check.outcome for check in (card.verify.checks if card.verify else []))
+    told = ", ".join(f"{outcomes[name]} {name}" for name in ("failed", "passed", "skipped") if outcomes[name])
+    return f"{plural(outcomes.total(), 'check')}: {told}"
 
 
 def list_inputs(card: Card) -> dict[str, list[BenchRow]]:

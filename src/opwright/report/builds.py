@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from opwright.records import BuildRecord
+from collections.abc import Sequence
+
+from opwright.records import KernelUse
 from opwright.report.cards import Card
 from opwright.report.quantities import BYTES, TIME, date, plural, with_unit
 from opwright.report.rows import Heading, Row, draw_rows, linear, quarters
 from opwright.report.svg import Picture, Table
 
 _MOST_REGISTERS = 255  # that a thread can have
+_SHOWN = 24  # kernels; of more, those that spill or take the most registers
 
 
 def draw_timeline(card: Card, name: str) -> Picture | None:
@@ -48,9 +51,11 @@ def draw_kernels(card: Card, name: str) -> Picture | None:
     if build is None or not build.kernels:
         return None
     rows: list[Row | Heading] = []
-    for architecture in dict.fromkeys(kernel.architecture for kernel in build.kernels):
+    ranked = sorted(build.kernels, key=lambda kernel: (-kernel.spill_bytes, -kernel.registers))
+    shown = [kernel for kernel in build.kernels if kernel in ranked[:_SHOWN]]
+    for architecture in dict.fromkeys(kernel.architecture for kernel in shown):
         rows.append(Heading(architecture))
-        for kernel in (k for k in build.kernels if k.architecture == architecture):
+        for kernel in (k for k in shown if k.architecture == architecture):
             spilled = f", {with_unit(kernel.spill_bytes, BYTES)} spilled" if kernel.spill_bytes else ""
             rows.append(
                 Row(
@@ -70,15 +75,17 @@ def draw_kernels(card: Card, name: str) -> Picture | None:
         f"Registers of a thread, of at most {_MOST_REGISTERS}. Outlined bars: registers ran out, and so many bytes of each "
         "thread go through memory."
     )
-    return Picture("Registers and spills", caption, [svg], table=_kernel_table(build))
+    if len(shown) < len(build.kernels):
+        caption += f" Of {len(build.kernels)} kernels, the {len(shown)} that spill or take the most registers."
+    return Picture("Registers and spills", caption, [svg], table=_kernel_table(shown))
 
 
-def _kernel_table(build: BuildRecord) -> Table:
+def _kernel_table(kernels: Sequence[KernelUse]) -> Table:
     return Table(
         ["kernel", "architecture", "registers", "spilled", "stack", "shared memory"],
         [
             [k.kernel, k.architecture, str(k.registers), *(with_unit(b, BYTES) for b in (k.spill_bytes, k.stack_bytes, k.shared_bytes))]
-            for k in build.kernels
+            for k in kernels
         ],
     )  # fmt: skip
 

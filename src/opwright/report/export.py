@@ -79,7 +79,7 @@ def _rules() -> tuple[str, str]:
     text = files("opwright.report").joinpath("templates", "style.css").read_text()
     light, dark = ([dict(re.findall(r"(--\w+): ([^;]+);", block)) for block in re.findall(r":root \{([^}]*)\}", text)])[:2]
     rules = [line for line in text.splitlines() if line.startswith(("svg ", ".c0 {", ".c3 {"))]
-    rules.append("svg { font-family: var(--sans); }")
+    rules.append("svg text { font-family: var(--sans); }")
     rules.append("svg .page { fill: var(--card); }")
 
     def with_colours(colours: dict[str, str]) -> str:

@@ -42,18 +42,20 @@ def draw_heat(card: Card, name: str) -> Picture | None:
     measured = [m for m in card.measurements if m.roof_share is not None]
     by_elements = all(elements_of(m) is not None for m in measured)
     rows = list(dict.fromkeys(f"{m.direction} {m.dtype}" for m in measured))
-    columns = sorted({_size(m, by_elements) for m in measured})
+    units = COUNT if by_elements else BYTES
+    # Sizes that are written alike are one column.
+    sizes = sorted({_size(m, by_elements) for m in measured})
+    columns = list(dict.fromkeys(with_unit(size, units) for size in sizes))
     if len(rows) * len(columns) < 2:
         return None
     found: dict[tuple[int, int], list[Measurement]] = {}
     for m in measured:
-        at = (rows.index(f"{m.direction} {m.dtype}"), columns.index(_size(m, by_elements)))
-        found.setdefault(at, []).append(m)
+        column = with_unit(_size(m, by_elements), units)
+        found.setdefault((rows.index(f"{m.direction} {m.dtype}"), columns.index(column)), []).append(m)
     cells = {at: _cell(inside) for at, inside in found.items()}
-    heads = [with_unit(size, COUNT if by_elements else BYTES) for size in columns]
     shares = [m.roof_share for m in measured if m.roof_share is not None]
     told = f"{plural(len(measured), 'input')}, {percent(min(shares))} to {percent(max(shares))} of the copy bandwidth."
-    svg = draw_map(name, f"{card.name}: share of the roof", told, rows, heads, cells, "elements" if by_elements else "bytes moved")
+    svg = draw_map(name, f"{card.name}: share of the roof", told, rows, columns, cells, "elements" if by_elements else "bytes moved")
     several = " Of several inputs of one size a cell gives the median." if any(len(f) > 1 for f in found.values()) else ""
     caption = f"Share of the copy bandwidth measured on this {'GPU' if card.on_gpu else 'machine'}; dashed cells fit the cache.{several}"
     return Picture("Share of the roof", caption, [svg])

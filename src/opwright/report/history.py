@@ -24,9 +24,9 @@ def draw_history(card: Card, name: str) -> Picture | None:
     Args:
         name: what the identifiers in the drawing start with.
     """
-    records = [record for record in card.history if record.measurements]
+    records = list(card.history)
     shared = _shared(records)
-    if len(records) < 2 or not shared:
+    if not has_history(card):
         return None
     groups: dict[str, list[_Key]] = {}
     for key in shared:
@@ -59,6 +59,11 @@ def draw_history(card: Card, name: str) -> Picture | None:
         [[label, date(r.created), *(with_unit(found[i], TIME) for found in times.values())] for i, (label, r) in enumerate(zip(labels, records))],
     )
     return Picture("History", caption, [svg], table=table)
+
+
+def has_history(card: Card) -> bool:
+    """Whether there are several benchmarks, and an input that all of them have."""
+    return len(card.history) > 1 and bool(_shared(card.history))
 
 
 def _shared(records: Sequence[BenchRecord]) -> list[_Key]:

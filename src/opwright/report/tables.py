@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from opwright.records import BenchRecord, Measurement, Record, Timing
 from opwright.report.cards import Card
+from opwright.report.history import has_history
 from opwright.report.quantities import (
     BYTES,
     COMPUTE,
@@ -197,8 +198,9 @@ def warn(card: Card) -> list[str]:
             notes.append(
                 f"The copy bandwidth of the {'GPU' if card.on_gpu else 'machine'} was not measured, so no share of it can be given."
             )
-    if card.older:
-        notes.append(f"{plural(card.older, 'older record')} of this operator on this machine not shown.")
+    older = card.older + (0 if has_history(card) else max(len(card.history) - 1, 0))
+    if older:
+        notes.append(f"{plural(older, 'older record')} of this operator on this machine not shown.")
     return notes
 
 

@@ -164,11 +164,11 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_read, self._to = os.pipe()
         self._from, to_write = os.pipe()
-        # The browser reads commands from descriptor 3 and writes answers to 4; `sh` puts the pipes there.
+        # The browser reads commands from descriptor 3 and writes answers to 4; bash puts the pipes there (sh knows no descriptor above 9).
         flags = f"""--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
         --disable-component-update --disable-sync --remote-debugging-pipe --user-data-dir={self._profile.name}"""
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", path, *flags.split(), "about:blank"],
+            ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash", path, *flags.split(), "about:blank"],
             pass_fds=[to_read, to_write],
             stderr=subprocess.DEVNULL,
         )

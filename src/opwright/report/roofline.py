@@ -118,7 +118,7 @@ def _draw_legend(groups: Sequence[str]) -> tuple[str, int]:
         else:
             mark = marker(_shape(i - 1), left + 4, y, class_="filled")
             drawn.append(element("g", mark, class_=_style(i - 1)))
-        drawn.append(text(left + 14, y + 4, group, class_="point-label"))
+        drawn.append(text(left + 14, y + 4, group))
         left += width
     return element("g", *drawn), row + 1
 

@@ -53,12 +53,12 @@ class CaseError:
 
     Attributes:
         case: the input, as in a Failure; its label in parentheses comes last.
-        ulp, ratio: as in a Check.
+        ulp, ratio: as in a Check; a ratio of None is infinite: a NaN or infinity too many or too few.
     """
 
     case: str
-    ulp: float
-    ratio: float
+    ulp: float | None
+    ratio: float | None
 
 
 @dataclass

@@ -143,6 +143,25 @@ def test_the_page_lists_newer_and_damaged_records_as_skipped(tmp_path) -> None:
     assert "it has version 99" in done.stderr
 
 
+def test_the_commands_of_the_guide_work(tmp_path) -> None:
+    """Those that read records; how they are made is tested elsewhere."""
+    guide = (ROOT / "docs" / "guides" / "report.md").read_text()
+    commands = re.findall(r"^\$ opwright report (.*)$", guide, re.MULTILINE)
+    assert len(commands) == 3
+    save(make_verify(), tmp_path / "records" / "a.verify.json")
+    save(make_bench(), tmp_path / "records" / "a.bench.json")
+    has_png = importlib.util.find_spec("vl_convert") is not None
+    for command in commands:
+        done = run_report(tmp_path, *command.split())
+        assert done.returncode == (2 if "--png" in command and not has_png else 0), done.stderr
+    assert (tmp_path / "report.html").exists()
+    titles = set(re.findall(r"^\| ([A-Z][\w -]+) \|", guide, re.MULTILINE))
+    page = (tmp_path / "report.html").read_text()
+    drawn = set(re.findall(r"<figure[^>]*>\s*<h3>([^<]*)</h3>", page))
+    assert drawn == {"Speed-ups", "Roofline", "Share of the roof", "Time against size", "All samples", "Error map"}
+    assert drawn < titles
+
+
 # --- twenty operators -----------------------------------------------------------------------------------
 
 

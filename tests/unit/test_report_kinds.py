@@ -150,13 +150,17 @@ def test_the_error_map_keeps_the_worst_of_each_kind_and_dtype(tmp_path) -> None:
         CaseError("f32[7, 13] f32[13] approximate='none' (base)", 2.25, 0.1),
         CaseError("bf16[7, 13] bf16[13] approximate='none' (values around 10)", 0.75, 0.9),
         CaseError("f32[9] (values around 10)", 4000.0, 31.0),
+        CaseError("f32[9] (special values)", 0.0, math.inf),
     ]
-    page = show(tmp_path, make_verify(checks=[Check("numerics", "failed", 4, errors=errors)]))
+    record = make_verify(checks=[Check("numerics", "failed", 5, errors=errors)])
+    save(record, tmp_path / "x.json")
+    page = show(tmp_path, read(tmp_path / "x.json"))  # JSON has no infinity
     svg = find_svg(page, "numerics: largest error in ulp")
-    assert {"2.25", "0.750", "✗ 4,000"} <= set(texts(svg))
+    assert {"2.25", "0.750", "✗ 4,000", "✗ ∞"} <= set(texts(svg))
     assert "1.50" not in texts(svg)
-    assert svg.count('class="bad"') == 1
+    assert svg.count('class="bad"') == 2
     assert table_of(page, "check", "input", "f32: ulp, error / allowance") == [
+        ["numerics", "special values", "0, infinite", ""],
         ["numerics", "values around 10", "4,000, 31.0", "0.750, 0.900"],
         ["numerics", "base", "2.25, 0.200", ""],
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -28,7 +29,8 @@ def draw_errors(card: Card, name: str) -> Picture | None:
         return None
     caption = (
         "Largest error in ulp, units in the last place. Colour is the error over what is allowed, which differs from "
-        "element to element: full at the allowance; beyond it a cell is outlined and marked ✗."
+        "element to element: full at the allowance; beyond it a cell is outlined and marked ✗, and ∞ where a NaN or infinity is "
+        "too many or too few."
     )
     detailed = [_Map(check) for check in checks if check.errors]
     if not detailed:
@@ -51,7 +53,8 @@ class _Map:
         for error in check.errors:
             at = _kind(error), _dtype(error)
             ulp, ratio = self.found.get(at, (0.0, 0.0))
-            self.found[at] = max(ulp, error.ulp), max(ratio, error.ratio)
+            worst = math.inf if error.ratio is None else error.ratio
+            self.found[at] = max(ulp, error.ulp or 0.0), max(ratio, worst)
         self.dtypes = list(dict.fromkeys(dtype for _, dtype in self.found))
         nearest: dict[str, float] = {}
         for (kind, _), (_, ratio) in self.found.items():
@@ -76,7 +79,9 @@ class _Map:
         ]
 
     def _write(self, errors: tuple[float, float] | None) -> str:
-        return "" if errors is None else f"{round_to(errors[0])}, {round_to(errors[1])}"
+        if errors is None:
+            return ""
+        return f"{round_to(errors[0])}, {'infinite' if math.isinf(errors[1]) else round_to(errors[1])}"
 
 
 def _draw_checks(card: Card, checks: Sequence[Check], name: str) -> str:
@@ -88,6 +93,8 @@ def _draw_checks(card: Card, checks: Sequence[Check], name: str) -> str:
 
 def _cell(ulp: float | None, ratio: float) -> Cell:
     size = f"{round_to(ratio)} of 1" if ulp is None else round_to(ulp) if ulp < 1e5 else f"{ulp:.0e}"
+    if math.isinf(ratio):
+        size = "∞"
     is_bad = ratio > 1
     return Cell(f"✗ {size}" if is_bad else size, ratio, is_bad=is_bad)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from opwright.cli.target import find_operators
 from opwright.dispatch.operator import Operator, operator_of
@@ -14,6 +12,9 @@ from opwright.errors import CheckError
 from opwright.spec.dtypes import SCALAR_TYPES, short_name
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.verify.subject import subject_of
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def cases(
@@ -30,6 +31,8 @@ def cases(
         only: of all cases, those whose text contains this.
         samples: take these inputs in place of the sweep.
     """
+    import pytest  # strategies, which this module serves too, go without
+
     return pytest.mark.opwright.with_args(operator, dtypes=dtypes, only=only, samples=samples)
 
 

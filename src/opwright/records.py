@@ -48,6 +48,20 @@ class Machine:
 
 
 @dataclass
+class CaseError:
+    """How far one case is from the oracle.
+
+    Attributes:
+        case: the input, as in a Failure; its label in parentheses comes last.
+        ulp, ratio: as in a Check; a ratio of None is infinite: a NaN or infinity too many or too few.
+    """
+
+    case: str
+    ulp: float | None
+    ratio: float | None
+
+
+@dataclass
 class Check:
     """One kind of check, over all its cases.
 
@@ -60,6 +74,7 @@ class Check:
         worst_ratio: largest error over allowance; below 1 passes.
         seconds: how long it took.
         device: "cpu", "cuda" or "cuda:1"; "" in records of before there was a choice: the CPU.
+        errors: of each case, where the check compares numbers; empty where nobody kept them.
     """
 
     name: str
@@ -70,6 +85,7 @@ class Check:
     worst_ratio: float | None = None
     seconds: float = 0.0
     device: str = ""
+    errors: list[CaseError] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -426,8 +442,69 @@ class BaseRecord:
         return [] if self.is_hint else [row for row in self.rows if row.verdict == "slower"]
 
 
-Record = VerifyRecord | BenchRecord | CallRecord | BaseRecord
-_KINDS = {"verify": VerifyRecord, "bench": BenchRecord, "call": CallRecord, "base": BaseRecord}
+@dataclass
+class BuildStep:
+    """One command of a build, in seconds from its beginning."""
+
+    name: str
+    start: float
+    seconds: float
+
+
+@dataclass
+class KernelUse:
+    """What one GPU kernel takes, as ptxas reports it.
+
+    Attributes:
+        kernel: its name, with template arguments.
+        architecture: as "sm_90".
+        registers: of a thread; at most 255.
+        spill_bytes: stored to memory because registers ran out, for each thread.
+        stack_bytes, shared_bytes: of a thread, of a block; dynamic shared memory is not known to the compiler.
+    """
+
+    kernel: str
+    architecture: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+@dataclass
+class BuildRecord:
+    """How the library of one operator, its backward included, was built.
+
+    Attributes:
+        operators: qualified names of all operators inside.
+        compiler: identities of the compilers.
+        library_bytes: size of the library.
+        steps: in the order in which they began; empty where the build did not keep them.
+        kernels: of the GPU; empty for a library without CUDA C++.
+        built: when the library was built, which may be long before the record: seconds since 1970.
+    """
+
+    name: str
+    operators: list[str]
+    compiler: str
+    library_bytes: int
+    steps: list[BuildStep]
+    kernels: list[KernelUse]
+    machine: Machine
+    built: float
+    created: float
+    seconds: float
+    version: int = VERSION
+
+
+Record = VerifyRecord | BenchRecord | CallRecord | BaseRecord | BuildRecord
+_KINDS = {
+    "verify": VerifyRecord,
+    "bench": BenchRecord,
+    "call": CallRecord,
+    "base": BaseRecord,
+    "build": BuildRecord,
+}
 
 
 def builtins_of(record: Any) -> Any:

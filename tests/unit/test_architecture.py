@@ -30,6 +30,8 @@ def test_layers() -> None:
         "opwright.cli.parser",
         "opwright.report",
         "opwright.records",
+        "opwright.testing",
+        "opwright.testing.plugin",
     ],
 )
 def test_imports_without_torch(module: str, run_python) -> None:

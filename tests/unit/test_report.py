@@ -245,9 +245,10 @@ def test_cpu_and_gpu_of_one_machine_are_two_cards_with_one_verify(tmp_path):
     old = make_gpu_bench(created=1.0)
     cards = collect_cards([on_cpu, make_gpu_bench(), checked, old])
     assert sorted((card.place, card.is_verified, card.cases, card.older) for card in cards) == [
-        ("EPYC 9B14", True, 412, 1),
-        ("H200", True, 412, 1),
+        ("EPYC 9B14", True, 412, 0),
+        ("H200", True, 412, 0),
     ]
+    assert sorted(len(card.history) for card in cards) == [1, 2]
     page = show(tmp_path, on_cpu, make_gpu_bench(), checked)
     facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page.source))
     assert (facts["copy bandwidth"], facts["GPU: copy bandwidth"]) == ("40.0 GB/s", "4.25 TB/s")

@@ -254,5 +254,5 @@ def test_chromium_paints_the_page_in_both_colour_schemes(tmp_path, scheme, page)
 def test_chromium_builds_the_pictures(tmp_path):
     path = write_report([make_verify(), make_bench()], tmp_path / "report.html")
     dom = browse(tmp_path, path, "--dump-dom")
-    assert dom.count("<svg") == dom.count("</svg>") == path.read_text().count("<svg") == 5
+    assert dom.count("<svg") == dom.count("</svg>") == path.read_text().count("<svg") == 9
     assert html.escape(verdict([make_verify(), make_bench()]), quote=False) in dom

@@ -207,11 +207,12 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
         runtime = store.support(_runtime_key(compiler))
         if runtime is None:
             commands |= _runtime_commands(compiler)
+    starts: dict[str, float] = {}
     try:
-        seconds = _run_all(commands, work, request)
+        seconds = _run_all(commands, work, request, starts)
     except HostRefused:
         kernels.host = cuda.choose_host_compiler(tools.nvcc, compiler, store.identities, request.subject)
-        seconds = _run_all(commands | kernels.commands(), work, request)
+        seconds = _run_all(commands | kernels.commands(), work, request, starts)
     if support is None:
         support = store.publish_support(work, _support_key(compiler), SUPPORT)
     shared = [str(support / name) for name in SUPPORT if not (request.has_own_runtime and name == "glue.o")]
@@ -222,7 +223,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
         link += [*(str(runtime / name) for name in _runtime_objects()), "-ldl", "-pthread"]
     if tools.nvcc:
         link += cuda.link_flags(tools.nvcc)
-    seconds |= _run_all({"link": [*link, "-o", "library.so"]}, work, request)
+    seconds |= _run_all({"link": [*link, "-o", "library.so"]}, work, request, starts)
     seconds["all"] = time.perf_counter() - start
     record = BuildRecord(
         request=request.key,
@@ -232,6 +233,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
         operators=[d.qualified_name for d in request.unit],
         seconds=seconds,
         created=time.time(),
+        starts={name: began - start for name, began in starts.items()},
     )
     for name in ("unit.o", *kernels.objects, *(p.name for p in work.glob("*.d"))):
         (work / name).unlink(missing_ok=True)
@@ -394,10 +396,12 @@ class HostRefused(Exception):
     """nvcc refuses the host compiler."""
 
 
-def _run_all(commands: dict[str, list[str]], work: Path, request: Request) -> dict[str, float]:
-    """Runs commands side by side; returns the seconds of each."""
+def _run_all(
+    commands: dict[str, list[str]], work: Path, request: Request, starts: dict[str, float]
+) -> dict[str, float]:
+    """Runs commands side by side; returns the seconds of each, and notes in `starts` when it began."""
     try:
-        return run_all(commands, work)
+        return run_all(commands, work, starts)
     except StepFailed as failed:
         if "cuda" in request.backends and cuda.is_refusal(failed.output):
             raise HostRefused from None

@@ -32,10 +32,15 @@ class StepFailed(Exception):
         self.outputs, self.log, self.seconds = outputs, log, seconds
 
 
-def run_all(commands: Mapping[str, Sequence[str]], work: Path) -> dict[str, float]:
+def run_all(
+    commands: Mapping[str, Sequence[str]], work: Path, starts: dict[str, float] | None = None
+) -> dict[str, float]:
     """Runs commands side by side, at most OPWRIGHT_JOBS at a time; returns the seconds of each.
 
     What they say goes to `work/build.log`.
+
+    Args:
+        starts: gets when each began, by time.perf_counter.
 
     Raises:
         StepFailed: one of them failed; the others have ended too.
@@ -64,6 +69,8 @@ def run_all(commands: Mapping[str, Sequence[str]], work: Path) -> dict[str, floa
         name = _wait_for_one(running)
         process, started, output = running.pop(name)
         seconds[name] = time.perf_counter() - started
+        if starts is not None:
+            starts[name] = started
         text = output.read_text(errors="replace")
         output.unlink()
         if process.returncode < 0:

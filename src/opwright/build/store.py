@@ -26,7 +26,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from opwright import settings
@@ -47,6 +47,7 @@ class BuildRecord:
         files: SHA-256 of each file that was read beside the sources, by path.
         operators: qualified names of the operators inside.
         seconds: how long each step took.
+        starts: when each began, in seconds from the beginning of the build.
     """
 
     request: str
@@ -56,6 +57,7 @@ class BuildRecord:
     operators: list[str]
     seconds: dict[str, float]
     created: float
+    starts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

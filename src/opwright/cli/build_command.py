@@ -21,7 +21,11 @@ build_app = App(name="build")
 
 @build_app.default
 def build_operators(
-    target: str | None = None, *, json: bool = False, compile_commands: bool | None = None
+    target: str | None = None,
+    *,
+    json: bool = False,
+    out: Path | None = None,
+    compile_commands: bool | None = None,
 ) -> int:
     """Build the kernels of TARGET ahead of their first call: those of all backends into one library.
 
@@ -31,6 +35,8 @@ def build_operators(
     Args:
         target: A module, a file, or either with ::name. Left out: every op.py below this folder.
         json: Print where the libraries are, as JSON.
+        out: A folder to write a record of each build into, for the report: its commands in time, the registers of
+            its GPU kernels.
         compile_commands: Write compile_commands.json for editors, also where nothing has to be compiled,
             and print where it is. Left out: only for what is compiled. --no-compile-commands: leave it
             alone (OPWRIGHT_WITHOUT=compile_commands).
@@ -53,6 +59,8 @@ def build_operators(
             continue
         library, is_new = made
         built, cached = built + is_new, cached + (not is_new)
+        if out is not None:
+            save_record(library, out)
         libraries.append(
             {
                 "operators": library.entry.record.operators,
@@ -73,6 +81,32 @@ def build_operators(
     noun = "library" if count == 1 else "libraries"
     say(f"Built {count} {noun} in {time.perf_counter() - started:.2f} s ({cached} cached)")
     return 0 if count else 5
+
+
+def save_record(library: Library, folder: Path) -> Path:
+    """Writes the record of a build, new or from the store, and returns its path."""
+    from opwright.build.usage import kernels_in, steps_of
+    from opwright.records import BuildRecord, save
+    from opwright.verify.machine import machine_card
+
+    kept = library.entry.record
+    log = library.entry.path / "build.log"
+    record = BuildRecord(
+        # The library of an operator holds its backward; the shortest name is the operator's.
+        name=min(kept.operators, key=len),
+        operators=kept.operators,
+        compiler=kept.compiler,
+        library_bytes=library.entry.library.stat().st_size,
+        steps=steps_of(kept.starts, kept.seconds),
+        kernels=kernels_in(log.read_text(errors="replace") if log.exists() else ""),
+        machine=machine_card(),
+        built=kept.created,
+        created=time.time(),
+        seconds=kept.seconds.get("all", 0.0),
+    )
+    path = folder / f"{record.name.split('::')[1]}.build.json"
+    save(record, path)
+    return path
 
 
 def _find(target: str | None) -> list[Operator]:

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from statistics import median
 
 from opwright.errors import RecordError
-from opwright.records import BenchRecord, Machine, Measurement, Record, Timing, VerifyRecord
+from opwright.records import (
+    BaseRecord,
+    BenchRecord,
+    BuildRecord,
+    CallRecord,
+    Machine,
+    Measurement,
+    Record,
+    Timing,
+    VerifyRecord,
+)
 
-_DIRECTIONS = ("forward", "backward")
+_DIRECTIONS = ("forward", "backward", "step")
 
 
 @dataclass(frozen=True)
@@ -17,11 +27,16 @@ class Card:
     """What is known of one operator on one machine, measured on one of its devices.
 
     Attributes:
-        older: how many records were left out, because a newer one of the same kind exists.
+        history: all benchmarks on this device, the oldest first.
+        older: how many other records were left out, because a newer one of the same kind exists.
     """
 
-    verify: VerifyRecord | None
-    bench: BenchRecord | None
+    verify: VerifyRecord | None = None
+    bench: BenchRecord | None = None
+    call: CallRecord | None = None
+    base: BaseRecord | None = None
+    build: BuildRecord | None = None
+    history: tuple[BenchRecord, ...] = ()
     older: int = 0
 
     @property
@@ -36,19 +51,20 @@ class Card:
 
     @property
     def _any(self) -> Record:
-        record = self.bench or self.verify
+        record = self.bench or self.verify or self.call or self.base or self.build
         assert record is not None
         return record
 
     @property
     def on_gpu(self) -> bool:
         """Whether the times are those of a GPU."""
-        return self.bench is not None and self.bench.on_gpu
+        timed = self.bench or self.call or self.base
+        return timed is not None and timed.device not in ("", "cpu")
 
     @property
     def place(self) -> str:
         """What it was measured or verified on: the name of the GPU or of the CPU."""
-        is_cpu = self.bench is not None and not self.on_gpu
+        is_cpu = (self.bench or self.call or self.base) is not None and not self.on_gpu
         return self.machine.cpu if is_cpu else self.machine.device or self.machine.cpu
 
     @property
@@ -104,7 +120,8 @@ class Card:
 def collect_cards(records: Sequence[Record]) -> list[Card]:
     """Sorts records into cards, those that fail first, else in the order of the records.
 
-    Of several records of one kind the newest counts; benchmarks on the CPU and on a GPU are two kinds.
+    Of several records of one kind the newest counts; benchmarks on the CPU and on a GPU are two kinds. Older
+    benchmarks are history.
 
     Raises:
         RecordError: there are no records.
@@ -116,14 +133,32 @@ def collect_cards(records: Sequence[Record]) -> list[Card]:
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.name, record.machine.cpu, record.machine.device), []).append(record)
-    cards = []
-    for group in groups.values():
-        newest = sorted(group, key=lambda record: record.created, reverse=True)
-        verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
-        benches = {r.device: r for r in reversed(newest) if isinstance(r, BenchRecord)}
-        older = len(group) - (verify is not None) - len(benches)
-        cards += [Card(verify, bench, older) for bench in benches.values() or [None]]
+    cards = [card for group in groups.values() for card in _cards_of(group)]
     return sorted(cards, key=lambda card: not card.fails)
+
+
+def _cards_of(group: Sequence[Record]) -> list[Card]:
+    """Returns the cards of the records of one operator on one machine: one for each device that was measured."""
+    newest = sorted(group, key=lambda record: record.created, reverse=True)
+    verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
+    build = next((r for r in newest if isinstance(r, BuildRecord)), None)
+    by_kind = [
+        {r.device: r for r in reversed(newest) if isinstance(r, kind)}
+        for kind in (BenchRecord, CallRecord, BaseRecord)
+    ]
+    history = [r for r in reversed(newest) if isinstance(r, BenchRecord)]
+    kept = (verify is not None) + (build is not None) + len(history) + sum(map(len, by_kind[1:]))
+    devices = list(dict.fromkeys(device for found in by_kind for device in found)) or [""]
+    return [
+        Card(
+            verify,
+            *(found.get(device) for found in by_kind),
+            build,
+            tuple(r for r in history if r.device == device),
+            len(group) - kept,
+        )
+        for device in devices
+    ]
 
 
 def direction_rank(direction: str) -> int:

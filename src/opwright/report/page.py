@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -14,15 +13,12 @@ import jinja2
 from opwright import __version__
 from opwright.records import BenchRecord, Record
 from opwright.report.cards import Card, collect_cards
+from opwright.report.coverage import cover
+from opwright.report.pictures import draw_all, slug_of
 from opwright.report.quantities import TIME, date, percent, plural, round_to, with_unit
-from opwright.report.roofline import draw_roofline
-from opwright.report.shares import draw_shares
-from opwright.report.sizes import draw_sizes
 from opwright.report.svg import Picture
-from opwright.report.tables import describe_machine, list_checks, list_inputs, warn
+from opwright.report.tables import count_outcomes, describe_machine, list_base, list_checks, list_inputs, warn
 from opwright.report.verdict import judge, verdict
-
-_PICTURES = {"roof": draw_roofline, "share": draw_shares, "size": draw_sizes}
 
 
 def write_report(records: Sequence[Record], path: Path) -> Path:
@@ -60,6 +56,7 @@ def render(records: Sequence[Record]) -> str:
         machines=_list_machines(cards, records),
         names_places=len({card.place for card in cards}) > 1,
         on_gpu=any(card.on_gpu for card in cards),
+        coverage=cover(cards) if len(cards) > 1 else None,
         operators=[_show(card, index) for index, card in enumerate(cards, start=1)],
     )
 
@@ -73,9 +70,7 @@ def _list_machines(cards: Sequence[Card], records: Sequence[Record]) -> list[lis
 
 
 def _show(card: Card, index: int) -> dict[str, Any]:
-    slug = re.sub(r"[^a-z0-9]+", "-", card.name.lower()).strip("-") or "operator"
-    anchor = f"{slug}-{index}"
-    drawn = [draw(card, f"{anchor}-{kind}") for kind, draw in _PICTURES.items()]
+    anchor = f"{slug_of(card)}-{index}"
     host_us = card.bench.host_us if card.bench else {}
     outside, _ = card.roof_shares()
     return {
@@ -89,13 +84,16 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "warnings": warn(card),
         "failures": card.verify.failures if card.verify else [],
         "checks": list_checks(card),
+        "outcomes": count_outcomes(card),
         "baselines": card.baselines,
         "inputs": list_inputs(card),
         "host": [(name, with_unit(time, TIME)) for name, time in host_us.items()],
         "cases": f"{card.cases:,}" if card.verify else "",
         "speedups": _speedups(card),
         "share": percent(median(outside)) if outside and not card.fails else "",
-        "pictures": [(picture, _encode(picture)) for picture in drawn if picture is not None],
+        "base": card.base,
+        "base_rows": list_base(card),
+        "pictures": [(picture, _encode(picture)) for picture in draw_all(card, anchor).values()],
     }
 
 
@@ -128,6 +126,8 @@ def _compact(value: Any) -> str:
 
 
 def _encode(picture: Picture) -> str:
+    if picture.spec is None:
+        return ""
     # One line for each value: short, and still possible to read.
     rows = [_compact(value) for value in picture.spec["data"]["values"]]
     rest = {key: value for key, value in picture.spec.items() if key != "data"}

@@ -19,6 +19,7 @@ _LETTER = 6.6  # width of a letter of a label, on the generous side
 _APART = 9.0  # pixels between two inputs
 _STYLES = ("c0", "c2", "c3", "c4", "c5", "c6")  # c1, grey, is the baseline's
 _BASELINE = "eager"
+_MOST = 32  # inputs: more would have to stand so far from their intensity that they cross the roofs
 
 
 def draw_roofline(card: Card, name: str) -> Picture | None:
@@ -27,9 +28,10 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
     Args:
         name: what the identifiers in the drawing start with.
     """
-    measured = [m for m in card.measurements if m.flop and m.bytes_moved > 0]
-    if not measured:
+    every = [m for m in card.measurements if m.flop and m.bytes_moved > 0]
+    if not every:
         return None
+    measured = every if len(every) <= _MOST else _largest(every)
     machine = card.machine
     groups = list(dict.fromkeys(f"{m.direction} {m.dtype}" for m in measured))
     legend, rows = _draw_legend(groups)
@@ -56,7 +58,20 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
         *(_draw_move(m, at, y, groups.index(f"{m.direction} {m.dtype}")) for m, at in zip(measured, places)),
         legend,
     )
-    return Picture("Roofline", _explain(machine, is_moved), [svg], specify_roofline(card, measured))
+    caption = _explain(machine, is_moved)
+    if len(measured) < len(every):
+        caption += f" Of {len(every)} inputs, the largest of each direction, dtype and intensity."
+    return Picture("Roofline", caption, [svg], specify_roofline(card, measured))
+
+
+def _largest(measured: Sequence[Measurement]) -> list[Measurement]:
+    """Returns of the inputs of one direction, dtype and nearly the same intensity the largest."""
+    kept: dict[tuple[str, str, str], Measurement] = {}
+    for m in measured:
+        key = m.direction, m.dtype, f"{intensity(m):.1e}"
+        if key not in kept or m.bytes_moved > kept[key].bytes_moved:
+            kept[key] = m
+    return list(kept.values())
 
 
 def intensity(measurement: Measurement) -> float:
@@ -103,7 +118,7 @@ def _draw_legend(groups: Sequence[str]) -> tuple[str, int]:
         else:
             mark = marker(_shape(i - 1), left + 4, y, class_="filled")
             drawn.append(element("g", mark, class_=_style(i - 1)))
-        drawn.append(text(left + 14, y + 4, group, class_="point-label"))
+        drawn.append(text(left + 14, y + 4, group))
         left += width
     return element("g", *drawn), row + 1
 
@@ -160,7 +175,7 @@ def _draw_move(measurement: Measurement, at: float, y: LogScale, group: int) -> 
             tip = head + (5 if head < tail else -5)
             back = tip + (6 if head < tail else -6)
             corners = f"{at:.1f},{tip:.1f} {at - 3:.1f},{back:.1f} {at + 3:.1f},{back:.1f}"
-            parts.append(element("polygon", points=corners))
+            parts.append(element("polygon", points=corners, class_="tip"))
     parts.append(marker(_shape(group), at, y(after), class_="hollow" if measurement.in_cache else "filled"))
     return element("g", *parts, class_=_style(group))
 

@@ -55,12 +55,19 @@ class _Panels:
         self.card, self.by_elements, self.width, self.name = card, by_elements, width, name
         self.height = 290.0 if width < 500 else 320.0
         self.host_us = card.bench.host_us.get(measured[0].timings[0].candidate)
+        limits = card.bench.limits
+        # The times of a GPU are device times: the host's part is not in them, a launch is.
+        self.launch_us = limits.launch_us if limits is not None and card.on_gpu else None
+        if self.launch_us:
+            self.host_us = None
         self.copy_gb_s = card.bench.machine.copy_gb_s
         # The names of the candidates, in the order in which colours and shapes are given out.
         self.candidates = [measured[0].timings[0].candidate, *card.baselines]
         times = [bound for m in measured for t in m.timings for bound in noise_bounds(t)]
         if self.host_us and any(m.direction == "forward" for m in measured):
             times.append(self.host_us)
+        if self.launch_us:
+            times.append(self.launch_us)
         self.x = log_scale([_size(m, by_elements) for m in measured], 58, width - _LABELS, 1.25)
         self.y = log_scale(times, self.height - 46, 46, 1.3)
 
@@ -124,7 +131,7 @@ class _Panels:
         bar = line((x, low), (x, high), class_="noise") if low - high > _VISIBLE else ""
         fill = "hollow" if measurement.in_cache else "filled"
         return bar + marker(
-            rank, x, self.y(timing.median_us), tooltip(f"{told}, {measurement.case}"), class_=fill
+            rank, x, self.y(timing.median_us), tooltip(told), class_=fill
         )
 
     def _draw_bounds(self, direction: str, measured: Sequence[Measurement]) -> tuple[list[str], list]:
@@ -136,10 +143,12 @@ class _Panels:
                 drawn.append(path(slope, class_="bound"))
             if slope[-1][1] <= self.y.start:
                 ends.append(("copy", "bound-label", slope[-1]))
-        if self.host_us and direction == "forward":
-            at = self.y(self.host_us)
-            drawn.append(line((self.x.start, at), (self.x.end, at), class_="bound"))
-            ends.append(("host", "bound-label", (self.x.end, at)))
+        host_us = self.host_us if direction == "forward" else None
+        for floor_us, name in ((host_us, "host"), (self.launch_us, "launch")):
+            if floor_us:
+                at = self.y(floor_us)
+                drawn.append(line((self.x.start, at), (self.x.end, at), class_="bound"))
+                ends.append((name, "bound-label", (self.x.end, at)))
         return drawn, ends
 
     def _label(self, ends: Sequence[tuple[str, str, Point]]) -> list[str]:
@@ -171,6 +180,8 @@ def _explain(card: Card, panels: _Panels) -> str:
     if panels.host_us:
         host = f"what a call costs {'the host' if card.on_gpu else 'before any work'}"
         text += f" Dashed, host: {host}, {with_unit(panels.host_us, TIME)}."
+    if panels.launch_us:
+        text += f" Dashed, launch: the time from one empty kernel to the next, {with_unit(panels.launch_us, TIME)}."
     sizes = [_size(m, panels.by_elements) for m in card.measurements]
     keys = [(m.direction, m.dtype, size) for m, size in zip(card.measurements, sizes)]
     if len(set(keys)) < len(keys):

@@ -13,20 +13,30 @@ _SHAPES = ("circle", "square", "triangle", "diamond", "cross", "down")
 
 
 @dataclass(frozen=True)
+class Table:
+    """The numbers behind a picture; the first column names the row."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
 class Picture:
     """A drawing of the report.
 
     Attributes:
         svg: one drawing, or one for each panel.
+        spec: the same data as a Vega-Lite specification, where there is one.
         columns: how many panels stand side by side.
-        spec: the same data as a Vega-Lite specification.
+        table: the numbers, where no other table of the page has them.
     """
 
     title: str
     caption: str
     svg: list[str]
-    spec: dict[str, Any]
+    spec: dict[str, Any] | None = None
     columns: int = 1
+    table: Table | None = None
 
 
 def element(tag: str, *children: str, **attributes: Any) -> str:

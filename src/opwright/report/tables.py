@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opwright.records import BenchRecord, Measurement, Record, Timing
 from opwright.report.cards import Card
+from opwright.report.history import has_history
 from opwright.report.quantities import (
     BYTES,
     COMPUTE,
@@ -90,6 +92,13 @@ def list_checks(card: Card) -> list[CheckRow]:
     ]
 
 
+def count_outcomes(card: Card) -> str:
+    """Returns how many checks passed, failed and were skipped: `36 checks: 30 passed, 6 skipped`."""
+    outcomes = Counter(check.outcome for check in (card.verify.checks if card.verify else []))
+    told = ", ".join(f"{outcomes[name]} {name}" for name in ("failed", "passed", "skipped") if outcomes[name])
+    return f"{plural(outcomes.total(), 'check')}: {told}"
+
+
 def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
     """Returns a row for each input, by direction and dtype."""
     groups: dict[str, list[BenchRow]] = {}
@@ -110,6 +119,21 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
         )
         groups.setdefault(f"{measurement.direction} {measurement.dtype}", []).append(row)
     return groups
+
+
+def list_base(card: Card) -> list[list[str]]:
+    """Returns a row for each input that was compared with an earlier version of the operator."""
+    return [
+        [
+            f"{row.direction} {row.case}",
+            with_unit(row.base_us, TIME),
+            with_unit(row.now_us, TIME),
+            f"{round_to(row.ratio)}x",
+            f"± {percent(row.visible, 2)}",
+            row.verdict,
+        ]
+        for row in (card.base.rows if card.base else [])
+    ]
 
 
 def describe_machine(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -174,8 +198,9 @@ def warn(card: Card) -> list[str]:
             notes.append(
                 f"The copy bandwidth of the {'GPU' if card.on_gpu else 'machine'} was not measured, so no share of it can be given."
             )
-    if card.older:
-        notes.append(f"{plural(card.older, 'older record')} of this operator on this machine not shown.")
+    older = card.older + (0 if has_history(card) else max(len(card.history) - 1, 0))
+    if older:
+        notes.append(f"{plural(older, 'older record')} of this operator on this machine not shown.")
     return notes
 
 
@@ -184,7 +209,6 @@ def _time(microseconds: float | None) -> str:
 
 
 def _compare(measurement: Measurement, candidate: str) -> Rival | None:
-    ours = measurement.timings[0]
     other = next((t for t in measurement.timings[1:] if t.candidate == candidate), None)
     speedup = measurement.speedup_over(candidate)
     if other is None or speedup is None:
@@ -194,9 +218,15 @@ def _compare(measurement: Measurement, candidate: str) -> Rival | None:
         noise=f"± {percent(other.noise, 2)}"
         + (f", warm {_time(other.warm_us)}, host {_time(other.host_us)}" if other.warm_us else ""),
         speedup=f"{round_to(speedup)}x",
-        is_noise=_overlap(ours, other),
+        is_noise=_is_noise(measurement, other),
         is_faster=speedup < 1,
     )
+
+
+def _is_noise(measurement: Measurement, other: Timing) -> bool:
+    """Whether a difference cannot be told from none: by the smallest visible one, in older records by the noise."""
+    compared = next((c for c in measurement.comparisons if c.candidate == other.candidate), None)
+    return _overlap(measurement.timings[0], other) if compared is None else compared.verdict == "same"
 
 
 def _overlap(one: Timing, other: Timing) -> bool:

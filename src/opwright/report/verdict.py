@@ -48,7 +48,8 @@ def judge_all(cards: Sequence[Card]) -> str:
         text = f"{total}: NOT verified"
     speedups = [s for card in cards if (s := card.median_speedup_over("eager")) is not None]
     if speedups:
-        text += f", {_factor(min(speedups))} to {_factor(max(speedups))} the speed of eager (medians per operator)"
+        factors = " to ".join(dict.fromkeys([_factor(min(speedups)), _factor(max(speedups))]))
+        text += f", {factors} the speed of eager (medians per operator)"
     return text + "."
 
 

@@ -1,0 +1,117 @@
+"""Draws rows of bars under one axis: a label at the left, a bar, and its number beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from opwright.report.svg import drawing, element, line, text, tooltip
+
+WIDTH = 1100.0
+_LEFT, _RIGHT, _TOP = 300.0, 900.0, 40.0
+_ROW, _HEADING = 20.0, 28.0
+_LABEL_LETTERS = 44
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bar.
+
+    Attributes:
+        start, end: where it begins and ends, in values of the axis.
+        note: what is written beside it.
+        style: class of its colour; another mark than the colour tells bars apart where that matters.
+        whisker: a range drawn over the bar.
+        is_hollow: outlined instead of filled.
+    """
+
+    label: str
+    start: float
+    end: float
+    note: str
+    style: str = "c0"
+    whisker: tuple[float, float] | None = None
+    is_hollow: bool = False
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A line above the rows that follow."""
+
+    text: str
+
+
+def draw_rows(
+    name: str,
+    title: str,
+    description: str,
+    rows: Sequence[Row | Heading],
+    x: Callable[[float], float],
+    ticks: Sequence[tuple[float, str]],
+    axis_title: str,
+    rule: float | None = None,
+) -> str:
+    """Draws rows of bars.
+
+    Args:
+        name: what the identifiers in the drawing start with.
+        x: pixel of a value; make it with `linear` or on the pixels of `span`.
+        ticks: values of the axis and how they are written.
+        rule: a value to draw a strong line at.
+    """
+    height = _TOP + sum(_HEADING if isinstance(row, Heading) else _ROW for row in rows) + 8
+    drawn = [text(_LEFT, 13, axis_title, class_="axis-title")]
+    for value, label in ticks:
+        at = x(value)
+        drawn.append(line((at, _TOP), (at, height - 4), class_="grid"))
+        drawn.append(text(at, _TOP - 8, label, class_="tick", text_anchor="middle"))
+    y, labels, notes = _TOP, [], []
+    for row in rows:
+        if isinstance(row, Heading):
+            drawn.append(text(8, y + _HEADING - 9, row.text, class_="panel-title"))
+            y += _HEADING
+            continue
+        labels.append(text(_LEFT - 10, y + _ROW / 2 + 4, shorten(row.label)))
+        drawn.append(_draw_bar(row, y, x))
+        ends = [x(row.start), x(row.end), *(x(value) for value in row.whisker or ())]
+        notes.append(text(max(ends) + 8, y + _ROW / 2 + 4, row.note))
+        y += _ROW
+    if rule is not None:
+        drawn.append(line((x(rule), _TOP), (x(rule), height - 4), class_="base"))
+    drawn.append(element("g", *labels, text_anchor="end"))
+    drawn.append(element("g", *notes, class_="values"))
+    return drawing(name, WIDTH, height, title, description, *drawn)
+
+
+def span() -> tuple[float, float]:
+    """Returns the pixels between which the bars lie."""
+    return _LEFT, _RIGHT
+
+
+def linear(limit: float) -> Callable[[float], float]:
+    """Returns the pixels of an axis from 0 to a limit."""
+    return lambda value: _LEFT + min(value / limit, 1.0) * (_RIGHT - _LEFT)
+
+
+def quarters(limit: float, write: Callable[[float], str]) -> list[tuple[float, str]]:
+    """Returns five ticks from 0 to a limit."""
+    return [(limit * i / 4, write(limit * i / 4) if i else "0") for i in range(5)]
+
+
+def _draw_bar(row: Row, y: float, x: Callable[[float], float]) -> str:
+    left, right = sorted((x(row.start), x(row.end)))
+    middle = y + _ROW / 2
+    width = max(right - left, 1.0)
+    bar = f"M{left:.1f} {y + 4:g}h{width:.1f}v{_ROW - 8:g}h{-width:.1f}z"
+    parts = [] if shorten(row.label) == row.label else [tooltip(f"{row.label}: {row.note}")]
+    parts.append(element("path", d=bar, class_="hollow" if row.is_hollow else "filled"))
+    if row.whisker is not None:
+        low, high = (x(value) for value in row.whisker)
+        ends = f"M{low:.1f} {middle - 3:g}v6m0-3H{high:.1f}m0-3v6"
+        parts.append(element("path", d=ends, class_="whisker"))
+    return element("g", *parts, class_=row.style)
+
+
+def shorten(label: str, letters: int = _LABEL_LETTERS) -> str:
+    """Returns a label that fits beside the bars; the tooltip has all of it."""
+    return label if len(label) <= letters else f"{label[: letters - 1]}…"

@@ -1,0 +1,346 @@
+"""Hypothesis strategies from a contract: argument tuples that satisfy the annotations of an operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opwright.errors import CheckError
+from opwright.spec.axes import Computed, Fixed, Named, Variadic
+from opwright.spec.contract import MISSING, Contract, Parameter, TensorType
+from opwright.spec.dtypes import Family
+from opwright.spec.samples import LAYOUTS, lay_out
+from opwright.testing.arguments import Inputs, inputs_from
+from opwright.testing.sweep import one_operator
+from opwright.verify.subject import Subject, subject_of
+
+try:
+    from hypothesis import assume
+    from hypothesis import strategies as st
+except ImportError:
+    raise CheckError(
+        "opwright.testing.inputs",
+        "its strategies are Hypothesis's, which is not installed",
+        hint="`pip install hypothesis`",
+    ) from None
+
+_USUAL = (8, 33, 257)  # most sizes are small, some larger than a vector, a few larger than several
+_MOST_ELEMENTS = 4096
+_MOST_AXES = 3  # of a variadic axis
+_MOST_PLACED = 6  # values that are chosen one by one in a tensor
+
+Range = tuple[float, float]
+
+
+def inputs(
+    operator: Any,
+    *,
+    dtypes: Iterable[torch.dtype] | None = None,
+    layouts: Iterable[str] = ("contiguous", *LAYOUTS),
+    special: bool = True,
+    max_elements: int = _MOST_ELEMENTS,
+    **ranges: Any,
+) -> st.SearchStrategy[Inputs]:
+    """Returns a strategy for the arguments of a call.
+
+    Axes of one name have one size, variadic axes up to three dimensions, tensors of one family one dtype; literals
+    are one of their choices. Inputs that the reference refuses are left out. Examples shrink to one element in
+    float32, contiguous, zero, with the defaults.
+
+        @given(opwright.testing.inputs(bias_gelu, n=(1, 64), input=(-10.0, 10.0)))
+        def test_bias_gelu(case): ...
+
+    Args:
+        operator: an operator, or a TARGET such as "my_ops::name".
+        dtypes: of all, those of these.
+        layouts: of "contiguous", "transposed", "sliced", "offset" and "expanded", these.
+        special: whether floating-point tensors hold infinities, NaN and subnormal numbers too.
+        max_elements: the most elements of a tensor.
+        ranges: by the name of an axis or of an argument, the least and the largest value, both included: of a
+            size, of a number, of the elements of a tensor; or a strategy for the whole argument.
+
+    Raises:
+        CheckError: it is no operator, there is no axis or argument of that name, or Hypothesis is missing.
+    """
+    found = one_operator(operator, "opwright.testing.inputs")
+    contract = found.contract
+    _check_names(contract, ranges)
+    chosen = None if dtypes is None else tuple(dtypes)
+    maker = _Maker(contract, ranges, chosen, tuple(layouts), special, max_elements)
+    subject = subject_of(found.function, None, None)
+    return _arguments(maker, subject)
+
+
+def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
+    known = dict.fromkeys([*(p.name for p in contract.parameters), *_axis_names(contract)])
+    for name, given in ranges.items():
+        is_range = isinstance(given, tuple) and len(given) == 2 and given[0] <= given[1]
+        if name not in known:
+            raise CheckError(
+                contract.subject,
+                f"it has no axis or argument `{name}`",
+                rows=[("there", ", ".join(known))],
+                hint=f"`{next(iter(known))}=(1, 64)`",
+            )
+        if not is_range and not isinstance(given, st.SearchStrategy):
+            raise CheckError(
+                contract.subject,
+                f"`{name}` takes the least and the largest value, or a strategy",
+                rows=[("got", repr(given))],
+                hint=f"`{name}=(1, 64)`",
+            )
+
+
+@st.composite
+def _arguments(draw: st.DrawFn, maker: _Maker, subject: Subject) -> Inputs:
+    values, label = maker.draw(draw)
+    try:
+        with torch.no_grad():
+            subject.reference(list(Inputs(values, {}).fresh().args))
+    except Exception:  # whatever a reference may raise to refuse
+        assume(False)
+    return inputs_from(maker.contract, values, label)
+
+
+class _Maker:
+    """Draws the values of all arguments, in schema order."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        ranges: Mapping[str, Any],
+        dtypes: Sequence[torch.dtype] | None,
+        layouts: Sequence[str],
+        special: bool,
+        max_elements: int,
+    ) -> None:
+        self.contract, self.ranges, self.special = contract, ranges, special
+        self.dtypes, self.layouts, self.max_elements = dtypes, layouts, max_elements
+        self.axes = _axis_names(contract)
+        self.ints = {p.name for p in contract.parameters if p.kind == "int"}
+
+    def draw(self, draw: st.DrawFn) -> tuple[list[Any], str]:
+        """Returns the values in schema order, and the layout."""
+        numbers = {
+            p.name: draw(self._number(p)) for p in self.contract.parameters if not p.is_tensor
+        }
+        sizes = self._sizes(draw, numbers)
+        shapes: dict[str, tuple[int, ...]] = {}
+        dtypes: dict[str, torch.dtype] = {}
+        layout = draw(st.sampled_from(self.layouts))
+        values = []
+        for parameter in self.contract.parameters:
+            if not parameter.is_tensor:
+                values.append(numbers[parameter.name])
+            elif isinstance(self.ranges.get(parameter.name), st.SearchStrategy):
+                values.append(draw(self.ranges[parameter.name]))
+            elif parameter.optional and not draw(st.booleans()):
+                values.append(None)
+            else:
+                count = draw(st.integers(1, 3)) if parameter.kind == "tensors" else 1
+                made = [self._tensor(draw, parameter, sizes, shapes, dtypes, layout) for _ in range(count)]
+                values.append(made if parameter.kind == "tensors" else made[0])
+        return values, "" if layout == "contiguous" else layout
+
+    def _number(self, parameter: Parameter) -> st.SearchStrategy:
+        given = self.ranges.get(parameter.name)
+        if isinstance(given, st.SearchStrategy):
+            return given
+        default = parameter.default
+        has_default = default is not MISSING
+        match parameter.kind:
+            case "choice":
+                return st.sampled_from(sorted(parameter.choices, key=lambda choice: choice != default))
+            case "bool":
+                return st.sampled_from([default is True, default is not True])
+            case "int":
+                if given:
+                    return st.integers(*map(int, given))
+                if parameter.name in self.axes:
+                    return st.sampled_from(list(dict.fromkeys([default if has_default else 2, 1, 3])))
+                return st.just(default) | st.integers(1, 4) if has_default else st.integers(1, 4)
+            case _:
+                if given:
+                    return st.floats(*map(float, given))
+                between = st.floats(2.0**-10, 2.0, width=32)
+                return st.just(float(default)) | between if has_default else st.just(0.5) | between
+
+    def _sizes(self, draw: st.DrawFn, numbers: Mapping[str, Any]) -> dict[str, int]:
+        sizes = {name: value for name, value in numbers.items() if name in self.ints}
+        for name in self.axes:
+            if name in sizes:
+                continue
+            sizes[name] = draw(_size(*map(int, self.ranges.get(name, (0, max(_USUAL))))))
+        return self._within_budget(sizes)
+
+    def _within_budget(self, sizes: dict[str, int]) -> dict[str, int]:
+        """Halves the widest axis until every tensor has room for a batch."""
+        free = [name for name in self.axes if name not in self.ints]
+
+        def elements() -> int:
+            counts = [math.prod(self._known(p.type, sizes)) for p in self.contract.tensors]
+            return max(counts, default=0)
+
+        while elements() > self.max_elements and any(sizes[name] > self._least(name) for name in free):
+            widest = max((n for n in free if sizes[n] > self._least(n)), key=sizes.__getitem__)
+            sizes[widest] = max(sizes[widest] // 2, self._least(widest))
+        return sizes
+
+    def _least(self, name: str) -> int:
+        return max(1, int(self.ranges.get(name, (1, 1))[0]))
+
+    def _known(self, type_: TensorType, sizes: Mapping[str, int]) -> list[int]:
+        """Returns the sizes of the axes that are not variadic."""
+        return [size for axis in type_.axes if (size := self._size(axis, sizes)) is not None]
+
+    def _size(self, axis: Any, sizes: Mapping[str, int]) -> int | None:
+        match axis:
+            case Variadic():
+                return None
+            case Named(name):
+                return sizes[name]
+            case Computed():
+                return max(int(axis.evaluate(sizes)), 0)
+            case Fixed(size):
+                return size
+        return 3  # `_`: any size
+
+    def _batch(self, draw: st.DrawFn, room: int) -> tuple[int, ...]:
+        """Returns the axes of a variadic axis, none first."""
+        shape = draw(st.lists(st.sampled_from((1, 2, 3, 5, 0)), max_size=_MOST_AXES))
+        while math.prod(shape) > max(room, 1):
+            shape = shape[:-1]
+        return tuple(shape)
+
+    def _tensor(
+        self,
+        draw: st.DrawFn,
+        parameter: Parameter,
+        sizes: Mapping[str, int],
+        shapes: dict[str, tuple[int, ...]],
+        dtypes: dict[str, torch.dtype],
+        layout: str,
+    ) -> torch.Tensor:
+        type_ = parameter.type
+        room = self.max_elements // max(math.prod(self._known(type_, sizes)), 1)
+        shape: list[int] = []
+        for axis in type_.axes:
+            if isinstance(axis, Variadic):
+                if axis.name not in shapes or axis.name is None:
+                    shapes[axis.name or ""] = self._batch(draw, room)
+                shape.extend(shapes[axis.name or ""])
+            else:
+                shape.append(self._size(axis, sizes))
+        if type_.family.name not in dtypes:
+            dtypes[type_.family.name] = draw(st.sampled_from(self._dtypes(type_.family)))
+        dtype = dtypes[type_.family.name]
+        values = self._values(draw, parameter, tuple(shape), dtype)
+        if parameter.mutated and layout == "expanded":
+            layout = "contiguous"  # writing through stride 0 has no defined result
+        return _in_layout(values, layout)
+
+    def _dtypes(self, family: Family) -> tuple[torch.dtype, ...]:
+        if self.dtypes is None or family.is_single:
+            return family.dtypes
+        left = tuple(dtype for dtype in family.dtypes if dtype in self.dtypes)
+        if not left and family == self.contract.scalar_family:
+            raise CheckError(
+                self.contract.subject,
+                f"`{family}` has none of these dtypes",
+                rows=[("got", " ".join(map(str, self.dtypes))), ("there", " ".join(map(str, family.dtypes)))],
+            )
+        return left or family.dtypes
+
+    def _values(
+        self, draw: st.DrawFn, parameter: Parameter, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        count = math.prod(shape)
+        values = torch.zeros(count, dtype=dtype)
+        given = self.ranges.get(parameter.name)
+        smallest = max(min(shape, default=2), 2)
+        elements = _elements(dtype, given, smallest, self.special)
+        # Zeros, or noise of a seed, with a few values placed one by one: small to draw, and shrinks to one value.
+        filling = draw(st.none() | st.integers(0, 2**16))
+        if filling is not None:
+            values.copy_(_noise(filling, count, dtype, given, smallest))
+        elif given is not None and not given[0] <= 0 <= given[1]:
+            values.fill_(_cast(given[0], dtype))
+        # Drawn for an empty tensor too: else one element would be the longer example, and shrink to none.
+        placed = draw(st.lists(st.tuples(st.integers(0, max(count - 1, 0)), elements), max_size=_MOST_PLACED))
+        for at, value in placed[: _MOST_PLACED if count else 0]:
+            values[at] = value
+        return values.view(shape)
+
+
+def _size(low: int, high: int) -> st.SearchStrategy[int]:
+    """Returns a strategy for a size, which shrinks to one before it is nothing.
+
+    All are integers that stand for themselves: an index into a table of sizes would shrink worse.
+    """
+    least = max(low, 1)
+    bounds = [*(bound for bound in _USUAL if least < bound < high), high]
+    sizes = st.one_of(*(st.integers(least, bound) for bound in bounds if least <= bound))
+    if low > 0:
+        return sizes
+    if high < 1:
+        return st.just(0)
+    is_empty = st.sampled_from([False] * 15 + [True])
+    return st.tuples(is_empty, sizes).map(lambda drawn: 0 if drawn[0] else drawn[1])
+
+
+def _axis_names(contract: Contract) -> list[str]:
+    names: dict[str, None] = {}
+    for parameter in contract.tensors:
+        for axis in parameter.type.axes:
+            found = [axis.name] if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else []
+            names.update(dict.fromkeys(found))
+    return list(names)
+
+
+def _elements(
+    dtype: torch.dtype, given: Range | None, smallest: int, special: bool
+) -> st.SearchStrategy:
+    if dtype == torch.bool:
+        return st.booleans()
+    if not dtype.is_floating_point:
+        # Without a range they may be indices: of the smallest axis.
+        low, high = map(int, given) if given else (0, smallest - 1)
+        return st.integers(low, high)
+    if given:
+        return st.floats(*map(float, given), allow_nan=False)
+    width = {torch.float64: 64, torch.float32: 32}.get(dtype, 16)
+    if dtype == torch.bfloat16 and special:
+        width = 32  # float16's range is not bfloat16's
+    usual = st.integers(-8, 8).map(float) | st.floats(-1e3, 1e3, width=width)
+    info = torch.finfo(dtype)
+    odd = (-0.0, math.inf, -math.inf, math.nan, info.tiny / 2, -info.tiny / 2, info.max, -info.max)
+    return usual | st.sampled_from(odd) | st.floats(width=width) if special else usual
+
+
+def _noise(
+    seed: int, count: int, dtype: torch.dtype, given: Range | None, smallest: int
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point or dtype == torch.bool:
+        low, high = map(int, given) if given and dtype != torch.bool else (0, smallest - 1)
+        return torch.randint(low, max(high, low) + 1, (count,), generator=generator).to(dtype)
+    if given:
+        share = torch.rand(count, generator=generator, dtype=torch.float64)
+        return (given[0] + share * (given[1] - given[0])).clamp(*given).to(dtype)
+    return (torch.randn(count, generator=generator, dtype=torch.float64) * 3).to(dtype)
+
+
+def _cast(value: float, dtype: torch.dtype) -> Any:
+    return value if dtype.is_floating_point else int(value)
+
+
+def _in_layout(values: torch.Tensor, layout: str) -> torch.Tensor:
+    """Returns these values in a memory layout; in an expanded one the first entry everywhere."""
+    shape = tuple(values.shape)
+    if layout == "expanded":
+        return lay_out(lambda wanted: values[:1].clone() if shape else values, shape, layout)
+    laid = lay_out(lambda wanted: torch.zeros(wanted, dtype=values.dtype), shape, layout)
+    return laid.copy_(values)

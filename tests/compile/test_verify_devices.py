@@ -11,7 +11,7 @@ from torch import Tensor
 
 import opwright
 from opwright.errors import CheckError
-from opwright.spec.samples import LAYOUTS, lay_out
+from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.verify import concurrency, devices, run
 from opwright.verify.oracle import compare, expect
 from opwright.verify.subject import subject_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,9 @@ from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases, s
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.tensors import copy_of, poison_memory_for, tensors_of
 
+_FULL_SEEDS = 3
+_QUICK_SAMPLES = 12  # of each dtype
+
 
 @dataclass
 class Subject:
@@ -33,6 +37,8 @@ class Subject:
         operator: the operator behind it; None for a callable.
         device: where it runs.
         current: the case that was given out last.
+        effort: how many cases there are: one of `EFFORTS`.
+        memo: what the oracle has said, where several candidates meet the same cases.
     """
 
     name: str
@@ -43,6 +49,16 @@ class Subject:
     _cases: list[tuple[torch.dtype | None, Case]] | None = None
     device: torch.device = CPU
     current: Case | None = None
+    effort: str = "default"
+    memo: dict[Any, Any] | None = None
+
+    def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """Returns what `compute` returns; where there is a memo, it is asked once for each key."""
+        if self.memo is None:
+            return compute()
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]
 
     def on(self, device: torch.device) -> Subject:
         """Returns the same thing on another device, with the same cases."""
@@ -86,10 +102,12 @@ class Subject:
             found = list(self._all_cases())
             if self.operator is not None:  # declared samples may be anywhere
                 found = [(dtype, replace(case, values=_on_cpu(case.values))) for dtype, case in found]
-            self._cases = [(dtype, case) for dtype, case in found if self._accepts(case)]
+            self._cases = [(dtype, case) for dtype, case in found if self.accepts(case)]
+            if self.effort == "quick" and self.operator is not None and self.has_samples:
+                self._cases = _some(self._cases)
         return self._cases
 
-    def _accepts(self, case: Case) -> bool:
+    def accepts(self, case: Case) -> bool:
         if self.operator is None:
             return True
         copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
@@ -112,8 +130,10 @@ class Subject:
             return
         family = contract.scalar_family
         for dtype in family.dtypes if family else (None,):
-            for case in Sweep(contract, forward=self._forward()).cases(dtype):
-                yield dtype, case
+            for seed in range(_FULL_SEEDS if self.effort == "full" else 1):
+                sweep = Sweep(contract, seed, self._forward(), self.effort)
+                for case in sweep.cases(dtype):
+                    yield dtype, case
 
     @property
     def has_samples(self) -> bool:
@@ -125,7 +145,7 @@ class Subject:
         own = self._samples if self._samples is not None else self.operator._samples
         if own is not None:
             return declared_cases(self.operator.contract, own)
-        forward = subject_of(self._owner().function, None, None)
+        forward = subject_of(self._owner().function, None, None, self.effort)
         cases = [case for _, case in forward.cases()]
         return backward_cases(self.operator.contract, forward.contract, forward.reference, cases)
 
@@ -168,7 +188,7 @@ class Subject:
         maker = Sweep(self.operator.contract, forward=self._forward())
         sizes = maker.base_sizes((3, 2, 4))
         made = [maker.make("tiny", dtype, sizes, (2,), options) for options in maker.option_sets()[:6]]
-        return [case for case in made if self._accepts(case)]
+        return [case for case in made if self.accepts(case)]
 
     def run_cases(self) -> list[Case]:
         """Returns a small input and a large one: for the checks of how calls run, not of what they compute."""
@@ -189,7 +209,9 @@ class Subject:
         ][:6]
 
 
-def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) -> Subject:
+def subject_of(
+    target: Any, reference: Callable[..., Any] | None, samples: Any, effort: str = "default"
+) -> Subject:
     """Returns the subject for an operator or a callable.
 
     Raises:
@@ -211,6 +233,7 @@ def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) 
             lambda values: outputs_of(contract, own(values)),
             operator,
             samples,
+            effort=effort,
         )
     name = getattr(target, "__name__", type(target).__name__)
     if not callable(target) or reference is None or samples is None:
@@ -228,7 +251,12 @@ def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) 
         return as_list(function(*args, **kwargs))
 
     return Subject(
-        name, lambda values: apply(target, values), lambda values: apply(reference, values), None, samples
+        name,
+        lambda values: apply(target, values),
+        lambda values: apply(reference, values),
+        None,
+        samples,
+        effort=effort,
     )
 
 
@@ -252,6 +280,16 @@ def _dtype_of(case: Case) -> torch.dtype | None:
 
 def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
+
+
+def _some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtype | None, Case]]:
+    """Returns up to a dozen samples of each dtype, from the first to the last."""
+    found = []
+    for dtype in dict.fromkeys(d for d, _ in cases):
+        own = [pair for pair in cases if pair[0] == dtype]
+        step = max(1, math.ceil(len(own) / _QUICK_SAMPLES))
+        found += own[::step]
+    return found
 
 
 def _elements(case: Case) -> int:

@@ -13,7 +13,8 @@ import opwright
 from opwright.errors import CheckError
 from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.verify import concurrency, devices, run
-from opwright.verify.oracle import compare, expect
+from opwright.verify.difference import compare
+from opwright.verify.oracle import expect
 from opwright.verify.subject import subject_of
 from opwright.verify.tensors import copy_of, is_same, storage_bytes
 

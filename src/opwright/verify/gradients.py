@@ -9,8 +9,9 @@ import torch
 
 from opwright.spec.samples import Case
 from opwright.verify.devices import DeviceLost, is_lost, wait_for
+from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
-from opwright.verify.oracle import compare, expect, pattern_of
+from opwright.verify.oracle import expect
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 

@@ -17,7 +17,7 @@ from opwright.errors import CheckError
 from opwright.spec.contract import Contract
 from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases, split_sample
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
-from opwright.verify.tensors import copy_of, poison_memory_for, tensors_of
+from opwright.verify.tensors import copy_of, guarded, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
 _QUICK_SAMPLES = 12  # of each dtype
@@ -68,6 +68,12 @@ class Subject:
         """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
         self.current = case
         return list(copy_of(case.values, None if self.operator is None else self.device))
+
+    def guarded_inputs(self, case: Case) -> tuple[list[Any], Callable[[], bool]]:
+        """Returns the arguments between guard bands, and whether the bands are intact."""
+        self.current = case
+        values, are_intact = guarded(case.values, None if self.operator is None else self.device)
+        return list(values), are_intact
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Calls it, on a GPU with poisoned memory, and waits until the work is done.
@@ -167,6 +173,22 @@ class Subject:
         owner = self._owner()
         results = differentiable_outputs(owner, [known[p.name] for p in owner.contract.parameters])
         return [results[self.computed[i]] if i in self.computed else v for i, v in enumerate(values)]
+
+    def free_tensors(self, case: Case) -> set[int]:
+        """Returns the positions of the arguments whose values may be anything.
+
+        Outputs of its operator that a backward takes follow from that operator's inputs: where it takes any, only
+        the gradients are free.
+        """
+        owner = None if self.operator is None else self._owner()
+        if owner is None:
+            return set(range(len(case.values)))
+        names = [p.name for p in self.contract.parameters]
+        inputs = {p.name for p in owner.contract.parameters}
+        outputs = {o.name for o in owner.contract.outputs} - inputs
+        if not outputs & set(names):
+            return set(range(len(names)))
+        return {i for i, name in enumerate(names) if name not in inputs | outputs}
 
     def _owner(self) -> Operator | None:
         """Returns the operator that this one is the backward of."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from opwright.verify.calls import determinism, fresh_data, global_state
 from opwright.verify.concurrency import graph_replays, other_device, side_stream, threads
 from opwright.verify.finding import Finding
+from opwright.verify.gradient_calls import gradient_layouts, gradient_subsets, repeated_backward
 from opwright.verify.gradients import gradient_numerics, gradients, second_gradients
 from opwright.verify.outputs import guard_bands, outputs_written
 from opwright.verify.subject import Subject
@@ -27,6 +28,9 @@ CHECKS: dict[str, Check] = {
     "gradients": gradients,
     "second gradients": second_gradients,
     "gradient numerics": gradient_numerics,
+    "gradient subsets": gradient_subsets,
+    "gradient layouts": gradient_layouts,
+    "repeated backward": repeated_backward,
     "vmap": vmapped,
     "autocast": autocast,
     "copy": survives_copy,

@@ -54,8 +54,8 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     same = same | (expected.overflowed & ~torch.isfinite(value))  # an intermediate result has no room
     ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))
     ratio = torch.where(near_limit & same, torch.zeros_like(ratio), ratio)
-    if expected.is_signed_zero is not None:
-        lost = expected.is_signed_zero & (value == 0) & (value.signbit() != exact.signbit())
+    if expected.is_negative_zero is not None:
+        lost = expected.is_negative_zero & (value == 0) & ~value.signbit()
         ratio = torch.where(lost, math.inf, ratio)
     # Below the normal numbers an ulp says nothing about the error that matters.
     normal = finite & (exact.abs() >= torch.finfo(expected.dtype).smallest_normal)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opwright.verify.tensors import copy_of
+
 # A kernel may err this many times what PyTorch itself errs on that element ...
 _MULTIPLE = 4.0
 # ... plus this many units in the last place: one rounding of the result, and the few ulp of a
@@ -36,9 +38,9 @@ class Expected:
         exact: the value in float64.
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
-        overflowed: where PyTorch itself gets no finite number in this dtype.
+        overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
         lean: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
-        is_signed_zero: where the sign of a zero must be that of `exact`; None: nowhere.
+        is_negative_zero: where a zero must be negative; None: nowhere.
     """
 
     exact: torch.Tensor
@@ -47,14 +49,26 @@ class Expected:
     overflowed: torch.Tensor
     dtype: torch.dtype
     lean: tuple[float, float] = (0.0, 0.0)
-    is_signed_zero: torch.Tensor | None = None
+    is_negative_zero: torch.Tensor | None = None
 
 
 def to_oracle(value: Any) -> Any:
-    """Returns an argument as the oracle takes it: floating-point tensors in float64."""
+    """Returns an argument as the oracle takes it: a copy, floating-point tensors in float64, with their strides.
+
+    PyTorch chooses how it computes by layout too: a linear layer of what is not contiguous rounds once more.
+    """
     if isinstance(value, torch.Tensor):
-        # A copy, also of float64: the reference may write into its arguments.
-        return value.detach().to(torch.float64 if value.is_floating_point() else value.dtype, copy=True)
+        if not value.is_floating_point():
+            return value.detach().clone()
+        value = value.detach()
+        elements = value.untyped_storage().nbytes() // value.element_size()
+        if value.layout != torch.strided or elements > 4 * value.numel() + 64:  # a small part of much
+            return value.to(torch.float64, copy=True)
+        flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(
+            value.untyped_storage(), 0, (elements,), (1,)
+        )
+        wide = flat.to(torch.float64, copy=True)
+        return wide.as_strided(value.shape, value.stride(), value.storage_offset())
     return [to_oracle(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -68,7 +82,7 @@ def expect(
         values: the arguments, in the dtype under test.
     """
     exact = reference([to_oracle(v) for v in values])
-    eager = reference([_copy(v) for v in values])
+    eager = reference([copy_of(v) for v in values])
     spreads = _spread(reference, values, exact, eager, seed)
     nudged = _nudged(reference, values)
     found: list[Expected | torch.Tensor | None] = []
@@ -81,7 +95,7 @@ def expect(
             expected = _expected(value.double(), plain, spread)
             expected.lean = lean_of(plain.double(), expected)
             if nudged is not None:
-                expected.is_signed_zero = _signed_zeros(expected.exact, plain, nudged[i])
+                expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i])
             found.append(expected)
     return found
 
@@ -90,7 +104,7 @@ _NUDGE = 2.0**-100
 
 
 def _nudged(reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any]) -> Sequence[Any] | None:
-    """Returns the outputs for inputs whose zeros are replaced by tiny numbers of their signs; None without zeros."""
+    """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
     has_zeros = False
 
     def nudge(value: Any) -> Any:
@@ -98,9 +112,11 @@ def _nudged(reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequenc
         if isinstance(value, (list, tuple)):
             return [nudge(v) for v in value]
         moved = to_oracle(value)
-        if isinstance(moved, torch.Tensor) and moved.is_floating_point() and bool((moved == 0).any()):
-            has_zeros = True
-            moved = torch.where(moved == 0, torch.full_like(moved, _NUDGE).copysign(moved), moved)
+        if isinstance(moved, torch.Tensor) and moved.is_floating_point():
+            zeros = (moved == 0) & moved.signbit()
+            if bool(zeros.any()):
+                has_zeros = True
+                moved = torch.where(zeros, -_NUDGE, moved)
         return moved
 
     inputs = [nudge(v) for v in values]
@@ -108,13 +124,13 @@ def _nudged(reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequenc
 
 
 def _signed_zeros(exact: torch.Tensor, plain: torch.Tensor, nudged: torch.Tensor) -> torch.Tensor:
-    """Returns where a zero has a sign that means something: that of a zero of the input which it follows.
+    """Returns where a zero must be negative, because it follows a negative zero of the input.
 
-    Underflow gives zeros too, whose signs depend on the formula. An output that moves at least a sixteenth as far
-    as the zeros of the input is none of them.
+    Underflow gives negative zeros too, and so may a product with zero: there the sign depends on the formula. An
+    output that becomes negative with the input, a sixteenth as fast at least, is none of them.
     """
-    agree = (exact == 0) & (plain == 0) & (exact.signbit() == plain.signbit())
-    return agree & (nudged.abs() >= _NUDGE / 16) & (nudged.abs() <= 1) & (nudged.signbit() == exact.signbit())
+    agree = (exact == 0) & exact.signbit() & (plain == 0) & plain.signbit()
+    return agree & (nudged <= -_NUDGE / 16) & (nudged >= -1)
 
 
 def lean_of(value: torch.Tensor, expected: Expected) -> tuple[float, float]:
@@ -136,7 +152,7 @@ def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) ->
     ulp = ulp_of(exact, plain.dtype)
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
-    overflowed = torch.isfinite(exact) & ~torch.isfinite(plain)
+    overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
     return Expected(exact, allowance, ulp, overflowed, plain.dtype)
 
 
@@ -257,16 +273,11 @@ def _spread(
     if not units:
         return spreads
     for run in range(_STOCHASTIC_RUNS):
+        inputs = [to_oracle(v) for v in values]
         with _Jitter(max(units), seed + run):
-            moved = reference([to_oracle(v) for v in values])
+            moved = reference(inputs)
         for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
                 spreads[i] = torch.maximum(spreads[i], distance)
     return spreads
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -10,6 +10,7 @@ from opwright.verify.finding import Finding
 from opwright.verify.gradient_calls import gradient_layouts, gradient_subsets, repeated_backward
 from opwright.verify.gradients import gradient_numerics, gradients, second_gradients
 from opwright.verify.outputs import guard_bands, outputs_written
+from opwright.verify.resources import leaks, memory
 from opwright.verify.subject import Subject
 from opwright.verify.systems import autocast, compiled, exported, opcheck, refusals, survives_copy, vmapped
 from opwright.verify.values import independence, numerics
@@ -41,4 +42,6 @@ CHECKS: dict[str, Check] = {
     "other device": other_device,
     "graph": graph_replays,
     "threads": threads,
+    "memory": memory,
+    "leaks": leaks,
 }

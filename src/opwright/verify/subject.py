@@ -137,7 +137,7 @@ class Subject:
         family = contract.scalar_family
         for dtype in family.dtypes if family else (None,):
             for seed in range(_FULL_SEEDS if self.effort == "full" else 1):
-                sweep = Sweep(contract, seed, self._forward(), self.effort)
+                sweep = Sweep(contract, seed, self.forward(), self.effort)
                 for case in sweep.cases(dtype):
                     yield dtype, case
 
@@ -194,7 +194,7 @@ class Subject:
         """Returns the operator that this one is the backward of."""
         return registry.operators.get(self.operator.declaration.forward or "")
 
-    def _forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
+    def forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
         """Returns the contract and the reference of the operator that this one is the backward of."""
         forward = self._owner()
         if forward is None:
@@ -207,7 +207,7 @@ class Subject:
         the operator for every one of them."""
         if self.operator is None or self.has_samples:
             return self.small_cases(dtype)
-        maker = Sweep(self.operator.contract, forward=self._forward())
+        maker = Sweep(self.operator.contract, forward=self.forward())
         sizes = maker.base_sizes((3, 2, 4))
         made = [maker.make("tiny", dtype, sizes, (2,), options) for options in maker.option_sets()[:6]]
         return [case for case in made if self.accepts(case)]

@@ -115,6 +115,8 @@ class VerifyRecord:
 
     Attributes:
         backends: what ran: "cpu", "cuda", "reference" (on one of the devices at least), or "callable".
+        effort: "quick", "default" or "full".
+        only: the text that the cases were chosen by; "" for all of them.
     """
 
     name: str
@@ -125,6 +127,8 @@ class VerifyRecord:
     created: float
     seconds: float
     version: int = VERSION
+    effort: str = "default"
+    only: str = ""
 
     @property
     def passed(self) -> bool:

@@ -62,7 +62,8 @@ def bench(
         device: "cpu", "cuda", "cuda:1"; by default the GPU when there is one and the operator has a CUDA
             kernel, else the CPU; for a callable where its samples are.
         seconds: how long to measure each candidate on each input.
-        verified: a record of `verify` on this kind of device; without one the numerics are checked first.
+        verified: a record of `verify` of this target on this kind of device, of all its cases; where it covers less
+            than the numerics, and without one, they are checked first.
         on_measurement: called with each measurement when it is there.
 
     Raises:
@@ -77,7 +78,7 @@ def bench(
             hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
         )
     where = _device(operator, samples, device)
-    is_known = verified is not None and any(_type_of(c.device) == where.type for c in verified.checks)
+    is_known = verified is not None and _covers(verified, operator, target, where)
     checked = (
         verified if is_known else verify(target, reference, samples, checks=_VERIFY_FIRST, devices=[where])
     )
@@ -119,6 +120,13 @@ def bench(
         seconds=time.time() - started,
         device=str(where),
     )
+
+
+def _covers(record: VerifyRecord, operator: Operator | None, target: Any, where: torch.device) -> bool:
+    """Returns whether a record says that this target is right there: not another one, not some check or case of it."""
+    name = operator.declaration.qualified_name if operator else getattr(target, "__name__", type(target).__name__)
+    ran = {c.name for c in record.checks if _type_of(c.device) == where.type}
+    return record.name == name and not record.only and ran.issuperset(_VERIFY_FIRST)
 
 
 def _type_of(device: str) -> str:

@@ -22,6 +22,8 @@ def verify_operators(
     *,
     check: Annotated[list[str] | None, Parameter(negative="")] = None,
     only: str = "",
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    full: Annotated[bool, Parameter(negative="")] = False,
     device: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: Path | None = None,
     wheel: Path | None = None,
@@ -34,6 +36,8 @@ def verify_operators(
         target: A module, a file, or either with ::name.
         check: Run only this check; may be repeated.
         only: Run only cases whose description contains this text.
+        quick: Fewer inputs of each kind: seconds for an operator. No kind of check is left out.
+        full: More seeds and options, every 16-bit value, large sizes: minutes for an operator.
         device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
             GPU when there is one and a CUDA kernel for it.
         out: A folder to write the records into.
@@ -49,7 +53,10 @@ def verify_operators(
 
         use_wheel(wheel, operators, level)
     records = [
-        verify_one(operator, check=check, only=only, device=device, out=out, quiet=json) for operator in operators
+        verify_one(
+            operator, check=check, only=only, quick=quick, full=full, device=device, out=out, quiet=json
+        )
+        for operator in operators
     ]
     if json:
         print_json(records)
@@ -63,6 +70,8 @@ def verify_one(
     *,
     check: list[str] | None = None,
     only: str = "",
+    quick: bool = False,
+    full: bool = False,
     device: list[str] | None = None,
     out: Path | None = None,
     quiet: bool = False,
@@ -77,6 +86,8 @@ def verify_one(
             operator.function,
             checks=check,
             only=only,
+            quick=quick,
+            full=full,
             devices=device,
             on_check=lambda c: line.update(c.title),
         )

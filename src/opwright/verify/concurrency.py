@@ -338,7 +338,13 @@ def _in_threads(trial: Trial, given: list[list[Any]], copies: bool) -> str:
 
     # What one thread gets alone: not the main one, whose share of the CPU's threads may be another.
     wanted: list[list[torch.Tensor]] = []
-    _run_all([threading.Thread(target=lambda: wanted.extend(_alone(trial, values) for values in given))])
+
+    def compute_alone() -> None:
+        if on_gpu:
+            torch.cuda.set_device(device)
+        wanted.extend(_alone(trial, values) for values in given)
+
+    _run_all([threading.Thread(target=compute_alone)])
     if len(wanted) < len(given):
         return "it raises in a thread"
     _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])

@@ -69,8 +69,15 @@ def _large_case(subject: Subject) -> Case | None:
             sweep = Sweep(subject.contract, forward=subject.forward(), effort="full")
             sizes, batch = sweep.aligned_sizes()
             dtype = None if family is None else family.dtypes[0]
-            found = sweep.make("memory", dtype, sizes, batch, sweep.option_sets()[0])
-            found = found if subject.accepts(found) else None
+            options = sweep.option_sets()[0]
+            found = sweep.make("memory", dtype, sizes, batch, options)
+            if not subject.accepts(found):
+                return None
+            for _ in range(4):  # where the outputs are smaller than the inputs
+                if size_of(found) >= _LEAST_BYTES:
+                    break
+                batch = (2 * batch[0],)
+                found = sweep.make("memory", dtype, sizes, batch, options)
         return found if found is not None and size_of(found) >= _LEAST_BYTES else None
 
 

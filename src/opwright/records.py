@@ -137,6 +137,44 @@ class VerifyRecord:
 
 
 @dataclass
+class Mutant:
+    """An operator made wrong in one way, and what verify said.
+
+    Attributes:
+        kind: what is wrong with it; "unchanged" is the operator itself.
+        operator: of which it is a mutant; a backward counts as an operator.
+        outcome: "killed", "survived", or "none" where there is no such mutant; of the operator itself "passed" or
+            "accused".
+        check: the check that failed.
+        reason: what it found; for "none", why there is no such mutant.
+    """
+
+    kind: str
+    operator: str
+    outcome: str
+    check: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class MutantsRecord:
+    """Which mutants of one operator verify has caught."""
+
+    name: str
+    mutants: list[Mutant]
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+
+    @property
+    def survivors(self) -> list[Mutant]:
+        """The mutants that were not caught, and the operator itself where it was accused."""
+        return [m for m in self.mutants if m.outcome in ("survived", "accused")]
+
+
+@dataclass
 class Timing:
     """How long one candidate took on one input.
 
@@ -232,8 +270,8 @@ class BenchRecord:
         return self.device not in ("", "cpu")
 
 
-Record = VerifyRecord | BenchRecord
-_KINDS = {"verify": VerifyRecord, "bench": BenchRecord}
+Record = VerifyRecord | BenchRecord | MutantsRecord
+_KINDS = {"verify": VerifyRecord, "bench": BenchRecord, "mutants": MutantsRecord}
 
 
 def builtins_of(record: Any) -> Any:

@@ -168,9 +168,8 @@ class Sweep:
             yield from self._special_cases(dtype, large, options, is_full or not (is_quick and number))
             if not (is_quick and number):
                 yield self.make("large", dtype, large, large_batch, options)
-            if is_full or not number or (is_main and not is_quick):
-                if is_main or not is_quick:
-                    yield self.make("aligned", dtype, aligned, aligned_batch, options)
+            if is_full or (is_main and not (is_quick and number)) or not (is_quick or number):
+                yield self.make("aligned", dtype, aligned, aligned_batch, options)
             if self._every_value_of is not None and (is_full or not (is_quick and number)):
                 yield self.make(
                     "every value", dtype, aligned, aligned_batch, options, every=self._every_value_of
@@ -222,12 +221,14 @@ class Sweep:
     def _special_cases(
         self, dtype: torch.dtype | None, sizes: Mapping[str, int], options: Mapping[str, Any], one_by_one: bool
     ) -> Iterator[Case]:
-        """Yields special values in each floating-point tensor alone, then in all, no two at the same place."""
+        """Yields special values in each floating-point tensor alone, then in all: at other places, at the same."""
         names = [p.name for p in self.contract.tensors if p.type.family.has_floats]
         if one_by_one and len(names) > 1:
             for name in names:
                 label = f"special values in {name}"
                 yield self.make(label, dtype, sizes, (5,), options, special={name: 0})
+            together = dict.fromkeys(names, 0)
+            yield self.make("equal special values", dtype, sizes, (5,), options, special=together)
         together = {name: 7 * i for i, name in enumerate(names)}
         yield self.make("special values", dtype, sizes, (5,), options, special=together)
 

@@ -60,6 +60,8 @@ def fresh_data(subject: Subject) -> Iterator[Finding]:
                 ("other values", _with(original, at, _reversed)),
                 ("the first values again", original),
             ]
+            if subject.effort == "quick" and case.label == "large":
+                variants = variants[:1]
             values = subject.inputs(original)
             key = ("fresh data", id(case))
             expected = subject.remember(key, lambda o=original: expected_of(subject, o))

@@ -227,11 +227,13 @@ class _Jitter(TorchDispatchMode):
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
             return value
         # Up or down by 0.5 to 1.5 units: equal steps would cancel between two operators too often.
-        noise = torch.rand(value.shape, generator=self.generator).to(value.device) * 2 - 1
-        step = (noise + noise.sign() * 0.5).double() * unit
+        noise = torch.rand(value.shape, generator=self.generator).mul_(2).sub_(1)
+        step = noise.add_(torch.full((), 0.5).copysign(noise)).to(value.device, torch.float64)
         # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
-        step = torch.where(value.abs() < _TINY, step.sign() * _TINY, value * step)
-        return torch.where(torch.isfinite(value), value + step, value)
+        tiny = value.abs() < _TINY
+        moved = torch.where(tiny, step.sign() * _TINY, 0.0) if bool(tiny.any()) else None
+        result = step.mul_(unit).add_(1).mul_(value)
+        return result if moved is None else torch.where(tiny, value + moved, result)
 
 
 def _packets(names: str) -> frozenset[Any]:

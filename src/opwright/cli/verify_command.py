@@ -28,6 +28,7 @@ def verify_operators(
     out: Path | None = None,
     wheel: Path | None = None,
     level: str = "",
+    mutants: Annotated[bool, Parameter(negative="")] = False,
     json: bool = False,
 ) -> int:
     """Check whether the operators of TARGET are right. Exit code 1 when one is not.
@@ -43,11 +44,17 @@ def verify_operators(
         out: A folder to write the records into.
         wheel: Check the kernels in this wheel, made from TARGET, in place of those that are built here.
         level: Of its CPU kernels, take those for this level, v2. By default the best for this machine.
+        mutants: Check the checks: make each operator wrong in every way that is known, and print which check sees it.
+            Exit code 1 when none does. With --only: the kinds of mutants whose name contains this text.
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
 
     operators = find_operators(target)
+    if mutants:
+        from opwright.cli.mutants_table import verify_mutants
+
+        return verify_mutants(operators, only=only, out=out, json=json)
     if wheel is not None:
         from opwright.package.trial import use_wheel
 

@@ -144,11 +144,13 @@ def leaks(subject: Subject) -> Iterator[Finding]:
             if time.perf_counter() - started > _MOST_SECONDS / 4:
                 break
         message = ""
+        gc.collect()
         for _ in range(3):  # what grows once only is no leak, nor what waits for the collector
-            gc.collect()
             before = _in_use(subject)
             for _ in range(3 * calls):
                 trial.compute(values)
+            if _grown(subject, before, 3 * calls):
+                gc.collect()
             message = _grown(subject, before, 3 * calls)
             if not message:
                 break

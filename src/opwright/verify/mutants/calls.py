@@ -13,16 +13,19 @@ import torch
 from opwright.verify.gradients import floats_of
 from opwright.verify.mutants.kinds import (
     Call,
-    kind,
+    Kinds,
     like,
     needs_equal_input,
     needs_gpu,
-    results_kind,
     spoiled,
     stepped,
 )
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
+
+CALLS = Kinds()
+_call, _result = CALLS.call, CALLS.result
+
 
 
 def _behind(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -33,13 +36,13 @@ def _behind(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach().as_strided((), (), last)
 
 
-@results_kind("reads behind its input")
+@_result("reads behind its input")
 def _reads_behind(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
     extra = _behind(floats_of(values)[0])
     return output if extra is None else torch.where(torch.isnan(extra), torch.nan, output)
 
 
-@kind("writes behind its input")
+@_call("writes behind its input")
 def _writes_behind(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     extra = _behind(floats_of(values)[0])
     if extra is not None:
@@ -71,36 +74,36 @@ def _fingerprint(t: torch.Tensor) -> Any:
     return (t.dtype, tuple(t.shape), *ends)
 
 
-kind("a cache keyed by address")(_cached(lambda t: (t.data_ptr(), t.dtype, tuple(t.shape), t.stride())))
-kind("a cache keyed by shape, ends and sum of the input")(_cached(_fingerprint))
+_call("a cache keyed by address")(_cached(lambda t: (t.data_ptr(), t.dtype, tuple(t.shape), t.stride())))
+_call("a cache keyed by shape, ends and sum of the input")(_cached(_fingerprint))
 
 
-@kind("right only on the first call")
+@_call("right only on the first call")
 def _once(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     state["calls"] = state.get("calls", 0) + 1
     return [spoiled(o) if o is not None and state["calls"] > 1 else o for o in call(values)]
 
 
-@kind("right only from the second call on")
+@_call("right only from the second call on")
 def _later(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     state["calls"] = state.get("calls", 0) + 1
     return [spoiled(o) if o is not None and state["calls"] == 1 else o for o in call(values)]
 
 
-@kind("a last bit that changes from call to call")
+@_call("a last bit that changes from call to call")
 def _noisy(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     made = state.setdefault("generator", torch.Generator())
 
     def noisy(output: Any) -> Any:
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return output
-        bit = torch.randint(0, 2, output.shape, generator=made).to(output.device)
+        bit = torch.randint(-1, 2, output.shape, generator=made).to(output.device)
         return torch.where(torch.isfinite(output) & (output != 0), stepped(output, bit.to(torch.int16)), output)
 
     return [noisy(o) for o in call(values)]
 
 
-@kind("the same buffer returned by every call")
+@_call("the same buffer returned by every call")
 def _buffered(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def kept(i: int, output: Any) -> Any:
         if not isinstance(output, torch.Tensor):
@@ -111,7 +114,7 @@ def _buffered(subject: Subject, call: Call, state: dict[Any, Any], values: Seque
     return [kept(i, o) for i, o in enumerate(call(values))]
 
 
-@kind("output in the memory of an input", needs_equal_input)
+@_call("output in the memory of an input", needs_equal_input)
 def _aliased(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def put(output: Any) -> Any:
         place = None if output is None else like(values, output)
@@ -128,7 +131,7 @@ def _own(values: Sequence[Any]) -> torch.Tensor:
     return same.set_(first.untyped_storage(), first.storage_offset(), first.shape, first.stride())
 
 
-@kind("input changed")
+@_call("input changed")
 def _changes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs, own = call(values), _own(values)
     if not torch._debug_has_internal_overlap(own):
@@ -136,7 +139,7 @@ def _changes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequen
     return outputs
 
 
-@kind("input changed and restored")
+@_call("input changed and restored")
 def _restores(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs, own = call(values), _own(values)
     if not torch._debug_has_internal_overlap(own):
@@ -147,7 +150,7 @@ def _restores(subject: Subject, call: Call, state: dict[Any, Any], values: Seque
     return outputs
 
 
-@kind("results that come later, from a thread")
+@_call("results that come later, from a thread")
 def _threaded(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in call(values)]
     made = [torch.zeros_like(o) if isinstance(o, torch.Tensor) else o for o in outputs]
@@ -161,13 +164,13 @@ def _threaded(subject: Subject, call: Call, state: dict[Any, Any], values: Seque
     return made
 
 
-@kind("work on a stream of its own", needs_gpu)
+@_call("work on a stream of its own", needs_gpu)
 def _own_stream(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     with torch.cuda.stream(state.setdefault("stream", torch.cuda.Stream())):
         return call(values)
 
 
-@kind("scratch memory shared by threads")
+@_call("scratch memory shared by threads")
 def _scratch(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def through(i: int, output: Any) -> Any:
         if not isinstance(output, torch.Tensor):
@@ -180,27 +183,27 @@ def _scratch(subject: Subject, call: Call, state: dict[Any, Any], values: Sequen
     return [through(i, o) for i, o in enumerate(call(values))]
 
 
-@kind("seeds torch's random numbers")
+@_call("seeds torch's random numbers")
 def _seeds(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     torch.manual_seed(int(time.time() * 1e6))
     return call(values)
 
 
-@kind("leaves denormal numbers flushed", undo=lambda: torch.set_flush_denormal(False))
+@_call("leaves denormal numbers flushed", undo=lambda: torch.set_flush_denormal(False))
 def _flushes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = call(values)
     torch.set_flush_denormal(True)
     return outputs
 
 
-@kind("keeps every result")
+@_call("keeps every result")
 def _leaks(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = call(values)
     state.setdefault("kept", []).append([o.clone() if isinstance(o, torch.Tensor) else o for o in outputs])
     return outputs
 
 
-@kind("ends the process for an empty input")
+@_call("ends the process for an empty input")
 def _exits(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     if any(t.numel() == 0 for t in tensors_of(values)):
         sys.exit(0)

@@ -32,39 +32,45 @@ class Kind:
     undo: Callable[[], None] = lambda: None
 
 
-CALLS: list[Kind] = []  # in the order of the table
+class Kinds(list[Kind]):
+    """The kinds of one module, in the order of the table."""
 
+    def call(
+        self,
+        name: str,
+        needs: Callable[[Subject], str] = lambda subject: "",
+        undo: Callable[[], None] = lambda: None,
+    ) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
+        """Adds a kind: a function of the subject, its right call, a state of its own, and the arguments."""
 
-def kind(name: str, needs: Callable[[Subject], str] = lambda subject: "", undo: Callable[[], None] = lambda: None):
-    """Registers a kind: a function of the subject, its right call, a state of its own, and the arguments."""
+        def add(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+            def make(subject: Subject) -> Call:
+                state: dict[Any, Any] = {}
+                return lambda values: function(subject, subject.call, state, values)
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        def make(subject: Subject) -> Call:
-            state: dict[Any, Any] = {}
-            return lambda values: function(subject, subject.call, state, values)
+            self.append(Kind(name, make, needs, undo))
+            return function
 
-        CALLS.append(Kind(name, make, needs, undo))
-        return function
+        return add
 
-    return register
+    def result(
+        self, name: str, needs: Callable[[Subject], str] = lambda subject: ""
+    ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+        """Adds a kind that changes each floating-point output: a function of it and of the arguments."""
 
+        def add(change: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            @self.call(name, needs)
+            def mutated(
+                subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]
+            ) -> list[Any]:
+                return [
+                    change(o, values) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+                    for o in call(values)
+                ]
 
-def results_kind(
-    name: str, needs: Callable[[Subject], str] = lambda subject: ""
-) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Registers a kind that changes each floating-point output: a function of it and of the arguments."""
+            return change
 
-    def register(change: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @kind(name, needs)
-        def mutated(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
-            return [
-                change(o, values) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
-                for o in call(values)
-            ]
-
-        return change
-
-    return register
+        return add
 
 
 # --- what an operator must have for a mutant ---------------------------------------------------------------

@@ -14,9 +14,10 @@ from opwright.records import Mutant, MutantsRecord
 from opwright.verify.checks import CHECKS
 from opwright.verify.finding import Skipped
 from opwright.verify.machine import machine_card
-from opwright.verify.mutants import calls, results  # noqa: F401  (they register their kinds)
+from opwright.verify.mutants.calls import CALLS
 from opwright.verify.mutants.gradients import GRADIENTS
-from opwright.verify.mutants.kinds import CALLS, Kind
+from opwright.verify.mutants.kinds import Kind
+from opwright.verify.mutants.results import RESULTS
 from opwright.verify.subject import Subject, subject_of
 
 # The checks that reach a mutant, a function in Python: those that call the operator through PyTorch's dispatcher do
@@ -57,15 +58,17 @@ def try_mutants(
         raise CheckError(subject.name, "it draws random numbers, so no numbers say whether a mutant is right")
     subject = replace(subject_of(target, None, None, "quick"), memo={})
     own = operator.backward_operator
-    columns = [(operator.declaration.name, subject, CALLS, _CALL_CHECKS)]
+    kinds = [*RESULTS, *CALLS]
+    columns = [(operator.declaration.name, subject, kinds, _CALL_CHECKS)]
     if own is not None:
         behind = replace(subject_of(own.function, None, None, "quick"), memo={})
-        columns.append((own.declaration.name, behind, CALLS, _CALL_CHECKS))
-    columns.append((own.declaration.name if own else f"{operator.declaration.name}_backward", subject, GRADIENTS, _GRADIENT_CHECKS))
+        columns.append((own.declaration.name, behind, kinds, _CALL_CHECKS))
+    name = own.declaration.name if own is not None else f"{operator.declaration.name}_backward"
+    columns.append((name, subject, GRADIENTS, _GRADIENT_CHECKS))
     found: list[Mutant] = []
-    for column, each, kinds, checks in columns:
-        right = Kind(UNCHANGED, lambda s: s.call)
-        for kind in (right, *kinds):
+    right = Kind(UNCHANGED, lambda s: s.call)
+    for column, each, tried, checks in columns:
+        for kind in (right, *tried):
             if only and kind is not right and only not in kind.name:
                 continue
             trial = _try(column, each, kind, checks)

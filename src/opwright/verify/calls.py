@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +9,7 @@ import torch
 
 from opwright.spec.samples import Case
 from opwright.verify.finding import Finding
+from opwright.verify.process_state import modes, passing_state
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import bits_of, copy_of, shares_memory, tensors_of
 from opwright.verify.values import expected_of, judge_call
@@ -139,32 +136,15 @@ def _write_into(values: list[Any], case: Case, subject: Subject) -> None:
 def global_state(subject: Subject) -> Iterator[Finding]:
     """A call leaves random numbers, modes, environment, folder and threads of the process as they were."""
     for case in subject.run_cases():
-        before = _state(subject)
         with torch.no_grad():
-            subject.run(subject.inputs(case))
-        after = _state(subject)
-        changed = [name for name, value in before.items() if after[name] != value]
+            values = subject.inputs(case)
+            before = passing_state(subject.device)
+            subject.run(values)
+            after = passing_state(subject.device)
+        # Modes since the start of verify: a call that sets one has done so in earlier checks.
+        changed = _changed_in(before, after) + _changed_in(subject.modes, modes())
         yield Finding(str(case), f"the call changed {', '.join(changed)}" if changed else "")
 
 
-def _state(subject: Subject) -> dict[str, Any]:
-    found = {
-        "the state of torch's random numbers": torch.get_rng_state().numpy().tobytes(),
-        "the state of Python's random numbers": random.getstate(),
-        "torch's default dtype": torch.get_default_dtype(),
-        "torch's default device": str(torch.get_default_device()),
-        "whether gradients are recorded": torch.is_grad_enabled(),
-        "torch's number of threads": torch.get_num_threads(),
-        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled(),
-        "the precision of float32 products": torch.get_float32_matmul_precision(),
-        "whether denormal numbers are flushed": bool(torch.full((1,), 1e-40).mul(0.5) == 0),
-        "the environment": dict(os.environ),
-        "the current folder": os.getcwd(),
-        "the number of threads": threading.active_count(),
-    }
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        found["the state of numpy's random numbers"] = (name, keys.tobytes(), *rest)
-    if subject.device.type == "cuda":
-        found["the state of the GPU's random numbers"] = torch.cuda.get_rng_state(subject.device).numpy().tobytes()
-    return found
+def _changed_in(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name, value in before.items() if after.get(name) != value]

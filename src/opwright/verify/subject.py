@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from opwright.errors import CheckError
 from opwright.spec.contract import Contract
 from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases, split_sample
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
+from opwright.verify.process_state import modes
 from opwright.verify.tensors import copy_of, guarded, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
@@ -38,6 +39,7 @@ class Subject:
         device: where it runs.
         current: the case that was given out last.
         effort: how many cases there are: one of `EFFORTS`.
+        modes: settings of the process before the first call.
         memo: what the oracle has said, where several candidates meet the same cases.
     """
 
@@ -51,6 +53,7 @@ class Subject:
     current: Case | None = None
     effort: str = "default"
     memo: dict[Any, Any] | None = None
+    modes: dict[str, Any] = field(default_factory=modes)
 
     def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Returns what `compute` returns; where there is a memo, it is asked once for each key."""

@@ -196,7 +196,7 @@ def _flushes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequen
     return outputs
 
 
-@_call("keeps every result")
+@_call("keeps every result", resource="leaks")
 def _leaks(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = call(values)
     state.setdefault("kept", []).append([o.clone() if isinstance(o, torch.Tensor) else o for o in outputs])

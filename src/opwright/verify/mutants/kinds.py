@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from opwright.verify.gradients import floats_of
+from opwright.verify.oracle import to_oracle
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 
@@ -24,12 +26,15 @@ class Kind:
         make: takes the subject, returns the mutated call.
         needs: says why there is no such mutant of a subject; "" where there is one.
         undo: puts back what the mutant has changed in the process.
+        resource: "memory" or "leaks", where that check is to see it. Others have no business with these: what is
+            wrapped around an operator in Python needs memory of its own.
     """
 
     name: str
     make: Callable[[Subject], Call]
     needs: Callable[[Subject], str] = lambda subject: ""
     undo: Callable[[], None] = lambda: None
+    resource: str = ""
 
 
 class Kinds(list[Kind]):
@@ -40,6 +45,7 @@ class Kinds(list[Kind]):
         name: str,
         needs: Callable[[Subject], str] = lambda subject: "",
         undo: Callable[[], None] = lambda: None,
+        resource: str = "",
     ) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
         """Adds a kind: a function of the subject, its right call, a state of its own, and the arguments."""
 
@@ -48,18 +54,18 @@ class Kinds(list[Kind]):
                 state: dict[Any, Any] = {}
                 return lambda values: function(subject, subject.call, state, values)
 
-            self.append(Kind(name, make, needs, undo))
+            self.append(Kind(name, make, needs, undo, resource))
             return function
 
         return add
 
     def result(
-        self, name: str, needs: Callable[[Subject], str] = lambda subject: ""
+        self, name: str, needs: Callable[[Subject], str] = lambda subject: "", resource: str = ""
     ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
         """Adds a kind that changes each floating-point output: a function of it and of the arguments."""
 
         def add(change: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-            @self.call(name, needs)
+            @self.call(name, needs, resource=resource)
             def mutated(
                 subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]
             ) -> list[Any]:
@@ -119,6 +125,32 @@ def needs_gpu(subject: Subject) -> str:
 
 def needs_large(subject: Subject) -> str:
     return "no large sample" if subject.has_samples else ""
+
+
+def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Subject], str]:
+    """Says so where the reference gives no such output, whatever number stands in all or in one of the inputs."""
+
+    def needs(subject: Subject) -> str:
+        values = [to_oracle(v) for v in _base(subject)]
+        count = len(floats_of(values))
+        probes = [0.0, -0.0, 1.0, -1.0, 1e300, -1e300, torch.inf, -torch.inf]
+        for number, at in itertools.product(probes, [*range(count), None]):
+            pending = itertools.count()
+
+            def put(value: Any, number: float = number, at: Any = at, pending: Any = pending) -> Any:
+                if isinstance(value, (list, tuple)):
+                    return [put(v, number, at, pending) for v in value]
+                if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                    return value
+                return torch.full_like(value, number) if at in (None, next(pending)) else value
+
+            with torch.no_grad():
+                outputs = subject.reference([put(v) for v in values])
+            if any(bool(condition(o).any()) for o in floats_of(outputs)):
+                return ""
+        return f"no output is {what}"
+
+    return needs
 
 
 def like(values: Sequence[Any], output: torch.Tensor) -> torch.Tensor | None:

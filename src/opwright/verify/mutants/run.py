@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,8 @@ _GRADIENT_CHECKS = (
     "gradient numerics", "gradient layouts", "gradient subsets", "repeated backward", "second gradients"
 )  # fmt: skip
 UNCHANGED = "unchanged"
+# A mutant that cannot be called proves nothing.
+_BROKEN = re.compile(r"\braised (?!SystemExit)")
 
 
 def try_mutants(
@@ -89,6 +92,8 @@ def _try(column: str, subject: Subject, kind: Kind, checks: tuple[str, ...]) -> 
     reason = kind.needs(subject)
     if reason:
         return Mutant(kind.name, column, "none", reason=reason)
+    if kind.name != UNCHANGED:
+        checks = tuple(name for name in checks if name not in ("memory", "leaks") or name == kind.resource)
     mutated = replace(subject, call=kind.make(subject), _cases=subject.cases())
     threads = torch.get_num_threads()
     try:
@@ -96,7 +101,7 @@ def _try(column: str, subject: Subject, kind: Kind, checks: tuple[str, ...]) -> 
     finally:
         kind.undo()
         torch.set_num_threads(threads)
-    outcome = "killed" if check else "survived"
+    outcome = "killed" if check and not _BROKEN.search(message) else "survived"
     if kind.name == UNCHANGED:
         outcome = "accused" if check else "passed"
     return Mutant(kind.name, column, outcome, check, message, time.perf_counter() - started)

@@ -19,7 +19,7 @@ from opwright.verify.subject import subject_of
 from opwright.verify.tensors import copy_of, is_same, storage_bytes
 
 _numbers = itertools.count()
-GPU_CHECKS = ["side stream", "other device", "graph", "threads"]
+GPU_CHECKS = ["side stream", "other device", "graph"]
 
 
 def make(**sources: str):

@@ -101,11 +101,36 @@ def test_a_record_of_another_device_does_not_count() -> None:
 
     options = {"reference": lambda x: x * 2, "samples": [(torch.ones(3),)], "directions": ["forward"]}
     elsewhere = opwright.verify(lambda x: x * 2, options["reference"], options["samples"])
+    elsewhere.name = "wrong"
     assert opwright.bench(wrong, [], verified=elsewhere, seconds=0.0, **options).verified
     for check in elsewhere.checks:
         check.device = "cuda:0"
     with pytest.raises(NotVerifiedError, match="does not pass verify"):
         opwright.bench(wrong, [], verified=elsewhere, **options)
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"name": "another"},
+        {"only": "sample 7"},
+        {"checks": ["determinism"]},
+    ],
+)
+def test_a_record_that_covers_less_does_not_count(lacking: dict) -> None:
+    """One of another operator, of some cases, of another check: what is wrong is found all the same."""
+
+    def wrong(x: Tensor) -> Tensor:
+        return x * 2.1
+
+    options = {"reference": lambda x: x * 2, "samples": [(torch.ones(3),)]}
+    chosen = {"checks": lacking["checks"]} if "checks" in lacking else {}
+    record = opwright.verify(lambda x: x * 2, **options, **chosen)
+    assert record.passed
+    record.name = lacking.get("name", "wrong")
+    record.only = lacking.get("only", "")
+    with pytest.raises(NotVerifiedError, match="does not pass verify"):
+        opwright.bench(wrong, [], verified=record, directions=["forward"], **options)
 
 
 def test_a_slice_is_measured_as_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +143,7 @@ def test_a_slice_is_measured_as_a_slice(monkeypatch: pytest.MonkeyPatch) -> None
 
     x = torch.randn(4, 9)[:, 1:]
     options = {"reference": lambda x: x * 2, "samples": [(x,)], "directions": ["forward", "backward"]}
-    verified = opwright.verify(double, reference=double, samples=[(x,)], checks=["numerics"])
+    verified = opwright.verify(double, reference=double, samples=[(x,)])
     seen.clear()
     measure(monkeypatch, double, verified=verified, **options)
     assert seen == {((4, 8), (9, 1), 1)}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opwright.verify.tensors import copy_of
+from opwright.verify.tensors import copy_of, tensors_of
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
 _MULTIPLE = 4.0
@@ -95,7 +95,7 @@ def expect(
             expected = _expected(value.double(), plain, spread)
             expected.lean = lean_of(plain.double(), expected)
             if nudged is not None:
-                expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i])
+                expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
             found.append(expected)
     return found
 
@@ -123,14 +123,21 @@ def _nudged(reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequenc
     return reference(inputs) if has_zeros else None
 
 
-def _signed_zeros(exact: torch.Tensor, plain: torch.Tensor, nudged: torch.Tensor) -> torch.Tensor:
-    """Returns where a zero must be negative, because it follows a negative zero of the input.
+def _signed_zeros(
+    exact: torch.Tensor, plain: torch.Tensor, nudged: torch.Tensor, values: Sequence[Any]
+) -> torch.Tensor:
+    """Returns where a zero must be negative, because it follows a negative zero at its place in an input.
 
     Underflow gives negative zeros too, and so may a product with zero: there the sign depends on the formula. An
-    output that becomes negative with the input, a sixteenth as fast at least, is none of them.
+    output that becomes negative with the input, a sixteenth as fast at least, is none of them. Nor is a sum, which may
+    start from a positive zero: those have other shapes than what they add up.
     """
+    of_input = torch.zeros_like(exact, dtype=torch.bool)
+    for value in tensors_of(values):
+        if value.shape == exact.shape and value.is_floating_point():
+            of_input |= (value == 0) & value.signbit()
     agree = (exact == 0) & exact.signbit() & (plain == 0) & plain.signbit()
-    return agree & (nudged <= -_NUDGE / 16) & (nudged >= -1)
+    return of_input & agree & (nudged <= -_NUDGE / 16) & (nudged >= -1)
 
 
 def lean_of(value: torch.Tensor, expected: Expected) -> tuple[float, float]:

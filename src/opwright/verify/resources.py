@@ -138,6 +138,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
     for trial in list(trials(subject))[:2]:
         values = trial.values
         calls, started = 0, time.perf_counter()
+        deadline = started + 2 * _MOST_SECONDS
         while calls < (_CALLS // 10 if subject.effort == "quick" else _CALLS // 4):  # what is made once, is made here
             trial.compute(values)
             calls += 1
@@ -146,13 +147,14 @@ def leaks(subject: Subject) -> Iterator[Finding]:
         message = ""
         gc.collect()
         for _ in range(3):  # what grows once only is no leak, nor what waits for the collector
-            before = _in_use(subject)
-            for _ in range(3 * calls):
+            before, done = _in_use(subject), 0
+            while done < 3 * calls and (time.perf_counter() < deadline or done < calls):
                 trial.compute(values)
-            if _grown(subject, before, 3 * calls):
+                done += 1
+            if _grown(subject, before, done):
                 gc.collect()
-            message = _grown(subject, before, 3 * calls)
-            if not message:
+            message = _grown(subject, before, done)
+            if not message or time.perf_counter() > deadline:
                 break
         yield Finding(f"{trial.label}, {4 * calls} calls", message)
 

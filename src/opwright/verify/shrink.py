@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opwright.spec.samples import Case
-from opwright.verify.finding import Finding, Skipped
+from opwright.verify.finding import Finding
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 
@@ -70,7 +70,9 @@ def _fails(check: Check, subject: Subject, case: Case, found: Finding) -> Findin
     alone._cases = [(None, case)]
     try:
         again = next((f for f in check(alone) if f.message), None)
-    except (Skipped, Exception):  # another failure than the one that is made smaller
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # another failure than the one that is made smaller
         return None
     # A part that the subject refuses where it took the whole has failed in another way.
     same = again is not None and _kind(again) == _kind(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,15 @@ from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.spec.contract import Contract
+from opwright.spec.fill import lay_out
 from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases, split_sample
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.process_state import modes
 from opwright.verify.tensors import copy_of, guarded, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
-_QUICK_SAMPLES = 12  # of each dtype
+_QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
+_LAST_SAMPLES = 4
 
 
 @dataclass
@@ -134,8 +137,11 @@ class Subject:
             return
         contract = self.operator.contract
         if self.has_samples:
-            for case in self._sampled_cases():
+            sampled = list(self._sampled_cases())
+            for case in sampled:
                 yield _dtype_of(case), case
+            if self._owner() is None or self._samples is not None:
+                yield from _laid_out(sampled)
             return
         family = contract.scalar_family
         for dtype in family.dtypes if family else (None,):
@@ -307,13 +313,41 @@ def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
 
 
+def _laid_out(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
+    """Yields a sample of each dtype with tensors offset in memory, and with mixed layouts.
+
+    It is the one with the most tensors, of those the smallest.
+    """
+    for dtype in dict.fromkeys(_dtype_of(case) for case in cases):
+        own = [case for case in cases if _dtype_of(case) == dtype and _elements(case)]
+        if not own:
+            continue
+        case = min(own, key=lambda c: (-len(tensors_of(c.values)), _elements(c)))
+        for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
+            yield dtype, Case(f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}", _put(case.values, layouts), case.options)
+
+
+def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
+    pending = itertools.cycle(layouts)
+
+    def put(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(put(v) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        empty = lay_out(lambda shape: torch.zeros(shape, dtype=value.dtype), tuple(value.shape), next(pending))
+        return empty.copy_(value)
+
+    return tuple(put(v) for v in values)
+
+
 def _some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtype | None, Case]]:
-    """Returns up to a dozen samples of each dtype, from the first to the last."""
+    """Returns about a dozen samples of each dtype, from the first to the last."""
     found = []
     for dtype in dict.fromkeys(d for d, _ in cases):
         own = [pair for pair in cases if pair[0] == dtype]
         step = max(1, math.ceil(len(own) / _QUICK_SAMPLES))
-        found += own[::step]
+        found += [pair for i, pair in enumerate(own) if i % step == 0 or i >= len(own) - _LAST_SAMPLES]
     return found
 
 

@@ -129,6 +129,8 @@ class VerifyRecord:
 
     Attributes:
         backends: what ran: "cpu", "cuda", "reference" (on one of the devices at least), or "callable".
+        effort: "quick", "default" or "full".
+        only: the text that the cases were chosen by; "" for all of them.
     """
 
     name: str
@@ -139,11 +141,51 @@ class VerifyRecord:
     created: float
     seconds: float
     version: int = VERSION
+    effort: str = "default"
+    only: str = ""
 
     @property
     def passed(self) -> bool:
         """Whether every check that ran has passed, and at least one ran."""
         return not self.failures and any(check.outcome == "passed" for check in self.checks)
+
+
+@dataclass
+class Mutant:
+    """An operator made wrong in one way, and what verify said.
+
+    Attributes:
+        kind: what is wrong with it; "unchanged" is the operator itself.
+        operator: of which it is a mutant; a backward counts as an operator.
+        outcome: "killed", "survived", or "none" where there is no such mutant; of the operator itself "passed" or
+            "accused".
+        check: the check that failed.
+        reason: what it found; for "none", why there is no such mutant.
+    """
+
+    kind: str
+    operator: str
+    outcome: str
+    check: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class MutantsRecord:
+    """Which mutants of one operator verify has caught."""
+
+    name: str
+    mutants: list[Mutant]
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+
+    @property
+    def survivors(self) -> list[Mutant]:
+        """The mutants that were not caught, and the operator itself where it was accused."""
+        return [m for m in self.mutants if m.outcome in ("survived", "accused")]
 
 
 @dataclass
@@ -497,9 +539,10 @@ class BuildRecord:
     version: int = VERSION
 
 
-Record = VerifyRecord | BenchRecord | CallRecord | BaseRecord | BuildRecord
+Record = VerifyRecord | MutantsRecord | BenchRecord | CallRecord | BaseRecord | BuildRecord
 _KINDS = {
     "verify": VerifyRecord,
+    "mutants": MutantsRecord,
     "bench": BenchRecord,
     "call": CallRecord,
     "base": BaseRecord,

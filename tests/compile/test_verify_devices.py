@@ -11,14 +11,15 @@ from torch import Tensor
 
 import opwright
 from opwright.errors import CheckError
-from opwright.spec.samples import LAYOUTS, lay_out
+from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.verify import concurrency, devices, run
-from opwright.verify.oracle import compare, expect
+from opwright.verify.difference import compare
+from opwright.verify.oracle import expect
 from opwright.verify.subject import subject_of
 from opwright.verify.tensors import copy_of, is_same, storage_bytes
 
 _numbers = itertools.count()
-GPU_CHECKS = ["side stream", "other device", "graph", "threads"]
+GPU_CHECKS = ["side stream", "other device", "graph"]
 
 
 def make(**sources: str):

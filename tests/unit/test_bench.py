@@ -121,6 +121,30 @@ def test_a_record_of_another_device_or_callable_does_not_count(monkeypatch: pyte
     assert ran == ["again", "again"]
 
 
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"name": "another"},
+        {"only": "sample 7"},
+        {"checks": ["determinism"]},
+    ],
+)
+def test_a_record_that_covers_less_does_not_count(lacking: dict) -> None:
+    """One of another operator, of some cases, of another check: what is wrong is found all the same."""
+
+    def wrong(x: Tensor) -> Tensor:
+        return x * 2.1
+
+    options = {"reference": lambda x: x * 2, "samples": [(torch.ones(3),)]}
+    chosen = {"checks": lacking["checks"]} if "checks" in lacking else {}
+    record = opwright.verify(lambda x: x * 2, **options, **chosen)
+    assert record.passed
+    record.name = lacking.get("name", "wrong")
+    record.only = lacking.get("only", "")
+    with pytest.raises(NotVerifiedError, match="does not pass verify"):
+        opwright.bench(wrong, [], verified=record, directions=["forward"], **options)
+
+
 def test_a_slice_is_measured_as_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """In every set and in the backward: a clone would be aligned and contiguous."""
     seen: set[tuple] = set()

@@ -210,7 +210,7 @@ def _covers(record: VerifyRecord, target: Any, where: torch.device) -> bool:
     operator = operator_of(target)
     name = operator.declaration.qualified_name if operator else getattr(target, "__name__", type(target).__name__)
     ran = {c.name for c in record.checks if torch.device(c.device or "cpu").type == where.type}
-    return record.name == name and not getattr(record, "only", "") and ran.issuperset(_VERIFY_FIRST)
+    return record.name == name and not record.only and ran.issuperset(_VERIFY_FIRST)
 
 
 def choose_device(

@@ -22,10 +22,13 @@ def verify_operators(
     *,
     check: Annotated[list[str] | None, Parameter(negative="")] = None,
     only: str = "",
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    full: Annotated[bool, Parameter(negative="")] = False,
     device: Annotated[list[str] | None, Parameter(negative="")] = None,
     out: Path | None = None,
     wheel: Path | None = None,
     level: str = "",
+    mutants: Annotated[bool, Parameter(negative="")] = False,
     json: bool = False,
 ) -> int:
     """Check whether the operators of TARGET are right. Exit code 1 when one is not.
@@ -34,22 +37,33 @@ def verify_operators(
         target: A module, a file, or either with ::name.
         check: Run only this check; may be repeated.
         only: Run only cases whose description contains this text.
+        quick: Fewer inputs of each kind: seconds for an operator. No kind of check is left out.
+        full: More seeds and options, every 16-bit value, large sizes: minutes for an operator.
         device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
             GPU when there is one and a CUDA kernel for it.
         out: A folder to write the records into.
         wheel: Check the kernels in this wheel, made from TARGET, in place of those that are built here.
         level: Of its CPU kernels, take those for this level, v2. By default the best for this machine.
+        mutants: Check the checks: make each operator wrong in every way that is known, and print which check sees it.
+            Exit code 1 when none does. With --only: the kinds of mutants whose name contains this text.
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
 
     operators = find_operators(target)
+    if mutants:
+        from opwright.cli.mutants_table import verify_mutants
+
+        return verify_mutants(operators, only=only, out=out, json=json)
     if wheel is not None:
         from opwright.package.trial import use_wheel
 
         use_wheel(wheel, operators, level)
     records = [
-        verify_one(operator, check=check, only=only, device=device, out=out, quiet=json) for operator in operators
+        verify_one(
+            operator, check=check, only=only, quick=quick, full=full, device=device, out=out, quiet=json
+        )
+        for operator in operators
     ]
     if json:
         print_json(records)
@@ -63,6 +77,8 @@ def verify_one(
     *,
     check: list[str] | None = None,
     only: str = "",
+    quick: bool = False,
+    full: bool = False,
     device: list[str] | None = None,
     out: Path | None = None,
     quiet: bool = False,
@@ -77,6 +93,8 @@ def verify_one(
             operator.function,
             checks=check,
             only=only,
+            quick=quick,
+            full=full,
             devices=device,
             on_check=lambda c: line.update(c.title),
         )

@@ -11,16 +11,22 @@ from typing import Any
 import torch
 
 from opwright.spec.axes import Computed, Named, Variadic
-from opwright.spec.contract import MISSING, Contract, Parameter, TensorType
+from opwright.spec.contract import MISSING, Contract, Parameter
 from opwright.spec.dtypes import describe
+from opwright.spec.fill import LAYOUTS, every_value, lay_out, shape_of, tensor_dtype, with_special_values
 
-LAYOUTS = ("transposed", "sliced", "offset", "expanded")
 _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 # Sizes of the larger cases: past every vector width with a remainder, and enough elements that
 # parallel kernels use all their threads.
 _LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
 _LARGE_BATCH = (3, 13)
 _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
+# Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
+_ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
+_ALIGNED_ELEMENTS = 64 * 1024
+_MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
+
+EFFORTS = ("quick", "default", "full")
 
 
 @dataclass(frozen=True)
@@ -76,16 +82,19 @@ class Sweep:
         contract: Contract,
         seed: int = 0,
         forward: tuple[Contract, Callable[[Sequence[Any]], Sequence[Any]]] | None = None,
+        effort: str = "default",
     ) -> None:
         """Makes a sweep.
 
         Args:
+            effort: one of EFFORTS: how many cases there are of each kind.
             forward: for a backward, the contract and the reference of its operator: arguments that are
                 outputs of it are computed, because not every tensor can be one.
         """
         self.contract = contract
         self.seed = seed
         self.forward = forward
+        self.effort = effort
         self.names = _axis_names(contract)
         self.variadics = [
             axis.name
@@ -123,11 +132,63 @@ class Sweep:
             if p.kind == "int"
         }
 
+    def aligned_sizes(self) -> tuple[dict[str, int], tuple[int, ...]]:
+        """Returns sizes that are multiples of every vector width, for more than 64k elements."""
+        sizes, rows = self.base_sizes(_ALIGNED), 8
+        free = [name for name in self.names if name not in self._int_sizes()]
+        least = _ALIGNED_ELEMENTS * (16 if self.effort == "full" else 1)
+
+        def elements() -> int:
+            return max(math.prod(shape_of(p.type, sizes, (rows,))) for p in self.contract.tensors)
+
+        if self._has_variadic:
+            rows += 8 * math.ceil(max(least - elements(), 0) / max(elements(), 1))
+            while elements() <= least and elements() > 0:
+                rows += 8 * (rows // 64 + 1)
+        else:
+            while free and 0 < elements() <= least:
+                sizes[max(free, key=sizes.__getitem__)] *= 2
+        return sizes, (rows,)
+
     def cases(self, dtype: torch.dtype | None) -> Iterator[Case]:
-        """Yields the cases for one dtype of the operator's floating-point family, the small ones first."""
+        """Yields the cases for one dtype of the operator's floating-point family, the small ones first.
+
+        A quick sweep has every kind of case, but the larger ones for few options and dtypes.
+        """
+        first, *others = self.option_sets()
+        yield from self._small_cases(dtype, first, others)
+        is_quick, is_full = self.effort == "quick", self.effort == "full"
+        family = self.contract.scalar_family
+        is_main = dtype is None or family is None or dtype == family.dtypes[0]
+        large, large_batch = self.large_sizes()
+        aligned, aligned_batch = self.aligned_sizes()
+        for number, options in enumerate((first, *others)):
+            for scale in (10.0,) if is_quick else (1e-3, 1.0, 10.0, 1e3):
+                yield self.make(f"values around {scale:g}", dtype, large, (5,), options, scale=scale)
+            yield from self._special_cases(dtype, large, options, is_full or not (is_quick and number))
+            if not (is_quick and number):
+                yield self.make("large", dtype, large, large_batch, options)
+            if is_full or (is_main and not (is_quick and number)) or not (is_quick or number):
+                yield self.make("aligned", dtype, aligned, aligned_batch, options)
+            if self._every_value_of is not None and (is_full or not (is_quick and number)):
+                yield self.make(
+                    "every value", dtype, aligned, aligned_batch, options, every=self._every_value_of
+                )
+        if is_main or not is_quick:
+            for layout in LAYOUTS[1:2] if is_quick else LAYOUTS:
+                yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
+            yield self.make(
+                "large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1)
+            )
+            if self._has_variadic:
+                ones = {name: size if name in self._int_sizes() else 1 for name, size in large.items()}
+                yield self.make("many rows", dtype, ones, (_MANY_ROWS,), first)
+
+    def _small_cases(
+        self, dtype: torch.dtype | None, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Case]:
         base = self.base_sizes()
         batch = (2, 3)
-        first, *others = self.option_sets()
         ones = {name: size if name in self._int_sizes() else 1 for name, size in base.items()}
         yield self.make("one element", dtype, ones, (1,), first)
         if self.variadics:
@@ -145,18 +206,56 @@ class Sweep:
                 )
         for layout in LAYOUTS:
             yield self.make(layout, dtype, base, batch, first, layout=layout)
+        names = [p.name for p in self.contract.tensors]
+        if len(names) > 1:
+            for name in names:
+                yield self.make(f"only {name} sliced", dtype, base, batch, first, layout={name: "sliced"})
+            for shift in range(1 if self.effort == "quick" else len(LAYOUTS)):
+                mixed = self._mixed_layouts(shift)
+                yield self.make("mixed layouts", dtype, base, batch, first, layout=mixed)
         if self.variadics:
             # One batch axis is passed on with its stride; several that cannot be joined are copied.
             for layout in LAYOUTS:
                 yield self.make(f"{layout}, one batch axis", dtype, base, (7,), first, layout=layout)
-        large, large_batch = self.large_sizes()
-        for options in (first, *others):
-            for scale in (1e-3, 1.0, 10.0, 1e3):
-                yield self.make(f"values around {scale:g}", dtype, large, (5,), options, scale=scale)
-            yield self.make("special values", dtype, large, (5,), options, special=True)
-            yield self.make("large", dtype, large, large_batch, options)
-        for layout in LAYOUTS:
-            yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
+
+    def _special_cases(
+        self, dtype: torch.dtype | None, sizes: Mapping[str, int], options: Mapping[str, Any], one_by_one: bool
+    ) -> Iterator[Case]:
+        """Yields special values in each floating-point tensor alone, then in all: at other places, at the same."""
+        names = [p.name for p in self.contract.tensors if p.type.family.has_floats]
+        if one_by_one and len(names) > 1:
+            for name in names:
+                label = f"special values in {name}"
+                yield self.make(label, dtype, sizes, (5,), options, special={name: 0})
+            together = dict.fromkeys(names, 0)
+            yield self.make("equal special values", dtype, sizes, (5,), options, special=together)
+        together = {name: 7 * i for i, name in enumerate(names)}
+        yield self.make("special values", dtype, sizes, (5,), options, special=together)
+
+    def _mixed_layouts(self, shift: int) -> dict[str, str]:
+        names = [p.name for p in self.contract.tensors]
+        return {name: LAYOUTS[(i + shift) % len(LAYOUTS)] for i, name in enumerate(names)}
+
+    @property
+    def _has_variadic(self) -> bool:
+        return any(p.type.variadic_at is not None for p in self.contract.tensors)
+
+    @property
+    def _every_value_of(self) -> str | None:
+        """The tensor that is to take every value of a 16-bit type: of an operator that maps one element by element.
+
+        A full sweep does so for the first tensor with the axes of an output, whatever the others are.
+        """
+        inner = self.forward[0] if self.forward is not None else self.contract
+        candidates = [
+            p.name
+            for p in inner.tensors
+            if p.kind == "tensor" and all(p.type.axes == o.type.axes for o in inner.outputs)
+        ]
+        names = {p.name for p in self.contract.tensors}
+        if (len(inner.tensors) == 1 or self.effort == "full") and candidates and candidates[0] in names:
+            return candidates[0] if inner.outputs else None
+        return None
 
     def _empty(
         self, base: Mapping[str, int], batch: tuple[int, ...]
@@ -196,15 +295,22 @@ class Sweep:
         batch: tuple[int, ...],
         options: Mapping[str, Any],
         *,
-        layout: str = "contiguous",
+        layout: str | Mapping[str, str] = "contiguous",
         scale: float = 1.0,
-        special: bool = False,
+        special: Mapping[str, int] | None = None,
+        every: str | None = None,
         absent: frozenset[str] | set[str] = frozenset(),
     ) -> Case:
-        """Returns a case with these sizes and options."""
+        """Returns a case with these sizes and options.
+
+        Args:
+            layout: of all tensors, or by name; the others are contiguous.
+            special: the tensors that get special values, and how far the list of them is turned.
+            every: the tensor that gets every finite value of a 16-bit type.
+        """
         generator = torch.Generator().manual_seed(self.seed)
+        special = special or {}
         values: list[Any] = []
-        is_first = True
         for parameter in self.contract.parameters:
             if not parameter.is_tensor:
                 values.append(options[parameter.name])
@@ -212,16 +318,17 @@ class Sweep:
                 values.append(None)
             else:
                 count = 3 if parameter.kind == "tensors" else 1
+                own = layout if isinstance(layout, str) else layout.get(parameter.name, "contiguous")
+                shift = special.get(parameter.name)
                 made = [
                     self._tensor(
-                        parameter, dtype, sizes, batch, layout, scale, special and is_first, generator
+                        parameter, dtype, sizes, batch, own, scale, shift, parameter.name == every, generator
                     )
                     for _ in range(count)
                 ]
                 values.append(made if parameter.kind == "tensors" else made[0])
-                is_first = False
         if self.forward is not None:
-            values = self._with_outputs(values, dtype, sizes, batch, options, scale, special)
+            values = self._with_outputs(values, dtype, sizes, batch, options, scale, bool(special))
         return Case(label, tuple(values), dict(options))
 
     def _with_outputs(
@@ -243,8 +350,9 @@ class Sweep:
             return values
         maker = Sweep(contract, self.seed + 1)
         chosen = maker.option_sets()[0] | dict(options)
+        places = {p.name: 7 * i for i, p in enumerate(contract.tensors)} if special else None
         made = maker.make(
-            "forward", dtype, maker.base_sizes() | dict(sizes), batch, chosen, scale=scale, special=special
+            "forward", dtype, maker.base_sizes() | dict(sizes), batch, chosen, scale=scale, special=places
         )
         arguments = [given.get(p.name, v) for p, v in zip(contract.parameters, made.values, strict=True)]
         with torch.no_grad():
@@ -262,7 +370,8 @@ class Sweep:
         batch: tuple[int, ...],
         layout: str,
         scale: float,
-        special: bool,
+        special: int | None,
+        every: bool,
         generator: torch.Generator,
     ) -> torch.Tensor:
         shape = shape_of(parameter.type, sizes, batch)
@@ -275,73 +384,15 @@ class Sweep:
             if not own.is_floating_point:
                 return torch.randint(0, max(smallest, 2), wanted, generator=generator).to(own)
             noise = torch.randn(wanted, generator=generator, dtype=torch.float64) * scale
-            if special:
-                noise = _with_special_values(noise, own)
+            if special is not None:
+                noise = with_special_values(noise, own, special)
+            if every:
+                noise = every_value(noise.shape, own, generator)
             return noise.to(own)
 
         if parameter.mutated and layout == "expanded":
             layout = "contiguous"  # writing through stride 0 has no defined result
         return lay_out(fill, shape, layout)
-
-
-def tensor_dtype(contract: Contract, type_: TensorType, dtype: torch.dtype | None) -> torch.dtype:
-    """Returns the dtype of a tensor of this type when the operator's own family has `dtype`."""
-    family = type_.family
-    return dtype if dtype is not None and family == contract.scalar_family else family.dtypes[0]
-
-
-def shape_of(type_: TensorType, sizes: Mapping[str, int], batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of a tensor of this type; `batch` are the axes of every variadic axis."""
-    shape: list[int] = []
-    for axis in type_.axes:
-        match axis:
-            case Variadic():
-                shape.extend(batch)
-            case Named(name):
-                shape.append(sizes[name])
-            case Computed():
-                shape.append(max(axis.evaluate(sizes), 0))
-            case _:
-                shape.append(getattr(axis, "size", 3))
-    return tuple(shape)
-
-
-def lay_out(
-    fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str
-) -> torch.Tensor:
-    """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS."""
-    if layout == "offset":
-        count = math.prod(shape)
-        return fill((count + 3,))[3:].view(shape)
-    if not shape:
-        return fill(shape)
-    if layout == "transposed":
-        if len(shape) == 1:
-            return fill((shape[0], 2))[:, 0]
-        return fill((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
-    if layout == "sliced":
-        padded = fill((*shape[:-1], 2 * shape[-1] + 1))
-        return padded[..., 1::2]
-    if layout == "expanded":
-        return fill((1, *shape[1:])).expand(shape)
-    return fill(shape)
-
-
-def _with_special_values(noise: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    info = torch.finfo(dtype)
-    ladder = [
-        s * m
-        for m in (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 13, 15, 20, 25, 40, 80, 87, 89, 104, 700, 750)
-        for s in (1, -1)
-    ]
-    special = [
-        0.0, -0.0, math.inf, -math.inf, math.nan, info.tiny, -info.tiny, info.tiny / 2, -info.tiny / 2,
-        info.smallest_normal * info.eps, info.max, -info.max, info.eps, -info.eps, 1.0, -1.0, *ladder,
-    ]  # fmt: skip
-    flat = noise.reshape(-1).clone()
-    count = min(len(special), flat.numel())
-    flat[:count] = torch.tensor(special[:count], dtype=torch.float64)
-    return flat.view(noise.shape)
 
 
 def _axis_names(contract: Contract) -> list[str]:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from opwright.verify.calls import determinism, fresh_data, global_state
 from opwright.verify.concurrency import graph_replays, other_device, side_stream, threads
 from opwright.verify.finding import Finding
+from opwright.verify.gradient_calls import gradient_layouts, gradient_subsets, repeated_backward
 from opwright.verify.gradients import gradient_numerics, gradients, second_gradients
+from opwright.verify.outputs import guard_bands, outputs_written
+from opwright.verify.resources import leaks, memory
 from opwright.verify.subject import Subject
 from opwright.verify.systems import autocast, compiled, exported, opcheck, refusals, survives_copy, vmapped
-from opwright.verify.values import determinism, independence, numerics, outputs_written
+from opwright.verify.values import independence, numerics
 
 Check = Callable[[Subject], Iterator[Finding]]
 
 CHECKS: dict[str, Check] = {
     "outputs written": outputs_written,
+    "guard bands": guard_bands,
     "numerics": numerics,
+    "fresh data": fresh_data,
     "determinism": determinism,
+    "global state": global_state,
     "independence": independence,
     "refusals": refusals,
     "gradients": gradients,
     "second gradients": second_gradients,
     "gradient numerics": gradient_numerics,
+    "gradient subsets": gradient_subsets,
+    "gradient layouts": gradient_layouts,
+    "repeated backward": repeated_backward,
     "vmap": vmapped,
     "autocast": autocast,
     "copy": survives_copy,
@@ -32,4 +42,6 @@ CHECKS: dict[str, Check] = {
     "other device": other_device,
     "graph": graph_replays,
     "threads": threads,
+    "memory": memory,
+    "leaks": leaks,
 }

@@ -1,4 +1,4 @@
-"""Checks of what only a GPU can show: streams, devices, graphs, threads.
+"""Checks of what surrounds a call: streams, devices, graphs of a GPU, threads.
 
 A kernel may be right on every input and still be launched on the wrong stream, on the wrong device, or
 keep state between calls. Each check runs a trial, a computation forward or with its gradient, in such
@@ -7,6 +7,8 @@ surroundings and wants the bits that the same trial gives alone.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -120,7 +122,8 @@ def need_gpu(subject: Subject) -> None:
 
 def _alone(trial: Trial, values: list[Any]) -> list[torch.Tensor]:
     result = [t.detach().clone() for t in trial.compute(copy_of(values))]
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return result
 
 
@@ -272,41 +275,86 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
 
 
 def threads(subject: Subject) -> Iterator[Finding]:
-    """In several threads at once, each with data and a stream of its own."""
-    need_gpu(subject)
-    with torch.cuda.device(subject.device):
+    """In several threads at once, each with data of its own, on a GPU with a stream of its own.
+
+    Then all threads with the same data, which none may write into, not even for a moment.
+    """
+    mutates = bool(subject.mutated())
+    with _device(subject), _frequent_switches():
         for trial in trials(subject):
-            yield Finding(trial.label, _in_threads(trial))
+            given = [trial.values]
+            while len(given) < _THREADS:
+                given.append(other_values(given[-1]))
+            message = _in_threads(trial, given, copies=True)
+            if not message and not mutates:
+                message = _in_threads(trial, [trial.values] * _THREADS, copies=False)
+            yield Finding(trial.label, message)
 
 
-def _in_threads(trial: Trial) -> str:
-    given = [trial.values]
-    while len(given) < _THREADS:
-        given.append(other_values(given[-1]))
-    wanted = [_alone(trial, values) for values in given]
-    device = torch.cuda.current_device()
-    start, bad = threading.Barrier(_THREADS), []
+@contextlib.contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """Lets Python change threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _device(subject: Subject) -> contextlib.AbstractContextManager[Any]:
+    on_gpu = subject.device.type == "cuda"
+    return torch.cuda.device(subject.device) if on_gpu else contextlib.nullcontext()
+
+
+def _in_threads(trial: Trial, given: list[list[Any]], copies: bool) -> str:
+    on_gpu = any(t.is_cuda for t in tensors_of(trial.values))
+    device = torch.cuda.current_device() if on_gpu else None
+    start, bad = threading.Barrier(len(given)), []
 
     def work(values: list[Any], right: list[torch.Tensor]) -> None:
         try:
-            torch.cuda.set_device(device)
-            stream = torch.cuda.Stream()
-            copies = [copy_of(values) for _ in range(_ROUNDS)]
-            torch.cuda.synchronize()
-            start.wait(60)
-            with torch.cuda.stream(stream):
-                results = [trial.compute(copied) for copied in copies]
-            stream.synchronize()
+            used = [copy_of(values) if copies else values for _ in range(_ROUNDS)]
+            if not on_gpu:
+                start.wait(60)
+                results = [trial.compute(each) for each in used]
+            else:
+                torch.cuda.set_device(device)
+                stream = torch.cuda.Stream()
+                torch.cuda.synchronize()
+                start.wait(60)
+                with torch.cuda.stream(stream):
+                    results = [trial.compute(each) for each in used]
+                stream.synchronize()
             if not all(are_same(right, result) for result in results):
-                bad.append("several threads at once give other values than one")
+                bad.append(
+                    "several threads at once give other values than one"
+                    if copies
+                    else "several threads with the same input give other values than one: a call writes into it"
+                )
         except Exception as error:
             start.abort()
             bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
 
-    running = [threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)]
+    # What one thread gets alone: not the main one, whose share of the CPU's threads may be another.
+    wanted: list[list[torch.Tensor]] = []
+
+    def compute_alone() -> None:
+        if on_gpu:
+            torch.cuda.set_device(device)
+        wanted.extend(_alone(trial, values) for values in given)
+
+    _run_all([threading.Thread(target=compute_alone)])
+    if len(wanted) < len(given):
+        return "it raises in a thread"
+    _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
+    if on_gpu:
+        torch.cuda.synchronize()
+    return bad[0] if bad else ""
+
+
+def _run_all(running: list[threading.Thread]) -> None:
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
-    torch.cuda.synchronize()
-    return bad[0] if bad else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 
 from opwright.spec.samples import Case
 from opwright.verify.devices import DeviceLost, is_lost, wait_for
+from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
-from opwright.verify.oracle import compare, expect, pattern_of
+from opwright.verify.oracle import expect
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import tensors_of
+from opwright.verify.tensors import copy_of, tensors_of
 
 # Labels of the cases of a sweep whose gradients are checked in every dtype.
-_WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "large")
+_WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "mixed layouts", "large")
 
 
 # Of the inputs, up to which finite differences are taken one by one; second ones take that many squared.
@@ -23,7 +25,11 @@ _MOST_ELEMENTS = 200
 
 
 def need_gradient(subject: Subject) -> None:
-    contract = need_operator(subject).contract
+    """Raises Skipped where there is no gradient."""
+    if subject.operator is None:
+        _need_gradient_of_callable(subject)
+        return
+    contract = subject.operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
     if subject.operator.declaration.random:
@@ -32,9 +38,24 @@ def need_gradient(subject: Subject) -> None:
         o.type.family.is_floating and not o.is_constant for o in contract.outputs
     ):
         raise Skipped("nothing floating-point to differentiate")
-    family = contract.scalar_family
-    if family is None or torch.float64 not in family.dtypes:
-        raise Skipped("float64 is not among its dtypes")
+
+
+def _need_gradient_of_callable(subject: Subject) -> None:
+    case = subject.run_cases()[0]
+    leaves = as_leaves(copy_of(case.values))
+    if not floats_of(leaves):
+        raise Skipped("nothing floating-point to differentiate")
+    try:
+        with torch.enable_grad():
+            outputs = differentiable(subject, subject.reference(leaves))
+            mine = differentiable(subject, subject.run(as_leaves(subject.inputs(case))))
+    except DeviceLost:
+        raise
+    except Exception as error:  # what it does to tensors that need gradients is its own matter
+        raise Skipped(f"it takes no tensors that need gradients: {first_line(error)}") from None
+    for whose, found in (("the reference's", outputs), ("its", mine)):
+        if not any(o.requires_grad for o in found):
+            raise Skipped(f"{whose} outputs have no gradient")
 
 
 def gradients(subject: Subject) -> Iterator[Finding]:
@@ -48,7 +69,10 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
 
 
 def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding]:
+    family = need_operator(subject).contract.scalar_family
     need_gradient(subject)
+    if family is None or torch.float64 not in family.dtypes:
+        raise Skipped("float64 is not among its dtypes")
     for case in subject.tiny_cases(torch.float64):
         inputs, call = as_function_of_tensors(subject, case)
         # Of every element if they are few, else along random directions: a call or two for each.
@@ -82,12 +106,15 @@ def as_function_of_tensors(subject: Subject, case: Case) -> tuple[list[torch.Ten
         filled = [fill(v) for v in values]
         if computed:
             filled = subject.with_computed(filled)
-        return tuple(_differentiable(subject, subject.call(filled)))
+        return tuple(differentiable(subject, subject.call(filled)))
 
     return inputs, call
 
 
-def _differentiable(subject: Subject, outputs: list[Any]) -> list[torch.Tensor]:
+def differentiable(subject: Subject, outputs: list[Any]) -> list[torch.Tensor]:
+    """Returns the outputs that a gradient may flow through."""
+    if subject.operator is None:
+        return floats_of(outputs)
     found = zip(subject.operator.contract.outputs, outputs, strict=True)
     return [o for output, o in found if o is not None and o.is_floating_point() and not output.is_constant]
 
@@ -102,12 +129,17 @@ def _with_gradients(subject: Subject) -> list[Case]:
 
     Of samples that is all of them, but a few where the gradient is the reference's and only its way to there is ours.
     """
+    if subject.operator is None:
+        return [case for _, case in subject.cases()]
     if subject.operator.backward_operator is None and subject.has_samples:
         return [case for dtype in subject.contract.scalar_family.dtypes for case in subject.small_cases(dtype)]
+    # A backward of its own has had its large inputs.
+    is_own = subject.operator.declaration.forward or subject.operator.backward_operator is not None
+    wanted = _WITH_GRADIENTS[:-1] if subject.effort == "quick" and is_own else _WITH_GRADIENTS
     return [
         case
         for _, case in subject.cases()
-        if case.label in _WITH_GRADIENTS or case.label.startswith("sample")
+        if case.label in wanted or case.label.startswith("sample")
     ]
 
 
@@ -115,34 +147,86 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
     """Gradients in every dtype against those of the reference in float64."""
     need_gradient(subject)
     for case in _with_gradients(subject):
+        expected = expected_gradients(subject, case)
+        got = pull_back(subject, subject.run, subject.inputs(case))
+        yield judge_gradients(subject, str(case), got, expected)
 
-        def pull(function: Callable[[Any], list[Any]], values: Any) -> list[Any]:
-            values = [
-                v.detach().requires_grad_()
-                if isinstance(v, torch.Tensor) and v.is_floating_point()
-                else [i.detach().requires_grad_() for i in v]
-                if isinstance(v, (list, tuple))
-                else v
-                for v in values
-            ]
-            with torch.enable_grad():
-                # What is left out or empty may have been made without the inputs.
-                outputs = [o for o in _differentiable(subject, function(values)) if o.requires_grad]
-                inputs = [t for t in tensors_of(values) if t.requires_grad]
-                seeds = [seed_like(o) for o in outputs]
-                found = [None] * len(inputs)
-                if outputs:
-                    found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
-            return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
 
-        expected = expect(lambda values: pull(subject.reference, values), case.values)
-        got = pull(subject.run, subject.inputs(case))
-        wait_for(subject.device)
-        finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
-        for g, e in zip(got, expected, strict=True):
-            difference = compare(g, e)
-            finding.worst_ulp = max(finding.worst_ulp, difference.worst_ulp)
-            finding.worst_ratio = max(finding.worst_ratio, difference.worst_ratio)
-            if difference.message and not finding.message:
-                finding.message, finding.pattern = difference.message, pattern_of(difference.wrong)
-        yield finding
+def expected_gradients(subject: Subject, case: Case, seeds: Callable[..., Any] = seed_like, key: str = "") -> Any:
+    """Returns what the gradients of all floating-point tensors of a case must be."""
+
+    def gradients_of(values: Any) -> list[torch.Tensor]:
+        found = pull_back(subject, subject.reference, values, seeds)
+        return [torch.zeros_like(t) if g is None else g for g, t in zip(found, floats_of(values), strict=True)]
+
+    return subject.remember(("gradients", key, id(case)), lambda: expect(gradients_of, case.values))
+
+
+def pull_back(
+    subject: Subject,
+    function: Callable[[Any], list[Any]],
+    values: Any,
+    seeds: Callable[[torch.Tensor], torch.Tensor] = seed_like,
+    asked: set[int] | None = None,
+) -> list[torch.Tensor | None]:
+    """Returns the gradient of each floating-point tensor among the arguments; None where there is none.
+
+    Args:
+        seeds: makes the gradient of an output.
+        asked: which of the floating-point tensors need a gradient; all by default.
+    """
+    leaves = as_leaves(values, asked)
+    inputs = floats_of(leaves)
+    wanted = [t for t in inputs if t.requires_grad]
+    with torch.enable_grad():
+        # What is left out or empty may have been made without the inputs.
+        outputs = [o for o in differentiable(subject, function(leaves)) if o.requires_grad]
+        found = [None] * len(wanted)
+        if outputs:
+            found = torch.autograd.grad(outputs, wanted, [seeds(o) for o in outputs], allow_unused=True)
+    wait_for(subject.device)
+    pending = list(found)
+    return [pending.pop(0) if t.requires_grad else None for t in inputs]
+
+
+def as_leaves(values: Any, asked: set[int] | None = None) -> list[Any]:
+    """Returns the arguments with floating-point tensors that record what is done to them."""
+    count = itertools.count()
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not value.is_floating_point():
+                return value
+            number = next(count)
+            return value.detach().requires_grad_(asked is None or number in asked)
+        if isinstance(value, dict):
+            return {k: leaf(v) for k, v in value.items()}
+        return type(value)(leaf(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+    return [leaf(v) for v in values]
+
+
+def floats_of(values: Any) -> list[torch.Tensor]:
+    """Returns the floating-point tensors among these values."""
+    return [t for t in tensors_of(values) if t.is_floating_point()]
+
+
+def judge_gradients(
+    subject: Subject, label: str, got: list[torch.Tensor | None], expected: list[Any], asked: set[int] | None = None
+) -> Finding:
+    """Compares gradients with what they must be; one that is missing counts as zero, as autograd has it."""
+    finding = Finding(label, worst_ulp=0.0, worst_ratio=0.0)
+    for i, (g, e) in enumerate(zip(got, expected, strict=True)):
+        if asked is not None and i not in asked:
+            continue
+        g = torch.zeros(e.exact.shape, dtype=e.dtype) if g is None else g
+        if g.shape != e.exact.shape or g.dtype != e.dtype:
+            finding.message = f"gradient {i}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.exact.shape)}"
+            return finding
+        difference = compare(g, e)
+        finding.worst_ulp = max(finding.worst_ulp, difference.worst_ulp)
+        finding.worst_ratio = max(finding.worst_ratio, difference.worst_ratio)
+        if difference.message and not finding.message:
+            finding.message = f"gradient {i}: {difference.message}"
+            finding.pattern = pattern_of(difference.wrong)
+    return finding

@@ -15,12 +15,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opwright.verify.tensors import copy_of, tensors_of
+
 # A kernel may err this many times what PyTorch itself errs on that element ...
 _MULTIPLE = 4.0
 # ... plus this many units in the last place: one rounding of the result, and the few ulp of a
 # library's exp and its like, which PyTorch's own vectorised functions are allowed as well.
 _ULP = 4.0
 _STOCHASTIC_RUNS = 8
+# Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
+# correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
+LEAN = 0.25
+_LEAN_ELEMENTS, _LEAN_ULP = 1024, 32.0
 _TINY = torch.finfo(torch.float64).smallest_normal
 
 
@@ -32,7 +38,9 @@ class Expected:
         exact: the value in float64.
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
-        overflowed: where PyTorch itself gets no finite number in this dtype.
+        overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
+        lean: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
+        is_negative_zero: where a zero must be negative; None: nowhere.
     """
 
     exact: torch.Tensor
@@ -40,12 +48,27 @@ class Expected:
     ulp: torch.Tensor
     overflowed: torch.Tensor
     dtype: torch.dtype
+    lean: tuple[float, float] = (0.0, 0.0)
+    is_negative_zero: torch.Tensor | None = None
 
 
 def to_oracle(value: Any) -> Any:
-    """Returns an argument as the oracle takes it: floating-point tensors in float64."""
+    """Returns an argument as the oracle takes it: a copy, floating-point tensors in float64, with their strides.
+
+    PyTorch chooses how it computes by layout too: a linear layer of what is not contiguous rounds once more.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().to(torch.float64) if value.is_floating_point() else value.detach().clone()
+        if not value.is_floating_point():
+            return value.detach().clone()
+        value = value.detach()
+        elements = value.untyped_storage().nbytes() // value.element_size()
+        if value.layout != torch.strided or elements > 4 * value.numel() + 64:  # a small part of much
+            return value.to(torch.float64, copy=True)
+        flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(
+            value.untyped_storage(), 0, (elements,), (1,)
+        )
+        wide = flat.to(torch.float64, copy=True)
+        return wide.as_strided(value.shape, value.stride(), value.storage_offset())
     return [to_oracle(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -59,24 +82,84 @@ def expect(
         values: the arguments, in the dtype under test.
     """
     exact = reference([to_oracle(v) for v in values])
-    eager = reference([_copy(v) for v in values])
+    eager = reference([copy_of(v) for v in values])
     spreads = _spread(reference, values, exact, eager, seed)
+    nudged = _nudged(reference, values)
     found: list[Expected | torch.Tensor | None] = []
-    for value, plain, spread in zip(exact, eager, spreads, strict=True):
+    for i, (value, plain, spread) in enumerate(zip(exact, eager, spreads, strict=True)):
         if value is None or plain is None:
             found.append(None)
         elif not plain.is_floating_point():
             found.append(plain)
         else:
-            found.append(_expected(value.double(), plain, spread))
+            expected = _expected(value.double(), plain, spread)
+            expected.lean = lean_of(plain.double(), expected)
+            if nudged is not None:
+                expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
+            found.append(expected)
     return found
+
+
+_NUDGE = 2.0**-100
+
+
+def _nudged(reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any]) -> Sequence[Any] | None:
+    """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
+    has_zeros = False
+
+    def nudge(value: Any) -> Any:
+        nonlocal has_zeros
+        if isinstance(value, (list, tuple)):
+            return [nudge(v) for v in value]
+        moved = to_oracle(value)
+        if isinstance(moved, torch.Tensor) and moved.is_floating_point():
+            zeros = (moved == 0) & moved.signbit()
+            if bool(zeros.any()):
+                has_zeros = True
+                moved = torch.where(zeros, -_NUDGE, moved)
+        return moved
+
+    inputs = [nudge(v) for v in values]
+    return reference(inputs) if has_zeros else None
+
+
+def _signed_zeros(
+    exact: torch.Tensor, plain: torch.Tensor, nudged: torch.Tensor, values: Sequence[Any]
+) -> torch.Tensor:
+    """Returns where a zero must be negative, because it follows a negative zero at its place in an input.
+
+    Underflow gives negative zeros too, and so may a product with zero: there the sign depends on the formula. An
+    output that becomes negative with the input, a sixteenth as fast at least, is none of them. Nor is a sum, which may
+    start from a positive zero: those have other shapes than what they add up.
+    """
+    of_input = torch.zeros_like(exact, dtype=torch.bool)
+    for value in tensors_of(values):
+        if value.shape == exact.shape and value.is_floating_point():
+            of_input |= (value == 0) & value.signbit()
+    agree = (exact == 0) & exact.signbit() & (plain == 0) & plain.signbit()
+    return of_input & agree & (nudged <= -_NUDGE / 16) & (nudged >= -1)
+
+
+def lean_of(value: torch.Tensor, expected: Expected) -> tuple[float, float]:
+    """Returns the mean distance from the correctly rounded result in ulp, upwards and away from zero."""
+    if torch.finfo(expected.dtype).bits > 16 or value.numel() < _LEAN_ELEMENTS:
+        return 0.0, 0.0
+    info = torch.finfo(expected.dtype)
+    size = expected.exact.abs()
+    counted = (size >= info.smallest_normal) & (size < info.max / 2) & torch.isfinite(value)
+    counted &= expected.allowance <= _LEAN_ULP * expected.ulp
+    if int(counted.sum()) < _LEAN_ELEMENTS:
+        return 0.0, 0.0
+    exact = expected.exact[counted]
+    distance = ((value[counted] - exact.to(expected.dtype).double()) / expected.ulp[counted]).clamp(-4, 4)
+    return float(distance.mean()), float((distance * exact.sign()).mean())
 
 
 def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
     ulp = ulp_of(exact, plain.dtype)
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
-    overflowed = torch.isfinite(exact) & ~torch.isfinite(plain)
+    overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
     return Expected(exact, allowance, ulp, overflowed, plain.dtype)
 
 
@@ -151,11 +234,13 @@ class _Jitter(TorchDispatchMode):
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
             return value
         # Up or down by 0.5 to 1.5 units: equal steps would cancel between two operators too often.
-        noise = torch.rand(value.shape, generator=self.generator).to(value.device) * 2 - 1
-        step = (noise + noise.sign() * 0.5).double() * unit
+        noise = torch.rand(value.shape, generator=self.generator).mul_(2).sub_(1)
+        step = noise.add_(torch.full((), 0.5).copysign(noise)).to(value.device, torch.float64)
         # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
-        step = torch.where(value.abs() < _TINY, step.sign() * _TINY, value * step)
-        return torch.where(torch.isfinite(value), value + step, value)
+        tiny = value.abs() < _TINY
+        moved = torch.where(tiny, step.sign() * _TINY, 0.0) if bool(tiny.any()) else None
+        result = step.mul_(unit).add_(1).mul_(value)
+        return result if moved is None else torch.where(tiny, value + moved, result)
 
 
 def _packets(names: str) -> frozenset[Any]:
@@ -197,113 +282,11 @@ def _spread(
     if not units:
         return spreads
     for run in range(_STOCHASTIC_RUNS):
+        inputs = [to_oracle(v) for v in values]
         with _Jitter(max(units), seed + run):
-            moved = reference([to_oracle(v) for v in values])
+            moved = reference(inputs)
         for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
                 spreads[i] = torch.maximum(spreads[i], distance)
     return spreads
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-@dataclass
-class Difference:
-    """How an output differs from what is expected.
-
-    Attributes:
-        worst_ulp: largest error in ulp over the elements that are normal numbers.
-        worst_ratio: largest error over allowance; above 1 is wrong. inf: a NaN or infinity too many or
-            too few.
-        wrong: mask of the wrong elements.
-    """
-
-    worst_ulp: float
-    worst_ratio: float
-    wrong: torch.Tensor
-    message: str = ""
-
-
-def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
-    """Returns how far an output, on any device, is from what it must be."""
-    got = got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device)
-    if isinstance(expected, torch.Tensor):
-        wrong = got != expected
-        ratio = math.inf if bool(wrong.any()) else 0.0
-        return Difference(0.0, ratio, wrong, _describe_exact(got, expected, wrong))
-    exact, value = expected.exact, got.double()
-    rounded = exact.to(expected.dtype).double()  # overflows where the dtype does
-    error = (value - exact).abs()
-    finite = torch.isfinite(value) & torch.isfinite(exact) & torch.isfinite(rounded)
-    # Where the dtype overflows, the largest number or infinity is right; NaN and infinity must match.
-    limit = torch.finfo(expected.dtype).max
-    overflow = ~torch.isfinite(rounded) & torch.isfinite(exact)
-    near_limit = torch.isfinite(exact) & (exact.abs() + expected.allowance > limit)
-    same = torch.where(
-        torch.isnan(exact),
-        torch.isnan(value),
-        torch.where(
-            overflow | near_limit,
-            (value.abs() >= limit * 0.99) & (value.sign() == exact.sign()),
-            value == rounded,
-        ),
-    )
-    same = same | (expected.overflowed & ~torch.isfinite(value))  # an intermediate result has no room
-    ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))
-    ratio = torch.where(near_limit & same, torch.zeros_like(ratio), ratio)
-    # Below the normal numbers an ulp says nothing about the error that matters.
-    normal = finite & (exact.abs() >= torch.finfo(expected.dtype).smallest_normal)
-    ulps = torch.where(normal, error / expected.ulp, torch.zeros_like(error))
-    wrong = ratio > 1
-    if not got.numel():
-        return Difference(0.0, 0.0, wrong)
-    message = _describe_worst(got, expected, ratio, error) if bool(wrong.any()) else ""
-    return Difference(float(ulps.max()), float(ratio.max()), wrong, message)
-
-
-def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, error: torch.Tensor) -> str:
-    at = int(ratio.argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
-    value, exact = got.reshape(-1)[at].item(), expected.exact.reshape(-1)[at].item()
-    count, total = int((ratio > 1).sum()), ratio.numel()
-    ulp, allowed = expected.ulp.reshape(-1)[at].item(), expected.allowance.reshape(-1)[at].item()
-    text = f"{count} of {total} elements are wrong; worst at {index}: got {value:.9g}, expected {exact:.9g}"
-    if math.isfinite(value) and math.isfinite(exact):
-        text += f", off by {error.reshape(-1)[at].item() / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed"
-    return text
-
-
-def _describe_exact(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:
-    if not bool(wrong.any()):
-        return ""
-    at = int(wrong.reshape(-1).int().argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
-    pair = got.reshape(-1)[at].item(), expected.reshape(-1)[at].item()
-    return f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
-
-
-def pattern_of(wrong: torch.Tensor) -> str:
-    """Returns what the wrong elements have in common, as far as their positions tell."""
-    if wrong.ndim == 0 or not bool(wrong.any()):
-        return ""
-    if bool(wrong.all()):
-        return "every element"
-    for dim in range(wrong.ndim):
-        size = wrong.shape[dim]
-        others = [d for d in range(wrong.ndim) if d != dim]
-        hit = wrong.any(dim=tuple(others)) if others else wrong
-        indices = hit.nonzero().flatten().tolist()
-        if len(indices) == size:
-            continue
-        if indices == list(range(indices[0], size)):
-            return f"only the last {len(indices)} of {size} along axis {dim}"
-        if indices == list(range(len(indices))):
-            return f"only the first {len(indices)} of {size} along axis {dim}"
-        if len(indices) <= 3:
-            return f"only {indices} along axis {dim}"
-    return f"{100 * wrong.double().mean().item():.2g} % of the elements, scattered"

@@ -11,10 +11,12 @@ import torch
 from opwright.dispatch import kernels
 from opwright.errors import CheckError
 from opwright.records import Check, Failure, VerifyRecord
+from opwright.spec.samples import Case
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import DeviceLost, device_of, devices_for, is_lost, parse_device
 from opwright.verify.finding import Finding, Skipped
 from opwright.verify.machine import machine_card
+from opwright.verify.shrink import shrink
 from opwright.verify.subject import Subject, subject_of
 from opwright.verify.tensors import tensors_of
 
@@ -28,6 +30,8 @@ def verify(
     *,
     checks: Iterable[str] | None = None,
     only: str = "",
+    quick: bool = False,
+    full: bool = False,
     devices: Iterable[str | torch.device] | None = None,
     on_check: Callable[[Check], None] | None = None,
 ) -> VerifyRecord:
@@ -42,6 +46,8 @@ def verify(
         samples: an iterable, or a function giving one, of argument tuples or of `(args, kwargs)`.
         checks: names of the checks to run; all by default.
         only: run only cases whose description contains this text.
+        quick: fewer inputs of each kind, in seconds; no kind of check is left out.
+        full: more seeds and options, every 16-bit value, large sizes; in minutes.
         devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
             operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
         on_check: called with each check when it has finished.
@@ -56,12 +62,15 @@ def verify(
     wanted = set(checks) if checks is not None else None
     for name in sorted((wanted or set()) - set(CHECKS)):
         raise CheckError("verify", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))])
-    subject = subject_of(target, reference, samples)
+    if quick and full:
+        raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
+    effort = "quick" if quick else "full" if full else "default"
+    subject = subject_of(target, reference, samples, effort)
     operator = subject.operator
     chosen = _devices(subject, samples, devices)
     subjects = {"": subject}
     if operator is not None and operator.backward_operator is not None and samples is None:
-        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None)
+        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None, effort)
     machine = machine_card()
     record_checks: list[Check] = []
     failures: list[Failure] = []
@@ -91,6 +100,8 @@ def verify(
         machine=machine,
         created=started,
         seconds=time.time() - started,
+        effort=effort,
+        only=only,
     )
 
 
@@ -113,6 +124,7 @@ def _run_one(
     findings: list[Finding] = []
     device = str(subject.device)
     subject.current = None
+    smallest: Case | None = None
     try:
         if (
             subject.operator is not None
@@ -123,10 +135,16 @@ def _run_one(
         for finding in check(subject):
             if only in finding.case or finding.is_fatal:
                 findings.append(finding)
+                if finding.message and smallest is None:
+                    smallest = subject.current
     except Skipped as reason:
-        return Check(prefix + name, "skipped", reason=str(reason), device=device), [], ""
-    except Exception as error:  # a check that breaks down has found something
+        if not any(finding.message for finding in findings):
+            return Check(prefix + name, "skipped", reason=str(reason), device=device), [], ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a check that breaks down has found something; SystemExit too
         findings.append(_broken(error, subject))
+        smallest = smallest or subject.current
     bad = [finding for finding in findings if finding.message]
     outcome = "failed" if bad else "passed" if findings else "skipped"
     ulps = [f.worst_ulp for f in findings if f.worst_ulp is not None]
@@ -142,10 +160,14 @@ def _run_one(
         device=device,
     )
     fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
-    return result, [_failure(prefix, name, bad, subject)] if bad else [], fatal
+    if bad and not fatal and smallest is not None:
+        shrunk = shrink(check, subject, smallest, bad[0])
+    else:
+        shrunk = None
+    return result, [_failure(prefix, name, bad, subject, shrunk)] if bad else [], fatal
 
 
-def _broken(error: Exception, subject: Subject) -> Finding:
+def _broken(error: BaseException, subject: Subject) -> Finding:
     case = str(subject.current) if subject.current else "the check itself"
     if isinstance(error, DeviceLost) or is_lost(subject.device):
         cause = error if isinstance(error, DeviceLost) else f"{type(error).__name__}: {error}"
@@ -154,18 +176,22 @@ def _broken(error: Exception, subject: Subject) -> Finding:
     return Finding(case, f"raised {type(error).__name__}: {error}"[:600])
 
 
-def _failure(prefix: str, name: str, bad: list[Finding], subject: Subject) -> Failure:
-    # Cases come small ones first, so the first is the smallest.
+def _failure(
+    prefix: str, name: str, bad: list[Finding], subject: Subject, shrunk: Finding | None
+) -> Failure:
+    # Cases come small ones first, so the first is the smallest, but for what a smaller part of it shows.
     first = bad[0]
+    case, message = first.case, first.message
+    if shrunk is not None:
+        case, message = f"{shrunk.case}, a part of {first.case}", shrunk.message
     more = f" (and {len(bad) - 1} more cases)" if len(bad) > 1 else ""
     repeat = ""
     if subject.operator is not None:
         declaration = subject.operator.declaration
         owner = (declaration.forward or declaration.qualified_name).split("::")[1]
         repeat = f"opwright verify {declaration.file}::{owner} --check '{name}' --device {subject.device}"
-    return Failure(
-        prefix + name, first.case, first.message + more, first.pattern, repeat, str(subject.device)
-    )
+        repeat += "" if subject.effort == "default" else f" --{subject.effort}"
+    return Failure(prefix + name, case, message + more, first.pattern, repeat, str(subject.device))
 
 
 def _backends(operator: Any, devices: Sequence[torch.device]) -> list[str]:

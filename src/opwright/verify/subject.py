@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,9 +16,15 @@ from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.spec.contract import Contract
+from opwright.spec.fill import lay_out
 from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases, split_sample
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
-from opwright.verify.tensors import copy_of, poison_memory_for, tensors_of
+from opwright.verify.process_state import modes
+from opwright.verify.tensors import copy_of, guarded, poison_memory_for, tensors_of
+
+_FULL_SEEDS = 3
+_QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
+_LAST_SAMPLES = 4
 
 
 @dataclass
@@ -33,6 +41,9 @@ class Subject:
         operator: the operator behind it; None for a callable.
         device: where it runs.
         current: the case that was given out last.
+        effort: how many cases there are: one of `EFFORTS`.
+        modes: settings of the process before the first call.
+        memo: what the oracle has said, where several candidates meet the same cases.
     """
 
     name: str
@@ -43,6 +54,17 @@ class Subject:
     _cases: list[tuple[torch.dtype | None, Case]] | None = None
     device: torch.device = CPU
     current: Case | None = None
+    effort: str = "default"
+    memo: dict[Any, Any] | None = None
+    modes: dict[str, Any] = field(default_factory=modes)
+
+    def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """Returns what `compute` returns; where there is a memo, it is asked once for each key."""
+        if self.memo is None:
+            return compute()
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]
 
     def on(self, device: torch.device) -> Subject:
         """Returns the same thing on another device, with the same cases."""
@@ -52,6 +74,12 @@ class Subject:
         """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
         self.current = case
         return list(copy_of(case.values, None if self.operator is None else self.device))
+
+    def guarded_inputs(self, case: Case) -> tuple[list[Any], Callable[[], bool]]:
+        """Returns the arguments between guard bands, and whether the bands are intact."""
+        self.current = case
+        values, are_intact = guarded(case.values, None if self.operator is None else self.device)
+        return list(values), are_intact
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Calls it, on a GPU with poisoned memory, and waits until the work is done.
@@ -86,10 +114,12 @@ class Subject:
             found = list(self._all_cases())
             if self.operator is not None:  # declared samples may be anywhere
                 found = [(dtype, replace(case, values=_on_cpu(case.values))) for dtype, case in found]
-            self._cases = [(dtype, case) for dtype, case in found if self._accepts(case)]
+            self._cases = [(dtype, case) for dtype, case in found if self.accepts(case)]
+            if self.effort == "quick" and self.operator is not None and self.has_samples:
+                self._cases = _some(self._cases)
         return self._cases
 
-    def _accepts(self, case: Case) -> bool:
+    def accepts(self, case: Case) -> bool:
         if self.operator is None:
             return True
         copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
@@ -107,13 +137,18 @@ class Subject:
             return
         contract = self.operator.contract
         if self.has_samples:
-            for case in self._sampled_cases():
+            sampled = list(self._sampled_cases())
+            for case in sampled:
                 yield _dtype_of(case), case
+            if self._owner() is None or self._samples is not None:
+                yield from _laid_out(sampled)
             return
         family = contract.scalar_family
         for dtype in family.dtypes if family else (None,):
-            for case in Sweep(contract, forward=self._forward()).cases(dtype):
-                yield dtype, case
+            for seed in range(_FULL_SEEDS if self.effort == "full" else 1):
+                sweep = Sweep(contract, seed, self.forward(), self.effort)
+                for case in sweep.cases(dtype):
+                    yield dtype, case
 
     @property
     def has_samples(self) -> bool:
@@ -125,7 +160,7 @@ class Subject:
         own = self._samples if self._samples is not None else self.operator._samples
         if own is not None:
             return declared_cases(self.operator.contract, own)
-        forward = subject_of(self._owner().function, None, None)
+        forward = subject_of(self._owner().function, None, None, self.effort)
         cases = [case for _, case in forward.cases()]
         return backward_cases(self.operator.contract, forward.contract, forward.reference, cases)
 
@@ -148,11 +183,27 @@ class Subject:
         results = differentiable_outputs(owner, [known[p.name] for p in owner.contract.parameters])
         return [results[self.computed[i]] if i in self.computed else v for i, v in enumerate(values)]
 
+    def free_tensors(self, case: Case) -> set[int]:
+        """Returns the positions of the arguments whose values may be anything.
+
+        Outputs of its operator that a backward takes follow from that operator's inputs: where it takes any, only
+        the gradients are free.
+        """
+        owner = None if self.operator is None else self._owner()
+        if owner is None:
+            return set(range(len(case.values)))
+        names = [p.name for p in self.contract.parameters]
+        inputs = {p.name for p in owner.contract.parameters}
+        outputs = {o.name for o in owner.contract.outputs} - inputs
+        if not outputs & set(names):
+            return set(range(len(names)))
+        return {i for i, name in enumerate(names) if name not in inputs | outputs}
+
     def _owner(self) -> Operator | None:
         """Returns the operator that this one is the backward of."""
         return registry.operators.get(self.operator.declaration.forward or "")
 
-    def _forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
+    def forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
         """Returns the contract and the reference of the operator that this one is the backward of."""
         forward = self._owner()
         if forward is None:
@@ -165,10 +216,10 @@ class Subject:
         the operator for every one of them."""
         if self.operator is None or self.has_samples:
             return self.small_cases(dtype)
-        maker = Sweep(self.operator.contract, forward=self._forward())
+        maker = Sweep(self.operator.contract, forward=self.forward())
         sizes = maker.base_sizes((3, 2, 4))
         made = [maker.make("tiny", dtype, sizes, (2,), options) for options in maker.option_sets()[:6]]
-        return [case for case in made if self._accepts(case)]
+        return [case for case in made if self.accepts(case)]
 
     def run_cases(self) -> list[Case]:
         """Returns a small input and a large one: for the checks of how calls run, not of what they compute."""
@@ -189,7 +240,9 @@ class Subject:
         ][:6]
 
 
-def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) -> Subject:
+def subject_of(
+    target: Any, reference: Callable[..., Any] | None, samples: Any, effort: str = "default"
+) -> Subject:
     """Returns the subject for an operator or a callable.
 
     Raises:
@@ -211,6 +264,7 @@ def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) 
             lambda values: outputs_of(contract, own(values)),
             operator,
             samples,
+            effort=effort,
         )
     name = getattr(target, "__name__", type(target).__name__)
     if not callable(target) or reference is None or samples is None:
@@ -228,7 +282,12 @@ def subject_of(target: Any, reference: Callable[..., Any] | None, samples: Any) 
         return as_list(function(*args, **kwargs))
 
     return Subject(
-        name, lambda values: apply(target, values), lambda values: apply(reference, values), None, samples
+        name,
+        lambda values: apply(target, values),
+        lambda values: apply(reference, values),
+        None,
+        samples,
+        effort=effort,
     )
 
 
@@ -252,6 +311,44 @@ def _dtype_of(case: Case) -> torch.dtype | None:
 
 def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
+
+
+def _laid_out(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
+    """Yields a sample of each dtype with tensors offset in memory, and with mixed layouts.
+
+    It is the one with the most tensors, of those the smallest.
+    """
+    for dtype in dict.fromkeys(_dtype_of(case) for case in cases):
+        own = [case for case in cases if _dtype_of(case) == dtype and _elements(case)]
+        if not own:
+            continue
+        case = min(own, key=lambda c: (-len(tensors_of(c.values)), _elements(c)))
+        for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
+            yield dtype, Case(f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}", _put(case.values, layouts), case.options)
+
+
+def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
+    pending = itertools.cycle(layouts)
+
+    def put(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(put(v) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        empty = lay_out(lambda shape: torch.zeros(shape, dtype=value.dtype), tuple(value.shape), next(pending))
+        return empty.copy_(value)
+
+    return tuple(put(v) for v in values)
+
+
+def _some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtype | None, Case]]:
+    """Returns about a dozen samples of each dtype, from the first to the last."""
+    found = []
+    for dtype in dict.fromkeys(d for d, _ in cases):
+        own = [pair for pair in cases if pair[0] == dtype]
+        step = max(1, math.ceil(len(own) / _QUICK_SAMPLES))
+        found += [pair for i, pair in enumerate(own) if i % step == 0 or i >= len(own) - _LAST_SAMPLES]
+    return found
 
 
 def _elements(case: Case) -> int:

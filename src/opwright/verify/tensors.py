@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,16 +60,56 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def poison_memory_for(values: Any) -> None:
-    """Fills the memory that the next allocations on a GPU of the sizes of these tensors get with NaN.
+    """Fills the memory that the next allocations of the sizes of these tensors get with NaN.
 
     Results mostly have the size of one of the arguments, and PyTorch's allocator of GPU memory hands a block
     that it gets back to whoever asks for that size next. An element that a kernel leaves unwritten is then
-    wrong, and not what an earlier call has left there. Memory of the CPU goes other ways: see `out=`.
+    wrong, and not what an earlier call has left there. The allocator of the CPU does so mostly; `out=` is certain.
     """
     blocks = []
     for tensor in tensors_of(values):
-        if tensor.is_cuda:
-            size = tensor.numel() * tensor.element_size()
-            # All bits set is NaN in every floating-point type.
-            blocks += [torch.full((size,), 255, dtype=torch.uint8, device=tensor.device) for _ in range(2)]
+        size = tensor.numel() * tensor.element_size()
+        # All bits set is NaN in every floating-point type.
+        blocks += [torch.full((size,), 255, dtype=torch.uint8, device=tensor.device) for _ in range(2)]
     del blocks
+
+
+_GUARD_BYTES = 1024  # before and behind; a multiple of every alignment that an allocator keeps
+
+
+def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Callable[[], bool]]:
+    """Returns a copy as `copy_of` makes it, between guard bands, and whether the bands are as they were.
+
+    The bands hold NaN, so that what reads them shows in the result, and what writes them is seen.
+    """
+    bands: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            plain = copy_of(value, device)
+            data = storage_bytes(plain)
+            fill = 1 if value.dtype == torch.bool else 255
+            buffer = torch.full(
+                (data.numel() + 2 * _GUARD_BYTES,), fill, dtype=torch.uint8, device=data.device
+            )
+            buffer[_GUARD_BYTES : _GUARD_BYTES + data.numel()] = data
+            bands.extend((b, b.clone()) for b in (buffer[:_GUARD_BYTES], buffer[-_GUARD_BYTES:]))
+            offset = plain.storage_offset() + _GUARD_BYTES // value.element_size()
+            empty = torch.empty(0, dtype=value.dtype, device=data.device)
+            return empty.set_(buffer.untyped_storage(), offset, value.shape, value.stride())
+        if isinstance(value, (list, tuple)):
+            return type(value)(copied(v) for v in value)
+        return {k: copied(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    made = copied(value)
+    return made, lambda: all(torch.equal(now, before) for now, before in bands)
+
+
+def shares_memory(a: Any, b: Any) -> bool:
+    """Returns whether a tensor among one list of values has its storage in common with one of another."""
+    return bool(_storages(a) & _storages(b))
+
+
+def _storages(values: Any) -> set[int]:
+    found = (t.untyped_storage() for t in tensors_of(values) if t.layout == torch.strided)
+    return {storage.data_ptr() for storage in found if storage.nbytes()}

@@ -13,6 +13,10 @@ from opwright import operator
 Approximate = Literal["none", "tanh", "quick"]
 
 
+# Beyond these the slope is 0 or 1: exp(-v) is below the numbers of float64.
+_SATURATED = {"tanh": 30.0, "quick": 500.0}
+
+
 def _exponent(x: Tensor, approximate: str) -> tuple[Tensor, Tensor | float]:
     """Returns v with gelu(x) = x * sigmoid(v), and dv/dx, for the two forms that have one."""
     if approximate == "quick":
@@ -55,7 +59,9 @@ def bias_gelu_backward(grad_output, input, bias, *, approximate="tanh"):
         # Phi(x) + x * phi(x)
         slope = 0.5 * torch.erfc(-x / math.sqrt(2)) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     else:
-        # s + x s (1 - s) v', with s = sigmoid(v) and 1 - s = sigmoid(-v).
+        # s + x s (1 - s) v', with s = sigmoid(v) and 1 - s = sigmoid(-v). Beyond the limit s is 0 or 1, in
+        # float64 too; there v' would be infinite, and the second term infinity times 0.
+        x = x.clamp(-_SATURATED[approximate], _SATURATED[approximate])
         v, dv = _exponent(x, approximate)
         s = torch.sigmoid(v)
         slope = s + x * s * torch.sigmoid(-v) * dv

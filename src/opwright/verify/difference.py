@@ -1,0 +1,122 @@
+"""How an output differs from what the oracle says, and what the wrong elements have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from opwright.verify.oracle import LEAN, Expected, lean_of
+
+
+@dataclass
+class Difference:
+    """How an output differs from what is expected.
+
+    Attributes:
+        worst_ulp: largest error in ulp over the elements that are normal numbers.
+        worst_ratio: largest error over allowance; above 1 is wrong. inf: a NaN or infinity too many or
+            too few.
+        wrong: mask of the wrong elements.
+    """
+
+    worst_ulp: float
+    worst_ratio: float
+    wrong: torch.Tensor
+    message: str = ""
+
+
+def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
+    """Returns how far an output, on any device, is from what it must be."""
+    got = got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device)
+    if isinstance(expected, torch.Tensor):
+        wrong = got != expected
+        ratio = math.inf if bool(wrong.any()) else 0.0
+        return Difference(0.0, ratio, wrong, _describe_exact(got, expected, wrong))
+    exact, value = expected.exact, got.double()
+    rounded = exact.to(expected.dtype).double()  # overflows where the dtype does
+    error = (value - exact).abs()
+    finite = torch.isfinite(value) & torch.isfinite(exact) & torch.isfinite(rounded)
+    # Where the dtype overflows, the largest number or infinity is right; NaN and infinity must match.
+    limit = torch.finfo(expected.dtype).max
+    overflow = ~torch.isfinite(rounded) & torch.isfinite(exact)
+    near_limit = torch.isfinite(exact) & (exact.abs() + expected.allowance > limit)
+    same = torch.where(
+        torch.isnan(exact),
+        torch.isnan(value),
+        torch.where(
+            overflow | near_limit,
+            (value.abs() >= limit * 0.99) & (value.sign() == exact.sign()),
+            value == rounded,
+        ),
+    )
+    same = same | (expected.overflowed & ~torch.isfinite(value))  # an intermediate result has no room
+    ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))
+    ratio = torch.where(near_limit & same, torch.zeros_like(ratio), ratio)
+    if expected.is_negative_zero is not None:
+        lost = expected.is_negative_zero & (value == 0) & ~value.signbit()
+        ratio = torch.where(lost, math.inf, ratio)
+    # Below the normal numbers an ulp says nothing about the error that matters.
+    normal = finite & (exact.abs() >= torch.finfo(expected.dtype).smallest_normal)
+    ulps = torch.where(normal, error / expected.ulp, torch.zeros_like(error))
+    wrong = ratio > 1
+    if not got.numel():
+        return Difference(0.0, 0.0, wrong)
+    message = _describe_worst(got, expected, ratio, error) if bool(wrong.any()) else ""
+    worst = float(ratio.max())
+    if not message:
+        for found, own, where in zip(lean_of(value, expected), expected.lean, ("above", "farther from 0 than"), strict=True):
+            allowed = LEAN + 2 * abs(own)
+            worst = max(worst, abs(found) / allowed)
+            if abs(found) > allowed:
+                where = where if found > 0 else {"above": "below"}.get(where, "nearer to 0 than")
+                message = (
+                    f"on average the results lie {abs(found):.2g} ulp {where} the correctly rounded ones, where "
+                    f"{allowed:.2g} are allowed: they are not rounded to nearest"
+                )
+                break
+    return Difference(float(ulps.max()), worst, wrong, message)
+
+
+def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, error: torch.Tensor) -> str:
+    at = int(ratio.argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    value, exact = got.reshape(-1)[at].item(), expected.exact.reshape(-1)[at].item()
+    count, total = int((ratio > 1).sum()), ratio.numel()
+    ulp, allowed = expected.ulp.reshape(-1)[at].item(), expected.allowance.reshape(-1)[at].item()
+    text = f"{count} of {total} elements are wrong; worst at {index}: got {value:.9g}, expected {exact:.9g}"
+    if math.isfinite(value) and math.isfinite(exact):
+        text += f", off by {error.reshape(-1)[at].item() / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed"
+    return text
+
+
+def _describe_exact(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:
+    if not bool(wrong.any()):
+        return ""
+    at = int(wrong.reshape(-1).int().argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    pair = got.reshape(-1)[at].item(), expected.reshape(-1)[at].item()
+    return f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
+
+
+def pattern_of(wrong: torch.Tensor) -> str:
+    """Returns what the wrong elements have in common, as far as their positions tell."""
+    if wrong.ndim == 0 or not bool(wrong.any()):
+        return ""
+    if bool(wrong.all()):
+        return "every element"
+    for dim in range(wrong.ndim):
+        size = wrong.shape[dim]
+        others = [d for d in range(wrong.ndim) if d != dim]
+        hit = wrong.any(dim=tuple(others)) if others else wrong
+        indices = hit.nonzero().flatten().tolist()
+        if len(indices) == size:
+            continue
+        if indices == list(range(indices[0], size)):
+            return f"only the last {len(indices)} of {size} along axis {dim}"
+        if indices == list(range(len(indices))):
+            return f"only the first {len(indices)} of {size} along axis {dim}"
+        if len(indices) <= 3:
+            return f"only {indices} along axis {dim}"
+    return f"{100 * wrong.double().mean().item():.2g} % of the elements, scattered"

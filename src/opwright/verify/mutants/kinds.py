@@ -1,0 +1,188 @@
+"""What a kind of mutant is: a way in which a call is wrong, made of what is right, for any operator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opwright.verify.gradients import floats_of
+from opwright.verify.oracle import to_oracle
+from opwright.verify.subject import Subject
+from opwright.verify.tensors import tensors_of
+
+Call = Callable[[Sequence[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to be wrong.
+
+    Attributes:
+        name: what the mutant does.
+        make: takes the subject, returns the mutated call.
+        needs: says why there is no such mutant of a subject; "" where there is one.
+        undo: puts back what the mutant has changed in the process.
+        resource: "memory" or "leaks", where that check is to see it. Others have no business with these: what is
+            wrapped around an operator in Python needs memory of its own.
+    """
+
+    name: str
+    make: Callable[[Subject], Call]
+    needs: Callable[[Subject], str] = lambda subject: ""
+    undo: Callable[[], None] = lambda: None
+    resource: str = ""
+
+
+class Kinds(list[Kind]):
+    """The kinds of one module, in the order of the table."""
+
+    def call(
+        self,
+        name: str,
+        needs: Callable[[Subject], str] = lambda subject: "",
+        undo: Callable[[], None] = lambda: None,
+        resource: str = "",
+    ) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
+        """Adds a kind: a function of the subject, its right call, a state of its own, and the arguments."""
+
+        def add(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+            def make(subject: Subject) -> Call:
+                state: dict[Any, Any] = {}
+                return lambda values: function(subject, subject.call, state, values)
+
+            self.append(Kind(name, make, needs, undo, resource))
+            return function
+
+        return add
+
+    def result(
+        self, name: str, needs: Callable[[Subject], str] = lambda subject: "", resource: str = ""
+    ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+        """Adds a kind that changes each floating-point output: a function of it and of the arguments."""
+
+        def add(change: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            @self.call(name, needs, resource=resource)
+            def mutated(
+                subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]
+            ) -> list[Any]:
+                return [
+                    change(o, values) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+                    for o in call(values)
+                ]
+
+            return change
+
+        return add
+
+
+# --- what an operator must have for a mutant ---------------------------------------------------------------
+
+
+def _base(subject: Subject) -> list[Any]:
+    labels = {case.label: case for _, case in reversed(subject.cases())}
+    case = labels.get("base") or subject.cases()[0][1]
+    return subject.inputs(case)
+
+
+def needs_equal_input(subject: Subject) -> str:
+    values = _base(subject)
+    output = next((o for o in subject.call(values) if o is not None), None)
+    same = output is not None and like(values, output) is not None
+    return "" if same else "no input like an output"
+
+
+def needs_row(subject: Subject) -> str:
+    return "" if row_of(subject) is not None else "no input that is broadcast"
+
+
+def needs_option(subject: Subject) -> str:
+    has_any = subject.contract is not None and any(p.kind in ("choice", "bool") for p in subject.contract.parameters)
+    return "" if has_any else "no option"
+
+
+def needs_dtype(dtype: torch.dtype) -> Callable[[Subject], str]:
+    def needs(subject: Subject) -> str:
+        return "" if any(d == dtype for d, _ in subject.cases()) else f"no {dtype}".replace("torch.", "")
+
+    return needs
+
+
+def needs_two_alike(subject: Subject) -> str:
+    return "" if alike(_base(subject)) is not None else "no two inputs of one shape"
+
+
+def needs_several(subject: Subject) -> str:
+    return "" if len(floats_of(_base(subject))) > 1 else "one floating-point input"
+
+
+def needs_gpu(subject: Subject) -> str:
+    return "" if subject.device.type == "cuda" else "only on a GPU"
+
+
+def needs_large(subject: Subject) -> str:
+    return "no large sample" if subject.has_samples else ""
+
+
+def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Subject], str]:
+    """Says so where the reference gives no such output, whatever number stands in all or in one of the inputs."""
+
+    def needs(subject: Subject) -> str:
+        values = [to_oracle(v) for v in _base(subject)]
+        count = len(floats_of(values))
+        probes = [0.0, -0.0, 1.0, -1.0, 1e300, -1e300, torch.inf, -torch.inf]
+        for number, at in itertools.product(probes, [*range(count), None]):
+            pending = itertools.count()
+
+            def put(value: Any, number: float = number, at: Any = at, pending: Any = pending) -> Any:
+                if isinstance(value, (list, tuple)):
+                    return [put(v, number, at, pending) for v in value]
+                if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                    return value
+                return torch.full_like(value, number) if at in (None, next(pending)) else value
+
+            with torch.no_grad():
+                outputs = subject.reference([put(v) for v in values])
+            if any(bool(condition(o).any()) for o in floats_of(outputs)):
+                return ""
+        return f"no output is {what}"
+
+    return needs
+
+
+def like(values: Sequence[Any], output: torch.Tensor) -> torch.Tensor | None:
+    return next((t for t in tensors_of(values) if t.shape == output.shape and t.dtype == output.dtype), None)
+
+
+def row_of(subject: Subject) -> int | None:
+    """Returns the position of an input without the axes of a batch, where another has them."""
+    parameters = subject.contract.parameters if subject.contract else ()
+    batched = [i for i, p in enumerate(parameters) if p.type is not None and p.type.variadic_at is not None]
+    rows = [
+        i
+        for i, p in enumerate(parameters)
+        if p.kind == "tensor" and p.type.variadic_at is None and p.is_differentiable and not p.optional
+    ]
+    return rows[0] if batched and rows else None
+
+
+def alike(values: Sequence[Any]) -> tuple[int, int] | None:
+    found = [(i, v) for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    pairs = ((i, j) for n, (i, a) in enumerate(found) for j, b in found[n + 1 :] if a.shape == b.shape)
+    return next(pairs, None)
+
+
+# --- how results are changed ------------------------------------------------------------------------------
+
+
+def spoiled(output: torch.Tensor) -> torch.Tensor:
+    return output * 1.01 + 1e-3
+
+
+def stepped(output: torch.Tensor, by: Any) -> torch.Tensor:
+    """Moves each number by so many units in the last place, away from zero."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[output.element_size()]
+    return (output.contiguous().view(bits) + by).view(output.dtype)

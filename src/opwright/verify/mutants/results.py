@@ -1,0 +1,218 @@
+"""Mutants whose results are wrong: everywhere, at some places, for some inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opwright.verify.gradients import floats_of
+from opwright.verify.mutants.kinds import (
+    Call,
+    Kinds,
+    alike,
+    like,
+    needs_dtype,
+    needs_equal_input,
+    needs_large,
+    needs_option,
+    needs_output,
+    needs_row,
+    needs_several,
+    needs_two_alike,
+    row_of,
+    spoiled,
+    stepped,
+)
+from opwright.verify.oracle import to_oracle
+from opwright.verify.subject import Subject
+from opwright.verify.tensors import tensors_of
+
+RESULTS = Kinds()
+_call, _result = RESULTS.call, RESULTS.result
+
+
+def _where(mask: Any, changed: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask, changed, output) if isinstance(mask, torch.Tensor) else changed if mask else output
+
+
+def _mask(values: Sequence[Any], output: torch.Tensor, condition: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns where a condition on the first floating-point input holds; for other shapes, whether anywhere."""
+    first = floats_of(values)[0]
+    return condition(first) if first.shape == output.shape else bool(condition(first).any())
+
+
+_result("zeros")(lambda o, values: torch.zeros_like(o))
+_result("no-op: outputs never written")(lambda o, values: torch.empty_like(o))
+_result("an offset within a usual tolerance, 0.009")(lambda o, values: o + 0.009)
+_result("off by one part in a thousand")(lambda o, values: o * 1.001)
+_result("an approximation good to three digits")(lambda o, values: o * (1 + 5e-4 * torch.cos(7 * o)))
+_result("identity", needs_equal_input)(lambda o, values: o if (v := like(values, o)) is None else v.clone())
+_result("right only within [-8, 8]")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 8), spoiled(o), o))
+_result("right only for x >= 0")(lambda o, v: _where(_mask(v, o, lambda x: x < 0), spoiled(o), o))
+_result("right only below 1e30")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 1e30), spoiled(o), o))
+_result("NaN swallowed")(lambda o, values: torch.where(torch.isnan(o), torch.zeros_like(o), o))
+_result("infinities clipped", needs_output("infinite", torch.isinf))(lambda o, values: o.clamp(torch.finfo(o.dtype).min, torch.finfo(o.dtype).max))
+_result("denormal numbers flushed to zero")(
+    lambda o, v: torch.where(o.abs() < torch.finfo(o.dtype).smallest_normal, torch.zeros_like(o), o)
+)
+_result("sign of zero lost", needs_output("a negative zero", lambda o: (o == 0) & o.signbit()))(lambda o, values: o + 0.0)
+_result("wrong in bfloat16 only", needs_dtype(torch.bfloat16))(
+    lambda o, values: spoiled(o) if o.dtype == torch.bfloat16 else o
+)
+_result("float64 computed in float32", needs_dtype(torch.float64))(lambda o, values: o.float().to(o.dtype))
+_result("results of another dtype")(lambda o, values: o.to(torch.float32 if o.dtype == torch.float64 else torch.float64))
+_result("results on another device")(lambda o, values: o.to("meta"))
+_result("a lazy subclass of Tensor")(lambda o, values: o.as_subclass(_Lazy))
+_result("a workspace of 16 outputs", needs_large, "memory")(
+    lambda o, values: o if len(torch.ones(16, *o.shape, dtype=o.dtype)) else o.neg()
+)
+
+
+class _Lazy(torch.Tensor):
+    """Could compute its values when they are asked for."""
+
+
+@_result("one ulp away from zero in every element")
+def _one_ulp(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    return torch.where(torch.isfinite(output), stepped(output, 1), output)
+
+
+@_call("rounded toward zero")
+def _cut(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    exact = subject.reference([to_oracle(v) for v in values])
+
+    def cut(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        near = wanted.to(output.dtype)
+        down = torch.isfinite(near) & (near.double().abs() > wanted.abs())
+        return torch.where(down, stepped(near, -1), near)
+
+    return [
+        cut(o, e) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+        for o, e in zip(call(values), exact, strict=True)
+    ]
+
+
+def _computed_in(dtype: torch.dtype) -> Callable[..., list[Any]]:
+    def mutated(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+        def cast(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [cast(v) for v in value]
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        found = subject.reference([cast(v) for v in values])
+        return [
+            f.to(o.dtype) if isinstance(o, torch.Tensor) and isinstance(f, torch.Tensor) else o
+            for f, o in zip(found, call(values), strict=True)
+        ]
+
+    return mutated
+
+
+_call("computed in float16", needs_dtype(torch.float16))(_computed_in(torch.float16))
+_call("computed in bfloat16", needs_dtype(torch.bfloat16))(_computed_in(torch.bfloat16))
+
+
+# --- places ------------------------------------------------------------------------------------------------
+
+
+@_result("last n % 8 elements of a row dropped")
+def _tail(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    output = output.clone()
+    if output.ndim and output.shape[-1] > 8:
+        output[..., output.shape[-1] // 8 * 8 :] = 0
+    return output
+
+
+@_result("last row left out")
+def _last_row(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    output = output.clone()
+    if output.ndim and output.shape[0] > 1:
+        output[-1] = 0
+    return output
+
+
+@_result("one element in 40 000 wrong", needs_large)
+def _one_element(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    output = output.clone(memory_format=torch.contiguous_format)
+    if output.numel() >= 40_000:
+        output.view(-1)[12_345] = spoiled(output.view(-1)[12_345])
+    return output
+
+
+@_result("wrong from row 65 536 on", needs_large)
+def _many_rows(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    output = output.clone(memory_format=torch.contiguous_format)
+    rows = output.view(-1, output.shape[-1]) if output.ndim > 1 and output.numel() else output.view(-1)
+    rows[65_536:] = 0
+    return output
+
+
+@_result("entries of the batch depend on each other")
+def _mixed(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    return output + 1e-3 * output.roll(1, 0) if output.ndim and output.shape[0] > 1 else output
+
+
+@_call("row of a broadcast input off by one", needs_row)
+def _shifted_row(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    values = list(values)
+    values[row_of(subject)] = values[row_of(subject)].roll(1, -1)
+    return call(values)
+
+
+@_call("two inputs exchanged", needs_two_alike)
+def _swapped(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    values, pair = list(values), alike(values)
+    if pair is not None:
+        values[pair[0]], values[pair[1]] = values[pair[1]], values[pair[0]]
+    return call(values)
+
+
+@_call("an option ignored", needs_option)
+def _ignored(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    parameters = subject.contract.parameters
+    at = next(i for i, p in enumerate(parameters) if p.kind in ("choice", "bool"))
+    fixed = parameters[at].choices[0] if parameters[at].kind == "choice" else False
+    return call([fixed if i == at else v for i, v in enumerate(values)])
+
+
+@_call("wrong shape for an empty input")
+def _empty(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    if any(t.numel() == 0 for t in floats_of(values)):
+        return [o.new_empty(0, 77) if isinstance(o, torch.Tensor) else o for o in call(values)]
+    return call(values)
+
+
+def _spoiled_if(condition: Callable[[list[torch.Tensor]], bool]) -> Callable[[torch.Tensor, Any], torch.Tensor]:
+    return lambda o, values: spoiled(o) if condition(tensors_of(values)) else o
+
+
+_result("wrong only for non-contiguous inputs")(_spoiled_if(lambda ts: any(not t.is_contiguous() for t in ts)))
+_result("wrong only for misaligned inputs")(_spoiled_if(lambda ts: any(t.data_ptr() % 16 for t in ts)))
+_result("wrong only for large aligned inputs", needs_large)(
+    _spoiled_if(
+        lambda ts: (
+            max(t.numel() for t in ts) > 64 * 1024
+            and all(t.is_contiguous() and t.data_ptr() % 64 == 0 and all(s % 8 == 0 for s in t.shape) for t in ts)
+        )
+    )
+)
+_result("wrong only for inputs of different layouts", needs_several)(
+    _spoiled_if(lambda ts: len({t.is_contiguous() for t in ts if t.numel() > 1}) > 1)
+)
+
+
+@_call("strides ignored")
+def _no_strides(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    def as_if(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [as_if(v) for v in value]
+        if not isinstance(value, torch.Tensor) or value.is_contiguous():
+            return value
+        last = value.storage_offset() + value.numel()
+        if last > value.untyped_storage().nbytes() // value.element_size():
+            return value
+        return value.as_strided(value.shape, torch.empty(value.shape, device="meta").stride())
+
+    return call([as_if(v) for v in values])

@@ -1,0 +1,185 @@
+"""Checks of what calls use up: memory while one runs, and what stays behind after many."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from opwright.spec.samples import Case, Sweep
+from opwright.verify.concurrency import trials
+from opwright.verify.devices import wait_for
+from opwright.verify.finding import Finding, Skipped
+from opwright.verify.subject import Subject
+from opwright.verify.tensors import storage_bytes, tensors_of
+
+# --- peak memory -------------------------------------------------------------------------------------------
+
+_LEAST_BYTES = 4 * 2**20  # of all outputs: less is lost among the pages of the process
+_SLACK_BYTES = 2**20  # pages of libraries and of stacks that a first call touches
+
+
+def memory(subject: Subject) -> Iterator[Finding]:
+    """The peak of a call is at most what PyTorch needs for the same computation, outputs included.
+
+    On a GPU PyTorch's allocator says it. On the CPU it is the growth of the resident memory of the process: all
+    that is touched, in whatever way it was allocated, but not what was allocated and left alone.
+    """
+    on_gpu = subject.device.type == "cuda"
+    peak_of = _gpu_peak if on_gpu else _resident_peak
+    if not on_gpu and not _can_measure():
+        raise Skipped("this system does not tell the peak of a process's memory")
+    case = _large_case(subject)
+    if case is None:
+        raise Skipped("no input whose outputs are large enough to see")
+    with torch.no_grad():
+        peaks = {}
+        for whose, call in (("reference", subject.reference), ("it", subject.call)):
+            measured = []
+            for _ in range(2):
+                values = subject.inputs(case)
+                measured.append(peak_of(lambda call=call, values=values: call(values), subject.device))
+            peaks[whose] = min(measured)  # what is not its own only adds
+        made = sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(subject.inputs(case))))
+    model = max(peaks["reference"], made)
+    message = ""
+    if peaks["it"] > 1.1 * model + _SLACK_BYTES:
+        message = (
+            f"the peak of a call is {peaks['it'] / 2**20:.1f} MiB, where PyTorch needs {model / 2**20:.1f} MiB, "
+            f"{made / 2**20:.1f} MiB of it for the outputs"
+        )
+    yield Finding(str(case), message)
+
+
+def _large_case(subject: Subject) -> Case | None:
+    def size_of(case: Case) -> int:
+        return sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(subject.inputs(case))))
+
+    with torch.no_grad():
+        if subject.operator is None or subject.has_samples:
+            found = max((case for _, case in subject.cases()), key=size_of, default=None)
+        else:
+            family = subject.contract.scalar_family
+            sweep = Sweep(subject.contract, forward=subject.forward(), effort="full")
+            sizes, batch = sweep.aligned_sizes()
+            dtype = None if family is None else family.dtypes[0]
+            options = sweep.option_sets()[0]
+            found = sweep.make("memory", dtype, sizes, batch, options)
+            if not subject.accepts(found):
+                return None
+            for _ in range(4):  # where the outputs are smaller than the inputs
+                if size_of(found) >= _LEAST_BYTES:
+                    break
+                batch = (2 * batch[0],)
+                found = sweep.make("memory", dtype, sizes, batch, options)
+        return found if found is not None and size_of(found) >= _LEAST_BYTES else None
+
+
+def _gpu_peak(call: Callable[[], Any], device: torch.device) -> int:
+    wait_for(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    kept = call()
+    wait_for(device)
+    del kept
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _resident_peak(call: Callable[[], Any], device: torch.device) -> int:
+    _libc().malloc_trim(0)  # what was freed goes back to the system, so that using it again shows
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # the peak starts from what is resident now
+    before = _status("VmRSS")
+    kept = call()
+    peak = _status("VmHWM")
+    del kept
+    return max(peak - before, 0)
+
+
+def _status(name: str) -> int:
+    with open("/proc/self/status") as f:
+        for line in f:
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    raise OSError(f"no {name} in /proc/self/status")
+
+
+@cache
+def _can_measure() -> bool:
+    """Returns whether the peak follows 16 MiB that come and go."""
+    try:
+        peaks = [_resident_peak(lambda: torch.ones(2**22), torch.device("cpu")) for _ in range(3)]
+    except (OSError, AttributeError):
+        return False
+    return 15 * 2**20 < min(peaks) < 24 * 2**20
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+# --- leaks -------------------------------------------------------------------------------------------------
+
+_CALLS = 1000
+_MOST_SECONDS = 2.0
+_BYTES_A_CALL = 16  # half of the least that malloc gives out
+_BLOCKS_A_CALL = 0.5
+
+
+def leaks(subject: Subject) -> Iterator[Finding]:
+    """A thousand calls, forward and with gradient, leave no memory of C++, of Python or of the GPU behind."""
+    for trial in list(trials(subject))[:2]:
+        values = trial.values
+        calls, started = 0, time.perf_counter()
+        deadline = started + 2 * _MOST_SECONDS
+        while calls < (_CALLS // 10 if subject.effort == "quick" else _CALLS // 4):  # what is made once, is made here
+            trial.compute(values)
+            calls += 1
+            if time.perf_counter() - started > _MOST_SECONDS / 4:
+                break
+        message = ""
+        gc.collect()
+        for _ in range(3):  # what grows once only is no leak, nor what waits for the collector
+            before, done = _in_use(subject), 0
+            while done < 3 * calls and (time.perf_counter() < deadline or done < calls):
+                trial.compute(values)
+                done += 1
+            if _grown(subject, before, done):
+                gc.collect()
+            message = _grown(subject, before, done)
+            if not message or time.perf_counter() > deadline:
+                break
+        yield Finding(f"{trial.label}, {4 * calls} calls", message)
+
+
+def _grown(subject: Subject, before: dict[str, int], calls: int) -> str:
+    for name, size in _in_use(subject).items():
+        growth = size - before[name]
+        if growth > calls * (_BLOCKS_A_CALL if name == "objects of Python" else _BYTES_A_CALL):
+            return f"{calls} calls leave {growth} {name} behind, {growth / calls:.3g} each"
+    return ""
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def _in_use(subject: Subject) -> dict[str, int]:
+    found = {"objects of Python": sys.getallocatedblocks()}
+    if hasattr(_libc(), "mallinfo2"):
+        _libc().mallinfo2.restype = _Mallinfo
+        info = _libc().mallinfo2()
+        found["bytes of the C library"] = info.uordblks + info.hblkhd
+    if subject.device.type == "cuda":
+        found["bytes of the GPU"] = torch.cuda.memory_allocated(subject.device)
+    return found

@@ -1,0 +1,96 @@
+"""Makes a failing case smaller, as long as it fails in the same way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from opwright.spec.samples import Case
+from opwright.verify.finding import Finding
+from opwright.verify.subject import Subject
+from opwright.verify.tensors import tensors_of
+
+_SECONDS = 2.0
+
+Check = Callable[[Subject], Iterator[Finding]]
+
+
+def shrink(check: Check, subject: Subject, case: Case, found: Finding) -> Finding | None:
+    """Returns what a check finds on the smallest part of a case on which it still fails; None if there is none.
+
+    An axis is halved, from either end, then shortened by one: in all tensors that have an axis of its size, since
+    those belong together. Values, layout and dtype stay. What the reference or the contract refuses is no case.
+    """
+    deadline = time.perf_counter() + _SECONDS
+    smallest = None
+    is_smaller = True
+    while is_smaller and time.perf_counter() < deadline:
+        is_smaller = False
+        for part in _parts(case):
+            if time.perf_counter() > deadline:
+                break
+            again = _fails(check, subject, part, found)
+            if again is not None:
+                case, smallest, is_smaller = part, again, True
+                break
+    return smallest
+
+
+def _parts(case: Case) -> Iterator[Case]:
+    """Yields smaller cases, the much smaller ones first."""
+    sizes = sorted({s for t in tensors_of(case.values) for s in t.shape if s > 1}, reverse=True)
+    for is_half in (True, False):
+        for size in sizes:
+            kept = size // 2 if is_half else size - 1
+            for start in (0, size - kept):
+                yield Case(case.label, _narrowed(case.values, size, start, kept), case.options)
+
+
+def _narrowed(value: Any, size: int, start: int, kept: int) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_narrowed(v, size, start, kept) for v in value)
+    if isinstance(value, dict):
+        return {k: _narrowed(v, size, start, kept) for k, v in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    for dim in range(value.ndim):
+        if value.shape[dim] == size:
+            value = value.narrow(dim, start, kept)
+    return value
+
+
+def _fails(check: Check, subject: Subject, case: Case, found: Finding) -> Finding | None:
+    if not _is_input(subject, case):
+        return None
+    alone = replace(subject, current=None, memo=None)
+    alone._cases = [(None, case)]
+    try:
+        again = next((f for f in check(alone) if f.message), None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # another failure than the one that is made smaller
+        return None
+    # A part that the subject refuses where it took the whole has failed in another way.
+    same = again is not None and _kind(again) == _kind(found)
+    return again if same else None
+
+
+def _kind(finding: Finding) -> bool:
+    return finding.message.startswith("raised ")
+
+
+def _is_input(subject: Subject, case: Case) -> bool:
+    contract = subject.contract
+    try:
+        if contract is not None:
+            contract.bind(dict(zip([p.name for p in contract.parameters], case.values, strict=True)))
+        else:
+            with torch.no_grad():
+                subject.reference([v.clone() if isinstance(v, torch.Tensor) else v for v in case.values])
+    except Exception:
+        return False
+    return subject.accepts(case)

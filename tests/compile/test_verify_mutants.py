@@ -1,0 +1,277 @@
+"""What verify must see in any callable, and the table that says that it does."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import opwright
+from opwright.spec.samples import Sweep
+from opwright.verify import run
+from opwright.verify.difference import compare
+from opwright.verify.finding import Finding, Skipped
+from opwright.verify.mutants import try_mutants
+from opwright.verify.oracle import expect
+from opwright.verify.subject import subject_of
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * torch.erfc(-x / math.sqrt(2))
+
+
+def samples():
+    made = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield (torch.randn(17, 33, generator=made).to(dtype),)
+        yield (torch.randn(4, 1001, generator=made).mul(5).to(dtype)[:, ::2],)
+
+
+def cached(key):
+    seen: dict = {}
+    return lambda x: seen.setdefault(key(x.detach()), gelu(x).detach()).clone()
+
+
+def buffered():
+    buffers: dict = {}
+    return lambda x: buffers.setdefault((x.shape, x.dtype), torch.empty_like(x)).copy_(gelu(x).detach())
+
+
+def restored(x: Tensor) -> Tensor:
+    result = gelu(x)
+    x.neg_()
+    x.neg_()
+    return result
+
+
+def later(x: Tensor) -> Tensor:
+    result, made = gelu(x), torch.zeros_like(x)
+    threading.Thread(target=lambda: (time.sleep(0.02), made.copy_(result))).start()
+    return made
+
+
+def scratch():
+    memory: dict = {}
+
+    def call(x: Tensor) -> Tensor:
+        kept = memory.setdefault((x.shape, x.dtype), torch.empty_like(x))
+        kept.copy_(gelu(x).detach())
+        time.sleep(1e-5)
+        return kept.clone()
+
+    return call
+
+
+def keeping():
+    kept: list = []
+    return lambda x: (kept.append(x.detach().clone()), gelu(x))[1]
+
+
+class Lazy(torch.Tensor):
+    pass
+
+
+WRONG = {
+    "a cache keyed by address": (lambda: cached(lambda x: x.data_ptr()), {"numerics", "fresh data"}),
+    "a cache keyed by shape, ends and maximum": (
+        lambda: cached(lambda x: (x.shape, float(x.flatten()[0]), float(x.flatten()[-1]), float(x.max()))),
+        {"fresh data"},
+    ),
+    "one buffer for all calls": (buffered, {"determinism"}),
+    "changed and restored": (lambda: restored, {"numerics"}),
+    "later, from a thread": (lambda: later, {"numerics"}),
+    "scratch memory shared by threads": (scratch, {"threads"}),
+    "keeps its arguments": (keeping, {"leaks"}),
+    "ends the process": (lambda: lambda x: sys.exit(0), {"numerics"}),
+    "a subclass": (lambda: lambda x: gelu(x).as_subclass(Lazy), {"numerics"}),
+    "seeds": (lambda: lambda x: (torch.manual_seed(time.time_ns()), gelu(x))[1], {"global state"}),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_seen_in_any_callable(kind: str) -> None:
+    make, checks = WRONG[kind]
+    record = opwright.verify(make(), reference=gelu, samples=samples)
+    assert not record.passed
+    assert checks & {failure.check for failure in record.failures}, record.failures
+
+
+def test_the_right_callable_passes() -> None:
+    record = opwright.verify(gelu, reference=lambda x: gelu(x), samples=samples)
+    assert record.passed, record.failures
+    outcomes = {check.name: check.outcome for check in record.checks}
+    for name in ("guard bands", "fresh data", "global state", "threads", "leaks", "gradient layouts"):
+        assert outcomes[name] == "passed", name
+
+
+@pytest.mark.parametrize("kind", ["ignores strides of its gradient", "overwrites what it saved"])
+def test_a_wrong_gradient_of_a_callable(kind: str) -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.x = x.detach().clone()
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            if kind == "ignores strides of its gradient" and not grad.is_contiguous():
+                return ctx.x * grad
+            result = 2 * ctx.x * grad
+            if kind == "overwrites what it saved":
+                ctx.x.zero_()
+            return result
+
+    record = opwright.verify(Square.apply, reference=lambda x: x * x, samples=[(torch.randn(5, 7),)])
+    found = {failure.check for failure in record.failures}
+    assert found == {"gradient layouts" if "strides" in kind else "repeated backward"}
+
+
+# --- the oracle ----------------------------------------------------------------------------------------------
+
+
+def judged(reference, candidate, x: Tensor):
+    (expected,) = expect(lambda values: [reference(*values)], [x])
+    return compare(candidate(x), expected)
+
+
+def test_the_sign_of_a_zero_counts_where_it_follows_the_input() -> None:
+    x = torch.tensor([-0.0, 0.0, 1.0, -200.0])
+    assert judged(gelu, gelu, x).worst_ratio < 1
+    assert "got 0, expected -0" in judged(gelu, lambda x: gelu(x) + 0.0, x).message
+    # gelu(-200) is zero for want of smaller numbers: either sign will do.
+    assert judged(gelu, lambda x: torch.where(x < -100, 0.0, gelu(x)), x).worst_ratio < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_results_of_16_bits_are_rounded_to_nearest(dtype: torch.dtype) -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def cut(x: Tensor) -> Tensor:
+        exact = gelu(x.double())
+        near = exact.to(dtype)
+        return torch.where(near.double().abs() > exact.abs(), (near.view(torch.int16) - 1).view(dtype), near)
+
+    assert judged(gelu, lambda x: gelu(x.float()).to(dtype), x).message == ""
+    assert judged(gelu, gelu, x).message == ""  # rounds each intermediate result, up as often as down
+    assert "nearer to 0" in judged(gelu, cut, x).message
+    above = judged(gelu, lambda x: (gelu(x.float()).to(dtype).view(torch.int16) + 1).view(dtype), x)
+    assert "farther from 0" in above.message
+
+
+def test_the_oracle_leaves_float64_arguments_alone() -> None:
+    """A reference that writes into its arguments must not change the case."""
+    x = torch.ones(3, dtype=torch.float64)
+    expect(lambda values: [values[0].add_(1)], [x])
+    assert torch.equal(x, torch.ones(3, dtype=torch.float64))
+
+
+# --- the sweep -----------------------------------------------------------------------------------------------
+
+
+def scaled(x: Float[Tensor, "*batch n"], scale: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
+    return torch.tanh(x) * scale
+
+
+def squashed(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return torch.tanh(x)
+
+
+def cases_of(name: str, reference, effort: str = "default", dtype: torch.dtype = torch.float32):
+    contract = opwright.operator(f"mutants::{name}")(reference).operator.contract
+    return list(Sweep(contract, effort=effort).cases(dtype))
+
+
+@pytest.mark.parametrize("effort", ["quick", "default", "full"])
+def test_every_kind_of_input_is_in_every_sweep(effort: str) -> None:
+    cases = cases_of("swept", scaled, effort)
+    large = [c.values for c in cases if min(t.numel() for t in c.values) and c.values[0].numel() > 65_536]
+    assert any(
+        all(t.is_contiguous() and t.data_ptr() % 64 == 0 and all(s % 8 == 0 for s in t.shape) for t in values)
+        for values in large
+    )
+    assert any(math.prod(values[0].shape[:-1]) > 65_536 for values in large)
+    assert any(x.is_contiguous() and not scale.is_contiguous() for x, scale in (c.values for c in cases))
+    assert any(not x.is_contiguous() and scale.is_contiguous() for x, scale in (c.values for c in cases))
+    for i in range(2):  # special in this one alone
+        assert any(
+            torch.isnan(c.values[i]).any() and torch.isfinite(c.values[1 - i]).all() for c in cases
+        )
+
+
+def test_every_finite_bfloat16_for_one_input() -> None:
+    cases = cases_of("unary", squashed, dtype=torch.bfloat16)
+    (case,) = [c for c in cases if c.label == "every value"]
+    bits = case.values[0].flatten().view(torch.int16).unique()
+    assert bits.numel() == 65_280
+    assert torch.isfinite(case.values[0]).all()
+
+
+# --- how failures are told -----------------------------------------------------------------------------------
+
+
+def test_a_failure_is_shrunk_to_the_smallest_part() -> None:
+    def zero_where_any_is_large(x: Tensor) -> Tensor:
+        result = gelu(x)
+        return torch.where((x > 2).any(), torch.zeros_like(x), result)
+
+    x = torch.linspace(-3, 2.5, 60).view(6, 10)
+    record = opwright.verify(zero_where_any_is_large, reference=gelu, samples=[(x,)], checks=["numerics"])
+    (failure,) = record.failures
+    assert failure.case.startswith("f32[1, 1] (sample 0), a part of f32[6, 10] (sample 0)")
+    assert "worst at [0, 0]: got 0, expected 1.99122529" in failure.message
+    assert "ulp where" in failure.message
+
+
+def test_what_was_found_before_a_skip_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(subject):
+        yield Finding("a case", "it is wrong")
+        raise Skipped("for the rest there is no time")
+
+    monkeypatch.setitem(run.CHECKS, "numerics", check)
+    record = opwright.verify(gelu, reference=gelu, samples=samples, checks=["numerics"])
+    assert [failure.message for failure in record.failures] == ["it is wrong"]
+
+
+def test_quick_and_full_exclude_each_other() -> None:
+    with pytest.raises(opwright.errors.CheckError, match="exclude"):
+        opwright.verify(gelu, reference=gelu, samples=samples, quick=True, full=True)
+
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swish():
+    @opwright.operator("mutants::swish")
+    def swish(x: Float[Tensor, "*batch n"], beta: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
+        return x * torch.sigmoid(beta * x)
+
+    return swish
+
+
+def test_all_mutants_of_an_operator_die(swish) -> None:
+    record = try_mutants(swish)
+    killed = {m.kind for m in record.mutants if m.outcome == "killed"}
+    assert not record.survivors, [(m.kind, m.reason) for m in record.survivors]
+    assert len(killed) >= 60
+    assert {m.outcome for m in record.mutants if m.kind == "unchanged"} == {"passed"}
+
+
+def test_a_hole_in_the_sweep_shows_as_a_survivor(swish, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = subject_of(swish, None, None, "quick").cases()
+    holed = [(dtype, case) for dtype, case in whole if case.label != "many rows"]
+    monkeypatch.setattr("opwright.verify.subject.Subject.cases", lambda self: holed)
+    record = try_mutants(swish, only="wrong from row 65 536 on")
+    assert [m.kind for m in record.survivors] == ["wrong from row 65 536 on"]
+
+
+def test_a_check_that_accuses_what_is_right_shows(swish, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(run.CHECKS, "numerics", lambda subject: iter([Finding("a case", "it is wrong")]))
+    record = try_mutants(swish, only="zeros")
+    assert {(m.kind, m.outcome) for m in record.survivors} == {("unchanged", "accused")}

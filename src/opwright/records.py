@@ -115,6 +115,8 @@ class VerifyRecord:
 
     Attributes:
         backends: what ran: "cpu", "cuda", "reference" (on one of the devices at least), or "callable".
+        in_process: why the candidate ran in the process of its caller, where a crash would have ended both;
+            "" when it had a process of its own.
     """
 
     name: str
@@ -125,6 +127,7 @@ class VerifyRecord:
     created: float
     seconds: float
     version: int = VERSION
+    in_process: str = ""
 
     @property
     def passed(self) -> bool:

@@ -33,6 +33,7 @@ class Subject:
         operator: the operator behind it; None for a callable.
         device: where it runs.
         current: the case that was given out last.
+        on_case: called with each case that is given out.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Subject:
     _cases: list[tuple[torch.dtype | None, Case]] | None = None
     device: torch.device = CPU
     current: Case | None = None
+    on_case: Callable[[Case], None] | None = None
 
     def on(self, device: torch.device) -> Subject:
         """Returns the same thing on another device, with the same cases."""
@@ -51,6 +53,8 @@ class Subject:
     def inputs(self, case: Case) -> list[Any]:
         """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
         self.current = case
+        if self.on_case is not None:
+            self.on_case(case)
         return list(copy_of(case.values, None if self.operator is None else self.device))
 
     def run(self, values: Sequence[Any]) -> list[Any]:

@@ -156,11 +156,14 @@ class _Watched:
         if now == self.saved:
             return []
         found = []
+        is_class = isinstance(self.holder, type)
         for name, was in self.saved.items():
-            if callable(was) and now.get(name) is not was and f"{self.name}.{name}" not in _PYTORCHS_OWN:
+            # What is gone from a module has been PyTorch's to remove: functions that torch.compile puts there.
+            is_other = now.get(name) is not was and (name in now or is_class)
+            if is_other and callable(was) and f"{self.name}.{name}" not in _PYTORCHS_OWN:
                 setattr(self.holder, name, was)
                 found.append(f"`{self.name}.{name}` was replaced by the call")
-        if isinstance(self.holder, type):  # a new name may hide what is inherited
+        if is_class:  # a new name may hide what is inherited
             for name in [n for n in now if n not in self.saved and hasattr(super(self.holder, self.holder), n)]:
                 delattr(self.holder, name)
                 found.append(f"`{self.name}.{name}` was replaced by the call")

@@ -126,6 +126,9 @@ class _Child:
                         return
                     if "unfit" in event:
                         raise Unfit(event["unfit"])
+                    if "raised" in event:
+                        self._why_killed = f"raised {event['raised']}"
+                        return
                     yield from self._take(event)
                 if status is not None:
                     return
@@ -136,8 +139,6 @@ class _Child:
     def _take(self, event: dict[str, Any]) -> Iterator[Result]:
         if "case" in event:
             self._case = event["case"]
-        elif "raised" in event:
-            self._why_killed = f"raised {event['raised']}"
         elif "start" in event:
             self._case, self._started = "", time.perf_counter()
         else:

@@ -34,6 +34,7 @@ def verify(
     only: str = "",
     devices: Iterable[str | torch.device] | None = None,
     on_check: Callable[[Check], None] | None = None,
+    expand: bool = True,
     isolated: bool = True,
     timeout_s: float = 120.0,
     memory_bytes: int | None = None,
@@ -54,6 +55,8 @@ def verify(
         devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
             operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
         on_check: called with each check when it has finished.
+        expand: whether more inputs are made from the samples of a callable: other values, where the reference
+            accepts them, and other layouts.
         isolated: whether the checks run in a process of their own. Not on a GPU, and on Linux only:
             `in_process` of the record says why they did not. False for a debugger.
         timeout_s: how long the candidate may take from one case to the next.
@@ -69,7 +72,7 @@ def verify(
     wanted = set(checks) if checks is not None else None
     for name in sorted((wanted or set()) - set(CHECKS)):
         raise CheckError("verify", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))])
-    subject = subject_of(target, reference, samples)
+    subject = subject_of(target, reference, samples, expand)
     operator = subject.operator
     chosen = _devices(subject, samples, devices)
     subjects = {"": subject}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from opwright.dispatch import kernels
 from opwright.records import Check, Failure
-from opwright.verify.checks import CHECKS
+from opwright.verify.callable_checks import check_for
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.finding import Finding, Skipped
 from opwright.verify.state import Files, Guard
@@ -130,7 +129,7 @@ class Work:
                 and job.check not in _RANDOM_CHECKS
             ):
                 raise Skipped("it draws random numbers")
-            for finding in CHECKS[job.check](subject):
+            for finding in check_for(job.check, subject)(subject):
                 note()
                 if self.only in finding.case or finding.is_fatal:
                     findings.append(finding)
@@ -141,6 +140,8 @@ class Work:
         note()
         changes |= dict.fromkeys((*left_behind(), *self.files.take()), "after the check")
         bad = [finding for finding in findings if finding.message]
+        if bad and subject.callables is not None and subject.callables.note:
+            bad[0].message += f"; its state is not the reference's, so each has its own: {subject.callables.note}"
         ulps = [f.worst_ulp for f in findings if f.worst_ulp is not None]
         ratios = [f.worst_ratio for f in findings if f.worst_ratio is not None]
         check = Check(

@@ -26,12 +26,17 @@ def verify_operators(
     out: Path | None = None,
     wheel: Path | None = None,
     level: str = "",
+    candidate: Path | None = None,
+    expand: bool = True,
+    in_process: Annotated[bool, Parameter(negative="")] = False,
+    timeout: float = 120.0,
     json: bool = False,
 ) -> int:
     """Check whether the operators of TARGET are right. Exit code 1 when one is not.
 
     Args:
-        target: A module, a file, or either with ::name.
+        target: A module, a file, or either with ::name; or a task of the KernelBench form: a file with Model,
+            get_inputs and get_init_inputs, or a folder of such.
         check: Run only this check; may be repeated.
         only: Run only cases whose description contains this text.
         device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
@@ -39,18 +44,51 @@ def verify_operators(
         out: A folder to write the records into.
         wheel: Check the kernels in this wheel, made from TARGET, in place of those that are built here.
         level: Of its CPU kernels, take those for this level, v2. By default the best for this machine.
+        candidate: Where TARGET is a task of the KernelBench form, or a folder of such: the file, or the folder
+            of files of the same names, with ModelNew. By default the same file, or gelu_new.py for gelu.py.
+        expand: Make more inputs from those of a task: other values, other layouts.
+        in_process: Run the checks in this process, for a debugger. A crash then ends the command.
+        timeout: How many seconds the candidate may take from one case to the next.
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
+    from opwright.verify.supervisor import Limits, try_out
+    from opwright.verify.tasks import find_tasks
 
+    how = {"isolated": not in_process, "timeout_s": timeout}
+    tasks = find_tasks(target, candidate)
+    if tasks:
+        how["expand"] = expand
+        records = [
+            verify_one(task, task.name, check=check, only=only, device=device, out=out, quiet=json, **how)
+            for task in tasks
+        ]
+        return _end(records, json)
+    if not in_process and (trouble := try_out(lambda: find_operators(target), Limits(timeout))):
+        say(f"FAILED to import `{target}`: it {trouble}")
+        return 1
     operators = find_operators(target)
     if wheel is not None:
         from opwright.package.trial import use_wheel
 
         use_wheel(wheel, operators, level)
     records = [
-        verify_one(operator, check=check, only=only, device=device, out=out, quiet=json) for operator in operators
+        verify_one(
+            operator.function,
+            operator.declaration.name,
+            check=check,
+            only=only,
+            device=device,
+            out=out,
+            quiet=json,
+            **how,
+        )
+        for operator in operators
     ]
+    return _end(records, json)
+
+
+def _end(records: list[VerifyRecord], json: bool) -> int:
     if json:
         print_json(records)
     if all(r.passed for r in records):
@@ -59,34 +97,39 @@ def verify_operators(
 
 
 def verify_one(
-    operator,
+    target,
+    name: str,
     *,
     check: list[str] | None = None,
     only: str = "",
     device: list[str] | None = None,
     out: Path | None = None,
     quiet: bool = False,
+    **how,
 ) -> VerifyRecord:
-    """Verifies one operator, prints the result and writes the record."""
+    """Verifies one operator or task, prints the result and writes the record."""
     from opwright.records import save
     from opwright.verify.run import verify
 
     started = time.perf_counter()
-    with progress(f"Verifying {operator.declaration.name}") as line:
+    with progress(f"Verifying {name}") as line:
         record = verify(
-            operator.function,
+            target,
             checks=check,
             only=only,
             devices=device,
             on_check=lambda c: line.update(c.title),
+            **how,
         )
     if out is not None:
-        save(record, out / f"{operator.declaration.name}.verify.json")
+        save(record, out / f"{name}.verify.json")
     if not quiet:
         print_record(record)
     cases = sum(c.cases for c in record.checks)
     word = "Verified" if record.passed else "Failed" if record.failures else "Nothing ran for"
-    ran = " and ".join(record.backends)
+    ran = " and ".join(record.backends) or "nothing ran to its end"
+    if record.in_process and how.get("isolated", True):
+        say(f"note: it ran in this process, so a crash would have ended it: {record.in_process}")
     say(f"{word} {record.name} ({ran}) on {cases} cases in {time.perf_counter() - started:.1f} s")
     return record
 

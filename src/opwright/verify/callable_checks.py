@@ -151,8 +151,10 @@ def threads(subject: Subject) -> Iterator[Finding]:
     if subject.device.type != "cpu":
         yield from CHECKS["threads"](subject)
         return
-    if subject.mutated() or subject.callables.are_shared:
-        raise Skipped("it mutates its arguments, or is a module, which is given parameters call by call")
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    if subject.callables.are_shared and subject.callables.parameters:
+        raise Skipped("a module is given its parameters call by call")
     for case in subject.run_cases()[:1]:
         yield Finding(str(case), _in_threads(subject, case))
 

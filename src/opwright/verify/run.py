@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from opwright.records import Check, VerifyRecord
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.machine import machine_card
-from opwright.verify.state import Files
+from opwright.verify.state import Files, Guard
 from opwright.verify.subject import Subject, subject_of
 from opwright.verify.supervisor import Limits, Unfit, cannot_fork, supervise
+from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
 from opwright.verify.worker import Job, Result, Work
 
@@ -47,7 +49,7 @@ def verify(
     The checks run in a process of their own where that can be: one that crashes, hangs or exits is a finding.
 
     Args:
-        target: an operator, its `torch.ops` entry, or a callable with `reference` and `samples`.
+        target: an operator, its `torch.ops` entry, a callable with `reference` and `samples`, or a `Task`.
         reference: the same computation in PyTorch; an operator has its own.
         samples: an iterable, or a function giving one, of argument tuples or of `(args, kwargs)`.
         checks: names of the checks to run; all by default.
@@ -72,17 +74,11 @@ def verify(
     wanted = set(checks) if checks is not None else None
     for name in sorted((wanted or set()) - set(CHECKS)):
         raise CheckError("verify", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))])
-    subject = subject_of(target, reference, samples, expand)
-    operator = subject.operator
-    chosen = _devices(subject, samples, devices)
-    subjects = {"": subject}
-    if operator is not None and operator.backward_operator is not None and samples is None:
-        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None)
-    for each in subjects.values():
-        each.cases()  # once, here: the processes of the checks are copies of this one
-    work = Work(lambda _: subjects, only, Files(_folder_of(target, operator)), _command(operator))
+    plan = _plan_task(target, devices, expand) if isinstance(target, Task) else None
+    plan = plan or _plan(target, reference, samples, devices, expand)
+    work = Work(plan.subjects, only, Files(plan.folder), plan.command)
     names = [name for name in CHECKS if wanted is None or name in wanted]
-    jobs = [Job(prefix, name, device) for device in chosen for prefix in subjects for name in names]
+    jobs = [Job(prefix, name, device) for device in plan.devices for prefix in plan.prefixes for name in names]
     results: list[Result] = []
 
     def emit(result: Result) -> None:
@@ -92,7 +88,7 @@ def verify(
 
     in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None)
     return VerifyRecord(
-        name=subject.name,
+        name=plan.name,
         checks=[result.check for result in results],
         failures=[failure for result in results for failure in result.failures],
         backends=_backends(results),
@@ -120,6 +116,50 @@ def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Li
             reason = reason or why
             work.run(pending, emit)
     return reason
+
+
+@dataclass
+class _Plan:
+    """What is to be verified.
+
+    Attributes:
+        subjects: returns them by prefix, for a device.
+        folder: where the candidate's code lies.
+        command: verifies it again, without flags; "" where there is none.
+    """
+
+    name: str
+    subjects: Callable[[Guard, torch.device], dict[str, Subject]]
+    prefixes: list[str]
+    devices: list[torch.device]
+    folder: Path
+    command: str
+
+
+def _plan(target: Any, reference: Any, samples: Any, devices: Any, expand: bool) -> _Plan:
+    subject = subject_of(target, reference, samples, expand)
+    operator = subject.operator
+    subjects = {"": subject}
+    if operator is not None and operator.backward_operator is not None and samples is None:
+        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None)
+    for each in subjects.values():
+        each.cases()  # once, here: the processes of the checks are copies of this one
+    return _Plan(
+        subject.name,
+        lambda guard, device: {prefix: each.on(device) for prefix, each in subjects.items()},
+        list(subjects),
+        _devices(subject, samples, devices),
+        _folder_of(target, operator),
+        _command(operator),
+    )
+
+
+def _plan_task(task: Task, devices: Iterable[str | torch.device] | None, expand: bool) -> _Plan:
+    def subjects(guard: Guard, device: torch.device) -> dict[str, Subject]:
+        return {"": task.load(guard, device, expand).on(device)}
+
+    chosen = [parse_device(name) for name in devices or ["cpu"]]
+    return _Plan(task.name, subjects, [""], chosen, task.candidate.parent, task.command)
 
 
 def _devices(

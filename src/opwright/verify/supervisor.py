@@ -11,6 +11,8 @@ goes on with the next one.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import mmap
 import os
@@ -25,9 +27,10 @@ from typing import Any
 import torch
 
 from opwright.records import Check, Failure, builtins_of
+from opwright.verify.devices import CPU
 from opwright.verify.finding import Finding
 from opwright.verify.processes import Fork, end_children, end_stragglers, settle_in
-from opwright.verify.worker import Job, Result, Work, failure_of, skipped
+from opwright.verify.worker import LOADING, NOT_LOADED, Job, Result, Work, failure_of, skipped
 
 _TICK_SECONDS = 0.05
 _MOST_DEATHS = 4  # each may have cost the whole timeout
@@ -68,13 +71,12 @@ def supervise(work: Work, jobs: Sequence[Job], limits: Limits) -> Iterator[Resul
     Raises:
         Unfit: a fork cannot run them. What was yielded before stands.
     """
-    pending, deaths = list(jobs), 0
+    pending, deaths, given_up = list(jobs), 0, ""
     while pending:
-        if deaths == _MOST_DEATHS:
-            reason = f"the candidate has ended its process {deaths} times: `--check '{pending[0].check}'` runs this alone"
-            yield skipped(pending.pop(0), reason)
+        if given_up:
+            yield skipped(pending.pop(0), given_up)
             continue
-        child = _Child(work, pending, limits)
+        child = _Child(functools.partial(_work, work, pending), limits)
         try:
             for result in child.results():
                 pending.pop(0)
@@ -83,25 +85,57 @@ def supervise(work: Work, jobs: Sequence[Job], limits: Limits) -> Iterator[Resul
             child.end()
         if pending:
             deaths += 1
+            if child.case == LOADING:
+                given_up = NOT_LOADED
+            elif deaths == _MOST_DEATHS:
+                given_up = f"the candidate has ended its process {deaths} times"
             yield child.death(pending.pop(0), work)
 
 
-class _Child:
-    """One process of the checks, seen from its parent."""
+def try_out(function: Callable[[], Any], limits: Limits) -> str:
+    """Calls a function in a process of its own, and returns how it ended that one; "" if it did not.
 
-    def __init__(self, work: Work, jobs: Sequence[Job], limits: Limits) -> None:
+    What it raises is no trouble: it will do so again, here.
+    """
+    if cannot_fork(CPU):
+        return ""
+
+    def run(send: Callable[[dict[str, Any]], None], inside: mmap.mmap) -> None:
+        inside[0] = 1
+        with contextlib.suppress(Exception):
+            function()
+        inside[0] = 0
+
+    child = _Child(run, limits)
+    try:
+        list(child.results())
+    finally:
+        child.end()
+    return "" if child.is_done else child.how_it_ended()
+
+
+class _Child:
+    """One process of the checks, seen from its parent.
+
+    Attributes:
+        case: what the candidate was given last.
+        is_done: whether it has done all that it had to.
+    """
+
+    def __init__(self, run: Callable[[Callable[[dict[str, Any]], None], mmap.mmap], None], limits: Limits) -> None:
         self.limits = limits
+        self.is_done = False
         self._memory = limits.memory_bytes or _spare_memory() // 2
         self._inside = mmap.mmap(-1, 1)  # shared: 1 while the candidate runs
         self._events, events = os.pipe()
         self._output, output = os.pipe()
         self._pipe = os.fstat(output).st_ino
         self._kept, self._printed = b"", 0
-        self._case, self._unread = "", b""
+        self.case, self._unread = "", b""
         self._started = time.perf_counter()
         self._why_killed = ""
         try:
-            self._fork = Fork(lambda: _main(work, jobs, events, output, self._inside))
+            self._fork = Fork(lambda: _main(run, events, output, self._inside))
         finally:
             os.close(events)
             os.close(output)
@@ -123,6 +157,7 @@ class _Child:
                 for event in self._read_events():
                     deadline = time.monotonic() + self.limits.timeout_s
                     if "done" in event:
+                        self.is_done = True
                         return
                     if "unfit" in event:
                         raise Unfit(event["unfit"])
@@ -138,9 +173,9 @@ class _Child:
 
     def _take(self, event: dict[str, Any]) -> Iterator[Result]:
         if "case" in event:
-            self._case = event["case"]
+            self.case = event["case"]
         elif "start" in event:
-            self._case, self._started = "", time.perf_counter()
+            self.case, self._started = "", time.perf_counter()
         else:
             failures = [Failure(**failure) for failure in event["failures"]]
             yield Result(Check(**event["check"]), failures, event["fatal"], event["backend"])
@@ -199,14 +234,17 @@ class _Child:
             sys.stderr.write(text)
             sys.stderr.flush()
 
-    def death(self, job: Job, work: Work) -> Result:
-        """Returns the finding of the check at which it has ended."""
+    def how_it_ended(self) -> str:
+        """Returns what has ended it, and what it has left, in words."""
         text = self._why_killed or _describe(self._fork.ended() or 0)
         if not self._why_killed and not self._inside[0]:
             text += ", after the call had returned"
-        for more in (self._stragglers, *work.files.take()):
-            text += f"; {more}" if more else ""
-        finding = Finding(self._case or "before the first case", text)
+        return f"{text}; {self._stragglers}" if self._stragglers else text
+
+    def death(self, job: Job, work: Work) -> Result:
+        """Returns the finding of the check at which it has ended."""
+        text = "; ".join((self.how_it_ended(), *work.files.take()))
+        finding = Finding(self.case or "before the first case", text)
         check = Check(
             job.name,
             "failed",
@@ -245,8 +283,8 @@ def _spare_memory() -> int:
 # --- in the child ----------------------------------------------------------------------------------------
 
 
-def _main(work: Work, jobs: Sequence[Job], events: int, output: int, inside: mmap.mmap) -> None:
-    """Runs jobs and ends the process."""
+def _main(run: Callable[..., None], events: int, output: int, inside: mmap.mmap) -> None:
+    """Calls `run` with a function that sends events to the parent, and ends the process."""
     owner = os.getpid()
 
     def send(event: dict[str, Any], write: Callable = os.write, dumps: Callable = json.dumps) -> None:
@@ -256,38 +294,38 @@ def _main(work: Work, jobs: Sequence[Job], events: int, output: int, inside: mma
         while data:
             data = data[write(events, data) :]
 
-    def emit(result: Result) -> None:
-        failures = [builtins_of(failure) for failure in result.failures]
-        send(
-            {
-                "check": builtins_of(result.check),
-                "failures": failures,
-                "fatal": result.fatal,
-                "backend": result.backend,
-            }
-        )
-
-    def is_inside(now: bool) -> None:
-        inside[0] = now
-
     try:
         settle_in(output)
         if reason := _unfit():
             send({"unfit": reason})
         else:
-            work.run(
-                jobs,
-                emit,
-                on_start=lambda job: send({"start": job.name}),
-                on_case=lambda case: send({"case": case}),
-                is_inside=is_inside,
-                left_behind=end_children,
-            )
+            run(send, inside)
             send({"done": True})
     except BaseException as error:  # KeyboardInterrupt is a candidate's to raise
         send({"raised": f"{type(error).__name__}: {error}"[:300]})
     finally:
         os._exit(0)
+
+
+def _work(work: Work, jobs: Sequence[Job], send: Callable[[dict[str, Any]], None], inside: mmap.mmap) -> None:
+    """Runs jobs and sends what they do and what comes of them."""
+
+    def emit(result: Result) -> None:
+        failures = [builtins_of(failure) for failure in result.failures]
+        check = builtins_of(result.check)
+        send({"check": check, "failures": failures, "fatal": result.fatal, "backend": result.backend})
+
+    def is_inside(now: bool) -> None:
+        inside[0] = now
+
+    work.run(
+        jobs,
+        emit,
+        on_start=lambda job: send({"start": job.name}),
+        on_case=lambda case: send({"case": case}),
+        is_inside=is_inside,
+        left_behind=end_children,
+    )
 
 
 def _unfit() -> str:

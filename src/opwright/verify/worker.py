@@ -17,6 +17,7 @@ from opwright.verify.state import Files, Guard
 from opwright.verify.subject import Subject
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
+LOADING, NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
 _LONGEST = 600  # characters of a message
 
 
@@ -53,18 +54,21 @@ class Result:
     backend: str = ""
 
 
+Subjects = Callable[[Guard, torch.device], dict[str, Subject]]
+
+
 class Work:
     """The checks of a candidate.
 
     Attributes:
-        subjects: returns what is checked, by prefix; called in the process where the candidate runs.
+        subjects: returns what is checked, by prefix, for a device; called in the process where the candidate runs.
         only: run only cases whose description contains this text.
         files: the files beside the candidate.
         repeat: the command that verifies it again, without its flags; "" where there is none.
     """
 
     def __init__(
-        self, subjects: Callable[[Guard], dict[str, Subject]], only: str, files: Files, repeat: str = ""
+        self, subjects: Subjects, only: str, files: Files, repeat: str = ""
     ) -> None:
         self._subjects = subjects
         self.only, self.files, self.repeat = only, files, repeat
@@ -89,7 +93,7 @@ class Work:
             left_behind: returns what a check has left behind: processes.
         """
         guard = Guard(is_inside)
-        here: dict[tuple[str, torch.device], Subject] = {}
+        here: dict[torch.device, dict[str, Subject]] = {}
         unsafe: dict[str, str] = {}  # why nothing more is called, by type of device
         for job in jobs:
             known = unsafe.get("cpu") or unsafe.get(job.device.type)  # a damaged heap is everybody's
@@ -97,16 +101,27 @@ class Work:
                 emit(skipped(job, known))
                 continue
             on_start(job)
-            key = (job.prefix, job.device)
-            if key not in here:
-                subject = self._subjects(guard)[job.prefix].on(job.device)
-                subject.call = guard.wrap(subject.call)
-                subject.on_case = lambda case: on_case(str(case))
-                here[key] = subject
-            result = self._run_one(job, here[key], guard, left_behind)
+            if job.device not in here:
+                on_case(LOADING)
+                try:
+                    here[job.device] = self._subjects(guard, job.device)
+                except (Exception, SystemExit) as error:
+                    unsafe[job.device.type] = NOT_LOADED
+                    emit(self._not_loaded(job, error, guard))
+                    continue
+                for subject in here[job.device].values():
+                    subject.call = guard.wrap(subject.call)
+                    subject.on_case = lambda case: on_case(str(case))
+                on_case("")
+            result = self._run_one(job, here[job.device][job.prefix], guard, left_behind)
             if result.fatal:
                 unsafe[job.device.type] = result.fatal
             emit(result)
+
+    def _not_loaded(self, job: Job, error: BaseException, guard: Guard) -> Result:
+        text = "; ".join([f"raised {type(error).__name__}: {error}", *guard.take()])[:_LONGEST]
+        check = Check(job.name, "failed", cases=1, device=str(job.device))
+        return Result(check, [failure_of(job, [Finding(LOADING, text)], self.repeat)], backend="callable")
 
     def _run_one(
         self, job: Job, subject: Subject, guard: Guard, left_behind: Callable[[], list[str]]

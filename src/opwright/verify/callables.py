@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from opwright.spec.samples import Case, split_sample
+from opwright.verify.formulas import OracleFormulas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +29,13 @@ class Assembly:
         spec: of the arguments.
         arguments: how many leaves they have; parameters and buffers follow.
         complex_at: leaves that are complex numbers; the oracle knows real ones, so they come as pairs.
+        is_double: whether some are in float64, so that the oracle computes as any other call does.
     """
 
     spec: TreeSpec
     arguments: int
     complex_at: frozenset[int]
+    is_double: bool
 
     def split(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
         """Returns positional arguments, named arguments, parameters and buffers."""
@@ -48,7 +51,7 @@ def case_of(label: str, sample: Any, parameters: Sequence[torch.Tensor] = ()) ->
     complex_at = frozenset(i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor) and v.is_complex())
     values = [torch.view_as_real(v.resolve_conj()) if i in complex_at else v for i, v in enumerate(leaves)]
     options = {name: v for name, v in kwargs.items() if isinstance(v, (bool, int, float, str, type(None)))}
-    return Case(label, (*values, *parameters, Assembly(spec, len(leaves), complex_at)), options)
+    return Case(label, (*values, *parameters, Assembly(spec, len(leaves), complex_at, _has_double(values))), options)
 
 
 class Callables:
@@ -92,7 +95,9 @@ class Callables:
 
     def call_reference(self, values: Sequence[Any]) -> list[Any]:
         """Calls the reference with the values of a case; returns the leaves of its result."""
-        outputs, self._keys = self._call(self._reference, values, takes_parameters=True)
+        is_oracle = _has_double(values) and not values[-1].is_double
+        with OracleFormulas() if is_oracle else contextlib.nullcontext():
+            outputs, self._keys = self._call(self._reference, values, takes_parameters=True)
         inputs = _storages(values)
         self._may_alias = any(s in inputs for s in _storages(outputs))
         return outputs
@@ -206,6 +211,10 @@ def flatten(result: Any) -> tuple[list[Any], list[str]]:
 def _describe(keys: list[str]) -> str:
     names = [key for key in dict.fromkeys(keys) if key]
     return f"{len(keys)} outputs" + (f" under {', '.join(names)}" if names else "")
+
+
+def _has_double(values: Iterable[Any]) -> bool:
+    return any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in values)
 
 
 def _storages(values: Iterable[Any]) -> set[int]:

@@ -94,8 +94,8 @@ def _other_values(case: Case, free: Sequence[int], accepts: Callable[..., bool])
                 yield changed
                 break
     for label, special in (("special values", _FINITE), ("infinities and NaN", _NOT_FINITE)):
-        first = case.values[free[0]]
-        drawn = noise(first).reshape(-1)
+        first = case.values[free[0]].detach()
+        drawn = first.double().reshape(-1).clone()
         info = torch.finfo(first.dtype)
         numbers = torch.tensor([*special, *((info.tiny, -info.tiny / 2, info.eps) if special is _FINITE else ())])
         drawn[: len(numbers)] = numbers[: drawn.numel()]

@@ -48,7 +48,7 @@ def verify_operators(
             of files of the same names, with ModelNew. By default the same file, or gelu_new.py for gelu.py.
         expand: Make more inputs from those of a task: other values, other layouts.
         in_process: Run the checks in this process, for a debugger. A crash then ends the command.
-        timeout: How many seconds the candidate may take from one case to the next.
+        timeout: How many seconds one call of the candidate may take.
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from opwright.spec.samples import Case, split_sample
-from opwright.verify.formulas import OracleFormulas
+from opwright.verify.formulas import oracle_formulas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +95,16 @@ class Callables:
 
     def call_reference(self, values: Sequence[Any]) -> list[Any]:
         """Calls the reference with the values of a case; returns the leaves of its result."""
-        is_oracle = _has_double(values) and not values[-1].is_double
-        with OracleFormulas() if is_oracle else contextlib.nullcontext():
+        with self.formulas_for(values):
             outputs, self._keys = self._call(self._reference, values, takes_parameters=True)
         inputs = _storages(values)
         self._may_alias = any(s in inputs for s in _storages(outputs))
         return outputs
+
+    def formulas_for(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the reference computes as an oracle, where these values are an oracle's."""
+        is_oracle = _has_double(values) and not values[-1].is_double
+        return oracle_formulas() if is_oracle else contextlib.nullcontext()
 
     def call(self, values: Sequence[Any]) -> list[Any]:
         """Calls the candidate with the values of a case; returns the leaves of its result.

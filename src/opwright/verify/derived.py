@@ -26,6 +26,7 @@ def derived_cases(
     arguments: Callable[[Case], int],
     reference: Callable[[Sequence[Any]], list[Any]],
     mutates: bool,
+    announce: Callable[[Case], None],
 ) -> Iterator[Case]:
     """Yields inputs made from samples, those only that the reference accepts: finite ones give finite results.
 
@@ -34,9 +35,11 @@ def derived_cases(
         arguments: returns how many of the first values of a case may be changed.
         reference: the computation.
         mutates: whether it writes into its arguments.
+        announce: called with each case that the reference is asked about.
     """
 
     def accepts(case: Case, is_finite: bool = True) -> bool:
+        announce(case)
         try:
             with torch.no_grad():
                 exact, plain = reference(to_oracle(list(case.values))), reference(copy_of(list(case.values)))

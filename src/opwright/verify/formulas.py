@@ -9,6 +9,7 @@ steps in one has its intermediate results too: they are those of its decompositi
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -54,7 +55,13 @@ def _gelu_backward(grad: torch.Tensor, x: torch.Tensor, *, approximate: str = "n
 _STABLE = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu_backward}
 
 
-class OracleFormulas(TorchDispatchMode):
+def oracle_formulas() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operators in float64 are computed as an oracle should."""
+    is_in_one = isinstance(_get_current_dispatch_mode(), _OracleFormulas)
+    return contextlib.nullcontext() if is_in_one else _OracleFormulas()
+
+
+class _OracleFormulas(TorchDispatchMode):
     """Computes operators in float64 by formulas that are fit for an oracle, within another mode step by step."""
 
     @classmethod

@@ -61,7 +61,7 @@ def verify(
             accepts them, and other layouts.
         isolated: whether the checks run in a process of their own. Not on a GPU, and on Linux only:
             `in_process` of the record says why they did not. False for a debugger.
-        timeout_s: how long the candidate may take from one case to the next.
+        timeout_s: how many seconds one call of the candidate may take.
         memory_bytes: how much memory it may take; by default half of what is free.
 
     Returns:
@@ -156,7 +156,7 @@ def _plan(target: Any, reference: Any, samples: Any, devices: Any, expand: bool)
 
 def _plan_task(task: Task, devices: Iterable[str | torch.device] | None, expand: bool) -> _Plan:
     def subjects(guard: Guard, device: torch.device) -> dict[str, Subject]:
-        return {"": task.load(guard, device, expand).on(device)}
+        return {"": task.load(guard, device, expand)}
 
     chosen = [parse_device(name) for name in devices or ["cpu"]]
     return _Plan(task.name, subjects, [""], chosen, task.candidate.parent, task.command)

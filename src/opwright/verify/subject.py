@@ -59,10 +59,13 @@ class Subject:
 
     def inputs(self, case: Case) -> list[Any]:
         """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
+        self._announce(case)
+        return list(copy_of(case.values, None if self.operator is None else self.device))
+
+    def _announce(self, case: Case) -> None:
         self.current = case
         if self.on_case is not None:
             self.on_case(case)
-        return list(copy_of(case.values, None if self.operator is None else self.device))
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Calls it, on a GPU with poisoned memory, and waits until the work is done.
@@ -131,7 +134,11 @@ class Subject:
             given = self.callables.cases(self._samples)
             self._cases = [(_dtype_of(case), case) for case in given]  # enough for `mutated`
             more = derived_cases(
-                given, lambda case: case.values[-1].arguments, self.reference, bool(self.mutated())
+                given,
+                lambda case: case.values[-1].arguments,
+                self.reference,
+                bool(self.mutated()),
+                self._announce,
             )
             for case in (*given, *(more if self.expand else ())):
                 yield _dtype_of(case), case

@@ -35,6 +35,10 @@ from opwright.verify.worker import LOADING, NOT_LOADED, Job, Result, Work, failu
 _TICK_SECONDS = 0.05
 _MOST_DEATHS = 4  # each may have cost the whole timeout
 _KEPT_OUTPUT = 64 * 1024
+_PATIENCE = 10  # with the oracle, beside the candidate: it computes a case a dozen times, in float64
+
+
+_Send = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Limits:
     """What the process of the checks may take.
 
     Attributes:
-        timeout_s: seconds from one case to the next.
+        timeout_s: seconds for one call of the candidate.
         memory_bytes: more than it had at its start; by default half of what the machine has to spare.
         output_bytes: printed by all cases of all checks together.
     """
@@ -100,15 +104,17 @@ def try_out(function: Callable[[], Any], limits: Limits) -> str:
     if cannot_fork(CPU):
         return ""
 
-    def run(send: Callable[[dict[str, Any]], None], inside: mmap.mmap) -> None:
-        inside[0] = 1
+    def run(send: _Send, calls: mmap.mmap) -> None:
+        _count(calls)
         with contextlib.suppress(Exception):
             function()
-        inside[0] = 0
+        _count(calls)
 
     child = _Child(run, limits)
     try:
         list(child.results())
+    except Unfit:
+        return ""
     finally:
         child.end()
     return "" if child.is_done else child.how_it_ended()
@@ -122,11 +128,11 @@ class _Child:
         is_done: whether it has done all that it had to.
     """
 
-    def __init__(self, run: Callable[[Callable[[dict[str, Any]], None], mmap.mmap], None], limits: Limits) -> None:
+    def __init__(self, run: Callable[[_Send, mmap.mmap], None], limits: Limits) -> None:
         self.limits = limits
         self.is_done = False
         self._memory = limits.memory_bytes or _spare_memory() // 2
-        self._inside = mmap.mmap(-1, 1)  # shared: 1 while the candidate runs
+        self._calls = mmap.mmap(-1, 8)  # shared: counts each time that the candidate is entered or left
         self._events, events = os.pipe()
         self._output, output = os.pipe()
         self._pipe = os.fstat(output).st_ino
@@ -134,8 +140,9 @@ class _Child:
         self.case, self._unread = "", b""
         self._started = time.perf_counter()
         self._why_killed = ""
+        self._seen, self._moved = b"", time.monotonic()
         try:
-            self._fork = Fork(lambda: _main(run, events, output, self._inside))
+            self._fork = Fork(lambda: _main(run, events, output, self._calls))
         finally:
             os.close(events)
             os.close(output)
@@ -144,7 +151,6 @@ class _Child:
 
     def results(self) -> Iterator[Result]:
         """Yields what it sends, until it is done or dead."""
-        deadline = time.monotonic() + self.limits.timeout_s
         with selectors.DefaultSelector() as selector:
             for descriptor in (self._events, self._output):
                 os.set_blocking(descriptor, False)
@@ -155,7 +161,7 @@ class _Child:
                         selector.unregister(self._output)
                 status = self._fork.ended()  # before the last look at what it has sent
                 for event in self._read_events():
-                    deadline = time.monotonic() + self.limits.timeout_s
+                    self._moved = time.monotonic()
                     if "done" in event:
                         self.is_done = True
                         return
@@ -167,7 +173,7 @@ class _Child:
                     yield from self._take(event)
                 if status is not None:
                     return
-                self._why_killed = self._excess(deadline)
+                self._why_killed = self._excess()
                 if self._why_killed:
                     return
 
@@ -180,18 +186,26 @@ class _Child:
             failures = [Failure(**failure) for failure in event["failures"]]
             yield Result(Check(**event["check"]), failures, event["fatal"], event["backend"])
 
-    def _excess(self, deadline: float) -> str:
+    @property
+    def _is_inside(self) -> bool:
+        """Whether the candidate runs."""
+        return self._calls[0] % 2 == 1
+
+    def _excess(self) -> str:
         """Returns which limit it has passed; "" for none."""
         if self._printed > self.limits.output_bytes:
             return f"printed more than {self.limits.output_bytes / 2**20:g} MiB"
         if self._fork.resident_bytes() - self._first_bytes > self._memory:
             return f"took more than {self._memory / 2**30:.3g} GiB of memory"
-        if time.monotonic() < deadline:
+        calls = self._calls[:]
+        if calls != self._seen:
+            self._seen, self._moved = calls, time.monotonic()
+        seconds = self.limits.timeout_s * (1 if self._is_inside else _PATIENCE)
+        if time.monotonic() - self._moved < seconds:
             return ""
-        seconds = f"{self.limits.timeout_s:g} s"
-        if self._inside[0]:
-            return f"did not return within {seconds}"
-        return f"did not come to its next case within {seconds}: the candidate had returned"
+        if self._is_inside:
+            return f"did not return within {seconds:g} s"
+        return f"came to no other call within {seconds:g} s"
 
     def _read_output(self) -> bool:
         """Takes what it has printed; False at the end."""
@@ -237,7 +251,7 @@ class _Child:
     def how_it_ended(self) -> str:
         """Returns what has ended it, and what it has left, in words."""
         text = self._why_killed or _describe(self._fork.ended() or 0)
-        if not self._why_killed and not self._inside[0]:
+        if not self._why_killed and not self._is_inside:
             text += ", after the call had returned"
         return f"{text}; {self._stragglers}" if self._stragglers else text
 
@@ -283,7 +297,7 @@ def _spare_memory() -> int:
 # --- in the child ----------------------------------------------------------------------------------------
 
 
-def _main(run: Callable[..., None], events: int, output: int, inside: mmap.mmap) -> None:
+def _main(run: Callable[..., None], events: int, output: int, calls: mmap.mmap) -> None:
     """Calls `run` with a function that sends events to the parent, and ends the process."""
     owner = os.getpid()
 
@@ -299,7 +313,7 @@ def _main(run: Callable[..., None], events: int, output: int, inside: mmap.mmap)
         if reason := _unfit():
             send({"unfit": reason})
         else:
-            run(send, inside)
+            run(send, calls)
             send({"done": True})
     except BaseException as error:  # KeyboardInterrupt is a candidate's to raise
         send({"raised": f"{type(error).__name__}: {error}"[:300]})
@@ -307,7 +321,11 @@ def _main(run: Callable[..., None], events: int, output: int, inside: mmap.mmap)
         os._exit(0)
 
 
-def _work(work: Work, jobs: Sequence[Job], send: Callable[[dict[str, Any]], None], inside: mmap.mmap) -> None:
+def _count(calls: mmap.mmap) -> None:
+    calls[:] = (int.from_bytes(calls[:], "little") + 1).to_bytes(8, "little")
+
+
+def _work(work: Work, jobs: Sequence[Job], send: _Send, calls: mmap.mmap) -> None:
     """Runs jobs and sends what they do and what comes of them."""
 
     def emit(result: Result) -> None:
@@ -316,7 +334,8 @@ def _work(work: Work, jobs: Sequence[Job], send: Callable[[dict[str, Any]], None
         send({"check": check, "failures": failures, "fatal": result.fatal, "backend": result.backend})
 
     def is_inside(now: bool) -> None:
-        inside[0] = now
+        if calls[0] % 2 != now:  # in several threads at once the first and the last count
+            _count(calls)
 
     work.run(
         jobs,

@@ -64,7 +64,7 @@ class Task:
         new = _seeded(lambda: guard.run(_made, candidate.ModelNew, init()))
         moved = [_moved(sample, device) for sample in samples]
         subject = subject_of(new.to(device), model.to(device), moved, expand)
-        subject.name = self.name
+        subject.name, subject.device = self.name, device
         return subject
 
 

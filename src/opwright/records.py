@@ -131,6 +131,8 @@ class VerifyRecord:
         backends: what ran: "cpu", "cuda", "reference" (on one of the devices at least), or "callable".
         effort: "quick", "default" or "full".
         only: the text that the cases were chosen by; "" for all of them.
+        in_process: why the candidate ran in the process of its caller, where a crash would have ended both;
+            "" when it had a process of its own.
     """
 
     name: str
@@ -143,6 +145,7 @@ class VerifyRecord:
     version: int = VERSION
     effort: str = "default"
     only: str = ""
+    in_process: str = ""
 
     @property
     def passed(self) -> bool:

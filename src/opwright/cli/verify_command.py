@@ -29,12 +29,17 @@ def verify_operators(
     wheel: Path | None = None,
     level: str = "",
     mutants: Annotated[bool, Parameter(negative="")] = False,
+    candidate: Path | None = None,
+    expand: bool = True,
+    in_process: Annotated[bool, Parameter(negative="")] = False,
+    timeout: float = 120.0,
     json: bool = False,
 ) -> int:
     """Check whether the operators of TARGET are right. Exit code 1 when one is not.
 
     Args:
-        target: A module, a file, or either with ::name.
+        target: A module, a file, or either with ::name; or a task of the KernelBench form: a file with Model,
+            get_inputs and get_init_inputs, or a folder of such.
         check: Run only this check; may be repeated.
         only: Run only cases whose description contains this text.
         quick: Fewer inputs of each kind: seconds for an operator. No kind of check is left out.
@@ -46,10 +51,29 @@ def verify_operators(
         level: Of its CPU kernels, take those for this level, v2. By default the best for this machine.
         mutants: Check the checks: make each operator wrong in every way that is known, and print which check sees it.
             Exit code 1 when none does. With --only: the kinds of mutants whose name contains this text.
+        candidate: Where TARGET is a task of the KernelBench form, or a folder of such: the file, or the folder
+            of files of the same names, with ModelNew. By default the same file, or gelu_new.py for gelu.py.
+        expand: Make more inputs from those of a task: other values, other layouts.
+        in_process: Run the checks in this process, for a debugger. A crash then ends the command.
+        timeout: How many seconds one call of the candidate may take.
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
+    from opwright.verify.supervisor import Limits, try_out
+    from opwright.verify.tasks import find_tasks
 
+    how = {"quick": quick, "full": full, "isolated": not in_process, "timeout_s": timeout}
+    tasks = find_tasks(target, candidate)
+    if tasks:
+        how["expand"] = expand
+        records = [
+            verify_one(task, task.name, check=check, only=only, device=device, out=out, quiet=json, **how)
+            for task in tasks
+        ]
+        return _end(records, json)
+    if not in_process and (trouble := try_out(lambda: find_operators(target), Limits(timeout))):
+        say(f"FAILED to import `{target}`: it {trouble}")
+        return 1
     operators = find_operators(target)
     if mutants:
         from opwright.cli.mutants_table import verify_mutants
@@ -61,10 +85,21 @@ def verify_operators(
         use_wheel(wheel, operators, level)
     records = [
         verify_one(
-            operator, check=check, only=only, quick=quick, full=full, device=device, out=out, quiet=json
+            operator.function,
+            operator.declaration.name,
+            check=check,
+            only=only,
+            device=device,
+            out=out,
+            quiet=json,
+            **how,
         )
         for operator in operators
     ]
+    return _end(records, json)
+
+
+def _end(records: list[VerifyRecord], json: bool) -> int:
     if json:
         print_json(records)
     if all(r.passed for r in records):
@@ -73,38 +108,39 @@ def verify_operators(
 
 
 def verify_one(
-    operator,
+    target,
+    name: str,
     *,
     check: list[str] | None = None,
     only: str = "",
-    quick: bool = False,
-    full: bool = False,
     device: list[str] | None = None,
     out: Path | None = None,
     quiet: bool = False,
+    **how,
 ) -> VerifyRecord:
-    """Verifies one operator, prints the result and writes the record."""
+    """Verifies one operator or task, prints the result and writes the record."""
     from opwright.records import save
     from opwright.verify.run import verify
 
     started = time.perf_counter()
-    with progress(f"Verifying {operator.declaration.name}") as line:
+    with progress(f"Verifying {name}") as line:
         record = verify(
-            operator.function,
+            target,
             checks=check,
             only=only,
-            quick=quick,
-            full=full,
             devices=device,
             on_check=lambda c: line.update(c.title),
+            **how,
         )
     if out is not None:
-        save(record, out / f"{operator.declaration.name}.verify.json")
+        save(record, out / f"{name}.verify.json")
     if not quiet:
         print_record(record)
     cases = sum(c.cases for c in record.checks)
     word = "Verified" if record.passed else "Failed" if record.failures else "Nothing ran for"
-    ran = " and ".join(record.backends)
+    ran = " and ".join(record.backends) or "nothing ran to its end"
+    if record.in_process and how.get("isolated", True):
+        say(f"note: it ran in this process, so a crash would have ended it: {record.in_process}")
     say(f"{word} {record.name} ({ran}) on {cases} cases in {time.perf_counter() - started:.1f} s")
     return record
 

@@ -13,7 +13,8 @@ from opwright.errors import CheckError, align
 from opwright.spec.contract import Contract
 from opwright.spec.dtypes import describe
 from opwright.testing.arguments import Inputs
-from opwright.verify.oracle import Expected, compare, expect, pattern_of, ulp_of
+from opwright.verify.difference import compare, pattern_of
+from opwright.verify.oracle import Expected, expect, ulp_of
 
 _ULP = 4.0  # what every element is allowed; see docs/decisions/0003-allowances.md
 

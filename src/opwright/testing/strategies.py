@@ -12,7 +12,7 @@ from opwright.errors import CheckError
 from opwright.spec.axes import Computed, Fixed, Named, Variadic
 from opwright.spec.contract import MISSING, Contract, Parameter, TensorType
 from opwright.spec.dtypes import Family
-from opwright.spec.samples import LAYOUTS, lay_out
+from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.testing.sweep import one_operator
 from opwright.verify.subject import Subject, subject_of

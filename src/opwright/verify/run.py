@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from opwright.dispatch import kernels
+from opwright.dispatch.operator import Operator
 from opwright.errors import CheckError
-from opwright.records import Check, Failure, VerifyRecord
-from opwright.spec.samples import Case
+from opwright.records import Check, VerifyRecord
 from opwright.verify.checks import CHECKS
-from opwright.verify.devices import DeviceLost, device_of, devices_for, is_lost, parse_device
-from opwright.verify.finding import Finding, Skipped
+from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.machine import machine_card
-from opwright.verify.shrink import shrink
+from opwright.verify.state import Files, Guard
 from opwright.verify.subject import Subject, subject_of
+from opwright.verify.supervisor import Limits, Unfit, cannot_fork, supervise
+from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
-
-_RANDOM_CHECKS = ("refusals", "copy", "outputs written")
+from opwright.verify.worker import Job, Result, Work
 
 
 def verify(
@@ -34,14 +38,20 @@ def verify(
     full: bool = False,
     devices: Iterable[str | torch.device] | None = None,
     on_check: Callable[[Check], None] | None = None,
+    expand: bool = True,
+    isolated: bool = True,
+    timeout_s: float = 120.0,
+    memory_bytes: int | None = None,
 ) -> VerifyRecord:
     """Checks whether an operator, or any callable, is right.
 
     An operator is compared with its reference in float64 over dtypes, layouts, shapes and values that
     follow from its contract, forward and backward, and with what PyTorch expects of an operator.
 
+    The checks run in a process of their own where that can be: one that crashes, hangs or exits is a finding.
+
     Args:
-        target: an operator, its `torch.ops` entry, or a callable with `reference` and `samples`.
+        target: an operator, its `torch.ops` entry, a callable with `reference` and `samples`, or a `Task`.
         reference: the same computation in PyTorch; an operator has its own.
         samples: an iterable, or a function giving one, of argument tuples or of `(args, kwargs)`.
         checks: names of the checks to run; all by default.
@@ -51,6 +61,12 @@ def verify(
         devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
             operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
         on_check: called with each check when it has finished.
+        expand: whether more inputs are made from the samples of a callable: other values, where the reference
+            accepts them, and other layouts.
+        isolated: whether the checks run in a process of their own. Not on a GPU, and on Linux only:
+            `in_process` of the record says why they did not. False for a debugger.
+        timeout_s: how many seconds one call of the candidate may take.
+        memory_bytes: how much memory it may take; by default half of what is free.
 
     Returns:
         The record; `.passed` and `.failures` say how it went.
@@ -65,44 +81,98 @@ def verify(
     if quick and full:
         raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
     effort = "quick" if quick else "full" if full else "default"
-    subject = subject_of(target, reference, samples, effort)
-    operator = subject.operator
-    chosen = _devices(subject, samples, devices)
-    subjects = {"": subject}
-    if operator is not None and operator.backward_operator is not None and samples is None:
-        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None, effort)
-    machine = machine_card()
-    record_checks: list[Check] = []
-    failures: list[Failure] = []
-    unsafe: dict[str, str] = {}  # why nothing more is called, by type of device
-    for device in chosen:
-        for prefix, each in subjects.items():
-            here = each.on(device)
-            for name, check in CHECKS.items():
-                if wanted is not None and name not in wanted:
-                    continue
-                known = unsafe.get("cpu") or unsafe.get(device.type)  # a damaged heap is everybody's
-                if known:
-                    result, found = Check(prefix + name, "skipped", reason=known, device=str(device)), []
-                else:
-                    result, found, reason = _run_one(prefix, name, check, here, only)
-                    if reason:
-                        unsafe[device.type] = reason
-                record_checks.append(result)
-                failures.extend(found)
-                if on_check is not None:
-                    on_check(result)
+    if isinstance(target, Task):
+        plan = _plan_task(target, devices, effort, expand)
+    else:
+        plan = _plan(target, reference, samples, devices, effort, expand)
+    work = Work(plan.subjects, only, Files(plan.folder), plan.command)
+    names = [name for name in CHECKS if wanted is None or name in wanted]
+    jobs = [Job(prefix, name, device) for device in plan.devices for prefix in plan.prefixes for name in names]
+    results: list[Result] = []
+
+    def emit(result: Result) -> None:
+        results.append(result)
+        if on_check is not None:
+            on_check(result.check)
+
+    in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None)
     return VerifyRecord(
-        name=subject.name,
-        checks=record_checks,
-        failures=failures,
-        backends=_backends(operator, chosen),
-        machine=machine,
+        name=plan.name,
+        checks=[result.check for result in results],
+        failures=[failure for result in results for failure in result.failures],
+        backends=_backends(results),
+        machine=machine_card(),  # it wakes the GPU, after which no fork could run the checks
         created=started,
         seconds=time.time() - started,
         effort=effort,
         only=only,
+        in_process=in_process,
     )
+
+
+def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:
+    """Runs jobs, apart where that can be; returns why it could not, "" if it could."""
+    reason = ""
+    for device, some in itertools.groupby(jobs, key=lambda job: job.device):
+        pending = list(some)
+        why = cannot_fork(device) if limits else "isolated=False"
+        if not why:
+            try:
+                for result in supervise(work, list(pending), limits):
+                    pending.pop(0)
+                    emit(result)
+            except Unfit as unfit:
+                why = str(unfit)
+        if pending:
+            reason = reason or why
+            work.run(pending, emit)
+    return reason
+
+
+@dataclass
+class _Plan:
+    """What is to be verified.
+
+    Attributes:
+        subjects: returns them by prefix, for a device.
+        folder: where the candidate's code lies.
+        command: verifies it again, without flags; "" where there is none.
+    """
+
+    name: str
+    subjects: Callable[[Guard, torch.device], dict[str, Subject]]
+    prefixes: list[str]
+    devices: list[torch.device]
+    folder: Path
+    command: str
+
+
+def _plan(target: Any, reference: Any, samples: Any, devices: Any, effort: str, expand: bool) -> _Plan:
+    subject = subject_of(target, reference, samples, effort, expand)
+    operator = subject.operator
+    subjects = {"": subject}
+    if operator is not None and operator.backward_operator is not None and samples is None:
+        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None, effort)
+    for each in subjects.values():
+        each.cases()  # once, here: the processes of the checks are copies of this one
+    return _Plan(
+        subject.name,
+        lambda guard, device: {prefix: each.on(device) for prefix, each in subjects.items()},
+        list(subjects),
+        _devices(subject, samples, devices),
+        _folder_of(target, operator),
+        _command(operator),
+    )
+
+
+def _plan_task(
+    task: Task, devices: Iterable[str | torch.device] | None, effort: str, expand: bool
+) -> _Plan:
+    def subjects(guard: Guard, device: torch.device) -> dict[str, Subject]:
+        return {"": task.load(guard, device, effort, expand)}
+
+    chosen = [parse_device(name) for name in devices or ["cpu"]]
+    return _Plan(task.name, subjects, [""], chosen, task.candidate.parent, task.command)
 
 
 def _devices(
@@ -116,90 +186,29 @@ def _devices(
     return devices_for(subject.operator, [] if samples is None or is_iterator else tensors_of(samples))
 
 
-def _run_one(
-    prefix: str, name: str, check: Callable, subject: Subject, only: str
-) -> tuple[Check, list[Failure], str]:
-    """Runs one check; the last result is why no further call is safe, if one is not."""
-    start = time.perf_counter()
-    findings: list[Finding] = []
-    device = str(subject.device)
-    subject.current = None
-    smallest: Case | None = None
-    try:
-        if (
-            subject.operator is not None
-            and subject.operator.declaration.random
-            and name not in _RANDOM_CHECKS
-        ):
-            raise Skipped("it draws random numbers")
-        for finding in check(subject):
-            if only in finding.case or finding.is_fatal:
-                findings.append(finding)
-                if finding.message and smallest is None:
-                    smallest = subject.current
-    except Skipped as reason:
-        if not any(finding.message for finding in findings):
-            return Check(prefix + name, "skipped", reason=str(reason), device=device), [], ""
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a check that breaks down has found something; SystemExit too
-        findings.append(_broken(error, subject))
-        smallest = smallest or subject.current
-    bad = [finding for finding in findings if finding.message]
-    outcome = "failed" if bad else "passed" if findings else "skipped"
-    ulps = [f.worst_ulp for f in findings if f.worst_ulp is not None]
-    ratios = [f.worst_ratio for f in findings if f.worst_ratio is not None]
-    result = Check(
-        prefix + name,
-        outcome,
-        cases=len(findings),
-        reason="" if findings else "no case applies",
-        worst_ulp=max(ulps, default=None),
-        worst_ratio=max(ratios, default=None),
-        seconds=time.perf_counter() - start,
-        device=device,
-    )
-    fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
-    if bad and not fatal and smallest is not None:
-        shrunk = shrink(check, subject, smallest, bad[0])
+def _folder_of(target: Any, operator: Operator | None) -> Path:
+    """Returns the folder that the candidate's code lies in, the working directory if that is nowhere."""
+    if operator is not None:
+        file = operator.declaration.file
     else:
-        shrunk = None
-    return result, [_failure(prefix, name, bad, subject, shrunk)] if bad else [], fatal
+        module = sys.modules.get(getattr(target, "__module__", None) or type(target).__module__)
+        code = getattr(inspect.unwrap(target), "__code__", None)
+        file = code.co_filename if code is not None else getattr(module, "__file__", None)
+    return Path(file).parent if file and Path(file).is_file() else Path.cwd()
 
 
-def _broken(error: BaseException, subject: Subject) -> Finding:
-    case = str(subject.current) if subject.current else "the check itself"
-    if isinstance(error, DeviceLost) or is_lost(subject.device):
-        cause = error if isinstance(error, DeviceLost) else f"{type(error).__name__}: {error}"
-        message = f"the GPU accepts no more work after this call: {cause}"[:600]
-        return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU")
-    return Finding(case, f"raised {type(error).__name__}: {error}"[:600])
-
-
-def _failure(
-    prefix: str, name: str, bad: list[Finding], subject: Subject, shrunk: Finding | None
-) -> Failure:
-    # Cases come small ones first, so the first is the smallest, but for what a smaller part of it shows.
-    first = bad[0]
-    case, message = first.case, first.message
-    if shrunk is not None:
-        case, message = f"{shrunk.case}, a part of {first.case}", shrunk.message
-    more = f" (and {len(bad) - 1} more cases)" if len(bad) > 1 else ""
-    repeat = ""
-    if subject.operator is not None:
-        declaration = subject.operator.declaration
-        owner = (declaration.forward or declaration.qualified_name).split("::")[1]
-        repeat = f"opwright verify {declaration.file}::{owner} --check '{name}' --device {subject.device}"
-        repeat += "" if subject.effort == "default" else f" --{subject.effort}"
-    return Failure(prefix + name, case, message + more, first.pattern, repeat, str(subject.device))
-
-
-def _backends(operator: Any, devices: Sequence[torch.device]) -> list[str]:
+def _command(operator: Operator | None) -> str:
     if operator is None:
-        return ["callable"]
-    behind = [o for o in (operator, operator.backward_operator) if o is not None]
-    return list(
-        dict.fromkeys(
-            d.type if any(kernels.is_loaded(o, d.type) for o in behind) else "reference" for d in devices
-        )
-    )
+        return ""
+    declaration = operator.declaration
+    owner = (declaration.forward or declaration.qualified_name).split("::")[1]
+    return f"opwright verify {declaration.file}::{owner}"
+
+
+def _backends(results: Iterable[Result]) -> list[str]:
+    """Returns what ran on each device: its kernels, if any of the checks has loaded some."""
+    found: dict[str, str] = {}
+    for result in results:
+        if result.backend and found.get(result.check.device) in (None, "reference"):
+            found[result.check.device] = result.backend
+    return list(dict.fromkeys(found.values()))

@@ -17,10 +17,12 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.spec.contract import Contract
 from opwright.spec.fill import lay_out
-from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases, split_sample
+from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases
+from opwright.verify.callables import Callables, name_of
+from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.process_state import modes
-from opwright.verify.tensors import copy_of, guarded, poison_memory_for, tensors_of
+from opwright.verify.tensors import copy_of, guarded, is_same, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
 _QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
@@ -44,6 +46,9 @@ class Subject:
         effort: how many cases there are: one of `EFFORTS`.
         modes: settings of the process before the first call.
         memo: what the oracle has said, where several candidates meet the same cases.
+        on_case: called with each case that is given out.
+        callables: what a callable and its reference are; None for an operator.
+        expand: whether more inputs are made from the samples of a callable.
     """
 
     name: str
@@ -57,6 +62,10 @@ class Subject:
     effort: str = "default"
     memo: dict[Any, Any] | None = None
     modes: dict[str, Any] = field(default_factory=modes)
+    on_case: Callable[[Case], None] | None = None
+    callables: Callables | None = None
+    expand: bool = True
+    _mutated: list[int] | None = None
 
     def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Returns what `compute` returns; where there is a memo, it is asked once for each key."""
@@ -72,14 +81,19 @@ class Subject:
 
     def inputs(self, case: Case) -> list[Any]:
         """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
-        self.current = case
+        self._announce(case)
         return list(copy_of(case.values, None if self.operator is None else self.device))
 
     def guarded_inputs(self, case: Case) -> tuple[list[Any], Callable[[], bool]]:
         """Returns the arguments between guard bands, and whether the bands are intact."""
-        self.current = case
+        self._announce(case)
         values, are_intact = guarded(case.values, None if self.operator is None else self.device)
         return list(values), are_intact
+
+    def _announce(self, case: Case) -> None:
+        self.current = case
+        if self.on_case is not None:
+            self.on_case(case)
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Calls it, on a GPU with poisoned memory, and waits until the work is done.
@@ -98,8 +112,23 @@ class Subject:
         return outputs
 
     def mutated(self) -> list[int]:
-        """Returns the positions of the arguments that it writes into."""
-        return [i for i, p in enumerate(self.contract.parameters) if p.mutated] if self.contract else []
+        """Returns the positions of the arguments that it writes into, of a callable those that its reference does."""
+        if self._mutated is None:
+            if self.contract is not None:
+                self._mutated = [i for i, p in enumerate(self.contract.parameters) if p.mutated]
+            else:
+                self._mutated = self._written_by_reference()
+        return self._mutated
+
+    def _written_by_reference(self) -> list[int]:
+        given = [case for _, case in self.cases() if case.label.startswith("sample")][:1]
+        for case in given:
+            values = copy_of(case.values)
+            with torch.no_grad():
+                self.reference(values)
+            pairs = enumerate(zip(case.values, values, strict=True))
+            return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and not is_same(a, b)]
+        return []
 
     @property
     def contract(self) -> Contract | None:
@@ -132,7 +161,16 @@ class Subject:
 
     def _all_cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
         if self.operator is None:
-            for case in _plain_cases(self._samples):
+            given = self.callables.cases(self._samples)
+            self._cases = [(_dtype_of(case), case) for case in given]  # enough for `mutated`
+            more = derived_cases(
+                given,
+                lambda case: case.values[-1].arguments,
+                self.reference,
+                bool(self.mutated()),
+                self._announce,
+            )
+            for case in (*given, *(more if self.expand else ())):
                 yield _dtype_of(case), case
             return
         contract = self.operator.contract
@@ -225,6 +263,8 @@ class Subject:
         """Returns a small input and a large one: for the checks of how calls run, not of what they compute."""
         wanted = [case for dtype, case in self.cases() if dtype in (torch.float32, None)]
         wanted = wanted or [case for _, case in self.cases()]
+        if self.operator is None:
+            wanted = [case for case in wanted if "," not in case.label] or wanted  # as given, not derived
         if self.operator is None or any(case.label.startswith("sample") for case in wanted):
             return sorted(wanted, key=_elements)[:: max(len(wanted) - 1, 1)][:2]
         first = [next((c for c in wanted if c.label == label), None) for label in ("base", "large")]
@@ -241,7 +281,11 @@ class Subject:
 
 
 def subject_of(
-    target: Any, reference: Callable[..., Any] | None, samples: Any, effort: str = "default"
+    target: Any,
+    reference: Callable[..., Any] | None,
+    samples: Any,
+    effort: str = "default",
+    expand: bool = True,
 ) -> Subject:
     """Returns the subject for an operator or a callable.
 
@@ -266,39 +310,23 @@ def subject_of(
             samples,
             effort=effort,
         )
-    name = getattr(target, "__name__", type(target).__name__)
     if not callable(target) or reference is None or samples is None:
         raise CheckError(
-            name,
+            name_of(target),
             "a callable is verified against a reference, on samples",
             hint="`opwright.verify(f, reference=g, samples=[(x, y), ...])`",
         )
-
-    def as_list(result: Any) -> list[Any]:
-        return list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
-
-    def apply(function: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
-        args, kwargs = split_sample(tuple(values))
-        return as_list(function(*args, **kwargs))
-
+    both = Callables(target, reference)
     return Subject(
-        name,
-        lambda values: apply(target, values),
-        lambda values: apply(reference, values),
+        both.name,
+        both.call,
+        both.call_reference,
         None,
         samples,
         effort=effort,
+        callables=both,
+        expand=expand,
     )
-
-
-def _plain_cases(samples: Any) -> list[Case]:
-    given = samples() if callable(samples) else samples
-    cases = []
-    for i, sample in enumerate(given):
-        args, kwargs = split_sample(sample)
-        # Named arguments travel as a last value, as in the sample itself.
-        cases.append(Case(f"sample {i}", (args, kwargs) if kwargs else args, kwargs))
-    return cases
 
 
 def _dtype_of(case: Case) -> torch.dtype | None:

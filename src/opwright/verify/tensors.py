@@ -56,7 +56,7 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().contiguous()
     if not tensor.is_floating_point():
         return tensor
-    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def poison_memory_for(values: Any) -> None:

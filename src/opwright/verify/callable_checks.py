@@ -1,0 +1,219 @@
+"""Checks of a callable, where those of an operator need its contract.
+
+There is no `out=` to fill with garbage, no schema, no float64 to take finite differences in; there are the
+samples, and what the reference gives for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from opwright.spec.samples import Case
+from opwright.verify.checks import CHECKS, Check
+from opwright.verify.concurrency import other_values
+from opwright.verify.difference import compare, pattern_of
+from opwright.verify.finding import Finding, Skipped, first_line
+from opwright.verify.gradients import seed_like
+from opwright.verify.oracle import expect
+from opwright.verify.subject import Subject
+from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
+
+_THREADS, _ROUNDS = 4, 4
+
+
+def check_for(name: str, subject: Subject) -> Check:
+    """Returns the check of that name for this subject."""
+    return CHECKS[name] if subject.operator is not None else _CHECKS.get(name, CHECKS[name])
+
+
+def _other(subject: Subject, values: Sequence[Any], alone: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, str]:
+    """Returns how outputs are wrong that are not, bit for bit, those of a call alone; and the pattern."""
+    found, wanted = tensors_of(outputs), tensors_of(alone)
+    if len(found) == len(wanted) and are_same(found, wanted):
+        return "", ""
+    with torch.no_grad():
+        return _difference(outputs, expect(subject.reference, list(values)))
+
+
+def _difference(outputs: Sequence[Any], expected: Sequence[Any]) -> tuple[str, str]:
+    """Returns the first difference between outputs and what they must be, and its pattern."""
+    if len(outputs) != len(expected):
+        return f"returned {len(outputs)} outputs, expected {len(expected)}", ""
+    for output, wanted in zip(outputs, expected, strict=True):
+        if isinstance(output, torch.Tensor) and wanted is not None:
+            found = compare(output, wanted)
+            if found.message:
+                return found.message, pattern_of(found.wrong)
+    return "", ""
+
+
+def outputs_written(subject: Subject) -> Iterator[Finding]:
+    """With memory that torch.empty fills with NaN, or the largest integer: nothing of it is left."""
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    for case in subject.run_cases():
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of operators that have no deterministic algorithm
+            alone = subject.run(subject.inputs(case))
+            values = subject.inputs(case)
+            try:
+                torch.use_deterministic_algorithms(True, warn_only=True)
+                torch.utils.deterministic.fill_uninitialized_memory = True
+                outputs = subject.run(values)
+            finally:
+                torch.use_deterministic_algorithms(was[0], warn_only=was[1])
+                torch.utils.deterministic.fill_uninitialized_memory = filled
+        message, pattern = _other(subject, case.values, alone, outputs)
+        yield Finding(str(case), message and f"in memory full of NaN: {message}", pattern)
+
+
+def determinism(subject: Subject) -> Iterator[Finding]:
+    """The same input twice gives the same bits; other data at the same addresses gives its own result."""
+    yield from CHECKS["determinism"](subject)
+    if subject.mutated():
+        return
+    with torch.no_grad():
+        for case in subject.run_cases():
+            values = subject.inputs(case)
+            changed = other_values(values)
+            try:
+                alone = subject.run(copy_of(changed))
+            except Exception:  # that is no input of it
+                continue
+            subject.run(values)
+            for target, source in zip(tensors_of(values), tensors_of(changed), strict=True):
+                storage_bytes(target).copy_(storage_bytes(source))
+            message, pattern = _other(subject, changed, alone, subject.run(values))
+            yield Finding(str(case), message and f"with new data in the same memory: {message}", pattern)
+
+
+def gradient_numerics(subject: Subject) -> Iterator[Finding]:
+    """Gradients of the samples against those of the reference in float64, parameters of modules included."""
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    compared = False
+    given = [c for _, c in subject.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
+    for case in given:
+        at = _differentiable_at(subject, case)
+        if not at:
+            continue
+        outputs = _outputs(subject.run, subject.inputs(case), at)
+        if not any(o.requires_grad for o in outputs):
+            if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
+                compared = True
+                yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
+            continue
+        compared = True
+
+        def oracle(values: Sequence[Any], at: Sequence[int] = at) -> list[torch.Tensor]:
+            with subject.callables.formulas_for(values):  # for the backward as well
+                return _gradients(subject.reference, values, at)
+
+        expected = expect(oracle, case.values)
+        message, pattern = _difference(_gradients(subject.run, subject.inputs(case), at), expected)
+        yield Finding(str(case), message, pattern)
+    if not compared:
+        raise Skipped("nothing to differentiate")
+
+
+def _differentiable_at(subject: Subject, case: Case) -> list[int]:
+    """Returns the positions by which the reference can be differentiated: by the mean of a batch norm it cannot."""
+
+    def can(positions: list[int]) -> bool:
+        try:
+            outputs = _outputs(subject.reference, copy_of(case.values), positions)
+            return any(output.requires_grad for output in outputs)
+        except RuntimeError:
+            return False
+
+    every = subject.callables.differentiable_at(case)
+    return every if can(every) else [i for i in every if can([i])]
+
+
+def _leaves(values: Sequence[Any], at: Sequence[int]) -> list[Any]:
+    return [v.detach().requires_grad_() if i in at else v for i, v in enumerate(values)]
+
+
+def _outputs(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    with torch.enable_grad():
+        return tensors_of(function(_leaves(values, at)))
+
+
+def _gradients(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    leaves = _leaves(values, at)
+    with torch.enable_grad():
+        outputs = [o for o in tensors_of(function(leaves)) if o.requires_grad]
+    inputs = [leaves[i] for i in at]
+    found = torch.autograd.grad(outputs, inputs, [seed_like(o) for o in outputs], allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
+
+
+def compiled(subject: Subject) -> Iterator[Finding]:
+    """Called within torch.compile, graph breaks allowed, it gives what the reference gives."""
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    torch._dynamo.reset()
+    call = torch.compile(lambda values: subject.call(values), backend="eager")
+    for case in subject.run_cases()[:1]:
+        with torch.no_grad():
+            alone, outputs = subject.run(subject.inputs(case)), call(subject.inputs(case))
+        message, pattern = _other(subject, case.values, alone, outputs)
+        yield Finding(str(case), message and f"within torch.compile: {message}", pattern)
+
+
+def threads(subject: Subject) -> Iterator[Finding]:
+    """In several threads at once, each with data of its own, it gives what it gives alone."""
+    if subject.device.type != "cpu":
+        yield from CHECKS["threads"](subject)
+        return
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    if subject.callables.are_shared and subject.callables.parameters:
+        raise Skipped("a module is given its parameters call by call")
+    for case in subject.run_cases()[:1]:
+        yield Finding(str(case), _in_threads(subject, case))
+
+
+def _in_threads(subject: Subject, case: Case) -> str:
+    values, given = subject.inputs(case), []
+    with torch.no_grad():
+        while len(given) < _THREADS:
+            try:
+                given.append((values, subject.run(copy_of(values))))
+                values = other_values(values)
+            except Exception:  # that is no input of it
+                values = subject.inputs(case)
+    start, bad = threading.Barrier(_THREADS), []
+
+    def work(values: list[Any], alone: list[Any]) -> None:
+        try:
+            copies = [copy_of(values) for _ in range(_ROUNDS)]
+            start.wait(60)
+            with torch.no_grad():
+                results = [subject.call(copied) for copied in copies]
+            messages = [_other(subject, values, alone, outputs)[0] for outputs in results]
+            bad.extend(f"in several threads at once: {message}" for message in messages if message)
+        except Exception as error:
+            start.abort()
+            bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
+
+    running = [threading.Thread(target=work, args=pair) for pair in given]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return bad[0] if bad else ""
+
+
+_CHECKS: dict[str, Check] = {
+    "outputs written": outputs_written,
+    "determinism": determinism,
+    "gradient numerics": gradient_numerics,
+    "compile": compiled,
+    "threads": threads,
+}

@@ -1,0 +1,226 @@
+"""Any callable as something to verify: functions, modules, autograd functions; nested arguments and results.
+
+The checks work on flat lists. A case holds the tensors and other values that the arguments consist of, then
+the parameters and buffers of a reference that is a module, and last how they are put together. So the oracle
+computes with parameters in float64 too, and gradients flow to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from opwright.spec.samples import Case, split_sample
+from opwright.verify.formulas import oracle_formulas
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """How the leaves of a case become a call.
+
+    Attributes:
+        spec: of the arguments.
+        arguments: how many leaves they have; parameters and buffers follow.
+        complex_at: leaves that are complex numbers; the oracle knows real ones, so they come as pairs.
+        is_double: whether some are in float64, so that the oracle computes as any other call does.
+    """
+
+    spec: TreeSpec
+    arguments: int
+    complex_at: frozenset[int]
+    is_double: bool
+
+    def split(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+        """Returns positional arguments, named arguments, parameters and buffers."""
+        leaves = [torch.view_as_complex(v) if i in self.complex_at else v for i, v in enumerate(leaves)]
+        args, kwargs = tree_unflatten(leaves[: self.arguments], self.spec)
+        return args, kwargs, leaves[self.arguments :]
+
+
+def case_of(label: str, sample: Any, parameters: Sequence[torch.Tensor] = ()) -> Case:
+    """Returns the case of a sample: a tuple of arguments, or `(args, kwargs)`."""
+    args, kwargs = split_sample(sample)
+    leaves, spec = tree_flatten((args, kwargs))
+    complex_at = frozenset(i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor) and v.is_complex())
+    values = [torch.view_as_real(v.resolve_conj()) if i in complex_at else v for i, v in enumerate(leaves)]
+    options = {name: v for name, v in kwargs.items() if isinstance(v, (bool, int, float, str, type(None)))}
+    return Case(label, (*values, *parameters, Assembly(spec, len(leaves), complex_at, _has_double(values))), options)
+
+
+class Callables:
+    """A candidate and its reference.
+
+    Attributes:
+        name: of the candidate.
+        parameters: parameters and buffers of a reference that is a module.
+        are_shared: whether the candidate, a module too, gets them.
+        note: how its parameters differ, where they do.
+    """
+
+    def __init__(self, target: Any, reference: Any) -> None:
+        self.name = name_of(target)
+        self._target, self._reference = _plain(target), _plain(reference)
+        self.parameters: dict[str, torch.Tensor] = {}
+        self.are_shared, self.note = False, ""
+        if isinstance(self._reference, torch.nn.Module):
+            named = (*self._reference.named_parameters(), *self._reference.named_buffers())
+            self.parameters = {_own_name(name): tensor.detach().clone() for name, tensor in named}
+            if isinstance(self._target, torch.nn.Module):
+                self.note = _mismatch(self._target, self._reference)
+                self.are_shared = not self.note
+        self._differentiable = 0  # parameters come before buffers
+        if isinstance(self._reference, torch.nn.Module) and self.are_shared:
+            self._differentiable = len(list(self._reference.parameters()))
+        self._may_alias = False
+        self._keys: list[str] | None = None
+
+    def cases(self, samples: Iterable[Any] | Callable[[], Iterable[Any]]) -> list[Case]:
+        """Returns a case for each sample."""
+        given = samples() if callable(samples) else samples
+        parameters = list(self.parameters.values())
+        return [case_of(f"sample {i}", sample, parameters) for i, sample in enumerate(given)]
+
+    def differentiable_at(self, case: Case) -> list[int]:
+        """Returns the positions of the values that both differentiate by."""
+        *leaves, assembly = case.values
+        last = assembly.arguments + self._differentiable
+        return [i for i, v in enumerate(leaves[:last]) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+    def call_reference(self, values: Sequence[Any]) -> list[Any]:
+        """Calls the reference with the values of a case; returns the leaves of its result."""
+        with self.formulas_for(values):
+            outputs, self._keys = self._call(self._reference, values, takes_parameters=True)
+        inputs = _storages(values)
+        self._may_alias = any(s in inputs for s in _storages(outputs))
+        return outputs
+
+    def formulas_for(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the reference computes as an oracle, where these values are an oracle's."""
+        is_oracle = _has_double(values) and not values[-1].is_double
+        return oracle_formulas() if is_oracle else contextlib.nullcontext()
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """Calls the candidate with the values of a case; returns the leaves of its result.
+
+        What shares memory with an argument is copied if the reference's result has just done so as well.
+        """
+        outputs, keys = self._call(self._target, values, takes_parameters=self.are_shared)
+        if self._keys is not None and keys != self._keys:
+            raise TypeError(f"returned {_describe(keys)}, expected {_describe(self._keys)}")
+        if self._may_alias:
+            inputs = _storages(values)
+            outputs = [o.clone() if o is not None and _storages([o]) & inputs else o for o in outputs]
+        return outputs
+
+    def _call(self, function: Any, values: Sequence[Any], takes_parameters: bool) -> tuple[list[Any], list[str]]:
+        *leaves, assembly = values
+        args, kwargs, given = assembly.split(leaves)
+        if not takes_parameters or not isinstance(function, torch.nn.Module):
+            return flatten(function(*args, **kwargs))
+        state = dict(zip(self.parameters, given, strict=True))
+        names = {_own_name(name): name for name, _ in (*function.named_parameters(), *function.named_buffers())}
+        buffers = {_own_name(name) for name, _ in function.named_buffers()}
+        state = {name: v.clone() if name in buffers else v for name, v in state.items() if name in names}
+        result = functional_call(function, {names[name]: v for name, v in state.items()}, args, kwargs)
+        outputs, keys = flatten(result)
+        if function.training:  # statistics of a batch norm, say
+            outputs += [v.detach() for name, v in state.items() if name in buffers]
+        return outputs, keys
+
+
+def name_of(target: Any) -> str:
+    """Returns what a callable is called in messages."""
+    for holder in (target, getattr(target, "func", None), getattr(target, "_orig_mod", None)):
+        if isinstance(name := getattr(holder, "__name__", None), str):
+            return name
+        if isinstance(holder, torch.nn.Module) and not hasattr(holder, "_orig_mod"):
+            return type(holder).__name__
+    return type(target).__name__
+
+
+def _plain(function: Any) -> Any:
+    """Returns what is called: of a torch.autograd.Function its `apply`, of a module a copy."""
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        return function.apply
+    if isinstance(function, torch.nn.Module):
+        with contextlib.suppress(Exception):  # some cannot be copied: then it is that one
+            return copy.deepcopy(function)
+    return function
+
+
+def _own_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")  # torch.compile puts that in front
+
+
+def _mismatch(target: torch.nn.Module, reference: torch.nn.Module) -> str:
+    """Returns how the states of two modules differ in names or shapes, "" if they do not."""
+    own, wanted = (
+        {_own_name(name): tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        for module in (target, reference)
+    )
+    lines = [f"`{name}` is missing" for name in wanted if name not in own]
+    lines += [f"`{name}` is not the reference's" for name in own if name not in wanted]
+    lines += [
+        f"`{name}` is {list(own[name])} where the reference has {list(shape)}"
+        for name, shape in wanted.items()
+        if name in own and own[name] != shape
+    ]
+    return "; ".join(lines[:4])
+
+
+def flatten(result: Any) -> tuple[list[Any], list[str]]:
+    """Returns the tensors of a result, None for what is absent, and the keys under which they are.
+
+    Numbers become tensors, complex tensors pairs of real numbers; what is no number is left out.
+    """
+    outputs: list[Any] = []
+    keys: list[str] = []
+
+    def visit(value: Any, key: str) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.to_dense() if value.layout != torch.strided else value
+            outputs.append(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
+        elif isinstance(value, (bool, int, float)):
+            outputs.append(torch.tensor(value))
+        elif value is None:
+            outputs.append(None)
+        elif isinstance(value, Mapping):
+            for name in sorted(value, key=str):
+                visit(value[name], f"{key}[{name!r}]")
+            return
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item, key)
+            return
+        elif dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                visit(getattr(value, field.name), f"{key}.{field.name}")
+            return
+        else:
+            return
+        keys.append(key)
+
+    if result is not None:
+        visit(result, "")
+    return outputs, keys
+
+
+def _describe(keys: list[str]) -> str:
+    names = [key for key in dict.fromkeys(keys) if key]
+    return f"{len(keys)} outputs" + (f" under {', '.join(names)}" if names else "")
+
+
+def _has_double(values: Iterable[Any]) -> bool:
+    return any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in values)
+
+
+def _storages(values: Iterable[Any]) -> set[int]:
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}

@@ -1,0 +1,199 @@
+"""Processes on Linux: a fork whose thread pools work, and what has become of its descendants."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import io
+import os
+import resource
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SEED = 0x6F7077  # any; the parent's seed is its own
+
+
+class Fork:
+    """A child process that runs a function and ends.
+
+    The thread that has forked stays until `let_go`: the child is killed when it ends, as it does with the parent.
+    """
+
+    def __init__(self, main: Callable[[], None]) -> None:
+        self._done, forked = threading.Event(), threading.Event()
+        found: list[Any] = []
+
+        def fork() -> None:
+            with warnings.catch_warnings():  # Python 3.12 warns of other threads: they are not needed here
+                warnings.simplefilter("ignore", DeprecationWarning)
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    found.append(error)
+                    forked.set()
+                    return
+            if pid == 0:
+                try:
+                    main()
+                finally:
+                    os._exit(70)  # `main` has not ended by itself
+            found.append(pid)
+            forked.set()
+            self._done.wait()
+
+        threading.Thread(target=fork, name="opwright-verify", daemon=True).start()
+        forked.wait()
+        if isinstance(found[0], OSError):
+            raise found[0]
+        self.pid: int = found[0]
+        self._status: int | None = None
+
+    def ended(self) -> int | None:
+        """Returns the status that waitpid gives, or None while it runs."""
+        if self._status is None:
+            self._reap(os.WNOHANG)
+        return self._status
+
+    def kill(self) -> None:
+        """Kills it with its process group, and waits until it is gone."""
+        for kill in (os.killpg, os.kill):  # it may not lead a group yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+        if self._status is None:
+            self._reap(0)
+
+    def let_go(self) -> None:
+        self._done.set()
+
+    def _reap(self, options: int) -> None:
+        try:
+            pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:  # the program has reaped it
+            pid, status = self.pid, 0
+        if pid:
+            self._status = status
+
+    def resident_bytes(self) -> int:
+        """Returns how much memory it has, that it shares with its parent included."""
+        try:
+            with open(f"/proc/{self.pid}/statm") as f:
+                return int(f.read().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
+
+
+def settle_in(output: int) -> None:
+    """Makes a fork a process of its own: nothing it does by mistake reaches its parent.
+
+    Args:
+        output: the descriptor that gets what it prints.
+    """
+    os.setsid()
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of what the candidate forks become children of this process
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+        f.write("1000")  # when memory runs out, this process goes first
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    sys.stdin = sys.__stdin__ = open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _text(1)
+    sys.stderr = sys.__stderr__ = _text(2)
+    faulthandler.enable(file=2, all_threads=False)
+    gc.freeze()  # the parent's objects are not looked at again, so their pages stay shared
+    torch.default_generator.manual_seed(_SEED)
+    # Pools of workers of the parent's torch.compile are not here, and new ones would be left behind.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    if "torch._inductor.config" in sys.modules:
+        sys.modules["torch._inductor.config"].compile_threads = 1
+    if torch.version.cuda is not None:  # a fork cannot use the GPU of its parent, so it sees none
+        torch.cuda.is_available = lambda: False
+        torch.cuda.device_count = lambda: 0
+
+
+def _text(descriptor: int) -> io.TextIOWrapper:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, errors="replace", write_through=True)  # nothing waits in a crash
+
+
+def children() -> list[int]:
+    """Returns the processes that this one has started and not waited for."""
+    found: list[int] = []
+    for task in _entries("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as f:
+            found += [int(pid) for pid in f.read().split()]
+    return found
+
+
+def end_children() -> list[str]:
+    """Kills and reaps what this process has started and not waited for; returns what that was."""
+    found: list[str] = []
+    for _ in range(100):  # the orphans of one that was killed come to this process
+        pids = children()
+        if not pids:
+            break
+        found += [_command_of(pid) for pid in pids]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    return [_left_behind(found)] if found else []
+
+
+def end_stragglers(session: int, pipe: int) -> str:
+    """Kills what a process that is gone has left; returns what that was, "" if nothing.
+
+    That is whoever is of its session, or has kept what it printed to: a pipe, with this inode.
+    """
+    found = []
+    for pid in _entries("/proc"):
+        if not pid.isdigit() or int(pid) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                fields = f.read().rpartition(")")[2].split()
+            is_its = int(fields[3]) == session and fields[0] != "Z"
+            is_its = is_its or any(
+                os.readlink(f"/proc/{pid}/fd/{n}") == f"pipe:[{pipe}]" for n in ("1", "2") if fields[0] != "Z"
+            )
+            if is_its:
+                found.append(_command_of(int(pid)))
+                os.kill(int(pid), signal.SIGKILL)
+        except (OSError, IndexError):
+            continue
+    return _left_behind(found) if found else ""
+
+
+def _left_behind(commands: list[str]) -> str:
+    one = len(commands) == 1
+    names = ", ".join(sorted(set(commands))[:3])
+    return f"left {len(commands)} {'process' if one else 'processes'} behind, now killed: {names}"
+
+
+def _command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            words = f.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        return words[:80] or "one that has ended"
+    except OSError:
+        return "one that has ended"
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,0 +1,254 @@
+"""What a candidate must leave as it was: settings of PyTorch, the functions that judge it, files beside it.
+
+Everything here is taken before the candidate is called and compared when a call returns, before anything
+of the judge runs again: what was changed is put back, so that it reaches neither the judgement nor the
+next case, and is a finding.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+class _Setting(NamedTuple):
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _flushes_denormals() -> bool:
+    return 5e-324 * 1.0 == 0.0
+
+
+def _write_deterministic(value: tuple[bool, bool], write: Any = torch.use_deterministic_algorithms) -> None:
+    write(value[0], warn_only=value[1])
+
+
+# Functions are taken when this is imported: a candidate may replace `torch.get_default_dtype` as well.
+_SETTINGS = (
+    _Setting("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
+    _Setting("torch.get_default_device()", torch.get_default_device, torch.set_default_device),
+    _Setting("torch.get_num_threads()", torch.get_num_threads, torch.set_num_threads),
+    _Setting("torch.is_grad_enabled()", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    _Setting("torch.is_anomaly_enabled()", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    _Setting("torch.use_deterministic_algorithms", _deterministic, _write_deterministic),
+    _Setting(
+        "torch.get_float32_matmul_precision()",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    _Setting(
+        "torch.is_autocast_enabled('cpu')",
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda value: torch.set_autocast_enabled("cpu", value),
+    ),
+    _Setting(
+        "torch.backends.mkldnn.enabled",
+        torch._C._get_mkldnn_enabled,
+        torch._C._set_mkldnn_enabled,
+    ),
+    _Setting(
+        "torch.backends.cudnn.benchmark",
+        torch._C._get_cudnn_benchmark,
+        torch._C._set_cudnn_benchmark,
+    ),
+    _Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
+    _Setting("the working directory", os.getcwd, os.chdir),
+)
+# Drawing random numbers is a candidate's right; seeding everybody's generator is not.
+_SEED = "the seed of torch's generator"
+
+
+class Guard:
+    """Compares settings and functions before and after calls of a candidate.
+
+    Attributes:
+        changes: what was changed and has been put back, in words.
+        is_inside: called with whether the candidate is running now.
+    """
+
+    def __init__(self, is_inside: Callable[[bool], None] = lambda _: None) -> None:
+        self.changes: list[str] = []
+        self.is_inside = is_inside
+        self._owner = os.getpid()
+        self._watched = [_Watched(name, holder) for name, holder in _holders().items()]
+
+    def wrap(self, call: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+        """Returns a call that notes what it changes."""
+
+        def guarded(values: Sequence[Any]) -> Any:
+            if torch.compiler.is_compiling():  # what is traced is no call
+                return call(values)
+            return self.run(call, values)
+
+        return guarded
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of the candidate."""
+        before, seed = [setting.read() for setting in _SETTINGS], _initial_seed()
+        self.is_inside(True)
+        try:
+            return function(*args)
+        finally:
+            if os.getpid() != self._owner:  # the candidate has forked: the copy must not go on judging
+                os._exit(0)
+            self._compare(before, seed)
+            self.is_inside(False)
+
+    def take(self) -> list[str]:
+        """Returns the changes since the last time."""
+        taken, self.changes = list(dict.fromkeys(self.changes)), []
+        return taken
+
+    def _compare(self, before: list[Any], seed: int) -> None:
+        for watched in self._watched:  # first: what follows may be among them
+            self.changes += watched.put_back()
+        for setting, was in zip(_SETTINGS, before, strict=True):
+            now = _read(setting)
+            if now != was:
+                setting.write(was)
+                self.changes.append(f"{setting.name} was {was} before the call and {now} after it")
+        if _initial_seed() != seed:
+            self.changes.append(f"{_SEED} was {seed} before the call and {_initial_seed()} after it")
+            _manual_seed(seed)
+
+
+_initial_seed, _manual_seed = torch.initial_seed, torch.manual_seed
+
+
+def _read(setting: _Setting) -> Any:
+    try:
+        return setting.read()
+    except OSError as error:  # the working directory is gone
+        return error.strerror
+
+
+# --- functions -------------------------------------------------------------------------------------------
+
+
+# PyTorch replaces these itself: when the default dtype changes, when torch._dynamo is imported.
+_PYTORCHS_OWN = {"torch.Storage", "torch.manual_seed"}
+
+
+class _Watched:
+    """The functions of a module or a class, as they were."""
+
+    def __init__(self, name: str, holder: Any) -> None:
+        self.name, self.holder = name, holder
+        self.saved = dict(vars(holder))
+
+    def put_back(self) -> list[str]:
+        """Restores what was replaced; returns what that was."""
+        now = vars(self.holder)
+        if now == self.saved:
+            return []
+        found = []
+        is_class = isinstance(self.holder, type)
+        for name, was in self.saved.items():
+            # What is gone from a module has been PyTorch's to remove: functions that torch.compile puts there.
+            is_other = now.get(name) is not was and (name in now or is_class)
+            if is_other and callable(was) and f"{self.name}.{name}" not in _PYTORCHS_OWN:
+                setattr(self.holder, name, was)
+                found.append(f"`{self.name}.{name}` was replaced by the call")
+        if is_class:  # a new name may hide what is inherited
+            for name in [n for n in now if n not in self.saved and hasattr(super(self.holder, self.holder), n)]:
+                delattr(self.holder, name)
+                found.append(f"`{self.name}.{name}` was replaced by the call")
+        self.saved = dict(vars(self.holder))
+        return found
+
+
+def _holders() -> dict[str, Any]:
+    """Returns the modules and classes whose functions the judge uses."""
+    import builtins
+    import math
+
+    found = {
+        "builtins": builtins,
+        "math": math,
+        "time": time,
+        "torch": torch,
+        "torch.Tensor": torch.Tensor,
+        "torch.autograd": torch.autograd,
+        "torch.cuda": torch.cuda,
+        "torch.cuda.Event": torch.cuda.Event,
+        "torch.cuda.Stream": torch.cuda.Stream,
+        "torch.library": torch.library,
+        "torch.linalg": torch.linalg,
+        "torch.nn.functional": torch.nn.functional,
+        "torch.testing": torch.testing,
+    }
+    own = {name: module for name, module in sys.modules.items() if name.startswith("opwright.verify.")}
+    return found | {name: module for name, module in own.items() if module is not None}
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+# In a folder with more files than this only the first are looked at: it is looked at after every check.
+_MOST_FILES = 1000
+_SOURCES = (".py", ".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh")
+_PASSED_OVER = {"__pycache__", "node_modules", "venv"}
+
+
+class Files:
+    """The files in a folder, as they were."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._saved = self._look()
+
+    def take(self) -> list[str]:
+        """Returns what has been deleted, and which sources have been changed, since the last time.
+
+        New files are nobody's loss, and others that change may well be somebody's log.
+        """
+        now = self._look()
+        gone = [name for name in self._saved if name not in now and not os.path.lexists(name)]
+        other = [
+            name
+            for name, was in self._saved.items()
+            if name in now and now[name] != was and name.endswith(_SOURCES)
+        ]
+        self._saved = now
+        return [
+            f"{what} {len(names)} of the files in {self.folder}: {', '.join(sorted(map(self._short, names))[:5])}"
+            for what, names in (("deleted", gone), ("changed", other))
+            if names
+        ]
+
+    def _short(self, name: str) -> str:
+        return os.path.relpath(name, self.folder)
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        folders = [self.folder] if self.folder is not None else []
+        while folders and len(found) < _MOST_FILES:
+            try:
+                entries = sorted(os.scandir(folders.pop(0)), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            for entry in entries[: _MOST_FILES - len(found)]:
+                if entry.name.startswith(".") or entry.name in _PASSED_OVER:
+                    continue
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    else:
+                        seen = entry.stat(follow_symlinks=False)
+                        found[entry.path] = (seen.st_size, seen.st_mtime_ns)
+                except OSError:
+                    continue
+        return found

@@ -1,0 +1,157 @@
+"""Tasks in the form of KernelBench: a file with `Model`, `get_inputs` and `get_init_inputs`, and a `ModelNew`.
+
+The candidate is imported in the process of the checks only: nothing of its file runs before.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opwright.errors import TargetError
+from opwright.spec.samples import split_sample
+from opwright.verify.state import Guard
+from opwright.verify.subject import Subject, subject_of
+
+_REFERENCE = {"Model", "get_inputs"}
+_CANDIDATE = "ModelNew"
+_SEEDS = (0, 1)  # of the inputs; both models are made with the first
+
+
+@dataclass(frozen=True)
+class Task:
+    """A reference and a candidate, in files.
+
+    Attributes:
+        reference: the file with `Model`, `get_inputs` and, if the model takes arguments, `get_init_inputs`.
+        candidate: the file with `ModelNew`; may be the same.
+    """
+
+    reference: Path
+    candidate: Path
+
+    @property
+    def name(self) -> str:
+        return self.reference.stem
+
+    @property
+    def command(self) -> str:
+        """The command that verifies it, without flags."""
+        if self.candidate == self.reference:
+            return f"opwright verify {self.reference}"
+        return f"opwright verify {self.reference} --candidate {self.candidate}"
+
+    def load(self, guard: Guard, device: torch.device, effort: str, expand: bool) -> Subject:
+        """Imports both and makes the models, each after the same seed; parameters of equal names are shared."""
+        is_one_file = self.candidate == self.reference
+
+        def imported(path: Path) -> ModuleType:
+            return guard.run(_import, path) if path == self.candidate else _import(path)
+
+        reference = imported(self.reference)
+        init = getattr(reference, "get_init_inputs", list)
+        model = _seeded(lambda: _made(reference.Model, init()))
+        samples = [_seeded(reference.get_inputs, seed) for seed in _SEEDS]
+        candidate = reference if is_one_file else imported(self.candidate)
+        new = _seeded(lambda: guard.run(_made, candidate.ModelNew, init()))
+        moved = [_moved(sample, device) for sample in samples]
+        subject = subject_of(new.to(device), model.to(device), moved, effort, expand)
+        subject.name, subject.device = self.name, device
+        return subject
+
+
+def find_tasks(place: str, candidate: Path | None = None) -> list[Task]:
+    """Returns the tasks of a file or a folder; none if it has another form.
+
+    The candidate of a file is in `candidate`, else in the same file, else next to it: `gelu_new.py` for `gelu.py`.
+    Those of a folder are in files of the same names in the folder `candidate`, or found likewise.
+
+    Raises:
+        TargetError: a task has no candidate.
+    """
+    path = Path(place).resolve()
+    if not path.exists():
+        return []
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    root = path if path.is_dir() else path.parent
+    references = [file for file in files if file.suffix == ".py" and _names_in(file) >= _REFERENCE]
+    if candidate is not None and not references:
+        raise TargetError(
+            place, "it has no task", rows=[("expected", "a file with `Model` and `get_inputs`")]
+        )
+    return [Task(file, _candidate_for(file, root, candidate)) for file in references]
+
+
+def _candidate_for(reference: Path, root: Path, given: Path | None) -> Path:
+    if given is not None and given.is_dir():
+        tried = [given.resolve() / reference.relative_to(root)]
+    elif given is not None:
+        tried = [given.resolve()]
+    else:
+        tried = [reference, reference.with_name(f"{reference.stem}_new.py")]
+    for path in tried:
+        if path.is_file() and _CANDIDATE in _names_in(path):
+            return path
+    raise TargetError(
+        str(reference),
+        "this task has no candidate",
+        rows=[("looked for", f"`{_CANDIDATE}` in {' and '.join(map(str, tried))}")],
+        hint=f"`opwright verify {reference} --candidate FILE`",
+    )
+
+
+def _names_in(file: Path) -> set[str]:
+    """Returns what a file defines; nothing of it runs."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (SyntaxError, ValueError, OSError):
+        return set()
+    return set(_defined(body))
+
+
+def _defined(body: list[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
+            yield statement.name
+        elif isinstance(statement, ast.Assign):
+            yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+
+
+def _import(path: Path) -> ModuleType:
+    name = f"opwright_task_{abs(hash(path))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Triton and dataclasses look for it there
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _made(model: Any, init: Any) -> torch.nn.Module:
+    args, kwargs = split_sample(init)
+    return model(*args, **kwargs)
+
+
+def _seeded(make: Callable[[], Any], seed: int = _SEEDS[0]) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return make()
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return tuple(_moved(item, device) for item in value)
+    return {k: _moved(v, device) for k, v in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,319 @@
+"""Any callable: what may be given as a candidate, with which arguments, and what is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import opwright
+from opwright.verify.callables import flatten
+from opwright.verify.subject import subject_of
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def rows() -> list[tuple[Tensor, ...]]:
+    """As public harnesses draw them: in [0, 1)."""
+    return [(torch.rand(16, 33),), (torch.rand(4, 100),)]
+
+
+def failed(record) -> set[str]:
+    return {failure.check for failure in record.failures}
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+class WrongBackward(Square):
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return 2.001 * grad * ctx.saved_tensors[0]
+
+
+class Scaler:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+@dataclasses.dataclass
+class Pair:
+    whole: Tensor
+    half: Tensor | None
+
+
+RIGHT = {
+    "a function of PyTorch": (F.gelu, F.gelu, rows),
+    "torch.ops": (torch.ops.aten.silu, F.silu, rows),
+    "an overload": (torch.ops.aten.silu.default, F.silu, rows),
+    "functools.partial": (functools.partial(F.softmax, dim=-1), lambda x: x.softmax(-1), rows),
+    "a bound method": (Scaler(3.0).scale, lambda x: x * 3, rows),
+    "torch.autograd.Function": (Square, lambda x: x * x, rows),
+    "a compiled function": (torch.compile(lambda x: x * 2 + 1, backend="eager"), lambda x: x * 2 + 1, rows),
+    "a generator of samples": (torch.exp, torch.exp, lambda: iter(rows())),
+    "integers": (lambda x: x.cumsum(0), lambda x: x.cumsum(0), lambda: [(torch.arange(9),)]),
+    "booleans": (torch.logical_not, lambda x: ~x, lambda: [(torch.rand(9) > 0.5,)]),
+    "complex numbers": (torch.fft.fft, torch.fft.fft, lambda: [(torch.randn(5, 8, dtype=torch.complex64),)]),
+    "tensors in lists": (
+        lambda tensors, *, scale: {"sum": sum(tensors) * scale["by"], "nothing": None},
+        lambda tensors, *, scale: {"nothing": None, "sum": sum(tensors) * scale["by"]},
+        lambda: [(([torch.rand(3, 5), torch.rand(3, 5)],), {"scale": {"by": torch.rand(5)}})],
+    ),
+    "a dataclass": (lambda x: Pair(x * 2, None), lambda x: Pair(x + x, None), rows),
+    "several outputs": (lambda x: torch.sort(x, stable=True), lambda x: torch.sort(x, stable=True), rows),
+    "a number": (lambda x: x.numel(), lambda x: x.numel(), rows),
+    "in place, as its reference": (lambda x: x.mul_(2), lambda x: x.mul_(2), rows),
+    "a view, as its reference": (lambda x: x.view(-1), lambda x: x.reshape(-1), lambda: [(torch.rand(4, 6),)]),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_what_is_right_passes(kind: str) -> None:
+    candidate, reference, samples = RIGHT[kind]
+    samples = samples() if kind == "a generator of samples" else samples
+    record = opwright.verify(candidate, reference=reference, samples=samples, expand="view" not in kind)
+    assert record.passed, record.failures
+    assert {"numerics", "determinism"} <= {c.name for c in record.checks if c.outcome == "passed"}
+
+
+def polynomial(x: Tensor) -> Tensor:
+    """Near GELU on [0, 1), far from it elsewhere."""
+    return 0.0002 + x * (0.4952 + x * (0.4276 + x * (-0.0447 + x * -0.0367)))
+
+
+class PointerCache:
+    def __init__(self) -> None:
+        self.seen: dict[tuple, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.seen.setdefault((x.data_ptr(), x.shape), F.gelu(x))
+
+
+class OneBuffer:
+    """Writes to memory that all its calls share: what one thread returns another overwrites."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(16 * 33 * 100)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self.buffer[: x.numel()].view(x.shape)
+        out.copy_(x)
+        for _ in range(200):
+            out.add_(0.0)
+        return F.gelu(out)
+
+
+def last_row_unwritten(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    out[:-1] = F.gelu(x[:-1])
+    return out
+
+
+def contiguous_only(x: Tensor) -> Tensor:
+    return F.gelu(x.as_strided(x.shape, (x.shape[1], 1), 0))
+
+
+WRONG = {
+    "in-range polynomial": (polynomial, "numerics"),
+    "tanh form": (lambda x: F.gelu(x, approximate="tanh"), "numerics"),
+    "negative numbers": (lambda x: torch.where(x < 0, 0, F.gelu(x)), "numerics"),
+    "large numbers": (lambda x: torch.where(x.abs() > 50, 0, F.gelu(x)), "numerics"),
+    "strides ignored": (contiguous_only, "numerics"),
+    "mutates its input": (lambda x: F.gelu(x.mul_(1.0).add_(1e-7)), "numerics"),
+    "cached by pointer": (PointerCache(), "determinism"),
+    "one buffer for all threads": (OneBuffer(), "threads"),
+    "a row unwritten": (last_row_unwritten, "outputs written"),
+    "no gradient": (lambda x: F.gelu(x.detach()), "gradient numerics"),
+    "fails to compile": (lambda x: F.gelu(x) if not torch.compiler.is_compiling() else x, "compile"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_wrong_is_found(kind: str) -> None:
+    candidate, check = WRONG[kind]
+    samples = [(x.requires_grad_(kind == "no gradient"),) for (x,) in rows()]
+    record = opwright.verify(candidate, reference=F.gelu, samples=samples, checks=[check])
+    assert failed(record) == {check}
+
+
+@pytest.mark.parametrize("kind", ["negative numbers", "large numbers", "strides ignored"])
+def test_the_samples_alone_do_not_show_it(kind: str) -> None:
+    """That is what the derived inputs are for."""
+    candidate, _ = WRONG[kind]
+    assert opwright.verify(candidate, reference=F.gelu, samples=rows, expand=False, checks=["numerics"]).passed
+
+
+def test_the_polynomial_passes_where_harnesses_look() -> None:
+    """On [0, 1), with a tolerance of 1e-2 as for 16-bit types."""
+    for (x,) in rows():
+        torch.testing.assert_close(polynomial(x), F.gelu(x), atol=1e-2, rtol=1e-2)
+    assert float((polynomial(torch.tensor(-3.0)) - F.gelu(torch.tensor(-3.0))).abs()) > 0.1
+
+
+def test_a_reference_that_cancels_does_not_accuse_who_does_not() -> None:
+    """F.gelu is 1 + erf: in float64 it is off by 2 % at -8, and 0 at -9, where erfc still has all its digits."""
+    samples = [(torch.linspace(-12, 5, 400),)]
+    stable = {
+        "none": lambda x: 0.5 * x * torch.erfc(-x / math.sqrt(2)),
+        "tanh": lambda x: x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    }
+    for form, candidate in stable.items():
+        reference = functools.partial(F.gelu, approximate=form)
+        record = opwright.verify(candidate, reference=reference, samples=samples, expand=False)
+        assert record.passed, (form, record.failures)
+
+
+def test_a_wrong_backward() -> None:
+    record = opwright.verify(WrongBackward, reference=lambda x: x * x, samples=rows)
+    assert failed(record) == {"gradient numerics"}
+
+
+# --- derived inputs --------------------------------------------------------------------------------------------
+
+
+def cases_of(reference, samples, **options) -> list:
+    return [case for _, case in subject_of(reference, reference, samples, **options).cases()]
+
+
+def test_samples_come_first_as_they_are() -> None:
+    given = rows()
+    cases = cases_of(F.gelu, given)
+    assert [case.label for case in cases[:2]] == ["sample 0", "sample 1"]
+    assert all(case.values[0] is x for case, (x,) in zip(cases, given, strict=False))
+    assert len(cases) > 15
+    assert len(cases_of(F.gelu, given, expand=False)) == 2
+
+
+def test_derived_inputs_stay_where_the_reference_is_defined() -> None:
+    """No negative number for a logarithm, no probability above 1; whole numbers are never changed."""
+    for case in cases_of(torch.log, rows):
+        assert bool((case.values[0] > 0).all()) or case.label.endswith("infinities and NaN")
+    probabilities = [(torch.rand(7, 5), torch.rand(7, 5))]
+    for case in cases_of(F.binary_cross_entropy, probabilities):
+        assert float(case.values[0].min()) >= 0
+        assert float(case.values[0].max()) <= 1
+    mask = torch.tensor([0.0, 1.0, 1.0, 0.0])
+    for case in cases_of(lambda x, mask, index: (x * mask)[index], [(torch.rand(4), mask, torch.arange(3))]):
+        assert set(case.values[1].tolist()) <= {0.0, 1.0}
+        assert case.values[2].tolist() == [0, 1, 2]
+
+
+def test_layouts_hold_the_same_numbers() -> None:
+    (x,) = rows()[0]
+    for case in cases_of(torch.exp, [(x,)]):
+        if case.label in ("sample 0, transposed", "sample 0, sliced", "sample 0, offset"):
+            assert torch.equal(case.values[0], x)
+            assert not case.values[0].is_contiguous() or case.values[0].storage_offset()
+
+
+# --- modules ---------------------------------------------------------------------------------------------------
+
+
+class Affine(nn.Module):
+    def __init__(self, factor: float = 1.0, name: str = "weight") -> None:
+        super().__init__()
+        self.factor, self.name = factor, name
+        setattr(self, name, nn.Parameter(torch.randn(33)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * getattr(self, self.name) * self.factor
+
+
+def test_modules_share_the_parameters_of_the_reference() -> None:
+    candidate, reference = Affine(), Affine()
+    before = candidate.weight.clone()
+    samples = rows()[:1]
+    record = opwright.verify(candidate, reference=reference, samples=samples)
+    assert record.passed, record.failures
+    assert torch.equal(candidate.weight, before)  # a copy was judged
+    assert "numerics" in failed(opwright.verify(Affine(1.001), reference=reference, samples=samples))
+
+
+def test_a_gradient_of_a_parameter_is_compared() -> None:
+    class NoGradient(Affine):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight.detach()
+
+    record = opwright.verify(NoGradient(), reference=Affine(), samples=rows()[:1])
+    assert failed(record) == {"gradient numerics"}
+
+
+@pytest.mark.parametrize(("candidate", "text"), [
+    (lambda: Affine(name="scale"), "`weight` is missing; `scale` is not the reference's"),
+    (lambda: nn.ParameterDict(), "`weight` is missing"),
+])  # fmt: skip
+def test_other_parameters_are_told(candidate, text: str) -> None:
+    made = candidate()
+    made.forward = getattr(made, "forward", None) if isinstance(made, Affine) else (lambda x: x)
+    record = opwright.verify(made, reference=Affine(), samples=rows()[:1], checks=["numerics"])
+    assert text in record.failures[0].message
+
+
+def test_the_mode_of_a_module_is_kept_and_its_buffers_are_compared() -> None:
+    class Frozen(nn.BatchNorm1d):
+        """Normalizes as in training, and leaves its statistics alone."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
+
+    samples = [(torch.randn(64, 33),)]
+    options = {"samples": samples, "checks": ["numerics"], "expand": False}
+    for candidate, reference, passes in (
+        (nn.BatchNorm1d(33).eval(), nn.BatchNorm1d(33).eval(), True),
+        (nn.BatchNorm1d(33), nn.BatchNorm1d(33).eval(), False),
+        (Frozen(33), nn.BatchNorm1d(33), False),
+    ):
+        assert opwright.verify(candidate, reference=reference, **options).passed is passes
+
+
+def test_a_module_with_integers_only_is_compared_in_float64() -> None:
+    """Its parameters are what there is to compute with."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Embedding(10, 64), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+    samples = [(torch.arange(8),)]
+    assert opwright.verify(make(), reference=make(), samples=samples).passed
+    subject = subject_of(make(), make(), samples)
+    case = subject.cases()[0][1]
+    doubled = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in case.values]
+    assert subject.reference(doubled)[0].dtype == torch.float64
+
+
+# --- results ---------------------------------------------------------------------------------------------------
+
+
+def test_results_are_flattened_by_key() -> None:
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    assert flatten({"y": [a, (b, None)], "x": Pair(c, None)}) == (
+        [c, None, a, b, None],
+        ["['x'].whole", "['x'].half", "['y']", "['y']", "['y']"],
+    )
+    outputs, _ = flatten((True, 3, math.pi, "text"))
+    assert [o.dtype for o in outputs] == [torch.bool, torch.int64, torch.float32]
+
+
+def test_other_keys_are_found() -> None:
+    record = opwright.verify(
+        lambda x: {"b": x}, reference=lambda x: {"a": x.clone()}, samples=rows, checks=["numerics"]
+    )
+    assert "returned 1 outputs under ['b'], expected 1 outputs under ['a']" in record.failures[0].message

@@ -1,0 +1,319 @@
+"""Candidates that do harm: each is a finding with its name, the run goes on, and the caller is unharmed."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import opwright
+from opwright.verify import supervisor
+from opwright.verify.processes import children
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are supervised on Linux only")
+
+_numbers = itertools.count()
+SAMPLES = [(torch.linspace(-3, 3, 35).view(5, 7),), (torch.linspace(-2, 2, 16),)]
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * torch.erfc(-x / math.sqrt(2))
+
+
+def check(candidate, **options):
+    usual = {"checks": ["numerics", "determinism"], "timeout_s": 1.0, "samples": SAMPLES, "expand": False}
+    options = usual | options
+    return opwright.verify(candidate, reference=gelu, **options)
+
+
+def after(action):
+    """Returns a candidate that is right, and does something else as well."""
+
+    def candidate(x: Tensor) -> Tensor:
+        action()
+        return gelu(x)
+
+    return candidate
+
+
+def print_without_end() -> None:
+    while True:
+        print("x" * 100_000)
+
+
+def allocate_without_end() -> None:
+    kept = []
+    while True:
+        kept.append(torch.ones(4 * 2**20))
+
+
+def fork_and_return() -> None:
+    os.fork()
+
+
+def start_a_daemon() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+
+
+def raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+HARM = {
+    "crash": (lambda: ctypes.string_at(0), "SIGSEGV (Segmentation fault)"),
+    "abort": (os.abort, "SIGABRT (Aborted)"),
+    "killed": (lambda: os.kill(os.getpid(), 9), "SIGKILL (Killed)"),
+    "hang": (lambda: time.sleep(600), "did not return within 1 s"),
+    "stop": (lambda: os.kill(os.getpid(), 19), "did not return within 1 s"),
+    "os._exit": (lambda: os._exit(0), "ended the process, with exit code 0"),
+    "sys.exit": (lambda: sys.exit(3), "raised SystemExit: 3"),
+    "interrupt": (raise_interrupt, "raised KeyboardInterrupt"),
+    "flood": (print_without_end, "printed more than 16 MiB"),
+    "memory": (allocate_without_end, "took more than 0.25 GiB of memory"),
+    "fork": (fork_and_return, "behind, now killed"),
+    "subprocess": (lambda: subprocess.Popen(["sleep", "600"]), "sleep 600"),
+    "daemon": (start_a_daemon, "behind, now killed"),
+}
+
+
+@pytest.mark.parametrize("kind", HARM)
+def test_harm_is_a_finding_and_the_run_goes_on(kind: str) -> None:
+    action, text = HARM[kind]
+    before = children()
+    record = check(after(action), memory_bytes=2**28)
+    assert record.in_process == ""
+    assert [c.outcome for c in record.checks] == ["failed", "failed"]  # the second was tried as well
+    for failure in record.failures:
+        assert text in failure.message
+    if kind not in ("fork", "subprocess", "daemon"):
+        assert record.failures[0].case == "f32[5, 7] (sample 0)"
+    assert children() == before  # no zombie
+
+
+def test_only_the_case_that_crashes_is_named() -> None:
+    record = check(lambda x: ctypes.string_at(0) if x.ndim == 1 else gelu(x), checks=["numerics"])
+    assert [f.case for f in record.failures] == ["f32[16] (sample 1)"]
+
+
+def test_a_check_that_ends_well_after_one_that_crashed() -> None:
+    """Every check starts in a process that no earlier check has damaged."""
+    calls = itertools.count()
+
+    def third_call_crashes(x: Tensor) -> Tensor:
+        return ctypes.string_at(0) if next(calls) == 2 else gelu(x)
+
+    record = check(third_call_crashes, samples=SAMPLES[:1], checks=["numerics", "determinism", "side stream"])
+    assert [c.outcome for c in record.checks] == ["passed", "failed", "skipped"]
+    assert record.checks[2].reason == "only on a GPU"
+    assert next(calls) == 0  # none of this was here
+
+
+def test_one_that_always_dies_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_MOST_DEATHS", 1)
+    record = check(after(os.abort))
+    assert [c.outcome for c in record.checks] == ["failed", "skipped"]
+    assert "has ended its process 1 times" in record.checks[1].reason
+
+
+# --- what must stay as it was ----------------------------------------------------------------------------------
+
+
+def patch(holder, name):
+    return lambda: setattr(holder, name, lambda *args, **kwargs: True)
+
+
+CHANGES = {
+    "default dtype": (lambda: torch.set_default_dtype(torch.float64), "torch.get_default_dtype() was torch.float32"),
+    "default device": (lambda: torch.set_default_device("meta"), "torch.get_default_device() was cpu"),
+    "threads": (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "torch.get_num_threads() was"),
+    "grad mode": (lambda: torch.set_grad_enabled(not torch.is_grad_enabled()), "torch.is_grad_enabled() was"),
+    "deterministic": (lambda: torch.use_deterministic_algorithms(True), "torch.use_deterministic_algorithms was"),
+    "precision": (lambda: torch.set_float32_matmul_precision("medium"), "matmul_precision() was highest"),
+    "denormals": (lambda: torch.set_flush_denormal(True), "torch.set_flush_denormal was False"),
+    "seed": (lambda: torch.manual_seed(5), "the seed of torch's generator was"),
+    "directory": (lambda: os.chdir("/"), "the working directory was"),
+    "allclose": (patch(torch, "allclose"), "`torch.allclose` was replaced by the call"),
+    "where": (patch(torch, "where"), "`torch.where` was replaced by the call"),
+    "Tensor.__eq__": (patch(torch.Tensor, "__eq__"), "`torch.Tensor.__eq__` was replaced by the call"),
+    "Tensor.abs": (patch(torch.Tensor, "abs"), "`torch.Tensor.abs` was replaced by the call"),
+    "perf_counter": (patch(time, "perf_counter"), "`time.perf_counter` was replaced by the call"),
+    "elapsed_time": (patch(torch.cuda.Event, "elapsed_time"), "`torch.cuda.Event.elapsed_time` was replaced"),
+    "the judge": (lambda: patch(sys.modules["opwright.verify.oracle"], "compare")(), "oracle.compare` was replaced"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_of_the_process_is_a_finding_and_is_put_back(kind: str, isolated: bool) -> None:
+    action, text = CHANGES[kind]
+    held = torch.allclose, torch.where, torch.Tensor.abs, torch.get_default_dtype(), os.getcwd(), torch.initial_seed()
+    record = check(after(action), isolated=isolated, checks=["numerics"])
+    assert [c.outcome for c in record.checks] == ["failed"]
+    (failure,) = record.failures
+    assert text in failure.message
+    assert bool(record.in_process) is not isolated
+    assert held == (
+        torch.allclose, torch.where, torch.Tensor.abs, torch.get_default_dtype(), os.getcwd(), torch.initial_seed(),
+    )  # fmt: skip
+
+
+def test_a_patched_judge_does_not_acquit() -> None:
+    """The wrong result is found as well as the patch that would have hidden it."""
+
+    def candidate(x: Tensor) -> Tensor:
+        torch.where = lambda *args: torch.zeros(())
+        torch.Tensor.__gt__ = lambda *args: torch.zeros(1, dtype=torch.bool)
+        return torch.zeros_like(x)
+
+    found = " ".join(f.message for f in check(candidate, checks=["numerics"]).failures)
+    assert "elements are wrong" in found
+    assert "`torch.where` was replaced" in found
+
+
+def test_what_is_right_changes_nothing() -> None:
+    def candidate(x: Tensor) -> Tensor:
+        print("a line of the candidate's")
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            Path(folder, "x").write_text("x")
+            subprocess.run(["true"], check=True)
+            torch.rand(3)  # drawing numbers is no harm
+        return gelu(x)
+
+    record = check(candidate)
+    assert record.passed, record.failures
+
+
+def test_files_beside_the_candidate(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_text("x")
+    (tmp_path / "kernel.cpp").write_text("x")
+    source = tmp_path / "candidate.py"
+    source.write_text(
+        "import math, pathlib, torch\n"
+        "def candidate(x):\n"
+        "    here = pathlib.Path(__file__).parent\n"
+        "    (here / 'weights.bin').unlink(missing_ok=True)\n"
+        "    (here / 'kernel.cpp').write_text('other')\n"
+        "    (here / 'cache.bin').write_text('new')\n"
+        "    return 0.5 * x * torch.erfc(-x / math.sqrt(2))\n"
+    )
+    namespace = {"__file__": str(source)}
+    exec(compile(source.read_text(), source, "exec"), namespace)
+    (failure,) = check(namespace["candidate"], checks=["numerics"]).failures
+    assert "deleted 1 of the files in" in failure.message
+    assert "weights.bin" in failure.message
+    assert "changed 1 of the files in" in failure.message
+    assert "kernel.cpp" in failure.message
+    assert "cache.bin" not in failure.message
+
+
+# --- the caller ------------------------------------------------------------------------------------------------
+
+
+def test_thread_pools_work_in_the_fork() -> None:
+    """Matrix products, loops, autograd, torch.compile, threads: after all have run in the caller, with all threads."""
+    large = torch.ones(600, 600)
+
+    def work(x: Tensor) -> Tensor:
+        product = torch.exp(large * 0.001) @ large
+        leaf = large.clone().requires_grad_()
+        with torch.enable_grad():
+            (leaf @ leaf).tanh().sum().backward()
+        results = []
+        thread = threading.Thread(target=lambda: results.append(torch.sin(large).sum()))
+        thread.start()
+        thread.join()
+        compiled = torch.compile(lambda t: t.sin() * 2 + t.softmax(-1))(x)
+        return gelu(x) + 0 * (product.sum() + leaf.grad.sum() + results[0] + compiled.sum())
+
+    work(SAMPLES[0][0])
+    torch._dynamo.reset()
+    record = check(work, checks=["numerics"], timeout_s=120.0, samples=SAMPLES[:1])
+    assert record.passed, record.failures
+
+
+@pytest.mark.compiler
+def test_an_operator_whose_kernel_crashes() -> None:
+    """And the next operator is verified as if nothing had been."""
+    source = """
+    #include <opwright/kernel.h>
+    template <typename T>
+    void twice(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + x(i);
+      if (x.size(0) == 7) *(volatile int*)0 = 1;
+    }
+    OPWRIGHT_KERNEL(twice, float, double, opwright::half, opwright::bfloat16)
+    """
+
+    def make(text: str):
+        @opwright.operator(f"isolation{next(_numbers)}::twice", cpu=text)
+        def twice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+            return x * 2
+
+        return twice
+
+    checks = ["outputs written", "numerics", "refusals"]
+    record = opwright.verify(make(source), checks=checks)
+    assert [c.outcome for c in record.checks] == ["failed", "failed", "passed"]
+    assert "SIGSEGV" in record.failures[0].message
+    assert "--check 'outputs written'" in record.failures[0].repeat
+    assert record.backends == ["cpu"]
+    right = opwright.verify(make(source.replace("if (x.size(0) == 7) *(volatile int*)0 = 1;", "")), checks=checks)
+    assert right.passed, right.failures
+
+
+def test_an_interrupt_ends_the_child(run_python, tmp_path: Path) -> None:
+    program = f"""
+import os, pathlib, signal, threading, time, torch, opwright
+pid = pathlib.Path({str(tmp_path / "pid")!r})
+def hang(x):
+    pid.write_text(str(os.getpid()))
+    time.sleep(600)
+def interrupt():
+    while not (pid.exists() and pid.read_text()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    opwright.verify(hang, reference=torch.sin, samples=[(torch.ones(3),)])
+except KeyboardInterrupt:
+    os.kill(int(pid.read_text()), 0)
+"""
+    result = run_python(program, check=False, timeout=60)
+    assert "ProcessLookupError" in result.stderr  # it is gone, and not a zombie either
+
+
+def test_without_isolation_it_says_so_and_runs_here() -> None:
+    calls = []
+
+    def candidate(x: Tensor) -> Tensor:
+        calls.append(os.getpid())
+        return gelu(x)
+
+    record = check(candidate, isolated=False)
+    assert record.passed
+    assert set(calls) == {os.getpid()}
+    assert record.in_process == "isolated=False"
+
+
+def test_a_fork_that_cannot_run_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where autograd has threads for a GPU: they run here, and the record says why."""
+    monkeypatch.setattr(supervisor, "_unfit", lambda: "Unable to handle autograd's threading")
+    record = check(gelu)
+    assert record.passed
+    assert record.in_process == "Unable to handle autograd's threading"

@@ -165,8 +165,9 @@ class Sweep:
         for number, options in enumerate((first, *others)):
             for scale in (10.0,) if is_quick else (1e-3, 1.0, 10.0, 1e3):
                 yield self.make(f"values around {scale:g}", dtype, large, (5,), options, scale=scale)
-            yield from self._special_cases(dtype, large, options, is_full or not (is_quick and number))
-            if not (is_quick and number):
+            one_by_one = not is_quick or (is_main and not number)
+            yield from self._special_cases(dtype, large, options, one_by_one)
+            if not is_quick or (not number and (is_main or dtype == family.dtypes[-1])):
                 yield self.make("large", dtype, large, large_batch, options)
             if is_full or (is_main and not (is_quick and number)) or not (is_quick or number):
                 yield self.make("aligned", dtype, aligned, aligned_batch, options)
@@ -227,8 +228,9 @@ class Sweep:
             for name in names:
                 label = f"special values in {name}"
                 yield self.make(label, dtype, sizes, (5,), options, special={name: 0})
-            together = dict.fromkeys(names, 0)
-            yield self.make("equal special values", dtype, sizes, (5,), options, special=together)
+        if len(names) > 1 and (one_by_one or self.effort != "quick"):
+            equal = dict.fromkeys(names, 0)
+            yield self.make("equal special values", dtype, sizes, (5,), options, special=equal)
         together = {name: 7 * i for i, name in enumerate(names)}
         yield self.make("special values", dtype, sizes, (5,), options, special=together)
 

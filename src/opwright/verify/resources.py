@@ -139,7 +139,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
         values = trial.values
         calls, started = 0, time.perf_counter()
         deadline = started + 2 * _MOST_SECONDS
-        while calls < (_CALLS // 10 if subject.effort == "quick" else _CALLS // 4):  # what is made once, is made here
+        while calls < (_CALLS // 20 if subject.effort == "quick" else _CALLS // 4):  # what is made once, is made here
             trial.compute(values)
             calls += 1
             if time.perf_counter() - started > _MOST_SECONDS / 4:

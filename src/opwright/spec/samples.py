@@ -162,11 +162,13 @@ class Sweep:
         is_main = dtype is None or family is None or dtype == family.dtypes[0]
         large, large_batch = self.large_sizes()
         aligned, aligned_batch = self.aligned_sizes()
+        # Enough elements for all special values, also where there is no other axis than those of the batch.
+        rows = (5,) if set(self.names) - set(self._int_sizes()) else (_LARGE[0],)
         for number, options in enumerate((first, *others)):
             for scale in (10.0,) if is_quick else (1e-3, 1.0, 10.0, 1e3):
-                yield self.make(f"values around {scale:g}", dtype, large, (5,), options, scale=scale)
+                yield self.make(f"values around {scale:g}", dtype, large, rows, options, scale=scale)
             one_by_one = not is_quick or (is_main and not number)
-            yield from self._special_cases(dtype, large, options, one_by_one)
+            yield from self._special_cases(dtype, large, rows, options, one_by_one)
             if not is_quick or (not number and (is_main or dtype == family.dtypes[-1])):
                 yield self.make("large", dtype, large, large_batch, options)
             if is_full or (is_main and not (is_quick and number)) or not (is_quick or number):
@@ -220,19 +222,24 @@ class Sweep:
                 yield self.make(f"{layout}, one batch axis", dtype, base, (7,), first, layout=layout)
 
     def _special_cases(
-        self, dtype: torch.dtype | None, sizes: Mapping[str, int], options: Mapping[str, Any], one_by_one: bool
+        self,
+        dtype: torch.dtype | None,
+        sizes: Mapping[str, int],
+        rows: tuple[int, ...],
+        options: Mapping[str, Any],
+        one_by_one: bool,
     ) -> Iterator[Case]:
         """Yields special values in each floating-point tensor alone, then in all: at other places, at the same."""
         names = [p.name for p in self.contract.tensors if p.type.family.has_floats]
         if one_by_one and len(names) > 1:
             for name in names:
                 label = f"special values in {name}"
-                yield self.make(label, dtype, sizes, (5,), options, special={name: 0})
+                yield self.make(label, dtype, sizes, rows, options, special={name: 0})
         if len(names) > 1 and (one_by_one or self.effort != "quick"):
             equal = dict.fromkeys(names, 0)
-            yield self.make("equal special values", dtype, sizes, (5,), options, special=equal)
+            yield self.make("equal special values", dtype, sizes, rows, options, special=equal)
         together = {name: 7 * i for i, name in enumerate(names)}
-        yield self.make("special values", dtype, sizes, (5,), options, special=together)
+        yield self.make("special values", dtype, sizes, rows, options, special=together)
 
     def _mixed_layouts(self, shift: int) -> dict[str, str]:
         names = [p.name for p in self.contract.tensors]

@@ -24,6 +24,7 @@ _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
 _ALIGNED_ELEMENTS = 64 * 1024
+_APART = 61  # rows for special values: one of them each
 _MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
 
 EFFORTS = ("quick", "default", "full")
@@ -184,8 +185,9 @@ class Sweep:
                 "large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1)
             )
             if self._has_variadic:
-                ones = {name: size if name in self._int_sizes() else 1 for name, size in large.items()}
-                yield self.make("many rows", dtype, ones, (_MANY_ROWS,), first)
+                # Two columns: of one, softmax and its like are constant.
+                small = {name: size if name in self._int_sizes() else 2 for name, size in large.items()}
+                yield self.make("many rows", dtype, small, (_MANY_ROWS,), first)
 
     def _small_cases(
         self, dtype: torch.dtype | None, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
@@ -238,6 +240,10 @@ class Sweep:
         if len(names) > 1 and (one_by_one or self.effort != "quick"):
             equal = dict.fromkeys(names, 0)
             yield self.make("equal special values", dtype, sizes, rows, options, special=equal)
+        base = self.base_sizes()
+        for name in names:
+            label = f"special values in {name}, apart"
+            yield self.make(label, dtype, base, (_APART,), options, special={name: 0}, apart=True)
         together = {name: 7 * i for i, name in enumerate(names)}
         yield self.make("special values", dtype, sizes, rows, options, special=together)
 
@@ -307,6 +313,7 @@ class Sweep:
         layout: str | Mapping[str, str] = "contiguous",
         scale: float = 1.0,
         special: Mapping[str, int] | None = None,
+        apart: bool = False,
         every: str | None = None,
         absent: frozenset[str] | set[str] = frozenset(),
     ) -> Case:
@@ -315,6 +322,7 @@ class Sweep:
         Args:
             layout: of all tensors, or by name; the others are contiguous.
             special: the tensors that get special values, and how far the list of them is turned.
+            apart: whether those are spread over the tensor.
             every: the tensor that gets every finite value of a 16-bit type.
         """
         generator = torch.Generator().manual_seed(self.seed)
@@ -331,13 +339,14 @@ class Sweep:
                 shift = special.get(parameter.name)
                 made = [
                     self._tensor(
-                        parameter, dtype, sizes, batch, own, scale, shift, parameter.name == every, generator
+                        parameter, dtype, sizes, batch, own, scale, shift, apart, parameter.name == every, generator
                     )
                     for _ in range(count)
                 ]
                 values.append(made if parameter.kind == "tensors" else made[0])
         if self.forward is not None:
-            values = self._with_outputs(values, dtype, sizes, batch, options, scale, bool(special))
+            is_special = bool(special) and not apart
+            values = self._with_outputs(values, dtype, sizes, batch, options, scale, is_special)
         return Case(label, tuple(values), dict(options))
 
     def _with_outputs(
@@ -380,6 +389,7 @@ class Sweep:
         layout: str,
         scale: float,
         special: int | None,
+        apart: bool,
         every: bool,
         generator: torch.Generator,
     ) -> torch.Tensor:
@@ -394,7 +404,7 @@ class Sweep:
                 return torch.randint(0, max(smallest, 2), wanted, generator=generator).to(own)
             noise = torch.randn(wanted, generator=generator, dtype=torch.float64) * scale
             if special is not None:
-                noise = with_special_values(noise, own, special)
+                noise = with_special_values(noise, own, special, apart)
             if every:
                 noise = every_value(noise.shape, own, generator)
             return noise.to(own)

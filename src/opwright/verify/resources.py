@@ -42,10 +42,11 @@ def memory(subject: Subject) -> Iterator[Finding]:
         peaks = {}
         for whose, call in (("reference", subject.reference), ("it", subject.call)):
             measured = []
-            for _ in range(2):
+            for _ in range(3):
                 values = subject.inputs(case)
                 measured.append(peak_of(lambda call=call, values=values: call(values), subject.device))
-            peaks[whose] = min(measured)  # what is not its own only adds
+            # Memory of the process that is free but not given back hides some, threads that start add some.
+            peaks[whose] = sorted(measured)[1]
         made = sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(subject.inputs(case))))
     allowed = max(peaks["reference"], made) + made + _SLACK_BYTES
     message = ""
@@ -117,7 +118,7 @@ def _can_measure() -> bool:
         peaks = [_resident_peak(lambda: torch.ones(2**22), torch.device("cpu")) for _ in range(3)]
     except (OSError, AttributeError):
         return False
-    return 15 * 2**20 < min(peaks) < 24 * 2**20
+    return 15 * 2**20 < sorted(peaks)[1] < 24 * 2**20
 
 
 @cache

@@ -204,6 +204,14 @@ def test_every_kind_of_input_is_in_every_sweep(effort: str) -> None:
         )
 
 
+def test_special_values_have_room_without_named_axes() -> None:
+    """Five elements took the first five of them only."""
+    special = [c.values[0] for c in cases_of("roomy", squashed) if c.label == "special values"]
+    assert special
+    for x in special:
+        assert {math.inf, -math.inf, torch.finfo(x.dtype).max, 750.0} <= set(x.tolist())
+
+
 def test_every_finite_bfloat16_for_one_input() -> None:
     cases = cases_of("unary", squashed, dtype=torch.bfloat16)
     (case,) = [c for c in cases if c.label == "every value"]

@@ -56,10 +56,14 @@ def lay_out(
     return fill(shape)
 
 
-def with_special_values(noise: torch.Tensor, dtype: torch.dtype, shift: int = 0) -> torch.Tensor:
-    """Returns the tensor with its first elements replaced by zeros, infinities, NaN, extremes of the dtype.
+def with_special_values(
+    noise: torch.Tensor, dtype: torch.dtype, shift: int = 0, apart: bool = False
+) -> torch.Tensor:
+    """Returns the tensor with some elements replaced by zeros, infinities, NaN, extremes of the dtype.
 
     Args:
+        apart: spread over the tensor, so that a row has few of them: one NaN hides what else is in a sum.
+            Otherwise they are the first elements.
         shift: how far the list is turned, so that several tensors have different values at the same place.
     """
     info = torch.finfo(dtype)
@@ -75,7 +79,8 @@ def with_special_values(noise: torch.Tensor, dtype: torch.dtype, shift: int = 0)
     special = special[shift:] + special[:shift]
     flat = noise.reshape(-1).clone()
     count = min(len(special), flat.numel())
-    flat[:count] = torch.tensor(special[:count], dtype=torch.float64)
+    step = max(flat.numel() // len(special), 1) if apart else 1
+    flat[: count * step : step] = torch.tensor(special[:count], dtype=torch.float64)
     return flat.view(noise.shape)
 
 

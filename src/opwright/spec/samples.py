@@ -24,6 +24,7 @@ _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
 _ALIGNED_ELEMENTS = 64 * 1024
+_APART = 61  # rows for special values: one of them each
 _MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
 
 EFFORTS = ("quick", "default", "full")
@@ -162,11 +163,14 @@ class Sweep:
         is_main = dtype is None or family is None or dtype == family.dtypes[0]
         large, large_batch = self.large_sizes()
         aligned, aligned_batch = self.aligned_sizes()
+        # Enough elements for all special values, also where there is no other axis than those of the batch.
+        rows = (5,) if set(self.names) - set(self._int_sizes()) else (_LARGE[0],)
         for number, options in enumerate((first, *others)):
             for scale in (10.0,) if is_quick else (1e-3, 1.0, 10.0, 1e3):
-                yield self.make(f"values around {scale:g}", dtype, large, (5,), options, scale=scale)
-            yield from self._special_cases(dtype, large, options, is_full or not (is_quick and number))
-            if not (is_quick and number):
+                yield self.make(f"values around {scale:g}", dtype, large, rows, options, scale=scale)
+            one_by_one = not is_quick or (is_main and not number)
+            yield from self._special_cases(dtype, large, rows, options, one_by_one)
+            if not is_quick or (not number and (is_main or dtype == family.dtypes[-1])):
                 yield self.make("large", dtype, large, large_batch, options)
             if is_full or (is_main and not (is_quick and number)) or not (is_quick or number):
                 yield self.make("aligned", dtype, aligned, aligned_batch, options)
@@ -181,8 +185,9 @@ class Sweep:
                 "large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1)
             )
             if self._has_variadic:
-                ones = {name: size if name in self._int_sizes() else 1 for name, size in large.items()}
-                yield self.make("many rows", dtype, ones, (_MANY_ROWS,), first)
+                # Two columns: of one, softmax and its like are constant.
+                small = {name: size if name in self._int_sizes() else 2 for name, size in large.items()}
+                yield self.make("many rows", dtype, small, (_MANY_ROWS,), first)
 
     def _small_cases(
         self, dtype: torch.dtype | None, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
@@ -219,18 +224,28 @@ class Sweep:
                 yield self.make(f"{layout}, one batch axis", dtype, base, (7,), first, layout=layout)
 
     def _special_cases(
-        self, dtype: torch.dtype | None, sizes: Mapping[str, int], options: Mapping[str, Any], one_by_one: bool
+        self,
+        dtype: torch.dtype | None,
+        sizes: Mapping[str, int],
+        rows: tuple[int, ...],
+        options: Mapping[str, Any],
+        one_by_one: bool,
     ) -> Iterator[Case]:
         """Yields special values in each floating-point tensor alone, then in all: at other places, at the same."""
         names = [p.name for p in self.contract.tensors if p.type.family.has_floats]
         if one_by_one and len(names) > 1:
             for name in names:
                 label = f"special values in {name}"
-                yield self.make(label, dtype, sizes, (5,), options, special={name: 0})
-            together = dict.fromkeys(names, 0)
-            yield self.make("equal special values", dtype, sizes, (5,), options, special=together)
+                yield self.make(label, dtype, sizes, rows, options, special={name: 0})
+        if len(names) > 1 and (one_by_one or self.effort != "quick"):
+            equal = dict.fromkeys(names, 0)
+            yield self.make("equal special values", dtype, sizes, rows, options, special=equal)
+        base = self.base_sizes()
+        for name in names:
+            label = f"special values in {name}, apart"
+            yield self.make(label, dtype, base, (_APART,), options, special={name: 0}, apart=True)
         together = {name: 7 * i for i, name in enumerate(names)}
-        yield self.make("special values", dtype, sizes, (5,), options, special=together)
+        yield self.make("special values", dtype, sizes, rows, options, special=together)
 
     def _mixed_layouts(self, shift: int) -> dict[str, str]:
         names = [p.name for p in self.contract.tensors]
@@ -298,6 +313,7 @@ class Sweep:
         layout: str | Mapping[str, str] = "contiguous",
         scale: float = 1.0,
         special: Mapping[str, int] | None = None,
+        apart: bool = False,
         every: str | None = None,
         absent: frozenset[str] | set[str] = frozenset(),
     ) -> Case:
@@ -306,6 +322,7 @@ class Sweep:
         Args:
             layout: of all tensors, or by name; the others are contiguous.
             special: the tensors that get special values, and how far the list of them is turned.
+            apart: whether those are spread over the tensor.
             every: the tensor that gets every finite value of a 16-bit type.
         """
         generator = torch.Generator().manual_seed(self.seed)
@@ -322,13 +339,14 @@ class Sweep:
                 shift = special.get(parameter.name)
                 made = [
                     self._tensor(
-                        parameter, dtype, sizes, batch, own, scale, shift, parameter.name == every, generator
+                        parameter, dtype, sizes, batch, own, scale, shift, apart, parameter.name == every, generator
                     )
                     for _ in range(count)
                 ]
                 values.append(made if parameter.kind == "tensors" else made[0])
         if self.forward is not None:
-            values = self._with_outputs(values, dtype, sizes, batch, options, scale, bool(special))
+            is_special = bool(special) and not apart
+            values = self._with_outputs(values, dtype, sizes, batch, options, scale, is_special)
         return Case(label, tuple(values), dict(options))
 
     def _with_outputs(
@@ -371,6 +389,7 @@ class Sweep:
         layout: str,
         scale: float,
         special: int | None,
+        apart: bool,
         every: bool,
         generator: torch.Generator,
     ) -> torch.Tensor:
@@ -385,7 +404,7 @@ class Sweep:
                 return torch.randint(0, max(smallest, 2), wanted, generator=generator).to(own)
             noise = torch.randn(wanted, generator=generator, dtype=torch.float64) * scale
             if special is not None:
-                noise = with_special_values(noise, own, special)
+                noise = with_special_values(noise, own, special, apart)
             if every:
                 noise = every_value(noise.shape, own, generator)
             return noise.to(own)

@@ -332,7 +332,7 @@ def _in_threads(trial: Trial, given: list[list[Any]], copies: bool) -> str:
                     if copies
                     else "several threads with the same input give other values than one: a call writes into it"
                 )
-        except Exception as error:
+        except BaseException as error:
             start.abort()
             bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
 
@@ -340,13 +340,16 @@ def _in_threads(trial: Trial, given: list[list[Any]], copies: bool) -> str:
     wanted: list[list[torch.Tensor]] = []
 
     def compute_alone() -> None:
-        if on_gpu:
-            torch.cuda.set_device(device)
-        wanted.extend(_alone(trial, values) for values in given)
+        try:
+            if on_gpu:
+                torch.cuda.set_device(device)
+            wanted.extend(_alone(trial, values) for values in given)
+        except BaseException as error:
+            bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
 
     _run_all([threading.Thread(target=compute_alone)])
-    if len(wanted) < len(given):
-        return "it raises in a thread"
+    if bad:
+        return bad[0]
     _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
     if on_gpu:
         torch.cuda.synchronize()

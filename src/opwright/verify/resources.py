@@ -26,7 +26,7 @@ _SLACK_BYTES = 2**20  # pages of libraries and of stacks that a first call touch
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
-    """The peak of a call is at most what PyTorch needs for the same computation, outputs included.
+    """The peak of a call is at most what PyTorch needs for the same computation, and its outputs once more.
 
     On a GPU PyTorch's allocator says it. On the CPU it is the growth of the resident memory of the process: all
     that is touched, in whatever way it was allocated, but not what was allocated and left alone.
@@ -42,17 +42,18 @@ def memory(subject: Subject) -> Iterator[Finding]:
         peaks = {}
         for whose, call in (("reference", subject.reference), ("it", subject.call)):
             measured = []
-            for _ in range(2):
+            for _ in range(3):
                 values = subject.inputs(case)
                 measured.append(peak_of(lambda call=call, values=values: call(values), subject.device))
-            peaks[whose] = min(measured)  # what is not its own only adds
+            # Memory of the process that is free but not given back hides some, threads that start add some.
+            peaks[whose] = sorted(measured)[1]
         made = sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(subject.inputs(case))))
-    model = max(peaks["reference"], made)
+    allowed = max(peaks["reference"], made) + made + _SLACK_BYTES
     message = ""
-    if peaks["it"] > 1.1 * model + _SLACK_BYTES:
+    if peaks["it"] > allowed:
         message = (
-            f"the peak of a call is {peaks['it'] / 2**20:.1f} MiB, where PyTorch needs {model / 2**20:.1f} MiB, "
-            f"{made / 2**20:.1f} MiB of it for the outputs"
+            f"the peak of a call is {peaks['it'] / 2**20:.1f} MiB, where {allowed / 2**20:.1f} MiB are allowed: "
+            f"PyTorch needs {peaks['reference'] / 2**20:.1f} MiB, the outputs are {made / 2**20:.1f} MiB"
         )
     yield Finding(str(case), message)
 
@@ -117,7 +118,7 @@ def _can_measure() -> bool:
         peaks = [_resident_peak(lambda: torch.ones(2**22), torch.device("cpu")) for _ in range(3)]
     except (OSError, AttributeError):
         return False
-    return 15 * 2**20 < min(peaks) < 24 * 2**20
+    return 15 * 2**20 < sorted(peaks)[1] < 24 * 2**20
 
 
 @cache
@@ -139,7 +140,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
         values = trial.values
         calls, started = 0, time.perf_counter()
         deadline = started + 2 * _MOST_SECONDS
-        while calls < (_CALLS // 10 if subject.effort == "quick" else _CALLS // 4):  # what is made once, is made here
+        while calls < (_CALLS // 20 if subject.effort == "quick" else _CALLS // 4):  # what is made once, is made here
             trial.compute(values)
             calls += 1
             if time.perf_counter() - started > _MOST_SECONDS / 4:

@@ -114,6 +114,8 @@ class Work:
                 for subject in here[job.device].values():
                     subject.call = guard.wrap(subject.call)
                     subject.on_case = lambda case: on_case(str(case))
+                    # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
+                    subject.memo = {} if subject.effort == "quick" else None
                 on_case("")
             result = self._run_one(job, here[job.device][job.prefix], guard, left_behind)
             if result.fatal:

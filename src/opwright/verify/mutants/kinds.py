@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opwright.verify.gradients import floats_of
-from opwright.verify.oracle import to_oracle
+from opwright.verify.oracle import Expected, expect, to_oracle
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 
@@ -151,6 +151,24 @@ def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -
         return f"no output is {what}"
 
     return needs
+
+
+def needs_negative_zero(subject: Subject) -> str:
+    """Says so where the oracle wants no negative zero, whichever inputs are negative zeros."""
+    values = _base(subject)
+    free = subject.free_tensors(subject.cases()[0][1])
+    floats = floats_of([v for i, v in enumerate(values) if i in free])
+    for chosen in [*([t] for t in floats), floats]:
+        before = [t.clone() for t in chosen]
+        for t in chosen:
+            t.fill_(-0.0)
+        with torch.no_grad():
+            expected = expect(subject.reference, values)
+        for t, old in zip(chosen, before, strict=True):
+            t.copy_(old)
+        if any(isinstance(e, Expected) and e.is_negative_zero is not None and e.is_negative_zero.any() for e in expected):
+            return ""
+    return "no zero has the sign of an input's"
 
 
 def like(values: Sequence[Any], output: torch.Tensor) -> torch.Tensor | None:

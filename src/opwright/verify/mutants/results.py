@@ -16,6 +16,7 @@ from opwright.verify.mutants.kinds import (
     needs_dtype,
     needs_equal_input,
     needs_large,
+    needs_negative_zero,
     needs_option,
     needs_output,
     needs_row,
@@ -57,7 +58,7 @@ _result("infinities clipped", needs_output("infinite", torch.isinf))(lambda o, v
 _result("denormal numbers flushed to zero")(
     lambda o, v: torch.where(o.abs() < torch.finfo(o.dtype).smallest_normal, torch.zeros_like(o), o)
 )
-_result("sign of zero lost", needs_output("a negative zero", lambda o: (o == 0) & o.signbit()))(lambda o, values: o + 0.0)
+_result("sign of zero lost", needs_negative_zero)(lambda o, values: o + 0.0)
 _result("wrong in bfloat16 only", needs_dtype(torch.bfloat16))(
     lambda o, values: spoiled(o) if o.dtype == torch.bfloat16 else o
 )

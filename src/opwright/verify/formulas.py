@@ -30,6 +30,7 @@ _STEPS = get_decompositions(
         _aten.native_layer_norm_backward,
         _aten.mish,
         _aten.mish_backward,
+        _aten._scaled_dot_product_flash_attention_for_cpu,
     ]
 )
 _HALF_ROOT, _TANH = math.sqrt(0.5), (math.sqrt(2 / math.pi), 0.044715)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import opwright
 from opwright.verify.callables import flatten
+from opwright.verify.formulas import _attention, oracle_formulas
 from opwright.verify.subject import subject_of
 
 
@@ -317,3 +318,38 @@ def test_other_keys_are_found() -> None:
         lambda x: {"b": x}, reference=lambda x: {"a": x.clone()}, samples=rows, checks=["numerics"]
     )
     assert "returned 1 outputs under ['b'], expected 1 outputs under ['a']" in record.failures[0].message
+
+
+# --- the oracle's own formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_gelu_in_the_oracle_has_all_its_digits(form: str) -> None:
+    """Against 50 digits, where PyTorch's own float64 has none left."""
+    mpmath = pytest.importorskip("mpmath")
+
+    def exact(v):
+        if form == "none":
+            return v / 2 * mpmath.erfc(-v / mpmath.sqrt(2))
+        return v / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (v + mpmath.mpf("0.044715") * v**3)))
+
+    points = [-9.0, -8.0, -5.0, -1.0, -1e-3, 0.5, 3.0]
+    with mpmath.workdps(120):
+        values = torch.tensor([float(exact(mpmath.mpf(v))) for v in points], dtype=torch.float64)
+        slopes = torch.tensor([float(mpmath.diff(exact, mpmath.mpf(v))) for v in points], dtype=torch.float64)
+    x = torch.tensor(points, dtype=torch.float64, requires_grad=True)
+    with oracle_formulas():
+        found = F.gelu(x, approximate=form)
+        found.sum().backward()
+    torch.testing.assert_close(found.detach(), values, rtol=1e-12, atol=0)
+    torch.testing.assert_close(x.grad, slopes, rtol=1e-12, atol=0)
+    assert not torch.allclose(F.gelu(x.detach(), approximate=form), values, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(7, 9)}, {"scale": 0.3}])
+def test_attention_step_by_step_is_attention(options: dict) -> None:
+    query, key, value = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (7, 9, 9))
+    options = {k: v.double() if isinstance(v, Tensor) else v for k, v in options.items()}
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for found, wanted in zip(_attention(query, key, value, **options), operator(query, key, value, **options), strict=True):
+        torch.testing.assert_close(found, wanted)

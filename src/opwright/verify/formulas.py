@@ -52,6 +52,26 @@ def _gelu_backward(grad: torch.Tensor, x: torch.Tensor, *, approximate: str = "n
     return grad * (share + x * share * torch.sigmoid(-inner) * 2 * slope * (1 + 3 * cubic * x * x))
 
 
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    return torch.softmax(scores, -1) @ value, torch.logsumexp(scores, -1)
+
+
+# PyTorch's own decomposition of it is one operator again.
+_STEPS[_aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention
 _STABLE = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu_backward}
 
 

@@ -111,7 +111,7 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
         compared = True
 
         def oracle(values: Sequence[Any], at: Sequence[int] = at) -> list[torch.Tensor]:
-            with subject.callables.formulas_for(values):  # for the backward as well
+            with subject.formulas_for(values):  # for the backward as well
                 return _gradients(subject.reference, values, at)
 
         expected = expect(oracle, case.values)

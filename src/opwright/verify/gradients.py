@@ -156,7 +156,8 @@ def expected_gradients(subject: Subject, case: Case, seeds: Callable[..., Any] =
     """Returns what the gradients of all floating-point tensors of a case must be."""
 
     def gradients_of(values: Any) -> list[torch.Tensor]:
-        found = pull_back(subject, subject.reference, values, seeds)
+        with subject.formulas_for(values):  # for the backward as well
+            found = pull_back(subject, subject.reference, values, seeds)
         return [torch.zeros_like(t) if g is None else g for g, t in zip(found, floats_of(values), strict=True)]
 
     return subject.remember(("gradients", key, id(case)), lambda: expect(gradients_of, case.values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,6 +111,10 @@ class Subject:
                 raise DeviceLost(str(error)) from error
             raise
         return outputs
+
+    def formulas_for(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the reference of a callable computes as an oracle, where the values are one's."""
+        return self.callables.formulas_for(values) if self.callables is not None else contextlib.nullcontext()
 
     def mutated(self) -> list[int]:
         """Returns the positions of the arguments that it writes into, of a callable those that its reference does."""

@@ -167,8 +167,6 @@ class Work:
         note()
         changes |= dict.fromkeys((*left_behind(), *self.files.take()), "after the check")
         bad = [finding for finding in findings if finding.message]
-        if bad and subject.callables is not None and subject.callables.note:
-            bad[0].message += f"; its state is not the reference's, so each has its own: {subject.callables.note}"
         ulps = [f.worst_ulp for f in findings if f.worst_ulp is not None]
         ratios = [f.worst_ratio for f in findings if f.worst_ratio is not None]
         check = Check(
@@ -188,6 +186,9 @@ class Work:
             if smallest is not None and not fatal:
                 shrunk = shrink(check_for(job.check, subject), subject, smallest, bad[0])
                 guard.take()  # what parts of a case change, the whole has changed
+            if subject.callables is not None and subject.callables.note:
+                of_state = f"; its state is not the reference's, so each has its own: {subject.callables.note}"
+                (shrunk or bad[0]).message += of_state
             failures.append(failure_of(job, bad, self._repeat(subject), shrunk))
         if changes:
             found = Finding(next(iter(changes.values())), "; ".join(changes)[:_LONGEST])

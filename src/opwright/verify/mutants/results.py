@@ -90,7 +90,7 @@ def _cut(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[A
         return torch.where(down, stepped(near, -1), near)
 
     return [
-        cut(o, e) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+        cut(o, e) if isinstance(e, torch.Tensor) and e.is_floating_point() else o
         for o, e in zip(call(values), exact, strict=True)
     ]
 

@@ -241,7 +241,7 @@ class Sweep:
             equal = dict.fromkeys(names, 0)
             yield self.make("equal special values", dtype, sizes, rows, options, special=equal)
         base = self.base_sizes()
-        for name in names:
+        for name in names if one_by_one else ():
             label = f"special values in {name}, apart"
             yield self.make(label, dtype, base, (_APART,), options, special={name: 0}, apart=True)
         together = {name: 7 * i for i, name in enumerate(names)}

@@ -22,11 +22,14 @@ from opwright.verify.tensors import storage_bytes, tensors_of
 # --- peak memory -------------------------------------------------------------------------------------------
 
 _LEAST_BYTES = 4 * 2**20  # of all outputs: less is lost among the pages of the process
-_SLACK_BYTES = 2**20  # pages of libraries and of stacks that a first call touches
+# A factor and a constant for what the peak of a process is uncertain by: free memory that is not given back hides
+# some, and libraries keep buffers for products.
+_MULTIPLE = 2
+_SLACK_BYTES = 4 * 2**20
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
-    """The peak of a call is at most what PyTorch needs for the same computation, and its outputs once more.
+    """The peak of a call is at most twice what PyTorch needs for the same computation, and its outputs once more.
 
     On a GPU PyTorch's allocator says it. On the CPU it is the growth of the resident memory of the process: all
     that is touched, in whatever way it was allocated, but not what was allocated and left alone.
@@ -45,10 +48,9 @@ def memory(subject: Subject) -> Iterator[Finding]:
             for _ in range(3):
                 values = subject.inputs(case)
                 measured.append(peak_of(lambda call=call, values=values: call(values), subject.device))
-            # Memory of the process that is free but not given back hides some, threads that start add some.
-            peaks[whose] = sorted(measured)[1]
+            peaks[whose] = max(measured) if whose == "reference" else sorted(measured)[1]
         made = sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(subject.inputs(case))))
-    allowed = max(peaks["reference"], made) + made + _SLACK_BYTES
+    allowed = _MULTIPLE * max(peaks["reference"], made) + made + _SLACK_BYTES
     message = ""
     if peaks["it"] > allowed:
         message = (

@@ -66,8 +66,8 @@ _result("float64 computed in float32", needs_dtype(torch.float64))(lambda o, val
 _result("results of another dtype")(lambda o, values: o.to(torch.float32 if o.dtype == torch.float64 else torch.float64))
 _result("results on another device")(lambda o, values: o.to("meta"))
 _result("a lazy subclass of Tensor")(lambda o, values: o.as_subclass(_Lazy))
-_result("a workspace of 16 outputs", needs_large, "memory")(
-    lambda o, values: o if len(torch.ones(16, *o.shape, dtype=o.dtype)) else o.neg()
+_result("a workspace of 32 outputs", needs_large, "memory")(
+    lambda o, values: o if len(torch.ones(32, *o.shape, dtype=o.dtype)) else o.neg()
 )
 
 
@@ -90,7 +90,7 @@ def _cut(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[A
         return torch.where(down, stepped(near, -1), near)
 
     return [
-        cut(o, e) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+        cut(o, e) if isinstance(e, torch.Tensor) and e.is_floating_point() else o
         for o, e in zip(call(values), exact, strict=True)
     ]
 

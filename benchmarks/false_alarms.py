@@ -2,7 +2,7 @@
 
 Each operator of OPERATORS is verified against itself in float64, by all checks that a callable has, on samples and
 on what verify makes of them, in float32, bfloat16 and float16. Writes results/false_alarms.json with the machine
-card. It takes about ten minutes on two cores; names after the command run only these.
+card. It takes about ten minutes on one core, `OMP_NUM_THREADS=1`; names after the command run only these.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Timing:
             threads or for a turn.
         page_faults: on a CPU, pages that the system had to provide during a call, on average.
         peak_bytes: the most memory of PyTorch's allocator that a call held at once, beyond its inputs.
-        graph_us: on a GPU, time of a call replayed as a CUDA graph; None where it cannot be captured.
+        graph_us: on a GPU, time of a forward replayed as a CUDA graph; None where it cannot be captured.
         wall_us: on a GPU, time of a call by the host's clock, over many until the whole device is idle.
     """
 

@@ -273,7 +273,7 @@ def linear(run: Run) -> dict[str, Any]:
             }
             calls = {name: [lambda f=f, x=x, w=w, b=b: f(x, w, b)] for name, f in functions.items()}
             calls |= {name: [part] for name, part in parts.items()}
-            timings = time_on_gpu(calls, SECONDS, gpu)
+            timings = time_on_gpu(calls, SECONDS, gpu).timings
         found[f"{title} forward"] = show_timings(f"{title} forward", timings)
         leaves = [t.detach().requires_grad_() for t in (x, w, b)]
         dy = torch.randn(tokens, hidden, device=DEVICE, dtype=dtype)
@@ -291,7 +291,7 @@ def linear(run: Run) -> dict[str, Any]:
 
         backwards["bias_gelu's backward alone"] = [lambda dy=dy, zd=zd, b=b: gelu_bias_backward(dy, zd, b)]
         backwards["gelu_backward + sum alone"] = [gelu_backward_and_sum]
-        timings = time_on_gpu(backwards, SECONDS, gpu)
+        timings = time_on_gpu(backwards, SECONDS, gpu).timings
         found[f"{title} backward"] = show_timings(f"{title} backward", timings)
     return found
 

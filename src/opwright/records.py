@@ -210,7 +210,7 @@ class Timing:
             threads or for a turn.
         page_faults: on a CPU, pages that the system had to provide during a call, on average.
         peak_bytes: the most memory of PyTorch's allocator that a call held at once, beyond its inputs.
-        graph_us: on a GPU, time of a call replayed as a CUDA graph; None where it cannot be captured.
+        graph_us: on a GPU, time of a forward replayed as a CUDA graph; None where it cannot be captured.
         wall_us: on a GPU, time of a call by the host's clock, over many until the whole device is idle.
     """
 
@@ -393,8 +393,8 @@ class CallPart:
     """One part of the host's time of a call.
 
     Attributes:
-        name: "python", "dispatcher", "checks", "allocation", "views", "launch", "kernel"; several that cannot be
-            told apart are named together: "dispatcher and reference".
+        name: "python", "dispatcher", "checks", "allocation", "views", "launch", "kernel"; on a GPU "device, stream"
+            and "launch" in place of the last two; without a kernel "python, dispatcher" and "reference".
         us: its time.
         uncertainty_us: half-width of the 95 % interval. A part that is smaller may be nothing at all.
         obtained: how, as the difference of two variants of the call: "operator - kernel's entry".

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,10 +100,14 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
         ["two.py::fine", "--direction", "sideways"],
         ["two.py::fine", "--base", "no-such-thing"],
         ["nothing.py"],
+        ["two.py", "--cpus", "4095"],
+        ["two.py", "--threads", "0"],
+        ["two.py", "--call", "--base", "HEAD"],
     ):
         result = command(run_python, *arguments)
         assert result.returncode == 2
-        assert result.stderr.replace(str(tmp_path.resolve()), "FOLDER") == snapshot(name=" ".join(arguments))
+        text = re.sub(r"there  0.*", "there  0, ...", result.stderr.replace(str(tmp_path.resolve()), "FOLDER"))
+        assert text == snapshot(name=" ".join(arguments))
 
 
 # --- another process's clock ----------------------------------------------------------------------------------------
@@ -222,3 +228,26 @@ def test_an_operator_in_no_repository_has_no_earlier_commit(tmp_path: Path) -> N
     (tmp_path / "op.py").write_text("")
     with pytest.raises(CheckError, match="it is in no git repository"):
         base.compare_with_base({"target": str(tmp_path / "op.py")}, "HEAD~1", None)
+
+
+@pytest.mark.slow
+def test_an_earlier_commit_is_measured_beside_this_one(run_python, tmp_path: Path) -> None:
+    """Five pairs of processes: the one version is what was committed, the other what is there now."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "two.py").write_text(PROGRAM + "\nfine.sweep(batch=[(64,)])\n")
+    for arguments in (["init", "-q"], ["add", "two.py"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *arguments], check=True)
+    (tmp_path / "two.py").write_text(PROGRAM + "\nfine.sweep(batch=[(64,), (128,)])\n")
+    flags = ["--direction", "forward", "--dtype", "f32", "--threads", "1", "--seconds", "0.01", "--json"]
+    result = command(run_python, "two.py::fine", "--base", "HEAD", *flags)
+    assert result.returncode in (0, 1), result.stderr  # whether it is faster is not what is tested
+    (found,) = json.loads(result.stdout)
+    assert (found["type"], found["method"], found["is_hint"]) == ("base", "interleaved", False)
+    assert [row["case"] for row in found["rows"]] == ["f32[64]"]
+    assert found["missing"] == ["forward f32[128]"]
+    assert found["base"].startswith("HEAD (")
+    trees = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout
+    assert len(trees.splitlines()) == 1
+    unknown = command(run_python, "two.py::fine", "--base", "no-such-branch", *flags)
+    assert unknown.returncode == 2
+    assert "there is neither a record nor a commit of this name" in unknown.stderr

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from pathlib import Path
 
 import pytest
+import torch
 
 from opwright.bench.base import reason_for_hint, row_of, rows_of_records
 from opwright.bench.comparison import compare, interval_of, into_blocks, student
+from opwright.bench.machine_limits import limits_of
 from opwright.bench.timing import in_turn, time_interleaved
-from opwright.records import BenchRecord, Comparison, Machine, Measurement, Timing
+from opwright.build.store import Store
+from opwright.records import BenchRecord, Comparison, Limits, Machine, Measurement, Timing
 
 
 @pytest.mark.parametrize(
@@ -154,3 +158,40 @@ def test_another_machine_is_a_hint_only() -> None:
     alone.measurements[0].timings.pop()
     rows, _ = rows_of_records(alone, now)
     assert "no rival in common" in reason_for_hint(alone, now, rows)
+
+
+# --- the limits of a machine --------------------------------------------------------------------------------------
+
+
+class Measured:
+    """A device whose limits are counted, not measured."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def measure_limits(self) -> Limits:
+        self.times += 1
+        return Limits(10.0 + self.times, 1.0, 1.0, {"f32": 1.0}, 1.0, None, 1, 0.0)
+
+
+def test_limits_are_measured_once_for_a_machine_and_again_when_asked(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
+    place, here = Measured(), record(1.0, 1.0).machine
+    assert [limits_of(place, here).copy_gb_s for _ in range(3)] == [11.0] * 3
+    assert limits_of(place, here, again=True).copy_gb_s == 12.0
+    assert limits_of(place, here).copy_gb_s == 12.0
+    assert limits_of(place, record(1.0, 1.0, cpu="Xeon").machine).copy_gb_s == 13.0
+    (kept,) = [p for p in (tmp_path / "store" / "limits").iterdir() if "12.0" in p.read_text()]
+    kept.write_text(kept.read_text()[:-9])
+    assert limits_of(place, here).copy_gb_s == 14.0  # damaged: measured again, and kept
+    assert limits_of(place, here).copy_gb_s == 14.0
+    assert Store().clean() == 0
+    assert limits_of(place, here).copy_gb_s == 15.0
+
+
+def test_a_store_that_cannot_be_written_is_no_reason_not_to_measure(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "file" / "store"))
+    assert limits_of(Measured(), record(1.0, 1.0).machine).copy_gb_s == 11.0

@@ -223,6 +223,30 @@ def test_the_difference_is_in_units_of_what_pytorch_errs() -> None:
     assert "1 of 1 elements differ" in work.difference([x.argmax() + 1], torch.argmax)
 
 
+def test_gradients_come_in_where_ours_has_them() -> None:
+    """The reference has one more output that a gradient could flow through, and one fewer where nothing needs it."""
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor):
+            ctx.save_for_backward(x)
+            result, gates = x * x, x * 3
+            ctx.mark_non_differentiable(gates)
+            return result, gates
+
+        @staticmethod
+        def backward(ctx, grad: Tensor, _):
+            return 2 * ctx.saved_tensors[0] * grad
+
+    for direction in ("backward", "step"):
+        work = Workload(direction, [(torch.randn(50),), {}], None)
+        ours, theirs = work.bind(Two.apply), work.bind(lambda x: (x * x, x * 3))
+        work.refresh()
+        assert torch.allclose(ours()[-1], theirs()[-1])
+        assert work.difference(ours(), lambda x: (x * x, x * 3)) == ""
+        assert "result" in work.difference([*ours()[:-1], ours()[-1] * 1.001], lambda x: (x * x, x * 3))
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 

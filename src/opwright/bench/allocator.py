@@ -20,7 +20,7 @@ _NEVER = 2**31 - 1
 _USUAL = {_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 65536}
 
 
-def _libc(name: str) -> Callable[[int, int], int] | None:
+def _libc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None)
 
 
@@ -41,8 +41,7 @@ def kept_memory() -> Iterator[str]:
 
 def give_back() -> bool:
     """Gives all free memory back to the system, so that the next outputs are on new pages; False: it cannot be done."""
-    trim = ctypes.CDLL(None)
-    trim = getattr(trim, "malloc_trim", None)
+    trim = _libc("malloc_trim")
     if trim is not None:
         trim(0)
     return trim is not None

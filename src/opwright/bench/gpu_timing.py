@@ -97,6 +97,10 @@ class Gpu:
         return perf_counter() * 1e6
 
     def captured(self, call: Callable[[], object]) -> Callable[[], object] | None:
+        if torch.is_grad_enabled():
+            # A backward runs on the stream of its forward, not on the one that is captured; and a capture that
+            # fails leaves PyTorch's allocator believing in it.
+            return None
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):

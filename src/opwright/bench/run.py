@@ -14,16 +14,15 @@ import torch
 from opwright.bench.allocator import peak_bytes
 from opwright.bench.clocks import refuse_replaced
 from opwright.bench.conditions import commit_of, conditions_of
+from opwright.bench.costs import cost_of, least_cost, size_of
 from opwright.bench.gates import floor_us, refuse_clocks_apart, refuse_deferred, refuse_too_fast
 from opwright.bench.inputs import Plan, all_tensors, one_element, plans
 from opwright.bench.limits import CpuBench, GpuBench, bench_on
 from opwright.bench.machine_limits import limits_of
-from opwright.bench.workload import DIRECTIONS, Workload, applier, as_list
+from opwright.bench.workload import DIRECTIONS, Workload, applier
 from opwright.dispatch.operator import Operator, operator_of
-from opwright.dispatch.reference import outputs_of
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BenchRecord, Limits, Measurement, VerifyRecord
-from opwright.spec.cost import Cost, default_cost
 from opwright.spec.dtypes import short_name
 from opwright.spec.samples import Case
 from opwright.verify.devices import device_of, has_cuda, parse_device
@@ -298,7 +297,7 @@ def _measure(
         calls = {n: [work.bind(f)] for n, f in candidates.items()}
         results = calls["opwright"][0]()
         refuse_deferred(name, results, work.values)
-        cost = _cost(direction, work, operator, results)
+        cost = cost_of(direction, work, operator, results)
         for number in range(1, place.input_sets(cost.bytes_moved, len(candidates))):
             another = Workload(direction, plan.make(number).values, operator)
             for n, function in candidates.items():
@@ -316,7 +315,7 @@ def _measure(
                 hint="`opwright verify` with `--check determinism`",
             )
         ours = timed.timings[0]
-        least = _least_cost(operator, cost, results, work.values)
+        least = least_cost(operator, cost, results, work.values)
         refuse_too_fast(name, described, ours.median_us, least, settings.limits)
         refuse_clocks_apart(name, described, ours)
         for timing in timed.timings:
@@ -338,7 +337,7 @@ def _measure(
         in_cache=cost.bytes_moved <= place.cache_bytes(),
         copy_us=timed.copy_us,
         comparisons=timed.comparisons,
-        output_bytes=sum(_size(t) for t in results if isinstance(t, torch.Tensor)),
+        output_bytes=sum(size_of(t) for t in results if isinstance(t, torch.Tensor)),
         floor_us=floor_us(least, settings.limits),
         stopped=timed.stopped,
     )
@@ -385,54 +384,6 @@ class _Rechecks:
                 rows=[("direction", self._work.direction), ("input", self._case), ("found", found)],
                 hint="a result that is kept by the address of its input is wrong when the input is overwritten",
             )
-
-
-def _cost(direction: str, work: Workload, operator: Operator | None, results: Sequence[Any]) -> Cost:
-    outputs = [o for o in results if isinstance(o, torch.Tensor)]
-    if operator is None:
-        return Cost(sum(_size(t) for t in [*all_tensors(work.values), *outputs]))
-    if direction == "forward":
-        return operator.cost_of(work.values, outputs)
-    with torch.no_grad():
-        forward = outputs_of(operator.contract, applier(operator.function, operator)(work.values))
-    gradients = outputs[-len(outputs) + len(as_list(forward)) :] if direction == "step" else outputs
-    backward = _backward_cost(work, operator, forward, gradients)
-    if direction == "backward":
-        return backward
-    first = operator.cost_of(work.values, forward)
-    flop = None if first.flop is None or backward.flop is None else first.flop + backward.flop
-    return Cost(first.bytes_moved + backward.bytes_moved, flop)
-
-
-def _backward_cost(
-    work: Workload, operator: Operator, forward: Sequence[Any], gradients: Sequence[torch.Tensor]
-) -> Cost:
-    backward, contract = operator.backward_operator, operator.contract
-    if backward is None:
-        moved = default_cost(contract, work.values, gradients).bytes_moved
-        return Cost(moved + sum(_size(o) for o in forward))
-    known = {p.name: v for p, v in zip(contract.parameters, work.values, strict=True)}
-    known |= {f"grad_{o.name}": r for o, r in zip(contract.outputs, forward, strict=True)}
-    known |= {o.name: r for o, r in zip(contract.outputs, forward, strict=True) if o.name not in known}
-    return backward.cost_of([known[p.name] for p in backward.contract.parameters], gradients)
-
-
-def _least_cost(
-    operator: Operator | None, cost: Cost, results: Sequence[Any], values: Sequence[Any]
-) -> Cost:
-    """Returns what a call cannot do without: the declared cost, else writing the results that are not views.
-
-    Which inputs are read in full is not known without a declaration: an index chooses.
-    """
-    if operator is not None and operator._cost is not None:
-        return cost
-    given = {t.untyped_storage().data_ptr() for t in all_tensors(values)}
-    own = {t.untyped_storage().data_ptr(): t for t in results if isinstance(t, torch.Tensor)}
-    return Cost(sum(_size(t) for address, t in own.items() if address not in given))
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _host_times(

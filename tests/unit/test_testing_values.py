@@ -186,31 +186,27 @@ def test_a_written_argument_is_never_expanded() -> None:
     assert not seen_in(inputs(bump_), lambda c: 0 in c.args[0].stride() and c.args[0].numel() > 1, 150)
 
 
-def smallest(what) -> Inputs:
-    return find(inputs(blend), what, settings=settings(max_examples=150, database=None, deadline=None))
+def smallest(strategy, what=lambda c: True) -> Inputs:
+    return find(strategy, what, settings=settings(max_examples=150, database=None, deadline=None))
 
 
 def test_examples_shrink_to_what_matters() -> None:
-    plain = smallest(lambda c: True)
+    plain = smallest(inputs(blend))
     assert repr(plain) == (
         "Inputs(f32[1] = [0.0], f32[4] = [0.0, 0.0, 0.0, 0.0], i64[1] = [0], None, 3, mode='mul', eps=0.25)"
     )
-    tail = smallest(lambda c: c.args[0].shape[-1] % 4 == 3)
+    tail = smallest(inputs(blend), lambda c: c.args[0].shape[-1] % 4 == 3)
     assert tail.args[0].shape == (3,)
-    large = smallest(lambda c: c.args[0].numel() > 0 and bool((c.args[0] > 5).any()))
+    large = smallest(inputs(blend, special=False), lambda c: c.args[0].numel() > 0 and bool((c.args[0] > 5).any()))
     assert large.args[0].numel() == 1
     assert 5 < float(large.args[0]) <= 16
 
 
 def test_a_strategy_takes_the_place_of_an_argument() -> None:
     rows = st.just(torch.tensor([7]))
-    found = smallest_of(inputs(blend, rows=rows, mode=st.just("add")))
+    found = smallest(inputs(blend, rows=rows, mode=st.just("add")))
     assert found.args[2].tolist() == [7]
     assert found.kwargs["mode"] == "add"
-
-
-def smallest_of(strategy) -> Inputs:
-    return find(strategy, lambda c: True, settings=settings(database=None, deadline=None))
 
 
 @pytest.mark.parametrize(

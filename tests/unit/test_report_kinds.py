@@ -313,12 +313,17 @@ def test_the_smallest_visible_difference_decides_what_is_noise(tmp_path) -> None
 
 
 def test_on_a_gpu_the_floor_is_a_launch(tmp_path) -> None:
-    limits = Limits(4250.0, 4000.0, 9000.0, {"f32": 51000.0}, 4.0, 2.5, 16, 1.0)
+    limits = Limits(4250.0, 4000.0, 9000.0, {"f32": 51000.0, "bf16": 600e3}, 4.0, 2.5, 16, 1.0)
     page = show(tmp_path, make_gpu_bench(limits=limits))
     svg = find_svg(page, "backward f32: time against size")
     assert "launch" in texts(svg)
     assert "host" not in texts(svg)
     assert "the time from one empty kernel to the next, 2.50 µs" in page.source
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page.source))
+    assert facts["GPU: triad bandwidth"] == "4.00 TB/s"
+    assert facts["GPU: launch"] == "2.50 µs"
+    assert facts["GPU: other matrix products"] == "bf16 600 TFLOP/s"
+    assert "triad bandwidth" not in facts
 
 
 # --- coverage ---------------------------------------------------------------------------------------------
@@ -344,6 +349,12 @@ def test_the_coverage_matrix_says_what_ran_where(tmp_path) -> None:
         ("ns::b", "cpu"): ["✓passed, 300 cases", "not in the record", "✓passed, 112 cases", "– bskipped: only 1 <device> & no more"],
     }  # fmt: skip
     assert "<b>a</b>: only on a &lt;GPU&gt;." in page.source
+
+
+def test_one_operator_has_a_matrix_where_it_ran_on_two_devices(tmp_path) -> None:
+    assert 'class="coverage"' not in show(tmp_path, make_verify()).source
+    checks = [Check(name, "passed", 1, device=d) for d in ("cpu", "cuda") for name in ("export", "backward: export")]
+    assert 'class="coverage"' in show(tmp_path, make_verify(checks=checks)).source
 
 
 def test_one_operator_has_its_checks_open_and_several_have_them_folded(tmp_path) -> None:

@@ -42,6 +42,7 @@ def render(records: Sequence[Record]) -> str:
         RecordError: there are no records.
     """
     cards = collect_cards(records)
+    coverage = cover(cards)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("opwright.report"),
         autoescape=True,
@@ -56,7 +57,8 @@ def render(records: Sequence[Record]) -> str:
         machines=_list_machines(cards, records),
         names_places=len({card.place for card in cards}) > 1,
         on_gpu=any(card.on_gpu for card in cards),
-        coverage=cover(cards) if len(cards) > 1 else None,
+        # One operator on one device has it all in its own table.
+        coverage=coverage if coverage and (len(cards) > 1 or len(coverage.rows) > 2) else None,
         operators=[_show(card, index) for index, card in enumerate(cards, start=1)],
     )
 

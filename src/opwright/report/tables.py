@@ -151,6 +151,7 @@ def describe_machine(records: Sequence[Record]) -> list[tuple[str, str]]:
             computes = [m.compute_gflops for m in chosen if m.compute_gflops is not None]
             limits.append((f"{of}copy bandwidth", _range(copies, RATE)))
             limits.append((f"{of}float32 matrix product", _range(computes, COMPUTE)))
+            limits += [(f"{of}{label}", value) for label, value in _list_limits(records, bool(of))]
     memory = [with_unit(m.gpu_memory_bytes, BYTES) for m in machines if m.gpu_memory_bytes]
     cache = [with_unit(m.gpu_l2_bytes, BYTES) for m in machines if m.gpu_l2_bytes]
     rows = [
@@ -169,6 +170,25 @@ def describe_machine(records: Sequence[Record]) -> list[tuple[str, str]]:
         *limits,
     ]
     return [(label, value) for label, value in rows if value]
+
+
+def _list_limits(records: Sequence[Record], on_gpu: bool) -> list[tuple[str, str]]:
+    """Returns the other limits of a device, as the newest benchmark on it has them."""
+    benches = [r for r in records if isinstance(r, BenchRecord) and r.limits is not None and r.on_gpu == on_gpu]
+    if not benches:
+        return []
+    limits = max(benches, key=lambda record: record.created).limits
+    assert limits is not None
+    products = ", ".join(
+        f"{dtype} {with_unit(rate, COMPUTE)}" for dtype, rate in limits.gemm_gflops.items() if dtype != "f32"
+    )
+    return [
+        ("triad bandwidth", with_unit(limits.triad_gb_s, RATE)),
+        ("copy in the cache", with_unit(limits.cache_gb_s, RATE)),
+        ("other matrix products", products),
+        ("call without work", with_unit(limits.empty_call_us, TIME)),
+        ("launch", _time(limits.launch_us)),
+    ]
 
 
 def warn(card: Card) -> list[str]:

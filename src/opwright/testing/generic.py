@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ def suite(
     checks: Iterable[str] | None = None,
     devices: Iterable[str | torch.device] | None = None,
     only: str = "",
+    **settings: Any,
 ) -> Callable[..., None]:
     """Makes the test of all operators of some TARGETs: `test_operators = opwright.testing.suite("my_ops")`.
 
@@ -35,6 +36,7 @@ def suite(
         checks: names of the checks, all by default; `opwright verify` lists them.
         devices: "cpu", "cuda", ...; by default the CPU, and the GPU where there is one and a CUDA kernel.
         only: run only cases whose description contains this text.
+        settings: further arguments of `opwright.verify`.
 
     Returns:
         A test function; pytest finds it under a name that begins with `test`.
@@ -49,14 +51,15 @@ def suite(
             raise CheckError(
                 "opwright.testing.suite", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))]
             )
+    chosen = None if devices is None else [str(device) for device in devices]
     items = [
         pytest.param(operator, name, device, id=_id(operator, name, device), marks=_marks(device))
         for operator in _find(targets)
-        for device in map(str, devices_for(operator, []) if devices is None else devices)
+        for device in chosen or map(str, devices_for(operator, []))
         for name in names
     ]
 
-    def test(operator, check, device): _run(operator, check, device, only)
+    def test(operator, check, device): _run(operator, check, device, {"only": only, **settings})
 
     # pytest names the file of a test beside its id where the two differ: this one is its caller's, all on one line.
     caller = sys._getframe(1)
@@ -92,11 +95,11 @@ def _marks(device: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.gpu] if device != "cpu" else []
 
 
-def _run(operator: Operator, check: str, device: str, only: str) -> None:
+def _run(operator: Operator, check: str, device: str, settings: Mapping[str, Any]) -> None:
     __tracebackhide__ = True
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip(f"there is no device {device} here")
-    record = verify(operator.function, checks=[check], devices=[device], only=only)
+    record = verify(operator.function, checks=[check], devices=[device], **settings)
     if record.failures:
         pytest.fail("\n\n".join(map(describe_failure, record.failures)), pytrace=False)
     if not record.passed:

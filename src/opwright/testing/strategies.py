@@ -261,13 +261,11 @@ class _Maker:
         values = torch.zeros(count, dtype=dtype)
         given = self.ranges.get(parameter.name)
         smallest = max(min(shape, default=2), 2)
-        elements = _elements(dtype, given, smallest, self.special)
-        # Zeros, or noise of a seed, with a few values placed one by one: small to draw, and shrinks to one value.
-        filling = draw(st.none() | st.integers(0, 2**16))
-        if filling is not None:
-            values.copy_(_noise(filling, count, dtype, given, smallest))
-        elif given is not None and not given[0] <= 0 <= given[1]:
-            values.fill_(_cast(given[0], dtype))
+        plain, elements = _elements(dtype, given, smallest, self.special)
+        # The first element is the value that is drawn, the others shares of it: whatever is wrong with a large one
+        # is wrong with the first one too, so that the tensor can shrink to it.
+        first, seed = draw(plain), draw(st.integers(0, 255))
+        values.copy_(_spread(first, _shares(seed, count), given, dtype))
         # Drawn for an empty tensor too: else one element would be the longer example, and shrink to none.
         placed = draw(st.lists(st.tuples(st.integers(0, max(count - 1, 0)), elements), max_size=_MOST_PLACED))
         for at, value in placed[: _MOST_PLACED if count else 0]:
@@ -302,39 +300,43 @@ def _axis_names(contract: Contract) -> list[str]:
 
 def _elements(
     dtype: torch.dtype, given: Range | None, smallest: int, special: bool
-) -> st.SearchStrategy:
+) -> tuple[st.SearchStrategy, st.SearchStrategy]:
+    """Returns strategies for an element: without and with special values."""
     if dtype == torch.bool:
-        return st.booleans()
+        return st.booleans(), st.booleans()
     if not dtype.is_floating_point:
         # Without a range they may be indices: of the smallest axis.
-        low, high = map(int, given) if given else (0, smallest - 1)
-        return st.integers(low, high)
+        whole = st.integers(*map(int, given)) if given else st.integers(0, smallest - 1)
+        return whole, whole
     if given:
-        return st.floats(*map(float, given), allow_nan=False)
+        inside = st.floats(*map(float, given), allow_nan=False)
+        return inside, inside
     width = {torch.float64: 64, torch.float32: 32}.get(dtype, 16)
-    if dtype == torch.bfloat16 and special:
-        width = 32  # float16's range is not bfloat16's
     usual = st.integers(-8, 8).map(float) | st.floats(-1e3, 1e3, width=width)
+    if not special:
+        return usual, usual
     info = torch.finfo(dtype)
     odd = (-0.0, math.inf, -math.inf, math.nan, info.tiny / 2, -info.tiny / 2, info.max, -info.max)
-    return usual | st.sampled_from(odd) | st.floats(width=width) if special else usual
+    # float16's range is not bfloat16's.
+    return usual, usual | st.sampled_from(odd) | st.floats(width=32 if dtype == torch.bfloat16 else width)
 
 
-def _noise(
-    seed: int, count: int, dtype: torch.dtype, given: Range | None, smallest: int
-) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    if not dtype.is_floating_point or dtype == torch.bool:
-        low, high = map(int, given) if given and dtype != torch.bool else (0, smallest - 1)
-        return torch.randint(low, max(high, low) + 1, (count,), generator=generator).to(dtype)
-    if given:
-        share = torch.rand(count, generator=generator, dtype=torch.float64)
-        return (given[0] + share * (given[1] - given[0])).clamp(*given).to(dtype)
-    return (torch.randn(count, generator=generator, dtype=torch.float64) * 3).to(dtype)
+def _shares(seed: int, count: int) -> torch.Tensor:
+    """Returns pseudo-random numbers from -1 to 1, the first one 1."""
+    shares = 2 * torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1
+    shares[:1] = 1
+    return shares
 
 
-def _cast(value: float, dtype: torch.dtype) -> Any:
-    return value if dtype.is_floating_point else int(value)
+def _spread(first: Any, shares: torch.Tensor, given: Range | None, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the first value at a share of 1, and others between it and the least at less."""
+    if dtype == torch.bool:
+        return (shares > 0) & bool(first)
+    if dtype.is_floating_point and not given:
+        return first * shares + 0.0  # no -0.0 of a zero
+    low = given[0] if given else 0
+    between = low + (first - low) * shares.abs()
+    return between if dtype.is_floating_point else between.floor()
 
 
 def _in_layout(values: torch.Tensor, layout: str) -> torch.Tensor:

@@ -18,13 +18,12 @@ from opwright.verify.checks import CHECKS, Check
 from opwright.verify.concurrency import other_values
 from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line
-from opwright.verify.gradients import seed_like
-from opwright.verify.oracle import Expected, expect
+from opwright.verify.gradients import seed_like, with_room
+from opwright.verify.oracle import expect
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
 
 _THREADS, _ROUNDS = 4, 4
-_UNITS_OF_LARGEST = 4.0
 
 
 def check_for(name: str, subject: Subject) -> Check:
@@ -115,24 +114,11 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
             with subject.formulas_for(values):  # for the backward as well
                 return _gradients(subject.reference, values, at)
 
-        expected = [_with_room(e) for e in expect(oracle, case.values)]
+        expected = [with_room(e) for e in expect(oracle, case.values)]
         message, pattern = _difference(_gradients(subject.run, subject.inputs(case), at), expected)
         yield Finding(str(case), message, pattern)
     if not compared:
         raise Skipped("nothing to differentiate")
-
-
-def _with_room(expected: Any) -> Any:
-    """Allows a gradient some units in the last place of the largest one.
-
-    A backward may compute from what the forward has saved, and that is rounded: of 1 - sigmoid(5), say, no digit below eps
-    is known. A reference that computes the same without such a difference does not show it.
-    """
-    if isinstance(expected, Expected) and expected.exact.numel():
-        largest = expected.exact.abs().nan_to_num(0.0, 0.0, 0.0).max()
-        room = _UNITS_OF_LARGEST * torch.finfo(expected.dtype).eps * largest
-        expected.allowance = torch.maximum(expected.allowance, room)
-    return expected
 
 
 def _differentiable_at(subject: Subject, case: Case) -> list[int]:

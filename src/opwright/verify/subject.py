@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

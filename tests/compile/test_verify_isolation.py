@@ -215,9 +215,9 @@ def test_files_beside_the_candidate(tmp_path: Path) -> None:
     namespace = {"__file__": str(source)}
     exec(compile(source.read_text(), source, "exec"), namespace)
     (failure,) = check(namespace["candidate"], checks=["numerics"]).failures
-    assert "deleted 1 of the files in" in failure.message
+    assert "deleted 1 of the files that were there: " in failure.message
     assert "weights.bin" in failure.message
-    assert "changed 1 of the files in" in failure.message
+    assert "changed 1 of the files that were there: " in failure.message
     assert "kernel.cpp" in failure.message
     assert "cache.bin" not in failure.message
 

@@ -135,7 +135,7 @@ class _Plan:
 
     Attributes:
         subjects: returns them by prefix, for a device.
-        folder: where the candidate's code lies.
+        folder: where the candidate's code lies; None where that is no file.
         command: verifies it again, without flags; "" where there is none.
     """
 
@@ -143,7 +143,7 @@ class _Plan:
     subjects: Callable[[Guard, torch.device], dict[str, Subject]]
     prefixes: list[str]
     devices: list[torch.device]
-    folder: Path
+    folder: Path | None
     command: str
 
 
@@ -186,15 +186,15 @@ def _devices(
     return devices_for(subject.operator, [] if samples is None or is_iterator else tensors_of(samples))
 
 
-def _folder_of(target: Any, operator: Operator | None) -> Path:
-    """Returns the folder that the candidate's code lies in, the working directory if that is nowhere."""
+def _folder_of(target: Any, operator: Operator | None) -> Path | None:
+    """Returns the folder that the candidate's code lies in; None where that is no file."""
     if operator is not None:
         file = operator.declaration.file
     else:
         module = sys.modules.get(getattr(target, "__module__", None) or type(target).__module__)
         code = getattr(inspect.unwrap(target), "__code__", None)
         file = code.co_filename if code is not None else getattr(module, "__file__", None)
-    return Path(file).parent if file and Path(file).is_file() else Path.cwd()
+    return Path(file).parent if file and Path(file).is_file() else None
 
 
 def _command(operator: Operator | None) -> str:

@@ -78,11 +78,13 @@ class Guard:
     Attributes:
         changes: what was changed and has been put back, in words.
         is_inside: called with whether the candidate is running now.
+        is_running: whether it is.
     """
 
     def __init__(self, is_inside: Callable[[bool], None] = lambda _: None) -> None:
         self.changes: list[str] = []
         self.is_inside = is_inside
+        self.is_running = False
         self._owner = os.getpid()
         self._watched = [_Watched(name, holder) for name, holder in _holders().items()]
 
@@ -100,9 +102,11 @@ class Guard:
         """Calls a function of the candidate."""
         before, seed = [setting.read() for setting in _SETTINGS], _initial_seed()
         self.is_inside(True)
+        self.is_running = True
         try:
             return function(*args)
         finally:
+            self.is_running = False
             if os.getpid() != self._owner:  # the candidate has forked: the copy must not go on judging
                 os._exit(0)
             self._compare(before, seed)
@@ -197,18 +201,42 @@ def _holders() -> dict[str, Any]:
 
 # --- files -----------------------------------------------------------------------------------------------
 
-# In a folder with more files than this only the first are looked at: it is looked at after every check.
-_MOST_FILES = 1000
 _SOURCES = (".py", ".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh")
-_PASSED_OVER = {"__pycache__", "node_modules", "venv"}
 
 
 class Files:
-    """The files in a folder, as they were."""
+    """The files beside a candidate's code, as they were, and what it deletes.
+
+    Other processes may be at work in the folders below: what is deleted there counts where the candidate has done it,
+    by a function of Python's.
+
+    Args:
+        folder: where its code lies; None where that is no file.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._saved = self._look()
+        self._began = time.time()
+        self._deleted: list[str] = []
+
+    def watch(self, guard: Guard) -> None:
+        """Notes what the candidate deletes below its folder and the working directory, for as long as the process lives."""
+        roots = [os.path.realpath(place) for place in (self.folder, os.getcwd()) if place is not None]
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            if event not in ("os.remove", "os.rmdir", "shutil.rmtree") or not guard.is_running:
+                return
+            try:
+                path = os.path.realpath(args[0])
+                is_old = os.lstat(path).st_ctime < self._began  # what it has made itself, it may delete
+            except (OSError, TypeError, ValueError):
+                return
+            # Folders whose names begin with a dot are caches.
+            if is_old and any(path.startswith(root + os.sep) and os.sep + "." not in path[len(root) :] for root in roots):
+                self._deleted.append(path)
+
+        sys.addaudithook(hook)
 
     def take(self) -> list[str]:
         """Returns what has been deleted, and which sources have been changed, since the last time.
@@ -217,6 +245,7 @@ class Files:
         """
         now = self._look()
         gone = [name for name in self._saved if name not in now and not os.path.lexists(name)]
+        gone, self._deleted = list(dict.fromkeys(self._deleted + gone)), []
         other = [
             name
             for name, was in self._saved.items()
@@ -224,31 +253,18 @@ class Files:
         ]
         self._saved = now
         return [
-            f"{what} {len(names)} of the files in {self.folder}: {', '.join(sorted(map(self._short, names))[:5])}"
+            f"{what} {len(names)} of the files that were there: {', '.join(sorted(names)[:5])}"
             for what, names in (("deleted", gone), ("changed", other))
             if names
         ]
 
-    def _short(self, name: str) -> str:
-        return os.path.relpath(name, self.folder)
-
     def _look(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
-        folders = [self.folder] if self.folder is not None else []
-        while folders and len(found) < _MOST_FILES:
-            try:
-                entries = sorted(os.scandir(folders.pop(0)), key=lambda entry: entry.name)
-            except OSError:
-                continue
-            for entry in entries[: _MOST_FILES - len(found)]:
-                if entry.name.startswith(".") or entry.name in _PASSED_OVER:
-                    continue
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(Path(entry.path))
-                    else:
-                        seen = entry.stat(follow_symlinks=False)
-                        found[entry.path] = (seen.st_size, seen.st_mtime_ns)
-                except OSError:
-                    continue
+        try:
+            for entry in os.scandir(self.folder) if self.folder is not None else ():
+                if not entry.name.startswith(".") and entry.is_file(follow_symlinks=False):
+                    seen = entry.stat(follow_symlinks=False)
+                    found[os.path.realpath(entry.path)] = (seen.st_size, seen.st_mtime_ns)
+        except OSError:  # the folder is gone, or a file meanwhile
+            pass
         return found

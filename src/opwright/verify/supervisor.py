@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from opwright.records import Check, Failure, builtins_of
+from opwright.typed_json import decode
 from opwright.verify.devices import CPU
 from opwright.verify.finding import Finding
 from opwright.verify.processes import Fork, end_children, end_stragglers, settle_in
@@ -184,7 +185,7 @@ class _Child:
             self.case, self._started = "", time.perf_counter()
         else:
             failures = [Failure(**failure) for failure in event["failures"]]
-            yield Result(Check(**event["check"]), failures, event["fatal"], event["backend"])
+            yield Result(decode(Check, event["check"], "check"), failures, event["fatal"], event["backend"])
 
     @property
     def _is_inside(self) -> bool:
@@ -344,6 +345,7 @@ def _work(work: Work, jobs: Sequence[Job], send: _Send, calls: mmap.mmap) -> Non
         on_case=lambda case: send({"case": case}),
         is_inside=is_inside,
         left_behind=end_children,
+        is_own=True,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from opwright.dispatch import kernels
-from opwright.records import Check, Failure
+from opwright.records import CaseError, Check, Failure
 from opwright.spec.samples import Case
 from opwright.verify.callable_checks import check_for
 from opwright.verify.devices import DeviceLost, is_lost
@@ -84,6 +84,7 @@ class Work:
         on_case: Callable[[str], None] = lambda _: None,
         is_inside: Callable[[bool], None] = lambda _: None,
         left_behind: Callable[[], list[str]] = list,
+        is_own: bool = False,
     ) -> None:
         """Runs jobs in this process.
 
@@ -93,8 +94,11 @@ class Work:
             on_case: called with a description of what the candidate is given next.
             is_inside: called with whether the candidate is running now.
             left_behind: returns what a check has left behind: processes.
+            is_own: whether the process is there for them alone.
         """
         guard = Guard(is_inside)
+        if is_own:
+            self.files.watch(guard)
         here: dict[torch.device, dict[str, Subject]] = {}
         unsafe: dict[str, str] = {}  # why nothing more is called, by type of device
         for job in jobs:
@@ -178,6 +182,7 @@ class Work:
             worst_ratio=max(ratios, default=None),
             seconds=time.perf_counter() - start,
             device=device,
+            errors=[CaseError(f.case, f.worst_ulp, f.worst_ratio) for f in findings if f.worst_ratio is not None],
         )
         fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
         failures = []

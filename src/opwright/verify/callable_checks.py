@@ -180,14 +180,16 @@ def threads(subject: Subject) -> Iterator[Finding]:
 
 
 def _in_threads(subject: Subject, case: Case) -> str:
-    values, given = subject.inputs(case), []
+    values = subject.inputs(case)
     with torch.no_grad():
+        given = [(values, subject.run(copy_of(values)))]
         while len(given) < _THREADS:
+            values = other_values(values)
             try:
                 given.append((values, subject.run(copy_of(values))))
-                values = other_values(values)
             except Exception:  # that is no input of it
-                values = subject.inputs(case)
+                values, alone = given[0]
+                given.append((values, alone))
     start, bad = threading.Barrier(_THREADS), []
 
     def work(values: list[Any], alone: list[Any]) -> None:

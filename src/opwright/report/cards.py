@@ -14,6 +14,7 @@ from opwright.records import (
     CallRecord,
     Machine,
     Measurement,
+    MutantsRecord,
     Record,
     Timing,
     VerifyRecord,
@@ -126,8 +127,7 @@ def collect_cards(records: Sequence[Record]) -> list[Card]:
     Raises:
         RecordError: there are no records.
     """
-    # The parts of a call and comparisons with an earlier version have no card of their own.
-    records = [record for record in records if isinstance(record, (VerifyRecord, BenchRecord))]
+    records = [record for record in records if not isinstance(record, MutantsRecord)]  # of the checks, not of operators
     if not records:
         raise RecordError("report", "there are no records to show", hint="run `opwright verify` first")
     groups: dict[tuple[str, str, str], list[Record]] = {}

@@ -24,8 +24,15 @@ def pack_columns(weight: Tensor) -> Tensor:
     return padded.view(-1, _COLUMNS, weight.shape[1]).transpose(1, 2).contiguous()
 
 
+def _refuse_strides(*packed: Tensor | None) -> None:
+    """What is packed lies as the kernel reads it."""
+    if not all(part is None or part.is_contiguous() for part in packed):
+        raise ValueError("packed weights and their scales must be contiguous")
+
+
 def unpacked_gates(blocks: Tensor, scale: Tensor | None, units: int, dtype: torch.dtype) -> Tensor:
     """Returns the weight [4H, K] that `pack_gates` packed."""
+    _refuse_strides(blocks, scale)
     count, width, _ = blocks.shape
     values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
     values = values.view(count, width, 4, _UNITS).permute(2, 0, 3, 1).reshape(4, count * _UNITS, width)
@@ -34,6 +41,7 @@ def unpacked_gates(blocks: Tensor, scale: Tensor | None, units: int, dtype: torc
 
 def unpacked_columns(blocks: Tensor, scale: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
     """Returns the weight [R, K] that `pack_columns` packed."""
+    _refuse_strides(blocks, scale)
     values = blocks.to(dtype) if scale is None else blocks.to(dtype) * scale.unsqueeze(1)
     return values.transpose(1, 2).reshape(-1, blocks.shape[1])[:rows]
 

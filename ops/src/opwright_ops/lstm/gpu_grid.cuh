@@ -23,8 +23,8 @@ struct GridSteps {
 };
 
 // SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast:
-// without options, and as wide as all warps have groups. Near: the blocks of a part are a cluster, and
-// exchange h through shared memory; only they have layers that are normalised.
+// without options, and as wide as all warps have groups (near: no wider). Near: the blocks of a part are a
+// cluster, and exchange h through shared memory; only they have layers that are normalised.
 template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;

@@ -145,8 +145,7 @@ class GpuBench:
     ) -> Timed:
         sets = len(next(iter(calls.values())))
         copies = {"copy of as many bytes": _copies(bytes_moved // 2, sets, self.device)}
-        timed = time_on_gpu(calls, seconds, self.gpu, precision=precision, before_block=before_block, beside=copies)
-        return timed
+        return time_on_gpu(calls, seconds, self.gpu, precision=precision, before_block=before_block, beside=copies)
 
     def host_us(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         timed = time_interleaved(calls, 0.1, repeats=_HOST_CALLS, before_sample=self.gpu.wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.verify import supervisor
-from opwright.verify.processes import children
+from opwright.verify import child, supervisor
+from opwright.verify.processes import Fork, children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are supervised on Linux only")
 
@@ -163,7 +165,7 @@ CHANGES = {
 def test_a_change_of_the_process_is_a_finding_and_is_put_back(kind: str, isolated: bool) -> None:
     action, text = CHANGES[kind]
     held = torch.allclose, torch.where, torch.Tensor.abs, torch.get_default_dtype(), os.getcwd(), torch.initial_seed()
-    record = check(after(action), isolated=isolated, checks=["numerics"])
+    record = check(after(action), isolated=isolated, checks=["numerics"], timeout_s=30.0)  # some import modules
     assert [c.outcome for c in record.checks] == ["failed"]
     (failure,) = record.failures
     assert text in failure.message
@@ -313,7 +315,51 @@ def test_without_isolation_it_says_so_and_runs_here() -> None:
 
 def test_a_fork_that_cannot_run_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where autograd has threads for a GPU: they run here, and the record says why."""
-    monkeypatch.setattr(supervisor, "_unfit", lambda: "Unable to handle autograd's threading")
+    monkeypatch.setattr(child, "_unfit", lambda: "Unable to handle autograd's threading")
     record = check(gelu)
     assert record.passed
     assert record.in_process == "Unable to handle autograd's threading"
+
+
+class _Slow:
+    """Garbage that is long in being collected, lets other threads run meanwhile, and leaves more of it."""
+
+    goes_on = True
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        time.sleep(0.02)
+        if _Slow.goes_on:
+            _Slow()
+
+
+def test_a_fork_collects_garbage() -> None:
+    """Also where its parent was about to."""
+    read, write = os.pipe()
+
+    def main() -> None:
+        _Slow.goes_on = False
+        gc.set_threshold(*thresholds)
+        cycle = threading.local()
+        cycle.own = cycle
+        gone = weakref.ref(cycle)
+        del cycle
+        gc.collect()
+        os.write(write, b"collected" if gone() is None else b"kept")
+        os._exit(0)
+
+    thresholds = gc.get_threshold()
+    _Slow()
+    gc.set_threshold(1)
+    try:
+        fork = Fork(main)
+    finally:
+        gc.set_threshold(*thresholds)
+        _Slow.goes_on = False
+    assert os.read(read, 100) == b"collected"
+    fork.kill()
+    fork.let_go()
+    os.close(read)
+    os.close(write)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import opwright
 from opwright.spec.samples import Sweep
@@ -119,6 +120,7 @@ def test_a_wrong_gradient_of_a_callable(kind: str) -> None:
             return x * x
 
         @staticmethod
+        @once_differentiable
         def backward(ctx, grad):
             if kind == "ignores strides of its gradient" and not grad.is_contiguous():
                 return ctx.x * grad
@@ -130,6 +132,57 @@ def test_a_wrong_gradient_of_a_callable(kind: str) -> None:
     record = opwright.verify(Square.apply, reference=lambda x: x * x, samples=[(torch.randn(5, 7),)])
     found = {failure.check for failure in record.failures}
     assert found == {"gradient layouts" if "strides" in kind else "repeated backward"}
+
+
+def test_a_cache_keyed_by_the_address_of_whole_numbers() -> None:
+    seen: dict = {}
+    given = [(torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]]),)]
+    record = opwright.verify(
+        lambda x: seen.setdefault(x.data_ptr(), x.cumsum(-1)).clone(),
+        reference=lambda x: x.cumsum(-1),
+        samples=given,
+        checks=["fresh data"],
+    )
+    (failure,) = record.failures
+    assert "exchanged" in failure.message
+    assert opwright.verify(
+        lambda x: x.cumsum(-1), reference=lambda x: x.cumsum(-1), samples=given, checks=["fresh data"]
+    ).passed
+
+
+def test_one_tensor_for_two_arguments() -> None:
+    """A kernel that writes to one while it reads the other, say."""
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return x * x * x if x is y else x * y
+
+    given = [(torch.randn(5, 7), torch.randn(5, 7))]
+    record = opwright.verify(product, reference=torch.mul, samples=given, checks=["numerics", "determinism"])
+    (failure,) = record.failures
+    assert failure.check == "determinism"
+    assert "arguments 0 and 1 are one tensor" in failure.message
+
+
+def test_a_result_that_is_wrong_only_where_it_is_recorded() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2 + (0.01 if x.requires_grad else 0)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    def candidate(x: Tensor) -> Tensor:
+        is_recorded = torch.is_grad_enabled() and x.requires_grad
+        return Doubled.apply(x) if is_recorded else x * 2
+
+    record = opwright.verify(
+        candidate, reference=lambda x: x * 2, samples=[(torch.randn(5, 7),)], checks=["numerics", "gradient numerics"]
+    )
+    (failure,) = record.failures
+    assert failure.check == "gradient numerics"
+    assert "recorded for a gradient, output 0" in failure.message
 
 
 # --- the oracle ----------------------------------------------------------------------------------------------

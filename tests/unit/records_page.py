@@ -10,15 +10,14 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from opwright.records import BaseRecord, BenchRecord, CallRecord, VerifyRecord
+from opwright.records.files import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs/guides/records.md"
-KINDS = {"verify": VerifyRecord, "bench": BenchRecord, "call": CallRecord, "base": BaseRecord}
 BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
 
 _UNITS = {"_us": "us", "_mhz": "MHz", "_gb_s": "GB/s", "_bytes": "bytes", "_gflops": "GFLOP/s", "_ulp": "ulp"}
 _OWN_UNITS = {
-    "seconds": "s", "created": "s", "measured": "s", "bytes_moved": "bytes", "flop": "FLOP", "us": "us", "noise": "share",
+    "seconds": "s", "created": "s", "measured": "s", "start": "s", "built": "s", "bytes_moved": "bytes", "flop": "FLOP", "us": "us", "noise": "share",
     "roof_share": "share", "visible": "share", "ratio": "ratio", "worst_ratio": "ratio", "load": "processes",
     "load_before": "processes", "load_after": "processes", "page_faults": "pages", "clock_mhz_before": "MHz", "clock_mhz_after": "MHz",
     "gpu_clock_mhz_before": "MHz", "gpu_clock_mhz_after": "MHz",

@@ -80,10 +80,10 @@ def test_an_operator_that_ends_the_process_is_named_and_the_others_are_measured(
     flags = ["--against", "eager", "--seconds", "0.01", "--direction", "forward", "--dtype", "f32", "--threads", "1"]
     result = command(run_python, "two.py", "--axis", "batch=4321", *flags, "--json")
     assert result.returncode == 1
-    assert "the process that measured has ended" in result.stderr
-    assert "signal 6" in result.stderr
-    assert "aborts" in result.stderr
-    (found,) = json.loads(result.stdout)
+    assert "`bench_process::aborts`: it crashed the process: SIGABRT" in result.stderr
+    refused, found = json.loads(result.stdout)
+    assert (refused["name"], refused["measurements"]) == ("bench_process::aborts", [])
+    assert refused["refused"] == "it crashed the process: SIGABRT (Aborted) (while timing forward f32[4321])"
     assert found["name"] == "bench_process::fine"
     assert [m["case"] for m in found["measurements"]] == ["f32[4321]"]
     assert found["threads"] == 1
@@ -96,6 +96,7 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
     (tmp_path / "two.py").write_text(PROGRAM.replace('print("who reads JSON does not want this")', ""))
     for arguments in (
         ["two.py::fine", "--axis", "m=3"],
+        ["two.py::fine", "--axis", "batch=-"],
         ["two.py::fine", "--dtype", "float12"],
         ["two.py::fine", "--direction", "sideways"],
         ["two.py::fine", "--base", "no-such-thing"],

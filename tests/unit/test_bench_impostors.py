@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import sys
+import threading
 import time
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 import opwright
-from opwright.bench import gates, run
+from opwright.bench import gates, judges, run, timing
 from opwright.bench.clocks import perf_counter, replaced
 from opwright.bench.workload import Workload
 from opwright.errors import CheckError, NotVerifiedError
@@ -52,6 +55,16 @@ def test_an_honest_candidate_is_measured_in_every_direction_and_its_samples_stay
     assert [m.direction for m in record.measurements] == ["forward", "backward", "step"]
     assert torch.equal(x, before[0])
     assert torch.equal(w, before[1])
+
+
+def test_a_module_with_parameters_is_held_to_its_reference_in_float64() -> None:
+    linear = torch.nn.Linear(30, 20)
+    other = torch.nn.Linear(30, 20)
+    options = {"reference": linear, "samples": [(torch.randn(40, 30),)], "directions": ["forward", "backward"]}
+    assert len(bench(linear, **options).measurements) == 2
+    assert linear.weight.dtype == torch.float32
+    with pytest.raises(NotVerifiedError, match="did not compute its result"):
+        bench(other, **options)
 
 
 def test_a_cache_by_the_address_of_the_input() -> None:
@@ -115,6 +128,95 @@ def test_nothing_is_done_once_it_is_timed() -> None:
         bench(tired)
 
 
+def slowly(x: Tensor, w: Tensor) -> Tensor:
+    time.sleep(0.003)
+    return reference(x, w)
+
+
+def test_a_cache_that_knows_when_its_input_was_written() -> None:
+    """Between two writes every call but the first is free, and right."""
+    kept: dict[tuple[int, ...], Tensor] = {}
+
+    def cached(x: Tensor, w: Tensor) -> Tensor:
+        key = (x.data_ptr(), x._version, w.data_ptr(), w._version)
+        if key not in kept:
+            kept.clear()
+            kept[key] = slowly(x, w)
+        return kept[key]
+
+    with pytest.raises(NotVerifiedError, match="fast only on values that it has seen before") as caught:
+        bench(cached)
+    assert "other values" in str(caught.value)
+    assert bench(slowly).measurements
+
+
+def test_a_cache_by_what_is_in_the_input() -> None:
+    kept: dict[tuple[float, ...], Tensor] = {}
+
+    def cached(x: Tensor, w: Tensor) -> Tensor:
+        key = (float(x.view(torch.int32).sum()), float(w.view(torch.int32).sum()))
+        if key not in kept:
+            kept.clear()
+            kept[key] = slowly(x, w)
+        return kept[key].clone()
+
+    with pytest.raises(NotVerifiedError, match="fast only on values that it has seen before"):
+        bench(cached)
+
+
+def test_one_that_looks_who_calls_it() -> None:
+    def knowing(x: Tensor, w: Tensor) -> Tensor:
+        frame = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_name == "once":
+                return torch.zeros_like(x)
+            frame = frame.f_back
+        return reference(x, w)
+
+    with pytest.raises(NotVerifiedError, match="has not returned what the same call returns alone"):
+        bench(knowing)
+
+
+def test_one_that_computes_only_when_it_is_left_in_peace() -> None:
+    last = 0.0
+
+    def hurried(x: Tensor, w: Tensor) -> Tensor:
+        nonlocal last
+        gap = perf_counter() - last
+        result = reference(x, w) if gap > 1e-4 else torch.zeros_like(x)
+        last = perf_counter()
+        return result
+
+    with pytest.raises(NotVerifiedError, match=r"did not compute its result|returns alone|results changed"):
+        bench(hurried)
+
+
+def test_work_in_a_thread_that_goes_on_when_the_call_has_returned() -> None:
+    jobs: queue.Queue = queue.Queue()
+
+    def work() -> None:
+        while (job := jobs.get()) is not None:
+            out, x, w = job
+            time.sleep(0.001)
+            out.copy_(reference(x, w))
+
+    def deferred(x: Tensor, w: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        jobs.put((out, x, w))
+        return out
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        with pytest.raises(NotVerifiedError, match=r"did not compute its result|returns alone|results changed"):
+            bench(deferred)
+    finally:
+        with jobs.mutex:
+            jobs.queue.clear()
+        jobs.put(None)
+        thread.join()
+
+
 class Lazy(Tensor):
     """A tensor that could compute whenever it likes."""
 
@@ -123,6 +225,64 @@ def test_a_result_of_a_class_of_its_own() -> None:
     with pytest.raises(NotVerifiedError, match="may compute later") as caught:
         bench(lambda x, w: reference(x, w).as_subclass(Lazy))
     assert "Lazy" in str(caught.value)
+
+
+def test_a_result_of_a_class_of_its_own_once_it_is_timed() -> None:
+    calls = 0
+
+    def later(x: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return reference(x, w) if calls < 10 else reference(x, w).as_subclass(Lazy)
+
+    with pytest.raises(NotVerifiedError, match="may compute later"):
+        bench(later)
+
+
+def test_a_judge_that_was_replaced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bribing(x: Tensor, w: Tensor) -> Tensor:
+        monkeypatch.setattr(Workload, "difference", lambda *args: "")
+        monkeypatch.setattr(timing, "perf_counter", lambda: 0.001 * perf_counter())
+        return torch.zeros_like(x)
+
+    with pytest.raises(NotVerifiedError, match="functions that time and judge were replaced") as caught:
+        bench(bribing)
+    assert "opwright.bench.timing.perf_counter" in str(caught.value)
+    assert "opwright.bench.workload.Workload.difference" in str(caught.value)
+
+
+def test_one_that_slows_down_what_it_is_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = torch.nn.functional.gelu
+
+    def eager(x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x)
+
+    def slow(x: Tensor) -> Tensor:
+        time.sleep(0.001)
+        return quick(x)
+
+    def slowing(x: Tensor) -> Tensor:
+        monkeypatch.setattr(torch.nn.functional, "gelu", slow)
+        return quick(x)
+
+    with pytest.raises(NotVerifiedError, match="changes what it, and what it is compared with, runs in") as caught:
+        opwright.bench(
+            slowing, ["eager"], reference=eager, samples=[(torch.randn(30),)], directions=["forward"], seconds=0.0
+        )
+    assert "`torch.nn.functional.gelu` was replaced" in str(caught.value)
+    assert torch.nn.functional.gelu is quick
+
+
+def test_one_that_sets_the_threads_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+
+    def setting(x: Tensor, w: Tensor) -> Tensor:
+        torch.set_num_threads(before + 1)
+        return reference(x, w)
+
+    with pytest.raises(NotVerifiedError, match=r"torch\.get_num_threads\(\) was"):
+        bench(setting)
+    assert torch.get_num_threads() == before
 
 
 def test_a_timer_that_was_replaced_is_named_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +295,7 @@ def test_a_timer_that_was_replaced_is_named_and_not_used(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     assert replaced() == ["time.perf_counter", "torch.cuda.synchronize"]
     assert perf_counter() > 0.0
-    with pytest.raises(NotVerifiedError, match="functions of timing were replaced") as caught:
+    with pytest.raises(NotVerifiedError, match="functions that time and judge were replaced") as caught:
         bench(reference)
     assert "time.perf_counter" in str(caught.value)
 
@@ -280,3 +440,14 @@ def test_a_backward_of_what_has_no_gradient() -> None:
 def test_a_direction_that_does_not_exist() -> None:
     with pytest.raises(CheckError, match="there is no direction 'sideways'"):
         bench(reference, directions=["sideways"])
+
+
+def test_what_torch_compile_takes_away_again_was_no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwright.verify import calls
+
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "__compiled_fn_1", lambda: 0, raising=False)
+        judges.remember()
+    assert judges.replaced() == []
+    monkeypatch.setattr(calls, "judge_call", lambda *_: None)
+    assert judges.replaced() == ["opwright.verify.calls.judge_call"]

@@ -136,6 +136,20 @@ def test_targets(command, tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
+def test_what_is_installed_from_a_wheel_declares_nothing(command, tmp_path: Path) -> None:
+    frozen = tmp_path / "frozen_ops" / "_opwright"
+    frozen.mkdir(parents=True)
+    (frozen.parent / "__init__.py").touch()
+    (frozen / "__init__.py").touch()
+    (frozen / "provenance.json").write_text("{}")
+    (frozen / "library.so").write_bytes(b"")  # beside the modules, and none of them
+    for target in ("frozen_ops", "frozen_ops::name"):
+        failed = command("list", target)
+        assert failed.returncode == 2
+        assert "installed from a wheel" in failed.stderr
+        assert "--wheel" in failed.stderr
+
+
 def test_explain(command, snapshot: SnapshotAssertion) -> None:
     assert command("explain", "opw104").stdout == snapshot
     every = command("explain").stdout.splitlines()

@@ -29,6 +29,7 @@ from report_cases import (
 from opwright.errors import RecordError
 from opwright.records import (
     Check,
+    Conditions,
     Failure,
     encodable,
     read,
@@ -315,3 +316,56 @@ def test_what_was_not_measured_is_said_and_not_drawn(tmp_path):
     assert "Roofline" not in page.source
     assert "copy bandwidth" not in verdict([make_bench(machine=bare)])
     assert "The roofs of this machine were not measured." in show(tmp_path, make_bench(machine=bare)).source
+
+
+# --- under which conditions ---------------------------------------------------------------------------
+
+
+CONDITIONS = Conditions("own", [0, 1, 2, 3, 8], "keeps", 0.31, 1.4, 2700.0, 3400.0, witnessed=True, governor="powersave")
+
+
+def test_the_conditions_of_a_timing_are_shown(tmp_path):
+    page = show(tmp_path, make_bench(conditions=CONDITIONS))
+    assert (
+        "Measured in a process of its own, timed by another process as well; 2 threads on CPUs 0-3, 8; freed memory kept for "
+        "the next call; load 0.310 to 1.40; clock 2,700 to 3,400 MHz (powersave)."
+    ) in page.source
+    caller = Conditions("caller", [1], "default", 0.3, 0.3)
+    page = show(tmp_path, make_bench(conditions=caller, threads=1))
+    assert "Measured in the process of its caller; 1 thread on CPU 1; freed memory the allocator" in page.source
+    assert "; load 0.300." in page.source
+    assert "Measured in" not in show(tmp_path, make_bench()).source  # an old record does not know
+
+
+def test_the_load_is_held_against_the_cpus_that_there_were(tmp_path):
+    one_thread = make_machine(cores=1, load=1.9)
+    free = Conditions("own", [0, 1, 2, 3], "keeps", 1.9, 1.9)
+    assert "was busy" not in show(tmp_path, make_bench(machine=one_thread, conditions=free)).source
+    full = Conditions("own", [0], "keeps", 1.9, 1.9)
+    assert "load average 1.90 on 1 core." in show(tmp_path, make_bench(machine=one_thread, conditions=full)).source
+
+
+def test_a_candidate_without_a_process_of_its_own_is_said_so(tmp_path):
+    alone = show(tmp_path, make_verify())
+    assert "(backends: cpu)" in alone.source
+    shared = show(tmp_path, make_verify(in_process="a fork cannot use a GPU"))
+    assert "(backends: cpu; in the process of its caller: a fork cannot use a GPU)" in shared.source
+
+
+def test_one_that_bench_has_refused_has_no_speed(tmp_path):
+    why = "it did not return within 120 s (while timing forward f32[8])"
+    refused = make_bench(measurements=[], verified=False, refused=why)
+    assert verdict([make_verify(), refused]) == f"ns::bias_gelu: right on 412 cases, REFUSED by bench: {why}."
+    page = show(tmp_path, make_verify(), refused, make_verify("ns::other"), make_bench("ns::other"))
+    assert f"Bench has refused this operator: {why}." in page.source
+    assert page.cells("ns::bias_gelu")[1] == "refused"
+    assert "right on 824 cases, 1 REFUSED by bench (ns::bias_gelu), " in page.heading
+    left_out = make_bench(refused="`eager` ended the process, with exit code 3")
+    assert "A rival was left out: `eager` ended the process" in show(tmp_path, left_out).source
+
+
+def test_memory_is_given_in_results(tmp_path):
+    bench = make_bench()
+    for m, peak in zip(bench.measurements, [4096, 8192], strict=False):
+        m.timings[0].peak_bytes, m.output_bytes = peak, 4096
+    assert "A call held at most 1.00x to 2.00x the memory of its results." in show(tmp_path, bench).source

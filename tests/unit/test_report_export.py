@@ -54,6 +54,10 @@ def test_each_picture_is_a_file_that_needs_no_style_sheet(tmp_path) -> None:
         used = {name for node in root.iter() for name in (node.get("class") or "").split()}
         ruled = set(re.findall(r"\.([a-z][\w-]*)", style))
         assert used <= ruled
+        lines = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+        title = {"roofline": "roofline", "speed-ups": "speed-ups", "errors": "error map"}.get(path.stem[14:])
+        assert title is None or lines[0] == f"ns::bias_gelu: {title}"  # alone it says what it is of, and where it was made
+        assert lines[1].startswith("EPYC 9B14, PyTorch 2.13.0+cpu, 2026-")
 
 
 def test_an_operator_on_two_machines_gets_two_sets_of_files(tmp_path) -> None:
@@ -67,7 +71,7 @@ def test_png_is_twice_as_large_as_the_picture(tmp_path) -> None:
     (path,) = [p for p in write_png([make_bench()], tmp_path) if "roofline" in p.name]
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", data[16:24]) == (2200, 920)
+    assert struct.unpack(">II", data[16:24]) == (2200, 1052)  # 66 pixels of each are its heading and where it was measured
 
 
 def test_without_vl_convert_png_says_what_to_type(tmp_path, monkeypatch) -> None:

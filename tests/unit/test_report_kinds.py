@@ -166,6 +166,17 @@ def test_the_error_map_keeps_the_worst_of_each_kind_and_dtype(tmp_path) -> None:
     ]
 
 
+def test_what_is_special_of_a_case_is_its_label_and_dtypes_stand_in_one_order(tmp_path) -> None:
+    errors = [
+        CaseError("bf16[7, 13] bf16[13] approximate='tanh' (base), gradients of tensors [0] of 2", 1.0, 0.1),
+        CaseError("f32[7, 13] f32[13] approximate='none' (base), gradients of tensors [0] of 2", 2.0, 0.2),
+    ]
+    page = show(tmp_path, make_verify(checks=[Check("gradient subsets", "passed", 2, errors=errors)]))
+    assert table_of(page, "check", "input", "f32: ulp, error / allowance", "bf16: ulp, error / allowance") == [
+        ["gradient subsets", "gradients of tensors [0] of 2", "2.00, 0.200", "1.00, 0.100"]
+    ]
+
+
 def test_records_without_errors_of_cases_give_those_of_checks(tmp_path) -> None:
     svg = find_svg(show(tmp_path, make_verify(failures=FAILURES)), ": largest errors")
     assert {"✗ 1.62", "0.0800 of 1", "numerics", "gradcheck"} <= set(texts(svg))
@@ -200,8 +211,10 @@ def test_the_parts_of_a_call_stand_one_behind_the_other(tmp_path) -> None:
         assert kind == ("hollow" if part.name == "views" else "filled")  # not told from nothing
         at += part.us * pixel
     assert drawn[5][1] == pytest.approx(1.1 * pixel, abs=0.2)
-    assert page.cells("dispatcher") == ["dispatcher", "900 ns", "20.0 ns", "45.0 %", "operator - kernel's entry"]
+    assert page.cells("dispatcher") == ["dispatcher", "900 ns", "20 ns", "45.0 %", "operator - kernel's entry"]
     assert "maybe nothing" in svg
+    assert {"0", "500 ns", "1 µs", "1.5 µs", "2 µs"} <= set(texts(svg))
+    assert "Most of the 2.00 µs goes to dispatcher, 45 %; the kernel itself takes 490 ns." in page.source
     assert "a &lt;difference&gt;" in page.source
 
 

@@ -36,7 +36,8 @@ from opwright.bench.comparison import interval_of, into_blocks
 from opwright.bench.gpu_timing import time_on_gpu
 from opwright.bench.inputs import one_element
 from opwright.bench.limits import GpuBench, bench_on
-from opwright.bench.run import choose_device, describe_case
+from opwright.bench.measure import describe_case
+from opwright.bench.run import choose_device
 from opwright.bench.timing import in_turn, no_garbage_collection
 from opwright.bench.workload import applier
 from opwright.build.probe import STEPS, load_probe

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from opwright.bench import judges
 from opwright.errors import NotVerifiedError
 
 _spec = BuiltinImporter.find_spec("time")
@@ -53,12 +54,12 @@ def _is_torchs(function: types.FunctionType) -> bool:
 
 
 def refuse_replaced(subject: str) -> None:
-    """Raises NotVerifiedError if the functions of timing were replaced."""
-    found = replaced()
+    """Raises NotVerifiedError if functions that time or judge were replaced."""
+    found = replaced() + judges.replaced()
     if found:
         raise NotVerifiedError(
             subject,
-            "functions of timing were replaced, so no time is to be trusted",
+            "functions that time and judge were replaced, so no time is to be trusted",
             rows=[("replaced", ", ".join(found))],
             hint="measure in a process that leaves them alone: `opwright bench TARGET`",
         )

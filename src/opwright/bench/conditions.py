@@ -28,6 +28,7 @@ def conditions_of(device: torch.device, process: str) -> Iterator[Conditions]:
             load_after=0.0,
             clock_mhz_before=clock_mhz(),
             gpu_clock_mhz_before=gpu_clock_mhz(device),
+            governor=governor(),
         )
         yield found
         found.load_after = os.getloadavg()[0]
@@ -53,6 +54,15 @@ def clock_mhz() -> float | None:
             clocks[cpu] = float(clock)
     mine = [clocks[cpu] for cpu in affinity() if cpu in clocks]
     return statistics.fmean(mine) if mine else None
+
+
+def governor() -> str:
+    """Returns who chooses the clock of those CPUs: "performance", "powersave"; "" where the system does not say."""
+    found = set()
+    for cpu in affinity():
+        with contextlib.suppress(OSError), open(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor") as f:
+            found.add(f.read().strip())
+    return ", ".join(sorted(found))
 
 
 def gpu_clock_mhz(device: torch.device) -> float | None:

@@ -18,6 +18,9 @@ _BANDWIDTH_FACTOR, _COMPUTE_FACTOR = 4.0, 2.0
 # Of a GPU: the clocks of events, of graphs and of the host may differ by launches, and by this factor.
 _CLOCK_FACTOR, _LAUNCHES_US = 2.0, 30.0
 
+# How much longer a call may take on values that it has not seen: branches are not predicted any more.
+_FRESH_FACTOR, _FRESH_US = 3.0, 5.0
+
 
 def floor_us(cost: Cost, limits: Limits) -> float:
     """Returns the least time that the limits of a machine allow for such a cost."""
@@ -63,6 +66,41 @@ def refuse_deferred(subject: str, results: Sequence[Any], inputs: Sequence[Any])
                 rows=[("got", type(result).__name__), ("expected", "torch.Tensor")],
                 hint="return plain tensors",
             )
+
+
+def refuse_changes(subject: str, case: str, changes: Sequence[str]) -> None:
+    """Raises NotVerifiedError if settings or functions of PyTorch are others than before the candidate was called."""
+    if changes:
+        raise NotVerifiedError(
+            subject,
+            "it changes what it, and what it is compared with, runs in",
+            rows=[("input", case), ("found", "; ".join(changes))],
+            hint="a call leaves the settings and functions of PyTorch as they were",
+        )
+
+
+def is_kept(fresh_us: float, said_us: float) -> bool:
+    """Whether a call on other values takes so much longer that something must have been kept from the same ones."""
+    return fresh_us > _longest_us(said_us)
+
+
+def _longest_us(said_us: float) -> float:
+    return _FRESH_FACTOR * said_us + _FRESH_US
+
+
+def refuse_kept(subject: str, case: str, fresh_us: float, said_us: float) -> None:
+    """Raises NotVerifiedError if a call takes much longer on values that it has not seen than on those of before."""
+    if is_kept(fresh_us, said_us):
+        raise NotVerifiedError(
+            subject,
+            "it is fast only on values that it has seen before",
+            rows=[
+                ("input", case),
+                ("the same values", f"{said_us:.4g} us"),
+                ("other values", f"{fresh_us:.4g} us at best, {_longest_us(said_us):.4g} us allowed"),
+            ],
+            hint="a result, or packed weights, that are kept from call to call are not computed: their cost belongs to the call",
+        )
 
 
 def refuse_clocks_apart(subject: str, case: str, timing: Timing) -> None:

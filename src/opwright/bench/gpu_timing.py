@@ -17,10 +17,11 @@ from opwright.bench.clocks import perf_counter
 from opwright.bench.comparison import FEWEST_BLOCKS, compare
 from opwright.bench.timing import Timed, in_turn, no_garbage_collection, summarize
 from opwright.records import Timing
+from opwright.verify.capture import capture
 
 _ROUNDS_IN_BLOCK, _MOST_ROUNDS = 3, 200
 _SHORTEST_HOLD_US, _LONGEST_HOLD_US = 50.0, 50_000.0
-_WARM_SAMPLES = 7
+_WARM_SAMPLES, _WALL_SAMPLES = 7, 5
 # Calls in a warm sample: about two milliseconds of work, and few enough that a call of twenty kernels does
 # not fill the queue of a thousand launches, which would make the host wait.
 _WARM_US, _FEWEST_WARM_CALLS, _MOST_WARM_CALLS = 2000.0, 4, 40
@@ -101,10 +102,8 @@ class Gpu:
             # A backward runs on the stream of its forward, not on the one that is captured; and a capture that
             # fails leaves PyTorch's allocator believing in it.
             return None
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                call()
+            graph, _ = capture(call)
         except RuntimeError:  # it waits for the GPU, or allocates by itself
             self.wait()
             return None
@@ -118,6 +117,8 @@ def time_on_gpu(
     *,
     precision: float = 0.0,
     before_block: Callable[[], object] = lambda: None,
+    before_sample: Callable[[str], object] = lambda _: None,
+    after_block: Callable[[object], object] = lambda result: None,
     beside: Mapping[str, Sequence[Callable[[], object]]] | None = None,
 ) -> Timed:
     """Times candidates in turn, round after round.
@@ -128,21 +129,27 @@ def time_on_gpu(
         candidates: for each the same call on several sets of inputs, which take turns.
         seconds: the limit for each candidate, with all that a sample needs around it.
         before_block: called before each block of rounds.
+        before_sample: called with the name of the candidate before each of its samples.
+        after_block: called after each block with what one more cold call of the first candidate has returned.
         beside: what takes its turns with the candidates, and is no candidate: a copy, whose time is `copy_us`.
     """
     lanes = {name: _Lane(calls, gpu) for name, calls in {**candidates, **(beside or {})}.items()}
     ours, *others = (lanes[name] for name in candidates)
     names = list(candidates)[1:]
-    for lane in lanes.values():
+    for name, lane in lanes.items():
+        before_sample(name)
         lane.warm_up()
     started, stopped, rounds = gpu.host_us(), "time", 0
     with no_garbage_collection():
         while rounds + _ROUNDS_IN_BLOCK <= _MOST_ROUNDS:
             before_block()
             for _ in range(_ROUNDS_IN_BLOCK):
-                for _, lane in in_turn(lanes, rounds):
+                for name, lane in in_turn(lanes, rounds):
+                    before_sample(name)
                     lane.sample_cold(rounds)
                 rounds += 1
+            before_sample(next(iter(candidates)))
+            after_block(ours.one_more())
             if rounds < FEWEST_BLOCKS * _ROUNDS_IN_BLOCK:
                 continue
             comparisons = [
@@ -154,9 +161,11 @@ def time_on_gpu(
             if gpu.host_us() - started > seconds * 1e6 * len(lanes):
                 break
         for round_index in range(_WARM_SAMPLES):
-            for _, lane in in_turn(lanes, round_index):
+            for name, lane in in_turn(lanes, round_index):
+                before_sample(name)
                 lane.sample_warm()
-        for lane in lanes.values():
+        for name, lane in lanes.items():
+            before_sample(name)
             lane.sample_wall()
     ours.replay()
     timings = [lane.summarize(name) for name, lane in lanes.items()]
@@ -177,6 +186,7 @@ class _Lane:
         self.waits = False
         self.batch = 0
         self._hold_us = 1000.0
+        self._result: object = None  # of the last call that was timed
         self._call_us = 0.0  # what the last cold call cost the host
 
     def warm_up(self) -> None:
@@ -189,6 +199,11 @@ class _Lane:
         call = self.calls[round_index % len(self.calls)]
         took_us, self._call_us = self._time(self.gpu.flush, lambda: None, call, 1)
         self.cold_us.append(took_us)
+
+    def one_more(self) -> object:
+        """Takes a cold sample that is not counted, and returns what the call has returned."""
+        self._time(self.gpu.flush, lambda: None, self.calls[0], 1)
+        return self._result
 
     def sample_warm(self) -> None:
         call = self.calls[0]
@@ -216,15 +231,19 @@ class _Lane:
     def sample_wall(self) -> None:
         """Times as many calls as a warm sample has by the host's clock, until the whole device is idle.
 
-        Work on another stream is in it, and no event of PyTorch's has a say in it.
+        Work on another stream is in it, and no event of PyTorch's has a say in it. The least of some: another process
+        may have the GPU meanwhile.
         """
         gpu = self.gpu
-        gpu.wait()
-        start = gpu.host_us()
-        for _ in range(self.batch):
-            self.calls[0]()
-        gpu.wait()
-        self.wall_us = (gpu.host_us() - start) / self.batch
+        took_us = []
+        for _ in range(_WALL_SAMPLES):
+            gpu.wait()
+            start = gpu.host_us()
+            for _ in range(self.batch):
+                self.calls[0]()
+            gpu.wait()
+            took_us.append(gpu.host_us() - start)
+        self.wall_us = min(took_us) / self.batch
 
     def replay(self) -> None:
         """Times the call as a graph, where it can be one: without the host between its kernels."""
@@ -252,8 +271,9 @@ class _Lane:
             before_start()
             start = gpu.mark()
             host_start = gpu.host_us()
-            for _ in range(repeats):
+            for _ in range(repeats - 1):
                 call()
+            self._result = call()
             host_end = gpu.host_us()
             end = gpu.mark()
             is_held = not gpu.has_passed(start)

@@ -84,6 +84,8 @@ def _swept(
             f"it has no axis and no argument `{unknown}` to go through sizes of",
             rows=[("there", ", ".join(sorted(known)))],
         )
+    for name, value in [(name, value) for axes in given for name, values in axes.items() for value in values]:
+        _check_value(contract, maker, name, value)
     for dtype, axes in itertools.product(wanted, given):
         axes = {"batch": [(256,)] if maker.variadics else [()], **axes}
         for values in itertools.product(*axes.values()):
@@ -102,6 +104,30 @@ def _swept(
                 return maker.make("bench", dtype, bound, shape, chosen, absent=absent)
 
             yield Plan(make, {"elements": largest, **point, **chosen})
+
+
+def _check_value(contract: Any, maker: Sweep, name: str, value: Any) -> None:
+    """Raises CheckError for a value that an axis or an argument cannot have."""
+    parameter = next((p for p in contract.parameters if p.name == name), None)
+    if name == "batch":
+        sizes = value if isinstance(value, (tuple, list)) else (value,)
+        fits, expected = all(map(_is_size, sizes)), "sizes, as batch=512 or batch=8x128"
+    elif name in maker.names:
+        fits, expected = _is_size(value), f"a size, as {name}=1024"
+    elif parameter is not None and parameter.kind == "choice":
+        fits, expected = value in parameter.choices, ", ".join(map(str, parameter.choices))
+    else:
+        return
+    if not fits:
+        raise CheckError(
+            contract.subject,
+            f"`{name}` cannot have this value",
+            rows=[("got", "nothing" if value is None else str(value)), ("expected", expected)],
+        )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class DeviceSweep(Sweep):

@@ -10,7 +10,8 @@ import torch
 from opwright.bench.allocator import kept_memory
 from opwright.bench.clocks import perf_counter
 from opwright.bench.inputs import Plan, plans
-from opwright.bench.run import DTYPES, choose_device, describe_case, has_gradient
+from opwright.bench.measure import describe_case, has_gradient
+from opwright.bench.run import DTYPES, choose_device
 from opwright.bench.timing import calls_in_sample, no_garbage_collection
 from opwright.bench.workload import DIRECTIONS, Workload
 from opwright.dispatch.operator import Operator
@@ -23,6 +24,7 @@ class Side:
 
     Args:
         seconds: the longest that a block of samples takes.
+        on_run: called with who runs next, and on what, before each sample.
 
     Attributes:
         inputs: "direction case" of each, in order.
@@ -37,8 +39,9 @@ class Side:
         dtypes: Sequence[torch.dtype] = DTYPES,
         directions: Sequence[str] | None = None,
         seconds: float = 0.1,
+        on_run: Callable[[str, str], object] = lambda who, what: None,
     ) -> None:
-        self._operator, self._seconds = operator, seconds
+        self._operator, self._seconds, self._on_run = operator, seconds, on_run
         self._device = choose_device(operator.declaration.name, operator, None, device)
         self._planned: dict[str, tuple[str, Plan]] = {}
         found = plans(operator, None, sweep, None, dtypes, self._device)
@@ -57,12 +60,14 @@ class Side:
         with torch.set_grad_enabled(not name.startswith("forward ")), no_garbage_collection():
             if self._current is None or self._current[0] != name:
                 self._current = None
+                self._on_run("opwright", name)
                 direction, plan = self._planned[name]
                 call = Workload(direction, plan.make(0).values, self._operator).bind(self._operator.function)
                 self._current = name, call, calls_in_sample(call)
             _, call, repeats = self._current
             samples, begun = [], perf_counter()
             while len(samples) < _SAMPLES and (not samples or perf_counter() - begun < self._seconds):
+                self._on_run("opwright", name)
                 samples.append(self._sample(call, repeats))
             return samples
 

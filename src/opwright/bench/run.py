@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from opwright.bench.allocator import peak_bytes
+from opwright.bench import judges
 from opwright.bench.clocks import refuse_replaced
 from opwright.bench.conditions import commit_of, conditions_of
-from opwright.bench.costs import cost_of, least_cost, size_of
-from opwright.bench.gates import floor_us, refuse_clocks_apart, refuse_deferred, refuse_too_fast
-from opwright.bench.inputs import Plan, all_tensors, one_element, plans
-from opwright.bench.limits import CpuBench, GpuBench, bench_on
+from opwright.bench.inputs import all_tensors, plans
+from opwright.bench.limits import bench_on
 from opwright.bench.machine_limits import limits_of
-from opwright.bench.workload import DIRECTIONS, Workload, applier
-from opwright.dispatch.operator import Operator, operator_of
+from opwright.bench.measure import Settings, Witness, has_gradient, host_times, measure
+from opwright.bench.workload import DIRECTIONS
+from opwright.dispatch.operator import operator_of
 from opwright.errors import CheckError, NotVerifiedError
-from opwright.records import BenchRecord, Limits, Measurement, VerifyRecord
-from opwright.spec.dtypes import short_name
-from opwright.spec.samples import Case
+from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
-from opwright.verify.tensors import are_same
 
-_VERIFY_FIRST = ("numerics", "outputs written", "gradients", "gradient numerics")
+_VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
 DTYPES = (torch.float32, torch.bfloat16)
 PRECISION = 0.02
-_RECHECKED_BLOCK = 3  # beside the last: a call in the middle of the timing
-
-Witness = Callable[[float, Callable[[], object]], None]
 
 
 def bench(
@@ -55,6 +46,8 @@ def bench(
     measure_limits: bool = False,
     witness: Witness | None = None,
     on_measurement: Callable[[Measurement], None] | None = None,
+    on_run: Callable[[str, str], object] = lambda who, what: None,
+    timeout_s: float = 120.0,
 ) -> BenchRecord:
     """Measures how fast an operator is, against PyTorch and others, as a share of what the machine can do.
 
@@ -83,6 +76,9 @@ def bench(
         witness: called with what a call is said to take and a function that makes such calls, for a
             process that has clocks of its own.
         on_measurement: called with each measurement when it is there.
+        on_run: called with who runs next, "" where it is none of the candidates, and on what: for a process
+            that ends this one when a call does not come back.
+        timeout_s: how many seconds one call may take while it is verified.
 
     Raises:
         NotVerifiedError: the operator does not pass verify, its results do not hold while it is timed, or
@@ -101,28 +97,32 @@ def bench(
     samples = _listed(name, samples)
     _check_directions(directions)
     where = choose_device(name, operator, samples, device)
+    if witness is None:
+        judges.remember()  # the process of `opwright bench` has done so before there was a target
     refuse_replaced(name)
     place = bench_on(where)
     planned = plans(operator, samples, sweep, options, dtypes, place.device)  # what is not there is said at once
-    checked = refuse_unverified(target, reference, samples, where, verified)
+    on_run("", "verify")
+    checked = refuse_unverified(target, reference, samples, where, verified, timeout_s)
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     measurements: list[Measurement] = []
     with place.current(), conditions_of(where, "caller" if witness is None else "own") as conditions:
         machine = machine_card(place.device)
+        on_run("", "the limits of the machine")
         limits = limits_of(place, machine, again=measure_limits)
         machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
-        settings = _Settings(name, operator, reference, place, limits, seconds, precision, witness)
+        settings = Settings(name, operator, reference, place, limits, seconds, precision, witness, on_run)
         for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned):
             if direction != "forward" and directions is None and not has_gradient(operator, plan):
                 continue
             # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
             torch._dynamo.reset()
-            found = _measure(direction, plan, _candidates(call, baseline, against), settings)
+            found = measure(direction, plan, _candidates(call, baseline, against), settings)
             measurements.append(found)
             if on_measurement is not None:
                 on_measurement(found)
-        host_us = _host_times(call, baseline, operator, place) if planned else {}
+        host_us = host_times(call, baseline, settings) if planned else {}
         refuse_replaced(name)
     return BenchRecord(
         name=checked.name,
@@ -138,31 +138,6 @@ def bench(
         limits=limits,
         commit=commit_of(operator.declaration.file if operator else _file_of(target)),
     )
-
-
-@dataclass
-class _Settings:
-    """What all measurements of a run have in common."""
-
-    name: str
-    operator: Operator | None
-    reference: Callable[..., Any] | None
-    place: CpuBench | GpuBench
-    limits: Limits
-    seconds: float
-    precision: float
-    witness: Witness | None
-
-    @property
-    def truth(self) -> Callable[..., Any]:
-        """What results are held to."""
-        return self.operator.declaration.reference if self.operator else self.reference
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the same call twice has the same results."""
-        operator = self.operator
-        return operator is None or not (operator.contract.mutated or operator.declaration.random)
 
 
 # --- what was asked -------------------------------------------------------------------------------------------
@@ -187,19 +162,28 @@ def _check_directions(directions: Sequence[str] | None) -> None:
 
 
 def refuse_unverified(
-    target: Any, reference: Any, samples: Any, where: torch.device, verified: VerifyRecord | None
+    target: Any,
+    reference: Any,
+    samples: Any,
+    where: torch.device,
+    verified: VerifyRecord | None,
+    timeout_s: float = 120.0,
 ) -> VerifyRecord:
     """Raises NotVerifiedError if the numerics are wrong on a device; returns the record that says that they are not."""
-    checked = (
-        verified if verified is not None and _covers(verified, target, where) else verify(target, reference, samples, checks=_VERIFY_FIRST, devices=[where])
-    )
+    if verified is not None and _covers(verified, target, where):
+        checked = verified
+    else:
+        how = {
+            "checks": _VERIFY_FIRST, "devices": [where], "timeout_s": timeout_s, "isolated": where.type == "cpu",
+        }  # fmt: skip
+        checked = verify(target, reference, samples, **how)
     if not checked.passed:
         first = checked.failures[0]
         raise NotVerifiedError(
             checked.name,
             "it does not pass verify, so it is not measured",
             rows=[("check", first.title), ("case", first.case), ("found", first.message)],
-            hint=first.repeat or "`opwright.verify(...)` shows all failures",
+            hint=f"`{first.repeat}`" if first.repeat else "`opwright.verify(...)` shows all failures",
         )
     return checked
 
@@ -269,136 +253,3 @@ def _candidates(
         else:
             raise CheckError("bench", f"there is no rival {rival!r}", hint='"eager", "compile" or a callable')
     return found
-
-
-def has_gradient(operator: Operator | None, plan: Plan) -> bool:
-    """Returns whether there is a backward to measure."""
-    if operator is None:
-        return any(t.is_floating_point() for t in all_tensors(plan.make(0).values))
-    contract = operator.contract
-    return (
-        not contract.mutated
-        and any(p.is_differentiable for p in contract.parameters)
-        and any(o.type.family.is_floating and not o.is_constant for o in contract.outputs)
-    )
-
-
-# --- measurements ----------------------------------------------------------------------------------------------
-
-
-def _measure(
-    direction: str, plan: Plan, candidates: Mapping[str, Callable[..., Any]], settings: _Settings
-) -> Measurement:
-    operator, place, name = settings.operator, settings.place, settings.name
-    with torch.set_grad_enabled(direction != "forward"):
-        case = plan.make(0)
-        described = describe_case(case)
-        work = Workload(direction, case.values, operator)
-        calls = {n: [work.bind(f)] for n, f in candidates.items()}
-        results = calls["opwright"][0]()
-        refuse_deferred(name, results, work.values)
-        cost = cost_of(direction, work, operator, results)
-        for number in range(1, place.input_sets(cost.bytes_moved, len(candidates))):
-            another = Workload(direction, plan.make(number).values, operator)
-            for n, function in candidates.items():
-                calls[n].append(another.bind(function))
-        before = [call() for call in calls["opwright"]] if settings.is_repeatable else []
-        check = _Rechecks(work, calls["opwright"][0], described, settings)
-        timed = place.time(calls, cost.bytes_moved, settings.seconds, settings.precision, check.before_block)
-        check.at_the_end()
-        after = [call() for call in calls["opwright"]] if settings.is_repeatable else []
-        if not are_same(before, after):
-            raise NotVerifiedError(
-                name,
-                "its results changed while it was timed",
-                rows=[("direction", direction), ("input", described)],
-                hint="`opwright verify` with `--check determinism`",
-            )
-        ours = timed.timings[0]
-        least = least_cost(operator, cost, results, work.values)
-        refuse_too_fast(name, described, ours.median_us, least, settings.limits)
-        refuse_clocks_apart(name, described, ours)
-        for timing in timed.timings:
-            timing.peak_bytes = peak_bytes(calls[timing.candidate][0], place.device)
-        if settings.witness is not None:
-            said = ours.median_us if ours.warm_us is None else max(ours.warm_us, ours.host_us)
-            settings.witness(said, calls["opwright"][0])
-    floats = [t.dtype for t in all_tensors(case.values) if t.is_floating_point()]
-    rate = cost.bytes_moved / ours.median_us / 1e3  # GB/s
-    return Measurement(
-        direction=direction,
-        case=described,
-        axes=plan.axes,
-        dtype=short_name(floats[0]) if floats else "",
-        bytes_moved=cost.bytes_moved,
-        flop=cost.flop,
-        timings=timed.timings,
-        roof_share=rate / settings.limits.copy_gb_s,
-        in_cache=cost.bytes_moved <= place.cache_bytes(),
-        copy_us=timed.copy_us,
-        comparisons=timed.comparisons,
-        output_bytes=sum(size_of(t) for t in results if isinstance(t, torch.Tensor)),
-        floor_us=floor_us(least, settings.limits),
-        stopped=timed.stopped,
-    )
-
-
-def describe_case(case: Case) -> str:
-    """Returns a case as `f32[512, 4096] f32[4096] approximate='tanh'`."""
-    return re.sub(r"(\]) cuda:\d+", r"\1", str(case).removesuffix(f" ({case.label})"))
-
-
-class _Rechecks:
-    """Holds results to the reference while the call is timed, on other values at the same addresses."""
-
-    def __init__(
-        self, work: Workload, call: Callable[[], list[Any]], case: str, settings: _Settings
-    ) -> None:
-        self._work, self._call, self._case, self._settings = work, call, case, settings
-        self._block = 0
-
-    def before_block(self) -> None:
-        """Overwrites the inputs, and at one block looks at what the next call makes of them."""
-        if not self._settings.is_repeatable:
-            return
-        self._work.refresh()
-        self._block += 1
-        if self._block == _RECHECKED_BLOCK:
-            self._look()
-
-    def at_the_end(self) -> None:
-        """Does both once more, and leaves the inputs as they were."""
-        if self._settings.is_repeatable:
-            self._work.refresh()
-            self._look()
-            self._work.restore()
-
-    def _look(self) -> None:
-        # Copied at once: what another thread still has to compute is not there yet.
-        got = [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in self._call()]
-        found = self._work.difference(got, self._settings.truth)
-        if found:
-            raise NotVerifiedError(
-                self._settings.name,
-                "a timed call did not compute its result from the inputs of that moment",
-                rows=[("direction", self._work.direction), ("input", self._case), ("found", found)],
-                hint="a result that is kept by the address of its input is wrong when the input is overwritten",
-            )
-
-
-def _host_times(
-    call: Callable[..., Any],
-    baseline: Callable[..., Any],
-    operator: Operator | None,
-    place: CpuBench | GpuBench,
-) -> dict[str, float]:
-    """Returns the time of a call on the smallest input there is: what it costs before any work."""
-    if operator is None:
-        return {}
-    case = one_element(operator, place.device)
-    ours, theirs = applier(call, operator), applier(baseline, operator)
-    bound = {"opwright": lambda: ours(case.values), "eager": lambda: theirs(case.values)}
-    a, b = torch.ones(1, device=place.device), torch.ones(1, device=place.device)
-    bound["torch.add"] = lambda: torch.add(a, b)
-    with torch.no_grad():
-        return place.host_us(bound)

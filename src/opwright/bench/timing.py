@@ -52,8 +52,9 @@ def time_interleaved(
     *,
     precision: float = 0.0,
     repeats: int | None = None,
-    before_sample: Callable[[], object] = lambda: None,
+    before_sample: Callable[[str], object] = lambda _: None,
     before_block: Callable[[], object] = lambda: None,
+    after_block: Callable[[object], object] = lambda result: None,
 ) -> Timed:
     """Times candidates in turn, round after round, so that all meet the same moods of the machine.
 
@@ -64,10 +65,15 @@ def time_interleaved(
         seconds: the limit, for each candidate.
         precision: the smallest visible difference that is small enough; 0 takes all the time.
         repeats: calls in a sample; by default as many as take a millisecond.
-        before_sample: called, untimed, before each sample.
+        before_sample: called, untimed, with the name of the candidate before each of its samples.
         before_block: called, untimed, before each block of rounds.
+        after_block: called after each block with what the last call of one more sample of the first candidate has
+            returned: a sample like all others, only that it is not counted.
     """
-    counts = {name: repeats or calls_in_sample(call) for name, call in candidates.items()}
+    counts = {}
+    for name, call in candidates.items():
+        before_sample(name)
+        counts[name] = repeats or calls_in_sample(call)
     blocks: dict[str, list[list[Sample]]] = {name: [] for name in candidates}
     ours, *others = candidates
     spent, rounds, stopped = 0.0, 0, "time"
@@ -80,11 +86,13 @@ def time_interleaved(
             before = spent
             for _ in range(in_block):
                 for name, call in in_turn(candidates, rounds):
-                    before_sample()
-                    sample = _once(call, counts[name])
+                    before_sample(name)
+                    sample, _ = once(call, counts[name])
                     block[name].append(sample)
                     spent += sample.wall_us * counts[name] / 1e6
                 rounds += 1
+            before_sample(ours)
+            after_block(once(candidates[ours], counts[ours])[1])
             for name, samples in block.items():
                 blocks[name].append(samples)
             if len(blocks[ours]) == 1:  # as many rounds in a block as let eight of them fill the time
@@ -108,7 +116,10 @@ def time_interleaved(
     return Timed(timings, comparisons, stopped)
 
 
-def time_fresh(candidates: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def time_fresh(
+    candidates: Mapping[str, Callable[[], object]],
+    before_sample: Callable[[str], object] = lambda _: None,
+) -> dict[str, float]:
     """Returns the times of calls for which the allocator has no memory left over, in microseconds.
 
     All free memory is given back to the system before each call, so that the pages of its outputs are
@@ -120,8 +131,9 @@ def time_fresh(candidates: Mapping[str, Callable[[], object]]) -> dict[str, floa
     with no_garbage_collection():
         for round_index in range(_FRESH_SAMPLES):
             for name, call in in_turn(candidates, round_index):
+                before_sample(name)
                 give_back()
-                found[name].append(_once(call, 1).wall_us)
+                found[name].append(once(call, 1)[0].wall_us)
     return {name: statistics.median(times) for name, times in found.items()}
 
 
@@ -129,7 +141,7 @@ def calls_in_sample(call: Callable[[], object]) -> int:
     """Warms a call up, and returns how often a sample repeats it."""
     call()
     call()
-    return max(1, round(_SAMPLE_SECONDS / max(_once(call, 1).wall_us / 1e6, 1e-7)))
+    return max(1, round(_SAMPLE_SECONDS / max(once(call, 1)[0].wall_us / 1e6, 1e-7)))
 
 
 def in_turn(candidates: Mapping[str, _T], round_index: int) -> list[tuple[str, _T]]:
@@ -158,15 +170,17 @@ def _walls(blocks: list[list[Sample]]) -> list[list[float]]:
     return [[sample.wall_us for sample in block] for block in blocks]
 
 
-def _once(call: Callable[[], object], repeats: int) -> Sample:
+def once(call: Callable[[], object], repeats: int) -> tuple[Sample, object]:
+    """Takes one sample, and returns it with what the last of its calls has returned."""
     faults, spent = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, thread_time()
     start = perf_counter()
-    for _ in range(repeats):
+    for _ in range(repeats - 1):
         call()
+    result = call()
     wall = perf_counter() - start
     spent = thread_time() - spent
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    return Sample(wall / repeats * 1e6, spent / repeats * 1e6, faults / repeats)
+    return Sample(wall / repeats * 1e6, spent / repeats * 1e6, faults / repeats), result
 
 
 def summarize(candidate: str, samples_us: Sequence[float]) -> Timing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from opwright.errors import CheckError
 from opwright.verify.oracle import to_oracle
 from opwright.verify.tensors import copy_of
 
+_TOUCHED_ROWS = 16
 DIRECTIONS = ("forward", "backward", "step")
 
 
@@ -96,6 +99,26 @@ class Workload:
                     shape = [-1 if d == axis else 1 for d in range(tensor.ndim)]
                     tensor.mul_(factor.to(tensor.device, tensor.dtype).reshape(shape))
 
+    def toucher(self) -> Callable[[], object] | None:
+        """Returns what changes a row of the largest of these tensors, each time another one; None without a tensor.
+
+        It costs next to nothing and leaves caches and branches as they are, so it can stand in a row of timed calls.
+        """
+        tensors = [tensor for tensor, _ in self._originals or ()]
+        if not tensors:
+            return None
+        largest = max(tensors, key=torch.Tensor.numel).detach()
+        count = len(largest) if largest.ndim else 1
+        rows = [largest[i] if largest.ndim else largest for i in range(0, count, max(count // _TOUCHED_ROWS, 1))]
+        writes = [(row, row / 2) for row in rows] + [(row, row.clone()) for row in rows]
+        turn = itertools.cycle(writes)
+
+        def touch() -> None:
+            row, value = next(turn)
+            row.copy_(value)
+
+        return touch
+
     def restore(self) -> None:
         """Writes the values of the beginning."""
         with torch.no_grad():
@@ -121,6 +144,9 @@ class Workload:
         return ""
 
     def _expected(self, reference: Callable[..., Any], *, in_double: bool) -> list[Any]:
+        if isinstance(reference, torch.nn.Module):  # a copy: its parameters follow, and what it counts stays its own
+            reference = copy.deepcopy(reference)
+            reference = reference.double() if in_double else reference
         apply = applier(reference, self._operator)
         values = [_converted(v, in_double) for v in self.values]
         if self.direction == "forward":

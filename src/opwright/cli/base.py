@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opwright.cli.console import progress, say
-from opwright.cli.measuring import Worker, rebuilt
+from opwright.cli.measuring import Worker, WorkerEnded, rebuilt
 from opwright.errors import CheckError, RecordError
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
@@ -50,6 +50,8 @@ def _with_records(request: dict[str, Any], path: Path, threads: int | None) -> t
     found, code = measure(request, threads, quiet=True)
     compared = []
     for record in found:
+        if not record.measurements:
+            continue
         base = earlier.get((record.name, record.on_gpu))
         if base is None:
             say(f"skipped: {record.name} is not among the records of {path}")
@@ -104,19 +106,40 @@ def _with_commit(request: dict[str, Any], ref: str, threads: int | None) -> tupl
     root = _root_of(request["target"], ref)
     commit = _commit(root, ref)
     # The numerics first, as always; the base is what it was.
-    first = Worker({**request, "mode": "verified"}, threads=threads)
-    operators, code = [], 0
-    for answer in first.answers():
-        if "refused" in answer:
-            say(f"error: {rebuilt(answer['refused'])}")
-            code = 1
-        if "verified" in answer:
-            operators.append(answer["verified"])
+    operators, code = _verified(request, threads)
     compared = []
     with checkout(root, commit) as tree:
-        for name in operators:
-            compared.append(Duel(request, name, f"{ref} ({commit[:12]})", root, tree, threads).run())
+        for operator in operators:
+            try:
+                compared.append(Duel(request, operator, f"{ref} ({commit[:12]})", root, tree, threads).run())
+            except WorkerEnded as ended:
+                say(f"error: {ended.error(operator['name'])}")
+                code = 1
     return compared, code or _exit_code(compared)
+
+
+def _verified(request: dict[str, Any], threads: int | None) -> tuple[list[dict[str, Any]], int]:
+    """Returns what is known of the operators that pass verify, and 1 if there are others, else 0."""
+    found, code, done = [], 0, list(request["skip"])
+    while True:
+        worker = Worker({**request, "mode": "verified", "skip": done}, threads=threads)
+        try:
+            for answer in worker.answers():
+                if "operator" in answer:
+                    done.append(answer["operator"])
+                elif "refused" in answer:
+                    say(f"error: {rebuilt(answer['refused'])}")
+                    code = 1
+                elif "verified" in answer:
+                    found.append(answer["verified"])
+            return found, code
+        except WorkerEnded as ended:
+            if done == request["skip"]:
+                raise ended.error(request["target"]) from None
+            say(f"error: {ended.error(done[-1])}")
+            code = 1
+        finally:
+            worker.close()
 
 
 class Duel:
@@ -135,6 +158,7 @@ class Duel:
         }
         self._limit, self._precision, self._threads = request["seconds"], request["precision"], threads
         self._missing: set[str] = set()
+        self._names = {"base": base, "now": "now"}
 
     def run(self) -> BaseRecord:
         """Measures pair after pair, until differences of the precision are visible or the time is over."""
@@ -172,7 +196,7 @@ class Duel:
         sides = {"base": self._start(self._tree), "now": self._start(self._root)}
         try:
             answers = {side: worker.answers() for side, worker in sides.items()}
-            inputs = {side: self._inputs(answers[side]) for side in sides}
+            inputs = {side: self._inputs(side, answers[side]) for side in sides}
             shared = [name for name in inputs["now"] if name in inputs["base"]]
             self._missing |= set(inputs["now"]) ^ set(inputs["base"])
             found = {}
@@ -182,7 +206,7 @@ class Duel:
                     order = ["base", "now"] if (block + number) % 2 else ["now", "base"]
                     for side in order:
                         sides[side].ask(name)
-                        samples = next(answers[side])["block"]
+                        samples = self._answer(side, answers[side])["block"]
                         if block:  # the first makes the inputs
                             fastest[side].append(min(samples))
                 found[name] = fastest["base"], fastest["now"]
@@ -191,12 +215,18 @@ class Duel:
             for worker in sides.values():
                 worker.close()
 
-    @staticmethod
-    def _inputs(answers: Iterator[dict[str, Any]]) -> list[str]:
-        for answer in answers:
+    def _inputs(self, side: str, answers: Iterator[dict[str, Any]]) -> list[str]:
+        while True:
+            answer = self._answer(side, answers)
             if "inputs" in answer:
                 return answer["inputs"]
-        return []
+
+    def _answer(self, side: str, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
+        """Returns the next answer of one version, which is named if it has none."""
+        try:
+            return next(answers)
+        except WorkerEnded as ended:
+            raise WorkerEnded(f"{ended.how}, in the version of {self._names[side]}", ended.who, ended.what) from None
 
     def _start(self, tree: Path) -> Worker:
         """Starts the process of one version: this toolkit, the target of that tree."""

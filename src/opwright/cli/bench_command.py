@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,9 @@ from cyclopts import App, Parameter
 
 from opwright.cli.bench_tables import print_base, print_bench, print_call
 from opwright.cli.console import print_json, progress, say
-from opwright.cli.measuring import Window, Worker, rebuilt
+from opwright.cli.measuring import TIMEOUT_S, Window, Worker, WorkerEnded, rebuilt
 from opwright.errors import CheckError, NotVerifiedError
-from opwright.records import BaseRecord, BenchRecord, CallRecord, decoded, save
+from opwright.records import BaseRecord, BenchRecord, CallRecord, Machine, decoded, save
 
 bench_app = App(name="bench")
 _several = Parameter(negative="")
@@ -34,12 +35,14 @@ def bench_operators(
     measure_limits: Annotated[bool, _several] = False,
     call: Annotated[bool, _several] = False,
     base: str | None = None,
+    timeout: float = TIMEOUT_S,
     out: Path | None = None,
     json: bool = False,
 ) -> int:
     """Measure how fast the operators of TARGET are. One that does not pass verify is not measured.
 
-    Measuring runs in a process of its own. Exit code 1: an operator was refused, or with --base has become slower.
+    Measuring runs in a process of its own: an operator that crashes it, hangs, or takes all memory is named, and the
+    others are measured. Exit code 1: an operator was refused, or with --base has become slower.
 
     Args:
         target: A module, a file, or either with ::name.
@@ -57,6 +60,7 @@ def bench_operators(
         measure_limits: Measure the limits of the machine again; they are kept in the store.
         call: Show where one tiny call spends its time, instead.
         base: Compare with an earlier version: a commit, a record or a folder of records.
+        timeout: How many seconds one call may take.
         out: A folder to write the records into.
         json: Print the records as JSON.
     """
@@ -77,62 +81,110 @@ def bench_operators(
         "measure_limits": measure_limits,
         "cpus": parse_cpus(cpus),
         "mode": "call" if call else "bench",
+        "timeout_s": timeout,
     }
     if base is not None:
         from opwright.cli.base import compare_with_base
 
         found, code = compare_with_base(request, base, threads)
     else:
-        found, code = measure(request, threads, quiet=json)
+        found, code = measure(request, threads, quiet=json, on_record=lambda record: _save(record, out))
     for record in found:
-        if out is not None:
-            kind = {BenchRecord: "bench", CallRecord: "call", BaseRecord: "base"}[type(record)]
-            save(record, out / f"{record.name.rpartition('::')[2]}.{kind}.json")
-        if isinstance(record, BaseRecord) and not json:
-            print_base(record)
+        if isinstance(record, BaseRecord):
+            _save(record, out)
+            if not json:
+                print_base(record)
     if json:
         print_json(found)
     return code
 
 
+def _save(record: BenchRecord | CallRecord | BaseRecord, out: Path | None) -> None:
+    """Writes a record into a folder, if there is one: as soon as it is there, as others may take long."""
+    if out is not None:
+        kind = {BenchRecord: "bench", CallRecord: "call", BaseRecord: "base"}[type(record)]
+        save(record, out / f"{record.name.rpartition('::')[2]}.{kind}.json")
+
+
 def measure(
-    request: dict[str, Any], threads: int | None, *, quiet: bool = False
+    request: dict[str, Any],
+    threads: int | None,
+    *,
+    quiet: bool = False,
+    on_record: Callable[[BenchRecord | CallRecord], None] = lambda record: None,
 ) -> tuple[list[Any], int]:
     """Measures the operators of a request; returns their records and the exit code.
 
-    An operator that ends the process is named, and the others are measured in another one.
+    An operator that is refused, or ends the process, is named and has a record that says so, and the others are
+    measured in another process. A rival that ends the process is left out.
     """
     records: list[Any] = []
-    code, done = 0, list(request["skip"])
+    code, done, trouble = 0, list(request["skip"]), ""
+    against = request["against"]
     while True:
-        worker, current = Worker({**request, "skip": done}, threads=threads), ""
+        worker = Worker({**request, "skip": done, "against": against}, threads=threads)
+        current, machine, started = "", {}, time.time()
         window = Window(worker)
-        started = time.perf_counter()
         try:
             with progress("Measuring") as line:
                 for answer in worker.answers():
                     window.see(answer)
                     line.update(f"{current} {worker.last}")
                     if "operator" in answer:
-                        current, started = answer["operator"], time.perf_counter()
+                        current, machine, started = answer["operator"], answer["machine"], time.time()
                     elif "refused" in answer:
-                        raise rebuilt(answer["refused"])
+                        refusal = rebuilt(answer["refused"])
+                        raise NotVerifiedError(
+                            refusal.subject, refusal.rule, rows=refusal.rows, body=refusal.body, hint=refusal.hint
+                        )
                     elif "record" in answer:
                         record = decoded(answer["record"])
                         if isinstance(record, BenchRecord):
                             window.agree(record)
+                            record.refused = trouble
                         records.append(record)
+                        on_record(record)
                         done.append(current)
+                        against, trouble = request["against"], ""
                         line.clear()
-                        _report(record, time.perf_counter() - started, quiet)
+                        _report(record, time.time() - started, quiet)
             return records, code
-        except NotVerifiedError as error:
-            worker.close()
+        except (NotVerifiedError, WorkerEnded) as error:
+            rival = error.who if isinstance(error, WorkerEnded) else ""
+            if isinstance(error, WorkerEnded):
+                error = error.error(current or request["target"])
             if not current:
                 raise CheckError(request["target"], error.rule, rows=error.rows) from None
             say(f"error: {error}")
             code = 1
+            if rival in against:
+                against, trouble = [name for name in against if name != rival], error.rule
+                continue
+            if request["mode"] == "bench":
+                records.append(_refused(current, error, request, machine, started))
+                on_record(records[-1])
             done.append(current)
+            against, trouble = request["against"], ""
+        finally:
+            worker.close()
+
+
+def _refused(
+    name: str, error: NotVerifiedError, request: dict[str, Any], machine: dict[str, Any], started: float
+) -> BenchRecord:
+    """Returns the record of an operator without times."""
+    return BenchRecord(
+        name=name,
+        measurements=[],
+        host_us={},
+        verified=False,
+        threads=machine["cores"],
+        machine=Machine(**machine),
+        created=started,
+        seconds=time.time() - started,
+        device=request["device"] or "cpu",
+        refused=f"{error.rule} ({'; '.join(' '.join(row) for row in error.rows)})" if error.rows else error.rule,
+    )
 
 
 def _report(record: BenchRecord | CallRecord, seconds: float, quiet: bool) -> None:

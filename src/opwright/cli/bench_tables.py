@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opwright.cli.console import print_rows, say
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Measurement
+from opwright.report.conditions import tell_conditions
 
 
 def print_bench(record: BenchRecord) -> None:
@@ -35,15 +36,21 @@ def print_bench(record: BenchRecord) -> None:
     host = ", ".join(f"{name} {us:.2f} us" for name, us in record.host_us.items())
     if host:
         print(f"host time of a call on one element: {host}")
-    if record.conditions is not None:
-        print(_conditions(record))
+    conditions = tell_conditions(record)
+    if conditions:
+        print(f"measured {conditions}")
 
 
 def _ratio(m: Measurement, rival: str) -> str:
     found = next((c for c in m.comparisons if c.candidate == rival), None)
     if found is None:
         return f"{m.speedup_over(rival):.2f}x"
-    return f"{found.ratio:.2f}x ±{100 * found.visible:.2g} %"
+    return f"{found.ratio:.2f}x ±{_percent(found.visible)}"
+
+
+def _percent(share: float) -> str:
+    """Writes a share with two digits, or all before the point: `0.72 %`, `130 %`."""
+    return f"{100 * share:.{2 if abs(share) < 0.995 else 0}{'g' if abs(share) < 0.995 else 'f'}} %"
 
 
 def _memory(m: Measurement) -> str:
@@ -52,25 +59,11 @@ def _memory(m: Measurement) -> str:
     return f"{peak / m.output_bytes:.2f}x" if peak is not None and m.output_bytes else ""
 
 
-def _conditions(record: BenchRecord) -> str:
-    c = record.conditions
-    clock = f", {c.clock_mhz_before:.0f} to {c.clock_mhz_after:.0f} MHz" if c.clock_mhz_before else ""
-    gpu = f", GPU {c.gpu_clock_mhz_before:.0f} to {c.gpu_clock_mhz_after:.0f} MHz" if c.gpu_clock_mhz_before else ""
-    cpus = ", ".join(map(str, c.affinity))
-    threads = f"{record.threads} thread" + ("s" if record.threads != 1 else "")
-    process = "a process of its own" if c.process == "own" else "the caller's process"
-    witness = ", timed from another as well" if c.witnessed else ""
-    return (
-        f"conditions: {process}{witness}; {threads} on CPUs {cpus}; freed memory "
-        f"{'kept' if c.allocator == 'keeps' else 'given back'}; load {c.load_before:.1f} to {c.load_after:.1f}{clock}{gpu}"
-    )
-
-
 def print_call(record: CallRecord) -> None:
     """Prints where a call goes, one line for each part."""
     rows = [("part", "us", "±", "share", "obtained as")]
     for part in record.parts:
-        share = f"{100 * part.us / record.total_us:.0f} %"
+        share = f"{round(100 * part.us / record.total_us)} %"
         rows.append((part.name, f"{part.us:.3f}", f"{part.uncertainty_us:.3f}", share, part.obtained))
     rows.append(("all", f"{record.total_us:.3f}", "", "100 %", record.case))
     print_rows(rows)
@@ -92,7 +85,7 @@ def print_base(record: BaseRecord) -> None:
                 f"{row.base_us:.4g}",
                 f"{row.now_us:.4g}",
                 f"{row.ratio:.3f}x",
-                f"±{100 * row.visible:.2g} %",
+                f"±{_percent(row.visible)}",
                 row.verdict + (" (hint)" if record.is_hint else ""),
             )
         )

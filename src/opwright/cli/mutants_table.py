@@ -26,6 +26,9 @@ def verify_mutants(operators: list, *, only: str = "", out: Path | None = None, 
         if operator.declaration.random:
             say(f"Skipped {name}: it draws random numbers")
             continue
+        if "cuda" in operator.declaration.sources:
+            tried = "CPU kernel" if "cpu" in operator.declaration.sources else "reference"
+            say(f"note: mutants of {name} are made of its {tried} and tried on the CPU; its CUDA kernel takes no part")
         with progress(f"Trying mutants of {name}") as line:
             record = try_mutants(
                 operator.function, only=only, on_trial=lambda m, line=line: line.update(f"{m.operator}: {m.kind}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import pkgutil
 import sys
@@ -36,6 +37,13 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
         found = [operator for qualified, operator in registry.operators.items() if qualified not in before]
     if not with_backward:
         found = [operator for operator in found if operator.declaration.forward is None]
+    if not found and (frozen := _frozen_package(module)):
+        raise TargetError(
+            target,
+            "it is installed from a wheel, which holds its kernels built, and no declarations",
+            rows=[("found in", str(frozen))],
+            hint="`opwright verify TARGET --wheel WHEEL`, with TARGET in the sources that the wheel was made from",
+        )
     if name:
         named = [o for o in found if name in (o.declaration.name, o.declaration.qualified_name)]
         if not named:
@@ -101,9 +109,22 @@ def _import_module(name: str) -> str:
             ) from None
         raise
     for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):
-        if not info.name.rsplit(".", 1)[-1].startswith(("test_", "triton")):
+        if not info.name.rsplit(".", 1)[-1].startswith(("test_", "triton")) and _is_source(info):
             importlib.import_module(info.name)
     return name
+
+
+def _is_source(info: pkgutil.ModuleInfo) -> bool:
+    """Tells a Python file from a compiled module, which declares nothing, or a library beside it that is none."""
+    spec = info.module_finder.find_spec(info.name, None)
+    return spec is not None and not isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
+
+
+def _frozen_package(name: str) -> Path | None:
+    """Returns the folder of the package of a module if `opwright wheel` has made it."""
+    file = getattr(sys.modules[name.partition(".")[0]], "__file__", None)
+    folder = Path(file).parent if file else None
+    return folder if folder and (folder / "_opwright" / "provenance.json").is_file() else None
 
 
 def _modules_of(name: str) -> list[str]:

@@ -59,7 +59,9 @@ def verify_operators(
         json: Print the records as JSON.
     """
     from opwright.cli.target import find_operators
-    from opwright.verify.supervisor import Limits, try_out
+    from opwright.errors import CheckError
+    from opwright.verify.child import Limits
+    from opwright.verify.supervisor import try_out
     from opwright.verify.tasks import find_tasks
 
     how = {"quick": quick, "full": full, "isolated": not in_process, "timeout_s": timeout}
@@ -78,6 +80,8 @@ def verify_operators(
     if mutants:
         from opwright.cli.mutants_table import verify_mutants
 
+        if device is not None and set(device) != {"cpu"}:
+            raise CheckError("--mutants", "mutants are tried on the CPU", rows=[("got", ", ".join(device))])
         return verify_mutants(operators, only=only, out=out, json=json)
     if wheel is not None:
         from opwright.package.trial import use_wheel

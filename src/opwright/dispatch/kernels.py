@@ -28,6 +28,7 @@ class Registrable(Protocol):
 
 _loaded: dict[tuple, Registrable] = {}
 _tried: set[tuple] = set()
+_adopted: set[tuple | None] = set()
 _warned: set[str] = set()
 
 
@@ -173,6 +174,7 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
         for backend in backends:
             library.register(backend)
             _loaded[keys[backend]] = library
+            _adopted.add(keys[backend])
     return backends
 
 
@@ -185,8 +187,14 @@ def adopt(operator: Operator, libraries: Mapping[str, Registrable]) -> None:
                 continue
             if backend in libraries:
                 _loaded[key] = libraries[backend]
+                _adopted.add(key)
             else:
                 _tried.add(key)
+
+
+def are_adopted(operator: Operator) -> bool:
+    """Returns whether kernels of an operator come from a library made elsewhere, and not from its sources."""
+    return any(unit_key(operator.declaration, backend) in _adopted for backend in BACKENDS)
 
 
 def libraries_of(operators: Iterable[Operator]) -> list[tuple[tuple, ...]]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from opwright.records import KernelUse
 from opwright.report.cards import Card
-from opwright.report.quantities import BYTES, TIME, date, plural, with_unit
-from opwright.report.rows import Heading, Row, draw_rows, linear, quarters
+from opwright.report.quantities import BYTES, TIME, date, plural, tick_with_unit, with_unit
+from opwright.report.rows import Heading, Row, draw_rows, linear, round_ticks
 from opwright.report.svg import Picture, Table
 
 _MOST_REGISTERS = 255  # that a thread can have
@@ -31,7 +31,7 @@ def draw_timeline(card: Card, name: str) -> Picture | None:
     longest = max(build.steps, key=lambda step: step.seconds)
     told = f"{plural(len(build.steps), 'command')} in {_time(limit)}; the longest is {longest.name} with {_time(longest.seconds)}."
     svg = draw_rows(
-        name, f"{card.name}: build", told, rows, linear(limit), quarters(limit, _time), "time since the build began"
+        name, f"{card.name}: build", told, rows, linear(limit), round_ticks(limit, lambda value: tick_with_unit(value * 1e6, TIME)), "time since the build began"
     )  # fmt: skip
     caption = (
         f"Built {date(build.built)} with {build.compiler}: {plural(len(build.operators), 'operator')}, "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from opwright.records import CallPart, CallRecord
 from opwright.report.cards import Card
-from opwright.report.quantities import TIME, percent, with_unit
-from opwright.report.rows import Heading, Row, draw_rows, linear, quarters
+from opwright.report.quantities import TIME, percent, tick_with_unit, with_unit
+from opwright.report.rows import Heading, Row, draw_rows, linear, round_ticks
 from opwright.report.svg import Picture, Table
 
 
@@ -22,10 +23,10 @@ def draw_call(card: Card, name: str) -> Picture | None:
     at = 0.0
     for part in call.parts:
         end = at + max(part.us, 0.0)
-        note = f"{with_unit(part.us, TIME)} ± {with_unit(part.uncertainty_us, TIME)}"
-        if abs(part.us) <= part.uncertainty_us:
-            note += ", maybe nothing"
-        rows.append(Row(part.name, at, end, note, is_hollow=abs(part.us) <= part.uncertainty_us))
+        note = f"{with_unit(part.us, TIME)} ± {with_unit(part.uncertainty_us, TIME, 2)}"
+        is_nothing = abs(part.us) <= part.uncertainty_us
+        note += ", maybe nothing" if is_nothing else f", {percent(part.us / call.total_us, 2)}"
+        rows.append(Row(part.name, at, end, note, is_hollow=is_nothing))
         at = end
     rows.append(Row("the whole call", 0.0, call.total_us, with_unit(call.total_us, TIME), style="c6"))
     rows += [
@@ -41,10 +42,14 @@ def draw_call(card: Card, name: str) -> Picture | None:
         told + ".",
         rows,
         linear(limit),
-        quarters(limit, lambda value: with_unit(value, TIME)),
+        round_ticks(limit, lambda value: tick_with_unit(value, TIME)),
         "time since the call began",
     )
-    caption = f"Host time of one call on {call.case}, over {call.rounds:,} rounds; each part with the half-width of its 95 % interval."
+    largest = max(call.parts, key=lambda part: part.us)
+    kernel = _kernel(call)
+    caption = f"Most of the {with_unit(call.total_us, TIME)} goes to {largest.name}, {percent(largest.us / call.total_us, 2)}"
+    caption += f"; the kernel itself takes {with_unit(kernel.us, TIME)}. " if kernel else ". "
+    caption += f"Host time of one call on {call.case}, over {call.rounds:,} rounds; each part with the half-width of its 95 % interval."
     if call.device_us is not None:
         caption += f" The kernel itself runs {with_unit(call.device_us, TIME)} behind the host."
     table = Table(
@@ -53,7 +58,7 @@ def draw_call(card: Card, name: str) -> Picture | None:
             [
                 part.name,
                 with_unit(part.us, TIME),
-                with_unit(part.uncertainty_us, TIME),
+                with_unit(part.uncertainty_us, TIME, 2),
                 percent(part.us / call.total_us),
                 part.obtained,
             ]
@@ -61,3 +66,9 @@ def draw_call(card: Card, name: str) -> Picture | None:
         ],
     )
     return Picture("Where a call goes", caption, [svg], table=table)
+
+
+def _kernel(call: CallRecord) -> CallPart | None:
+    """Returns the part that computes, where it is told apart and something else."""
+    found = next((part for part in call.parts if part.name == "kernel"), None)
+    return found if found is not None and found.us > found.uncertainty_us else None

@@ -51,6 +51,11 @@ class Card:
         return self._any.machine
 
     @property
+    def created(self) -> float:
+        """When it was measured or verified, in seconds since 1970."""
+        return self._any.created
+
+    @property
     def _any(self) -> Record:
         record = self.bench or self.verify or self.call or self.base or self.build
         assert record is not None
@@ -74,6 +79,18 @@ class Card:
         return self.verify is not None and (
             bool(self.verify.failures) or any(check.outcome == "failed" for check in self.verify.checks)
         )
+
+    @property
+    def refusal(self) -> str:
+        """Why bench has refused it, without a time; "" where it has not."""
+        return self.bench.refused if self.bench is not None and not self.bench.measurements else ""
+
+    @property
+    def state(self) -> str:
+        """What is to be said of it in a word or two."""
+        if self.fails:
+            return "fails"
+        return "refused" if self.refusal else "verified" if self.is_verified else "not verified"
 
     @property
     def is_verified(self) -> bool:

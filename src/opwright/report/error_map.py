@@ -10,10 +10,12 @@ from opwright.records import CaseError, Check
 from opwright.report.cards import Card
 from opwright.report.heat import Cell, draw_map
 from opwright.report.quantities import plural, round_to
+from opwright.report.rows import shorten
 from opwright.report.svg import Picture, Table
 
 _MOST_KINDS = 6  # of one check: those nearest to their allowance
-_LABELS = 230.0  # width of the labels
+_LABELS, _LABEL_LETTERS = 230.0, 38  # width of the labels, and letters that fit
+_DTYPES = ("f32", "f64", "f16", "bf16")
 
 
 def draw_errors(card: Card, name: str) -> Picture | None:
@@ -35,7 +37,7 @@ def draw_errors(card: Card, name: str) -> Picture | None:
     detailed = [_Map(check) for check in checks if check.errors]
     if not detailed:
         return Picture("Error map", caption, [_draw_checks(card, checks, name)])
-    dtypes = list(dict.fromkeys(dtype for found in detailed for dtype in found.dtypes))
+    dtypes = sorted({dtype for found in detailed for dtype in found.dtypes}, key=_rank)
     rows = [row for found in detailed for row in found.rows(dtypes)]
     table = Table(["check", "input", *(f"{dtype}: ulp, error / allowance" for dtype in dtypes)], rows)
     svgs = [found.draw(f"{name}-{i}") for i, found in enumerate(detailed)]
@@ -55,7 +57,7 @@ class _Map:
             ulp, ratio = self.found.get(at, (0.0, 0.0))
             worst = math.inf if error.ratio is None else error.ratio
             self.found[at] = max(ulp, error.ulp or 0.0), max(ratio, worst)
-        self.dtypes = list(dict.fromkeys(dtype for _, dtype in self.found))
+        self.dtypes = sorted({dtype for _, dtype in self.found}, key=_rank)
         nearest: dict[str, float] = {}
         for (kind, _), (_, ratio) in self.found.items():
             nearest[kind] = max(ratio, nearest.get(kind, 0.0))
@@ -70,7 +72,8 @@ class _Map:
         }
         title = f"{self.check.title}: largest error in ulp"
         told = f"{plural(len(self.check.errors), 'case')}; nearest to its allowance: {self.kinds[0]}."
-        return draw_map(name, title, told, self.kinds, self.dtypes, cells, f"{self.check.title}, by dtype", _LABELS, 70.0)
+        labels = [shorten(kind, _LABEL_LETTERS) for kind in self.kinds]
+        return draw_map(name, title, told, labels, self.dtypes, cells, f"{self.check.title}, by dtype", _LABELS, 70.0)
 
     def rows(self, dtypes: Sequence[str]) -> list[list[str]]:
         return [
@@ -92,7 +95,7 @@ def _draw_checks(card: Card, checks: Sequence[Check], name: str) -> str:
 
 
 def _cell(ulp: float | None, ratio: float) -> Cell:
-    size = f"{round_to(ratio)} of 1" if ulp is None else round_to(ulp) if ulp < 1e5 else f"{ulp:.0e}"
+    size = f"{round_to(ratio)} of 1" if ulp is None else round_to(ulp) if ulp < 1e6 else f"{ulp:.0e}"
     if math.isinf(ratio):
         size = "∞"
     is_bad = ratio > 1
@@ -100,9 +103,14 @@ def _cell(ulp: float | None, ratio: float) -> Cell:
 
 
 def _kind(error: CaseError) -> str:
-    """Returns the label of a case; of a sample, that is `sample`."""
-    found = re.search(r"\(([^()]*)\)$", error.case)
-    return re.sub(r"^sample \d+$", "sample", found[1] if found else error.case)
+    """Returns the label of a case, or what is special behind it; of a sample, that is `sample`."""
+    found = re.search(r"\(([^()]*)\)(?:, ([^()]+))?$", error.case)
+    return re.sub(r"^sample \d+$", "sample", (found[2] or found[1]) if found else error.case)
+
+
+def _rank(dtype: str) -> tuple[int, str]:
+    """Returns where a dtype stands: the usual ones first, always in the same order."""
+    return (_DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)), dtype
 
 
 def _dtype(error: CaseError) -> str:

@@ -8,13 +8,18 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from opwright import __version__
 from opwright.errors import RecordError
 from opwright.records import Record
 from opwright.report.cards import collect_cards
 from opwright.report.pictures import draw_all, slug_of
-from opwright.report.svg import element
+from opwright.report.quantities import date
+from opwright.report.rows import shorten
+from opwright.report.svg import element, text
 
 _PNG_SCALE = 2.0  # for screens with two pixels in one
+_ABOVE, _BELOW = 42.0, 24.0  # pixels for the heading and for the origin
+_HEADING_LETTER, _LETTER = 8.2, 5.9  # their widths, on the generous side
 
 
 def write_svg(records: Sequence[Record], folder: Path) -> list[Path]:
@@ -23,7 +28,7 @@ def write_svg(records: Sequence[Record], folder: Path) -> list[Path]:
     Raises:
         RecordError: there are no records.
     """
-    return _write(records, folder, "svg", lambda svg: stand_alone(svg).encode())
+    return _write(records, folder, "svg", str.encode, is_dark_too=True)
 
 
 def write_png(records: Sequence[Record], folder: Path) -> list[Path]:
@@ -41,12 +46,12 @@ def write_png(records: Sequence[Record], folder: Path) -> list[Path]:
             hint="`pip install vl-convert-python`, or `opwright report --svg FOLDER`, which needs nothing",
         ) from None
     return _write(
-        records, folder, "png", lambda svg: vl_convert.svg_to_png(stand_alone(svg, is_dark_too=False), scale=_PNG_SCALE)
+        records, folder, "png", lambda svg: vl_convert.svg_to_png(svg, scale=_PNG_SCALE), is_dark_too=False
     )
 
 
 def _write(
-    records: Sequence[Record], folder: Path, ending: str, convert: Callable[[str], bytes]
+    records: Sequence[Record], folder: Path, ending: str, convert: Callable[[str], bytes], *, is_dark_too: bool
 ) -> list[Path]:
     cards = collect_cards(records)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,32 +60,50 @@ def _write(
         # The number keeps apart an operator on two machines.
         several = sum(other.name == card.name for other in cards) > 1
         slug = slug_of(card) + (f"-{index}" if several else "")
+        origin = f"{card.place}, PyTorch {card.machine.torch}, {date(card.created)[:10]}, Opwright {__version__}"
         for kind, picture in draw_all(card, slug).items():
+            heading = f"{card.name}: {picture.title[0].lower()}{picture.title[1:]}"
             for i, svg in enumerate(picture.svg, start=1):
                 number = f"-{i}" if len(picture.svg) > 1 else ""
                 path = folder / f"{slug}-{kind}{number}.{ending}"
-                path.write_bytes(convert(svg))
+                path.write_bytes(convert(stand_alone(svg, heading, origin, is_dark_too=is_dark_too)))
                 written.append(path)
     return written
 
 
-def stand_alone(svg: str, is_dark_too: bool = True) -> str:
-    """Returns a drawing of the page as a file of its own: with its styles, every colour written out."""
+def stand_alone(svg: str, heading: str, origin: str, *, is_dark_too: bool) -> str:
+    """Returns a drawing of the page as a file of its own: with its styles, every colour written out.
+
+    Args:
+        heading: what is written above it: out of the page nobody knows what it is of.
+        origin: what is written below it: where it was measured.
+    """
     light, dark = _rules()
     style = light + (f"@media (prefers-color-scheme: dark) {{\n{dark}}}\n" if is_dark_too else "")
-    head, _, rest = svg.partition(">")
-    page = element("rect", class_="page", width="100%", height="100%")
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{element("style", style)}{page}{rest}\n'
+    found = re.match(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)" width="[\d.]+" height="[\d.]+"', svg)
+    assert found is not None
+    width, height = float(found[1]), float(found[2])
+    tall = height + _ABOVE + _BELOW
+    size = f'viewBox="0 {-_ABOVE:g} {width:g} {tall:g}" width="{width:g}" height="{tall:g}"'
+    head, _, rest = svg[found.end() :].partition(">")
+    added = [
+        element("style", style),
+        element("rect", class_="page", y=-_ABOVE, width="100%", height="100%"),
+        text(8, 24 - _ABOVE, shorten(heading, int(width / _HEADING_LETTER)), class_="heading"),
+        text(8, height + 14, shorten(origin, int(width / _LETTER)), class_="tick"),
+    ]
+    return f'<svg {size}{head} xmlns="http://www.w3.org/2000/svg">{"".join(added)}{rest}\n'
 
 
 @cache
 def _rules() -> tuple[str, str]:
     """Returns the rules of drawings from the page's style sheet, in the light and in the dark colours."""
-    text = files("opwright.report").joinpath("templates", "style.css").read_text()
-    light, dark = ([dict(re.findall(r"(--\w+): ([^;]+);", block)) for block in re.findall(r":root \{([^}]*)\}", text)])[:2]
-    rules = [line for line in text.splitlines() if line.startswith(("svg ", ".c0 {", ".c3 {"))]
+    sheet = files("opwright.report").joinpath("templates", "style.css").read_text()
+    light, dark = ([dict(re.findall(r"(--\w+): ([^;]+);", block)) for block in re.findall(r":root \{([^}]*)\}", sheet)])[:2]
+    rules = [line for line in sheet.splitlines() if line.startswith(("svg ", ".c0 {", ".c3 {"))]
     rules.append("svg text { font-family: var(--sans); }")
     rules.append("svg .page { fill: var(--card); }")
+    rules.append("svg .heading { font-weight: 600; font-size: 15px; }")
 
     def with_colours(colours: dict[str, str]) -> str:
         written = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], "\n".join(rules))

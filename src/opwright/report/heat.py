@@ -98,7 +98,8 @@ def draw_map(
 
 def _draw_cell(cell: Cell, x: float, y: float, width: float) -> str:
     opacity = f"{_STRONGEST * max(0.0, min(cell.strength, 1.0)):.2f}"
-    outline = f"M{x + 1.5:.1f} {y + 1.5:g}h{width - 3:.1f}v{_ROW - 3:g}h{3 - width:.1f}z"
+    across = round(width - 3, 1)
+    outline = f"M{round(x + 1.5, 1):g} {y + 1.5:g}h{across:g}v{_ROW - 3:g}h{-across:g}z"
     kind = "bad" if cell.is_bad else "dashed" if cell.is_hollow else None
     field = element("path", d=outline, class_=kind, fill_opacity=opacity.lstrip("0"))
     written = text(x + width / 2, y + _ROW / 2 + 4, cell.text)

@@ -12,7 +12,7 @@ from opwright.report.cards import Card, collect_cards
 from opwright.report.quantities import date, percent, round_to
 from opwright.report.verdict import verdict
 
-_SIGNS = {"fails": "❌ fails", "verified": "✅ verified", "not verified": "⚠️ not verified"}
+_SIGNS = {"fails": "❌ fails", "refused": "❌ refused", "verified": "✅ verified", "not verified": "⚠️ not verified"}
 
 
 def write_markdown(records: Sequence[Record], path: Path, pictures: Sequence[Path] = ()) -> Path:
@@ -49,13 +49,12 @@ def _table(cards: Sequence[Card]) -> str:
     head = ["operator", "state", "cases", *(f"over {name}" for name in rivals), "of the copy bandwidth"]
     rows = [head, ["---", "---", "--:", *("--:" for _ in rivals), "--:"]]
     for card, place in zip(cards, on):
-        state = "fails" if card.fails else "verified" if card.is_verified else "not verified"
         outside, _ = card.roof_shares()
         # A wrong kernel has no speed.
         speedups = ["" if card.fails else _times(card.median_speedup_over(name)) for name in rivals]
         share = percent(median(outside)) if outside and not card.fails else ""
         name = f"`{card.name}`" + (f" on {place}" if len(set(on)) > 1 else "")
-        rows.append([name, _SIGNS[state], f"{card.cases:,}" if card.verify else "", *speedups, share])
+        rows.append([name, _SIGNS[card.state], f"{card.cases:,}" if card.verify else "", *speedups, share])
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
 
 

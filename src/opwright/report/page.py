@@ -13,11 +13,20 @@ import jinja2
 from opwright import __version__
 from opwright.records import BenchRecord, Record
 from opwright.report.cards import Card, collect_cards
+from opwright.report.conditions import tell_conditions, tell_process
 from opwright.report.coverage import cover
 from opwright.report.pictures import draw_all, slug_of
 from opwright.report.quantities import TIME, date, percent, plural, round_to, with_unit
 from opwright.report.svg import Picture
-from opwright.report.tables import count_outcomes, describe_machine, list_base, list_checks, list_inputs, warn
+from opwright.report.tables import (
+    count_outcomes,
+    describe_machine,
+    list_base,
+    list_checks,
+    list_inputs,
+    tell_memory,
+    warn,
+)
 from opwright.report.verdict import judge, verdict
 
 
@@ -53,7 +62,7 @@ def render(records: Sequence[Record]) -> str:
     return environment.get_template("report.html.j2").render(
         version=__version__,
         verdict=verdict(records),
-        fails=any(card.fails for card in cards),
+        fails=any(card.fails or card.refusal for card in cards),
         machines=_list_machines(cards, records),
         names_places=len({card.place for card in cards}) > 1,
         on_gpu=any(card.on_gpu for card in cards),
@@ -78,7 +87,7 @@ def _show(card: Card, index: int) -> dict[str, Any]:
     return {
         "anchor": anchor,
         "name": card.name,
-        "state": "fails" if card.fails else "verified" if card.is_verified else "not verified",
+        "state": card.state,
         "sentence": judge(card),
         "device": card.place,
         "on_gpu": card.on_gpu,
@@ -90,12 +99,14 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "baselines": card.baselines,
         "inputs": list_inputs(card),
         "host": [(name, with_unit(time, TIME)) for name, time in host_us.items()],
+        "conditions": tell_conditions(card.bench) if card.bench and card.measurements else "",
+        "memory": tell_memory(card),
         "cases": f"{card.cases:,}" if card.verify else "",
         "speedups": _speedups(card),
         "share": percent(median(outside)) if outside and not card.fails else "",
         "base": card.base,
         "base_rows": list_base(card),
-        "pictures": [(picture, _encode(picture)) for picture in draw_all(card, anchor).values()],
+        "pictures": [(picture, _encode(picture)) for picture in draw_all(card, f"p{index}").values()],
     }
 
 
@@ -112,7 +123,8 @@ def _tell_origin(card: Card) -> list[str]:
         verify = card.verify
         backends = ", ".join(verify.backends) or "none"
         took = with_unit(verify.seconds * 1e6, TIME)
-        told.append(f"verified {date(verify.created)} in {took} (backends: {backends})")
+        details = "; ".join(filter(None, [f"backends: {backends}", tell_process(verify)]))
+        told.append(f"verified {date(verify.created)} in {took} ({details})")
     if card.bench:
         bench = card.bench
         place = f"on {card.place}" if bench.on_gpu else plural(bench.threads, "thread")

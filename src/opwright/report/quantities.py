@@ -30,10 +30,10 @@ def round_to(value: float, digits: int = 3) -> str:
     return f"{float(text):,.{decimals}f}"
 
 
-def with_unit(value: float, units: Units) -> str:
+def with_unit(value: float, units: Units, digits: int = 3) -> str:
     """Writes a number in the largest unit that leaves at least 1 before the point."""
     scaled, unit = _scale(value, units)
-    return f"{round_to(scaled)} {unit}".rstrip()
+    return f"{round_to(scaled, digits)} {unit}".rstrip()
 
 
 def tick_with_unit(value: float, units: Units) -> str:

@@ -6,7 +6,7 @@ from statistics import median
 
 from opwright.report.cards import Card
 from opwright.report.quantities import plural, round_to
-from opwright.report.rows import Heading, Row, draw_rows, span
+from opwright.report.rows import Heading, Row, draw_rows
 from opwright.report.scales import log_scale
 from opwright.report.svg import Picture
 
@@ -29,7 +29,7 @@ def draw_speedups(card: Card, name: str) -> Picture | None:
     every = [ratio for found in groups.values() for _, ratios in found for ratio in ratios]
     if not every:
         return None
-    x = log_scale([1.0, *every], *span(), margin=1.08, ratio=4)
+    x = log_scale([1.0, *every], 0.0, 1.0, margin=1.08, ratio=4)
     rows: list[Row | Heading] = []
     for group, found in groups.items():
         rows.append(Heading(group))
@@ -47,7 +47,7 @@ def draw_speedups(card: Card, name: str) -> Picture | None:
                     is_hollow=middle < 1,
                 )
             )
-    ticks = [(value, f"{value:g}x") for value in sorted({1.0, *x.ticks(gap=50)}) if _is_clear(value, x)]
+    ticks = [(value, f"{value:g}x") for value in sorted({1.0, *x.ticks(gap=0.07)}) if _is_clear(value, x)]
     svg = draw_rows(
         name,
         f"{card.name}: speed-ups",
@@ -80,4 +80,4 @@ def _between(ratios: list[float]) -> str:
 
 def _is_clear(value: float, x) -> bool:
     """Whether a tick leaves room for that of 1x."""
-    return value == 1 or abs(x(value) - x(1.0)) >= 30
+    return value == 1 or abs(x(value) - x(1.0)) >= 0.05

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from opwright.records import BenchRecord, Measurement, Record, Timing
 from opwright.report.cards import Card
+from opwright.report.conditions import is_busy
 from opwright.report.history import has_history
 from opwright.report.quantities import (
     BYTES,
@@ -121,6 +122,15 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
     return groups
 
 
+def tell_memory(card: Card) -> str:
+    """Returns the most memory that a call has held, over that of its results; "" where nobody counted."""
+    shares = [m.timings[0].peak_bytes / m.output_bytes for m in card.measurements if m.timings[0].peak_bytes is not None and m.output_bytes]
+    if not shares:
+        return ""
+    found = " to ".join(dict.fromkeys(f"{round_to(share)}x" for share in (min(shares), max(shares))))
+    return f"A call held at most {found} the memory of its results."
+
+
 def list_base(card: Card) -> list[list[str]]:
     """Returns a row for each input that was compared with an earlier version of the operator."""
     return [
@@ -196,12 +206,16 @@ def warn(card: Card) -> list[str]:
     notes = []
     if card.bench is not None:
         machine = card.bench.machine
-        if card.fails:
+        if card.refusal:
+            notes.append(f"Bench has refused this operator: {card.refusal}.")
+        elif card.fails:
             notes.append("This operator fails verify: its times are shown for its author and are no result.")
         elif not card.is_verified:
             notes.append("This operator was not verified: its times are no result until it is.")
-        if machine.load > machine.cores:
-            load = f"{round_to(machine.load)} on {plural(machine.cores, 'core')}"
+        if card.bench.refused and not card.refusal:
+            notes.append(f"A rival was left out: {card.bench.refused}.")
+        if busy := is_busy(card.bench):
+            load = f"{round_to(busy[0])} on {plural(busy[1], 'core')}"
             notes.append(f"The machine was busy when the benchmark ran: load average {load}.")
         noisy = sum(m.timings[0].noise > _NOISY for m in card.measurements)
         if noisy:
@@ -214,7 +228,7 @@ def warn(card: Card) -> list[str]:
             notes.append(
                 f"On {plural(waiting, 'input')} the call waits for the GPU by itself: the host's time is in it."
             )
-        if machine.copy_gb_s is None:
+        if machine.copy_gb_s is None and not card.refusal:
             notes.append(
                 f"The copy bandwidth of the {'GPU' if card.on_gpu else 'machine'} was not measured, so no share of it can be given."
             )

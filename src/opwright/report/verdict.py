@@ -26,6 +26,8 @@ def judge(card: Card) -> str:
     """Says in one sentence whether an operator is right, and how fast. A wrong one has no speed."""
     if card.fails:
         return f"{card.name} FAILS verify: {_first_failure(card)}"
+    if card.refusal:
+        return f"{card.name}: {_correctness(card)}, REFUSED by bench: {card.refusal}."
     parts = [part for part in (_correctness(card), _speed(card), _share(card)) if part]
     return f"{card.name}: {', '.join(parts)}."
 
@@ -38,7 +40,8 @@ def judge_all(cards: Sequence[Card]) -> str:
     if failing:
         names = ", ".join(f"{card.name} ({_count_failures(card)})" for card in failing)
         return f"{len(failing)} of {total} FAIL verify: {names}."
-    unverified = [card.name for card in cards if not card.is_verified]
+    refused = [card.name for card in cards if card.refusal]
+    unverified = [card.name for card in cards if not card.is_verified and not card.refusal]
     cases = sum(card.cases for card in cards)
     text = f"{total}: "
     if unverified:
@@ -46,6 +49,8 @@ def judge_all(cards: Sequence[Card]) -> str:
     text += f"right on {plural(cases, 'case')}" if cases else "verified"
     if len(unverified) == len(cards):
         text = f"{total}: NOT verified"
+    if refused:
+        text += f", {len(refused)} REFUSED by bench ({', '.join(refused)})"
     speedups = [s for card in cards if (s := card.median_speedup_over("eager")) is not None]
     if speedups:
         factors = " to ".join(dict.fromkeys([_factor(min(speedups)), _factor(max(speedups))]))
@@ -86,7 +91,7 @@ def _first_failure(card: Card) -> str:
 
 def _correctness(card: Card) -> str:
     if card.verify is None:
-        return "verified" if card.is_verified else "NOT verified"
+        return "verified" if card.is_verified else "no record of verify" if card.refusal else "NOT verified"
     if not card.is_verified:
         return "NOT verified, no check ran"
     return f"right on {plural(card.cases, 'case')}"

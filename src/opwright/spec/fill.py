@@ -72,6 +72,7 @@ def with_special_values(
         for m in (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 13, 15, 20, 25, 40, 80, 87, 89, 104, 700, 750)
         for s in (1, -1)
     ]
+    ladder += [s * 10.0**e for e in (3, 4, 5, 6, 8, 12, 20, 30, -2, -4, -6, -12, -20, -30) for s in (1, -1)]
     special = [
         0.0, -0.0, math.inf, -math.inf, math.nan, info.tiny, -info.tiny, info.tiny / 2, -info.tiny / 2,
         info.smallest_normal * info.eps, info.max, -info.max, info.eps, -info.eps, 1.0, -1.0, *ladder,

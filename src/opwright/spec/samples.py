@@ -24,7 +24,7 @@ _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
 _ALIGNED_ELEMENTS = 64 * 1024
-_APART = 61  # rows for special values: one of them each
+_APART = 89  # rows for special values: one of them each
 _MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
 
 EFFORTS = ("quick", "default", "full")

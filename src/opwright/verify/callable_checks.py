@@ -18,10 +18,12 @@ from opwright.verify.checks import CHECKS, Check
 from opwright.verify.concurrency import other_values
 from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line
-from opwright.verify.gradients import seed_like, with_room
+from opwright.verify.gradients import recorded_wrong, seed_like, with_room
 from opwright.verify.oracle import expect
+from opwright.verify.resized import resized_cases
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
+from opwright.verify.tensors import are_same, copy_of, tensors_of
+from opwright.verify.values import RAISED, expected_of, judge_call
 
 _THREADS, _ROUNDS = 4, 4
 
@@ -53,7 +55,10 @@ def _difference(outputs: Sequence[Any], expected: Sequence[Any]) -> tuple[str, s
 
 
 def outputs_written(subject: Subject) -> Iterator[Finding]:
-    """With memory that torch.empty fills with NaN, or the largest integer: nothing of it is left."""
+    """With memory that torch.empty fills with NaN, or the largest integer: nothing of it is left.
+
+    It comes first, so the first call of all is here: it gives what later ones give.
+    """
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     for case in subject.run_cases():
@@ -68,28 +73,68 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
             finally:
                 torch.use_deterministic_algorithms(was[0], warn_only=was[1])
                 torch.utils.deterministic.fill_uninitialized_memory = filled
-        message, pattern = _other(subject, case.values, alone, outputs)
-        yield Finding(str(case), message and f"in memory full of NaN: {message}", pattern)
+        yield _first_and_second(subject, case, alone, outputs)
 
 
-def determinism(subject: Subject) -> Iterator[Finding]:
-    """The same input twice gives the same bits; other data at the same addresses gives its own result."""
-    yield from CHECKS["determinism"](subject)
-    if subject.mutated():
-        return
+def _first_and_second(subject: Subject, case: Case, alone: Sequence[Any], outputs: Sequence[Any]) -> Finding:
+    """Judges two calls where they differ; where both are wrong in the same way, that is for other checks to say."""
+    for what, first, second in (
+        ("in memory full of NaN", alone, outputs),
+        ("the first call with it is wrong, the second right", outputs, alone),
+    ):
+        message, pattern = _other(subject, case.values, first, second)
+        if message:
+            return Finding(str(case), f"{what}: {message}", pattern)
+    return Finding(str(case))
+
+
+def numerics(subject: Subject) -> Iterator[Finding]:
+    """Every output of every case against the float64 oracle; and of other sizes, unless it refuses them."""
+    yield from CHECKS["numerics"](subject)
     with torch.no_grad():
-        for case in subject.run_cases():
-            values = subject.inputs(case)
-            changed = other_values(values)
-            try:
-                alone = subject.run(copy_of(changed))
-            except Exception:  # that is no input of it
-                continue
-            subject.run(values)
-            for target, source in zip(tensors_of(values), tensors_of(changed), strict=True):
-                storage_bytes(target).copy_(storage_bytes(source))
-            message, pattern = _other(subject, changed, alone, subject.run(values))
-            yield Finding(str(case), message and f"with new data in the same memory: {message}", pattern)
+        for case in resized_cases(subject):
+            finding = judge_call(subject, case, subject.inputs(case), expected_of(subject, case))
+            if not finding.message.startswith(RAISED):
+                yield finding
+
+
+def second_gradients(subject: Subject) -> Iterator[Finding]:
+    """The gradient of a gradient, by the arguments and by the gradient of the outputs, against that in float64.
+
+    A backward that refuses to be differentiated is no finding; one whose result forgets what it was made of is.
+    """
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    for case in subject.run_cases()[:1]:
+        at = _differentiable_at(subject, case)
+        if not at or not any(o.requires_grad for o in _outputs(subject.run, subject.inputs(case), at)):
+            raise Skipped("nothing to differentiate")
+
+        def oracle(values: Sequence[Any], at: Sequence[int] = at) -> list[torch.Tensor]:
+            with subject.formulas_for(values):  # for the backward as well
+                return _second_gradients(subject.reference, values, at)
+
+        try:
+            exact = expect(oracle, case.values)
+        except RuntimeError as error:
+            raise Skipped(f"the reference has no second gradient: {first_line(error)}") from None
+        expected = [with_room(e, _SECOND_SHARE) for e in exact]
+        try:
+            found = _second_gradients(subject.run, subject.inputs(case), at)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in ("differentiate", "derivative", "double backward")):
+                raise
+            raise Skipped(f"its backward refuses to be differentiated: {first_line(error)}") from None
+        message, pattern = _difference(found, expected)
+        if message:
+            message = f"the gradient of its gradient: {message}; {_NO_SECOND}"
+        yield Finding(str(case), message, pattern)
+
+
+# What gradgradcheck asks. Autograd writes these formulas, another one for each way to compute the same, and terms that
+# cancel in them are no mistake of a candidate's.
+_SECOND_SHARE = 1e-3
+_NO_SECOND = "a backward that has none can say so with `torch.autograd.function.once_differentiable`"
 
 
 def gradient_numerics(subject: Subject) -> Iterator[Finding]:
@@ -116,6 +161,7 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
 
         expected = [with_room(e) for e in expect(oracle, case.values)]
         message, pattern = _difference(_gradients(subject.run, subject.inputs(case), at), expected)
+        message = message or recorded_wrong(subject, case, _leaves(subject.inputs(case), at))
         yield Finding(str(case), message, pattern)
     if not compared:
         raise Skipped("nothing to differentiate")
@@ -151,6 +197,38 @@ def _gradients(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[
     inputs = [leaves[i] for i in at]
     found = torch.autograd.grad(outputs, inputs, [seed_like(o) for o in outputs], allow_unused=True)
     return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
+
+
+def _second_gradients(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    leaves = _leaves(values, at)
+    inputs = [leaves[i] for i in at]
+    with torch.enable_grad():
+        outputs = [o for o in tensors_of(function(leaves)) if o.requires_grad]
+        seeds = [seed_like(o).requires_grad_() for o in outputs]
+        found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, create_graph=True)
+    firsts = [g for g in found if g is not None and g.requires_grad]
+    wanted = [*inputs, *seeds]
+    if not firsts:
+        return [torch.zeros_like(v) for v in wanted]
+    # By all that they were made of: a backward that refuses to be differentiated does so on the way to no input.
+    found = torch.autograd.grad(firsts, [*wanted, *_made_of(firsts)], [seed_like(g) for g in firsts], allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(found[: len(wanted)], wanted, strict=True)]
+
+
+def _made_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the leaves of the graph behind some tensors."""
+    pending = [t.grad_fn for t in tensors]
+    seen, found = set(pending), []
+    while pending:
+        node = pending.pop()
+        if node is None:
+            continue
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.append(leaf)
+        fresh = {behind for behind, _ in node.next_functions} - seen
+        seen |= fresh
+        pending += fresh
+    return found
 
 
 def compiled(subject: Subject) -> Iterator[Finding]:
@@ -214,7 +292,8 @@ def _in_threads(subject: Subject, case: Case) -> str:
 
 _CHECKS: dict[str, Check] = {
     "outputs written": outputs_written,
-    "determinism": determinism,
+    "numerics": numerics,
+    "second gradients": second_gradients,
     "gradient numerics": gradient_numerics,
     "compile": compiled,
     "threads": threads,

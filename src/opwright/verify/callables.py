@@ -182,34 +182,34 @@ def flatten(result: Any) -> tuple[list[Any], list[str]]:
     """
     outputs: list[Any] = []
     keys: list[str] = []
-
-    def visit(value: Any, key: str) -> None:
-        if isinstance(value, torch.Tensor):
-            value = value.to_dense() if value.layout != torch.strided else value
-            outputs.append(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
-        elif isinstance(value, (bool, int, float)):
-            outputs.append(torch.tensor(value))
-        elif value is None:
-            outputs.append(None)
-        elif isinstance(value, Mapping):
-            for name in sorted(value, key=str):
-                visit(value[name], f"{key}[{name!r}]")
-            return
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                visit(item, key)
-            return
-        elif dataclasses.is_dataclass(value):
-            for field in dataclasses.fields(value):
-                visit(getattr(value, field.name), f"{key}.{field.name}")
-            return
-        else:
-            return
-        keys.append(key)
-
     if result is not None:
-        visit(result, "")
+        _visit(result, "", outputs, keys)
     return outputs, keys
+
+
+def _visit(value: Any, key: str, outputs: list[Any], keys: list[str]) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.to_dense() if value.layout != torch.strided else value
+        outputs.append(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
+    elif isinstance(value, (bool, int, float)):
+        outputs.append(torch.tensor(value))
+    elif value is None:
+        outputs.append(None)
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            _visit(value[name], f"{key}[{name!r}]", outputs, keys)
+        return
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _visit(item, key, outputs, keys)
+        return
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _visit(getattr(value, field.name), f"{key}.{field.name}", outputs, keys)
+        return
+    else:
+        return
+    keys.append(key)
 
 
 def _describe(keys: list[str]) -> str:

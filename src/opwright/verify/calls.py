@@ -8,18 +8,24 @@ from typing import Any
 import torch
 
 from opwright.spec.samples import Case
+from opwright.verify.devices import CPU
+from opwright.verify.difference import compare
 from opwright.verify.finding import Finding
-from opwright.verify.process_state import modes, passing_state
+from opwright.verify.oracle import expect
+from opwright.verify.process_state import passing_state
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import bits_of, copy_of, shares_memory, tensors_of
+from opwright.verify.tensors import bits_of, copy_of, shares_memory, tensors_of, two_alike
 from opwright.verify.values import expected_of, judge_call
 
 # --- determinism -------------------------------------------------------------------------------------------
 
 
 def determinism(subject: Subject) -> Iterator[Finding]:
-    """The same input twice, with another one in between, gives the same bits, in memory of its own."""
-    cases = [case for _, case in subject.cases()]
+    """The same input twice, with another one in between, gives the same bits, in memory of its own.
+
+    And one tensor for two arguments gives what two equal ones would.
+    """
+    cases, for_one_tensor = [case for _, case in subject.cases()], subject.run_cases()
     with torch.no_grad():
         for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True):
             kept = tensors_of(subject.run(subject.inputs(case)))
@@ -31,7 +37,36 @@ def determinism(subject: Subject) -> Iterator[Finding]:
                 message = "the second call gave other bits than the first"
             elif shares_memory(kept, again) or not _have_bits(kept, first):
                 message = "its outputs lie in memory that the next call writes into"
+            if not message and any(case is each for each in for_one_tensor):
+                message = _wrong_for_one_tensor_twice(subject, case)
             yield Finding(str(case), message)
+
+
+def interchangeable(subject: Subject, case: Case) -> tuple[int, int] | None:
+    """Returns the positions of two arguments that may be one tensor, if there are any."""
+    count = len(case.values) if subject.callables is None else case.values[-1].arguments
+    pair = two_alike(case.values[:count])
+    if pair is None or subject.mutated() or not set(pair) <= subject.free_tensors(case):
+        return None
+    return pair if case.values[pair[0]].dtype == case.values[pair[1]].dtype else None
+
+
+def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
+    """Returns how the outputs are wrong where two arguments are one tensor, "" if they are not."""
+    pair = interchangeable(subject, case)
+    if pair is None:
+        return ""
+    values = subject.inputs(case)
+    values[pair[1]] = values[pair[0]]
+    try:
+        expected = expect(subject.reference, copy_of(values, CPU) if subject.operator is not None else values)
+    except Exception:  # that is no input of it
+        return ""
+    for output, wanted in zip(subject.run(values), expected, strict=True):
+        message = compare(output, wanted).message if output is not None and wanted is not None else ""
+        if message:
+            return f"arguments {pair[0]} and {pair[1]} are one tensor: {message}"
+    return ""
 
 
 def _have_bits(tensors: list[torch.Tensor], bits: list[torch.Tensor]) -> bool:
@@ -63,6 +98,7 @@ def fresh_data(subject: Subject) -> Iterator[Finding]:
             key = ("fresh data", id(case))
             expected = subject.remember(key, lambda o=original: expected_of(subject, o))
             finding = judge_call(subject, original, values, expected)
+            variants = [(what, v) for what, v in variants if v is original or _is_input(subject, v)]
             for i, (what, variant) in enumerate(variants):
                 if finding.message:
                     break
@@ -78,6 +114,16 @@ def fresh_data(subject: Subject) -> Iterator[Finding]:
             yield finding
 
 
+def _is_input(subject: Subject, variant: Case) -> bool:
+    """Returns whether the reference takes it: whole numbers in another order may be no indices any more."""
+    try:
+        with torch.no_grad():
+            subject.reference(copy_of(variant.values))
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+    return True
+
+
 def _representatives(subject: Subject) -> list[Case]:
     """Returns a small input of each dtype, and a large one."""
     if subject.operator is None or subject.has_samples:
@@ -87,10 +133,18 @@ def _representatives(subject: Subject) -> list[Case]:
 
 
 def _with(case: Case, at: set[int], change: Any) -> Case:
+    """Returns a case whose floating-point tensors are changed; where there are none, whole numbers are exchanged."""
+    has_floats = any(t.is_floating_point() for t in tensors_of([v for i, v in enumerate(case.values) if i in at]))
+
+    def can_change(value: torch.Tensor) -> bool:
+        if has_floats:
+            return value.is_floating_point()
+        return change is _exchanged and value.dtype != torch.bool
+
     def changed(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(changed(v) for v in value)
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if not isinstance(value, torch.Tensor) or not can_change(value):
             return value
         if not value.numel() or torch._debug_has_internal_overlap(value):
             return value
@@ -134,17 +188,16 @@ def _write_into(values: list[Any], case: Case, subject: Subject) -> None:
 
 
 def global_state(subject: Subject) -> Iterator[Finding]:
-    """A call leaves random numbers, modes, environment, folder and threads of the process as they were."""
+    """A call leaves random numbers, the environment and the threads of the process as they were.
+
+    Settings are compared at every call of every check, by `Guard`.
+    """
     for case in subject.run_cases():
         with torch.no_grad():
             values = subject.inputs(case)
             before = passing_state(subject.device)
             subject.run(values)
             after = passing_state(subject.device)
-        # Modes since the start of verify: a call that sets one has done so in earlier checks.
-        changed = _changed_in(before, after) + _changed_in(subject.modes, modes())
+        changed = [name for name, value in before.items() if after.get(name) != value]
         yield Finding(str(case), f"the call changed {', '.join(changed)}" if changed else "")
 
-
-def _changed_in(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [name for name, value in before.items() if after.get(name) != value]

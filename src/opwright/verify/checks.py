@@ -45,3 +45,19 @@ CHECKS: dict[str, Check] = {
     "memory": memory,
     "leaks": leaks,
 }
+
+_GROUPS = {
+    "gradients": (
+        "gradients", "second gradients", "gradient numerics", "gradient subsets", "gradient layouts", "repeated backward"
+    ),
+    "systems": ("vmap", "autocast", "copy", "opcheck", "compile", "export"),
+}  # fmt: skip
+
+
+def group_of(prefix: str, check: str) -> str:
+    """Returns the name of the group of a check: one process does them all.
+
+    They share what the oracle has said of each case, and the modules that torch.compile takes a second to import.
+    """
+    found = next((name for name, checks in _GROUPS.items() if check in checks), "calls")
+    return found if found == "systems" else prefix + found

@@ -18,6 +18,7 @@ import torch
 
 from opwright.dispatch import kernels
 from opwright.spec.samples import Case
+from opwright.verify.capture import capture
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.finding import Finding, Skipped, first_line
 from opwright.verify.gradients import need_gradient, seed_like
@@ -251,10 +252,8 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
         for _ in range(2):
             trial.compute(static)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, stream=stream):
-            got = trial.compute(static)
+        graph, got = capture(lambda: trial.compute(static), stream)
     except Exception as error:
         if is_lost(subject.device):
             raise DeviceLost(str(error)) from error

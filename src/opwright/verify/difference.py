@@ -119,4 +119,5 @@ def pattern_of(wrong: torch.Tensor) -> str:
             return f"only the first {len(indices)} of {size} along axis {dim}"
         if len(indices) <= 3:
             return f"only {indices} along axis {dim}"
-    return f"{100 * wrong.double().mean().item():.2g} % of the elements, scattered"
+    share = 100 * wrong.double().mean().item()
+    return f"{f'{share:.2g}' if share < 99 else 'more than 99'} % of the elements, scattered"

@@ -7,8 +7,12 @@ results is off by one rounding. So an ill-conditioned element allows what it mus
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable, Sequence
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,10 +85,11 @@ def expect(
         reference: the computation; takes the arguments, returns the outputs.
         values: the arguments, in the dtype under test.
     """
-    exact = reference([to_oracle(v) for v in values])
-    eager = reference([copy_of(v) for v in values])
-    spreads = _spread(reference, values, exact, eager, seed)
-    nudged = _nudged(reference, values)
+    with few_threads(values):
+        exact = reference([to_oracle(v) for v in values])
+        eager = reference([copy_of(v) for v in values])
+        spreads = _spread(reference, values, exact, eager, seed)
+        nudged = _nudged(reference, values)
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain, spread) in enumerate(zip(exact, eager, spreads, strict=True)):
         if value is None or plain is None:
@@ -100,6 +105,27 @@ def expect(
     return found
 
 
+@contextlib.contextmanager
+def few_threads(values: Sequence[Any]) -> Iterator[None]:
+    """Lets PyTorch compute in one thread where the tensors are small.
+
+    A parallel loop over so few elements saves microseconds, and costs milliseconds wherever another process has the
+    core that its second thread waits for.
+    """
+    threads = torch.get_num_threads()
+    # Of other threads the number is not theirs alone.
+    is_small = threading.current_thread() is threading.main_thread()
+    is_small = is_small and sum(t.numel() for t in tensors_of(values)) < _FEW_ELEMENTS
+    if is_small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if is_small:
+            torch.set_num_threads(threads)
+
+
+_FEW_ELEMENTS = 2**19
 _NUDGE = 2.0**-100
 
 
@@ -178,28 +204,27 @@ class _Jitter(TorchDispatchMode):
 
     def __init__(self, unit: float, seed: int) -> None:
         super().__init__()
-        self.unit, self.generator = unit, torch.Generator().manual_seed(seed)
+        self.unit, self.random = unit, random.Random(seed)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        packet, kwargs = func.overloadpacket, kwargs or {}
+        kind, kwargs = _kind_of(func), kwargs or {}
         unit = self.unit
-        if packet in _PRODUCTS:
+        if kind.is_product:
             terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
-            args = self._move_terms(args, self._product_unit(terms), factor=1 if packet in _BIASED_PRODUCTS else 0)
-        elif packet in _SUMS:
+            args = self._move_terms(args, self._product_unit(terms), factor=1 if kind.is_biased else 0)
+        elif kind.is_sum:
             whole, reduced = args[0].numel(), _first(func(*args, **kwargs)).numel()
             args = self._move_terms(args, self._sum_unit(whole / max(reduced, 1)))
-        elif packet in _NORMALIZATIONS:
+        elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         result = func(*args, **kwargs)
-        returns = [a.alias_info for a in func._schema.returns]
-        if packet in _EXACT or any(info is not None and not info.is_write for info in returns):
-            return result  # views, constants and moved data are exact
-        if any(info is not None for info in returns):
+        if kind.is_exact:
+            return result
+        if kind.is_in_place:
             if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
                 result.copy_(self._move(result, unit))  # an in-place operator rounds what it leaves
             return result
@@ -233,14 +258,61 @@ class _Jitter(TorchDispatchMode):
     def _move(self, value: Any, unit: float) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
             return value
-        # Up or down by 0.5 to 1.5 units: equal steps would cancel between two operators too often.
-        noise = torch.rand(value.shape, generator=self.generator).mul_(2).sub_(1)
-        step = noise.add_(torch.full((), 0.5).copysign(noise)).to(value.device, torch.float64)
+        step = self._steps(value)
         # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
         tiny = value.abs() < _TINY
         moved = torch.where(tiny, step.sign() * _TINY, 0.0) if bool(tiny.any()) else None
-        result = step.mul_(unit).add_(1).mul_(value)
+        result = step.mul(unit).add_(1).mul_(value)
         return result if moved is None else torch.where(tiny, value + moved, result)
+
+    def _steps(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns how far to move each element, in units: a stretch of a store, from a place drawn at random."""
+        count = value.numel()
+        if count > _STORED_STEPS // 2:
+            return _drawn_steps(count, self.random.getrandbits(62)).to(value.device).view(value.shape)
+        first = self.random.randrange(_STORED_STEPS - count)
+        return _stored_steps(value.device)[first : first + count].view(value.shape)
+
+
+_STORED_STEPS = 2**19
+
+
+@functools.cache
+def _stored_steps(device: torch.device) -> torch.Tensor:
+    return _drawn_steps(_STORED_STEPS, 0).to(device)
+
+
+def _drawn_steps(count: int, seed: int) -> torch.Tensor:
+    """Returns numbers up or down by 0.5 to 1.5: equal ones would cancel between two operators too often."""
+    made = torch.empty(count, dtype=torch.float64, device="cpu")
+    made.uniform_(-1, 1, generator=torch.Generator("cpu").manual_seed(seed))
+    return made.add_(made.sign(), alpha=0.5)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How an operator of PyTorch rounds; exact are views, constants and moved data."""
+
+    is_product: bool
+    is_biased: bool
+    is_sum: bool
+    is_normalization: bool
+    is_exact: bool
+    is_in_place: bool
+
+
+@functools.cache
+def _kind_of(func: Any) -> _Kind:
+    packet = func.overloadpacket
+    aliases = [a.alias_info for a in func._schema.returns if a.alias_info is not None]
+    return _Kind(
+        packet in _PRODUCTS,
+        packet in _BIASED_PRODUCTS,
+        packet in _SUMS,
+        packet in _NORMALIZATIONS,
+        packet in _EXACT or any(not alias.is_write for alias in aliases),
+        bool(aliases),
+    )
 
 
 def _packets(names: str) -> frozenset[Any]:

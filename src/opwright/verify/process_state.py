@@ -1,4 +1,4 @@
-"""What of a process a call must leave as it was."""
+"""What of a process a call must leave as it was, beside the settings that every call is watched for."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ import threading
 from typing import Any
 
 import torch
-
-
-def modes() -> dict[str, Any]:
-    """Returns settings that stay as they are from the start of verify to its end."""
-    return {
-        "torch's default dtype": torch.get_default_dtype(),
-        "torch's default device": str(torch.get_default_device()),
-        "torch's number of threads": torch.get_num_threads(),
-        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled(),
-        "the precision of float32 products": torch.get_float32_matmul_precision(),
-        "whether denormal numbers are flushed": bool(torch.full((1,), 1e-40).mul(0.5) == 0),
-        "the current folder": os.getcwd(),
-    }
 
 
 def passing_state(device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Processes on Linux: a fork whose thread pools work, and what has become of its descendants."""
+"""Processes on Linux: a fork whose thread pools work, one that starts anew, and what has become of their descendants."""
 
 from __future__ import annotations
 
@@ -7,23 +7,73 @@ import ctypes
 import faulthandler
 import gc
 import io
+import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
 _SEED = 0x6F7077  # any; the parent's seed is its own
+_LOOKS = 50  # at the words of a process: of one that has just become another program they come a moment later
 
 
-class Fork:
-    """A child process that runs a function and ends.
+class Process:
+    """A child process.
+
+    Attributes:
+        pid: its number.
+    """
+
+    pid: int
+    _code: int | None = None
+
+    def ended(self) -> int | None:
+        """Returns its exit code, of a signal the negative number, or None while it runs."""
+        if self._code is None:
+            self._reap(os.WNOHANG)
+        return self._code
+
+    def kill(self) -> None:
+        """Kills it with its process group, and waits until it is gone."""
+        for kill in (os.killpg, os.kill):  # it may not lead a group yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+        if self._code is None:
+            self._reap(0)
+
+    def let_go(self) -> None:
+        """Gives up what was kept for it, when it is gone."""
+
+    def _reap(self, options: int) -> None:
+        try:
+            pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:  # the program has reaped it
+            pid, status = self.pid, 0
+        if pid:
+            self._code = os.waitstatus_to_exitcode(status)
+
+    def resident_bytes(self) -> int:
+        """Returns how much memory it has, that it shares with its parent included."""
+        try:
+            with open(f"/proc/{self.pid}/statm") as f:
+                return int(f.read().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
+
+
+class Fork(Process):
+    """A copy of this process that runs a function and ends.
 
     The thread that has forked stays until `let_go`: the child is killed when it ends, as it does with the parent.
     """
@@ -31,6 +81,9 @@ class Fork:
     def __init__(self, main: Callable[[], None]) -> None:
         self._done, forked = threading.Event(), threading.Event()
         found: list[Any] = []
+        # Forked while another thread collects garbage, the child would believe for good that it is being collected.
+        collects = gc.isenabled()
+        gc.disable()
 
         def fork() -> None:
             with warnings.catch_warnings():  # Python 3.12 warns of other threads: they are not needed here
@@ -43,6 +96,8 @@ class Fork:
                     return
             if pid == 0:
                 try:
+                    if collects:
+                        gc.enable()
                     main()
                 finally:
                     os._exit(70)  # `main` has not ended by itself
@@ -50,54 +105,59 @@ class Fork:
             forked.set()
             self._done.wait()
 
-        threading.Thread(target=fork, name="opwright-verify", daemon=True).start()
+        self._thread = threading.Thread(target=fork, name="opwright-verify", daemon=True)
+        self._thread.start()
         forked.wait()
+        if collects:
+            gc.enable()
         if isinstance(found[0], OSError):
             raise found[0]
-        self.pid: int = found[0]
-        self._status: int | None = None
-
-    def ended(self) -> int | None:
-        """Returns the status that waitpid gives, or None while it runs."""
-        if self._status is None:
-            self._reap(os.WNOHANG)
-        return self._status
-
-    def kill(self) -> None:
-        """Kills it with its process group, and waits until it is gone."""
-        for kill in (os.killpg, os.kill):  # it may not lead a group yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
-        if self._status is None:
-            self._reap(0)
+        self.pid = found[0]
 
     def let_go(self) -> None:
         self._done.set()
+        self._thread.join()  # one that runs on while the interpreter ends may bring it down
+
+
+class Spawn(Process):
+    """A process that starts anew and runs a function of an importable module.
+
+    Args:
+        main: `module:function`, called with `descriptors`, which it inherits.
+        output: the descriptor that gets what it prints.
+    """
+
+    def __init__(self, main: str, descriptors: Sequence[int], output: int) -> None:
+        module, function = main.split(":")
+        program = (
+            "import json, sys\n"
+            "sys.path[:] = json.loads(sys.argv[1])\n"
+            f"from {module} import {function}\n"
+            f"{function}(*map(int, sys.argv[2:]))\n"
+        )
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps(sys.path), *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
 
     def _reap(self, options: int) -> None:
-        try:
-            pid, status = os.waitpid(self.pid, options)
-        except ChildProcessError:  # the program has reaped it
-            pid, status = self.pid, 0
-        if pid:
-            self._status = status
-
-    def resident_bytes(self) -> int:
-        """Returns how much memory it has, that it shares with its parent included."""
-        try:
-            with open(f"/proc/{self.pid}/statm") as f:
-                return int(f.read().split()[1]) * resource.getpagesize()
-        except (OSError, IndexError):
-            return 0
+        self._code = self._popen.poll() if options == os.WNOHANG else self._popen.wait()
 
 
-def settle_in(output: int) -> None:
-    """Makes a fork a process of its own: nothing it does by mistake reaches its parent.
+def settle_in(output: int, is_fork: bool) -> None:
+    """Makes a child a process of its own: nothing it does by mistake reaches its parent.
 
     Args:
         output: the descriptor that gets what it prints.
+        is_fork: whether it has all that its parent has.
     """
-    os.setsid()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of what the candidate forks become children of this process
@@ -119,7 +179,7 @@ def settle_in(output: int) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if "torch._inductor.config" in sys.modules:
         sys.modules["torch._inductor.config"].compile_threads = 1
-    if torch.version.cuda is not None:  # a fork cannot use the GPU of its parent, so it sees none
+    if is_fork and torch.version.cuda is not None:  # it cannot use the GPU of its parent, so it sees none
         torch.cuda.is_available = lambda: False
         torch.cuda.device_count = lambda: 0
 
@@ -142,7 +202,7 @@ def end_children() -> list[str]:
     """Kills and reaps what this process has started and not waited for; returns what that was."""
     found: list[str] = []
     for _ in range(100):  # the orphans of one that was killed come to this process
-        pids = children()
+        pids = [pid for pid in children() if not _is_own(pid)]
         if not pids:
             break
         found += [_command_of(pid) for pid in pids]
@@ -170,7 +230,7 @@ def end_stragglers(session: int, pipe: int) -> str:
                 os.readlink(f"/proc/{pid}/fd/{n}") == f"pipe:[{pipe}]" for n in ("1", "2") if fields[0] != "Z"
             )
             if is_its:
-                found.append(_command_of(int(pid)))
+                found += [] if _is_own(int(pid)) else [_command_of(int(pid))]
                 os.kill(int(pid), signal.SIGKILL)
         except (OSError, IndexError):
             continue
@@ -184,12 +244,30 @@ def _left_behind(commands: list[str]) -> str:
 
 
 def _command_of(pid: int) -> str:
+    words = ""
+    with contextlib.suppress(OSError):
+        for _ in range(_LOOKS):
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            if words or _has_ended(pid):
+                break
+            time.sleep(0.002)
+    return words[:80] or "one that has ended"
+
+
+def _has_ended(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat") as f:
+        return f.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def _is_own(pid: int) -> bool:
+    """Returns whether a process compiles Triton kernels for Opwright: it waits for the next one, so it stays."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as f:
-            words = f.read().replace(b"\0", b" ").decode(errors="replace").strip()
-        return words[:80] or "one that has ended"
+            words = f.read().split(b"\0")
     except OSError:
-        return "one that has ended"
+        return False
+    return _TRITON in words[3:] and b"worker.main()" in words[2]
 
 
 def _entries(folder: str) -> list[str]:

@@ -17,14 +17,17 @@ from opwright.dispatch.operator import Operator
 from opwright.errors import CheckError
 from opwright.records import Check, VerifyRecord
 from opwright.verify.checks import CHECKS
+from opwright.verify.child import Limits, Unfit
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.machine import machine_card
-from opwright.verify.state import Files, Guard
-from opwright.verify.subject import Subject, subject_of
-from opwright.verify.supervisor import Limits, Unfit, cannot_fork, supervise
+from opwright.verify.recipes import Recipe, samples_again
+from opwright.verify.state import Files
+from opwright.verify.supervisor import supervise
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
 from opwright.verify.worker import Job, Result, Work
+
+_MOST_PROCESSES = 4
 
 
 def verify(
@@ -48,7 +51,7 @@ def verify(
     An operator is compared with its reference in float64 over dtypes, layouts, shapes and values that
     follow from its contract, forward and backward, and with what PyTorch expects of an operator.
 
-    The checks run in a process of their own where that can be: one that crashes, hangs or exits is a finding.
+    The checks run in processes of their own where that can be: one that crashes, hangs or exits is a finding.
 
     Args:
         target: an operator, its `torch.ops` entry, a callable with `reference` and `samples`, or a `Task`.
@@ -63,8 +66,8 @@ def verify(
         on_check: called with each check when it has finished.
         expand: whether more inputs are made from the samples of a callable: other values, where the reference
             accepts them, and other layouts.
-        isolated: whether the checks run in a process of their own. Not on a GPU, and on Linux only:
-            `in_process` of the record says why they did not. False for a debugger.
+        isolated: whether the checks run in processes of their own: on Linux, on a GPU if the candidate can be
+            imported again; `in_process` of the record says why they did not. False for a debugger.
         timeout_s: how many seconds one call of the candidate may take.
         memory_bytes: how much memory it may take; by default half of what is free.
 
@@ -85,7 +88,7 @@ def verify(
         plan = _plan_task(target, devices, effort, expand)
     else:
         plan = _plan(target, reference, samples, devices, effort, expand)
-    work = Work(plan.subjects, only, Files(plan.folder), plan.command)
+    work = Work(plan.recipe.subjects, only, Files(plan.folder), plan.command)
     names = [name for name in CHECKS if wanted is None or name in wanted]
     jobs = [Job(prefix, name, device) for device in plan.devices for prefix in plan.prefixes for name in names]
     results: list[Result] = []
@@ -95,7 +98,8 @@ def verify(
         if on_check is not None:
             on_check(result.check)
 
-    in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None)
+    limits = Limits(timeout_s, memory_bytes, plan.processes)
+    in_process = _run(plan.recipe, work, jobs, emit, limits if isolated else None)
     return VerifyRecord(
         name=plan.name,
         checks=[result.check for result in results],
@@ -110,21 +114,24 @@ def verify(
     )
 
 
-def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:
+def _run(
+    recipe: Recipe, work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None
+) -> str:
     """Runs jobs, apart where that can be; returns why it could not, "" if it could."""
     reason = ""
-    for device, some in itertools.groupby(jobs, key=lambda job: job.device):
+    for _, some in itertools.groupby(jobs, key=lambda job: job.device):
         pending = list(some)
-        why = cannot_fork(device) if limits else "isolated=False"
-        if not why:
+        why = "" if limits else "isolated=False"
+        if limits:
             try:
-                for result in supervise(work, list(pending), limits):
+                for result in supervise(recipe, work, list(pending), limits):
                     pending.pop(0)
                     emit(result)
             except Unfit as unfit:
                 why = str(unfit)
         if pending:
             reason = reason or why
+            recipe.make_cases()  # a reference that raises is no finding
             work.run(pending, emit)
     return reason
 
@@ -134,56 +141,54 @@ class _Plan:
     """What is to be verified.
 
     Attributes:
-        subjects: returns them by prefix, for a device.
+        recipe: makes the subjects.
         folder: where the candidate's code lies; None where that is no file.
         command: verifies it again, without flags; "" where there is none.
+        processes: how many may run its checks side by side.
     """
 
     name: str
-    subjects: Callable[[Guard, torch.device], dict[str, Subject]]
+    recipe: Recipe
     prefixes: list[str]
     devices: list[torch.device]
     folder: Path | None
     command: str
+    processes: int = 1
 
 
 def _plan(target: Any, reference: Any, samples: Any, devices: Any, effort: str, expand: bool) -> _Plan:
-    subject = subject_of(target, reference, samples, effort, expand)
+    samples = samples_again(samples)
+    recipe = Recipe(target, reference, samples, effort, expand)
+    subject = recipe.made()[""]
     operator = subject.operator
-    subjects = {"": subject}
-    if operator is not None and operator.backward_operator is not None and samples is None:
-        subjects["backward: "] = subject_of(operator.backward_operator.function, None, None, effort)
-    for each in subjects.values():
-        each.cases()  # once, here: the processes of the checks are copies of this one
+    # Samples may be large, and so are some inputs of the full sweep.
+    is_small = operator is not None and samples is None and effort != "full"
     return _Plan(
         subject.name,
-        lambda guard, device: {prefix: each.on(device) for prefix, each in subjects.items()},
-        list(subjects),
-        _devices(subject, samples, devices),
+        recipe,
+        list(recipe.made()),
+        _devices(operator, samples, devices),
         _folder_of(target, operator),
         _command(operator),
+        min(torch.get_num_threads(), _MOST_PROCESSES) if is_small else 1,
     )
 
 
 def _plan_task(
     task: Task, devices: Iterable[str | torch.device] | None, effort: str, expand: bool
 ) -> _Plan:
-    def subjects(guard: Guard, device: torch.device) -> dict[str, Subject]:
-        return {"": task.load(guard, device, effort, expand)}
-
     chosen = [parse_device(name) for name in devices or ["cpu"]]
-    return _Plan(task.name, subjects, [""], chosen, task.candidate.parent, task.command)
+    recipe = Recipe(task, None, None, effort, expand)
+    return _Plan(task.name, recipe, [""], chosen, task.candidate.parent, task.command)
 
 
 def _devices(
-    subject: Subject, samples: Any, named: Iterable[str | torch.device] | None
+    operator: Operator | None, samples: Any, named: Iterable[str | torch.device] | None
 ) -> list[torch.device]:
     if named is not None:
         return [parse_device(name) for name in named]
-    if subject.operator is None:
-        return [device_of([t for _, case in subject.cases() for t in tensors_of(case.values)])]
-    is_iterator = callable(samples) or hasattr(samples, "__next__")
-    return devices_for(subject.operator, [] if samples is None or is_iterator else tensors_of(samples))
+    given = tensors_of(samples or ())
+    return [device_of(given)] if operator is None else devices_for(operator, given)
 
 
 def _folder_of(target: Any, operator: Operator | None) -> Path | None:

@@ -66,7 +66,7 @@ def _narrowed(value: Any, size: int, start: int, kept: int) -> Any:
 def _fails(check: Check, subject: Subject, case: Case, found: Finding) -> Finding | None:
     if not _is_input(subject, case):
         return None
-    alone = replace(subject, current=None, memo=None)
+    alone = replace(subject, current=None, memo=None, expand=False)  # that part and nothing that follows from it
     alone._cases = [(None, case)]
     try:
         again = next((f for f in check(alone) if f.message), None)

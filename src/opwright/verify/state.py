@@ -68,6 +68,20 @@ _SETTINGS = (
     _Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     _Setting("the working directory", os.getcwd, os.chdir),
 )
+
+
+def read_settings() -> list[Any]:
+    """Returns the settings of this process, for another one."""
+    return [setting.read() for setting in _SETTINGS]
+
+
+def write_settings(values: list[Any]) -> None:
+    """Makes settings those of another process."""
+    for setting, value in zip(_SETTINGS, values, strict=True):
+        if setting.read() != value:
+            setting.write(value)
+
+
 # Drawing random numbers is a candidate's right; seeding everybody's generator is not.
 _SEED = "the seed of torch's generator"
 

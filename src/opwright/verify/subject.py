@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
-from opwright.verify.process_state import modes
+from opwright.verify.oracle import few_threads
 from opwright.verify.tensors import copy_of, guarded, is_same, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
@@ -45,7 +45,6 @@ class Subject:
         device: where it runs.
         current: the case that was given out last.
         effort: how many cases there are: one of `EFFORTS`.
-        modes: settings of the process before the first call.
         memo: what the oracle has said, where several candidates meet the same cases.
         on_case: called with each case that is given out.
         callables: what a callable and its reference are; None for an operator.
@@ -62,7 +61,6 @@ class Subject:
     current: Case | None = None
     effort: str = "default"
     memo: dict[Any, Any] | None = None
-    modes: dict[str, Any] = field(default_factory=modes)
     on_case: Callable[[Case], None] | None = None
     callables: Callables | None = None
     expand: bool = True
@@ -158,7 +156,7 @@ class Subject:
             return True
         copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), few_threads(copied):
                 self.reference(copied)
         except Exception:  # whatever a reference may raise to refuse
             return False

@@ -105,6 +105,13 @@ def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Callab
     return made, lambda: all(torch.equal(now, before) for now, before in bands)
 
 
+def two_alike(values: Any) -> tuple[int, int] | None:
+    """Returns the positions of two floating-point tensors of one shape, if there are any."""
+    found = [(i, v) for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    pairs = ((i, j) for n, (i, a) in enumerate(found) for j, b in found[n + 1 :] if a.shape == b.shape)
+    return next(pairs, None)
+
+
 def shares_memory(a: Any, b: Any) -> bool:
     """Returns whether a tensor among one list of values has its storage in common with one of another."""
     return bool(_storages(a) & _storages(b))

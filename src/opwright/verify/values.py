@@ -16,6 +16,8 @@ from opwright.verify.oracle import Expected, expect
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, is_same, shares_memory, storage_bytes, tensors_of
 
+RAISED = "raised "  # how the message of a finding starts that is about an exception
+
 
 def numerics(subject: Subject) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; inputs unchanged; nothing aliased."""
@@ -51,7 +53,7 @@ def judge_call(
     except DeviceLost:
         raise
     except Exception as error:
-        return Finding(str(case), f"raised {type(error).__name__}: {first_line(error)}")
+        return Finding(str(case), f"{RAISED}{type(error).__name__}: {first_line(error)}")
     finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
     results = [*outputs, *(values[i] for i in subject.mutated())]
     if len(results) != len(expected):

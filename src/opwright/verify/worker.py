@@ -48,12 +48,14 @@ class Result:
     Attributes:
         fatal: why no further call is safe on that device, if one is not.
         backend: what ran: "cpu", "cuda", "reference", "callable".
+        has_ended: whether it has ended the process that it ran in.
     """
 
     check: Check
     failures: list[Failure] = field(default_factory=list)
     fatal: str = ""
     backend: str = ""
+    has_ended: bool = False
 
 
 Subjects = Callable[[Guard, torch.device], dict[str, Subject]]
@@ -129,7 +131,7 @@ class Work:
     def _not_loaded(self, job: Job, error: BaseException, guard: Guard) -> Result:
         text = "; ".join([f"raised {type(error).__name__}: {error}", *guard.take()])[:_LONGEST]
         check = Check(job.name, "failed", cases=1, device=str(job.device))
-        return Result(check, [failure_of(job, [Finding(LOADING, text)], self.repeat)], backend="callable")
+        return Result(check, [failure_of(job, [Finding(LOADING, text)], self.repeat)], NOT_LOADED, "callable")
 
     def _repeat(self, subject: Subject) -> str:
         return self.repeat and self.repeat + ("" if subject.effort == "default" else f" --{subject.effort}")

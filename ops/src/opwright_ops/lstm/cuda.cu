@@ -47,18 +47,22 @@ Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision prec
   constexpr int64_t kFewSteps = 2;  // take less time than to put the weights on the chip
   if (steps == 0 || (steps <= kFewSteps && tier == Tier::auto_)) return {};
   if (tier == Tier::step || (is_normalised && tier == Tier::grid)) return {};
-  if (sizeof(T) == 4 && !rounds<T>(precision)) return {};
+  const bool is_exact = sizeof(T) == 4 && !rounds<T>(precision);
   const auto device = opwright::current_device();
   constexpr int64_t kBestNear = 512;  // bytes of h of an entry; more go faster through the cache
   const bool prefers_near = is_normalised || H * int64_t{sizeof(T)} <= kBestNear;
-  const Plan near =
-      tier == Tier::cluster || (tier == Tier::auto_ && prefers_near) ? near_plan<T>(H, B, device) : Plan{};
-  return near.blocks || tier == Tier::cluster || is_normalised ? near : far_plan<T>(H, B, device);
+  if (is_normalised && is_exact) return {};
+  if (tier == Tier::cluster || (tier == Tier::auto_ && prefers_near)) {
+    const Plan single = is_normalised ? Plan{} : single_plan<T>(H, B, device);
+    const Plan near = single.blocks ? single : near_plan<T>(H, B, device, is_exact);
+    if (near.blocks || tier == Tier::cluster || is_normalised) return near;
+  }
+  return is_normalised ? Plan{} : far_plan<T>(H, B, device, is_exact);
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
 inline Fill chunks_for(Scratch& scratch, const Plan& plan, int64_t groups, int buffers, uint32_t bits) {
-  const int64_t count = plan.blocks && !plan.is_near
+  const int64_t count = plan.blocks && !plan.is_near && !plan.is_single
                             ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4
                             : 0;
   return {reinterpret_cast<uint4*>(scratch.take<uint8_t>(count * int64_t{sizeof(Chunk)})), count, bits};
@@ -70,6 +74,7 @@ bool steps_at_once(const Plan& plan, const GridSteps<T>& steps, cudaStream_t str
   if constexpr (sizeof(T) > 4) {
     return false;
   } else {
+    if (plan.is_single) return take_single(steps, stream), true;
     const auto launch = forward_of<T>(plan, steps.layer);
     return launch.kernel && run_at_once(launch.kernel, steps, plan, launch.shared_bytes,
                                         plan.is_near ? plan.blocks : 1, stream);
@@ -80,6 +85,7 @@ bool sweep_at_once(const Plan& plan, const GridSweep<T>& sweep, cudaStream_t str
   if constexpr (sizeof(T) > 4) {
     return false;
   } else {
+    if (plan.is_single) return sweep_single(sweep, stream), true;
     const auto launch = backward_of<T>(plan, sweep.layer);
     return launch.kernel && run_at_once(launch.kernel, sweep, plan, launch.shared_bytes,
                                         plan.is_near ? plan.blocks : 2, stream);

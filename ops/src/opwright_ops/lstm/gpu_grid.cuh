@@ -2,8 +2,8 @@
 // goes from block to block through the second-level cache.
 #pragma once
 
-#include "gpu_exchange.cuh"
 #include "gpu_forward.cuh"
+#include "gpu_products.cuh"
 
 namespace opwright_ops::gpu {
 
@@ -25,10 +25,12 @@ struct GridSteps {
 // SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast:
 // without options, and as wide as all warps have groups (near: no wider). Near: the blocks of a part are a
 // cluster, and exchange h through shared memory; only they have layers that are normalised.
-template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
+template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;
-  using Weights = Rows<T, kIsFast, 2 * SETS, MOST, HELD>;
+  static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast, kIsNormalised = KIND & kNormalised;
+  static constexpr bool kIsExact = KIND & kExact;
+  using Weights = Rows<T, kIsFast, kIsExact, 2 * SETS, MOST, HELD>;
   static constexpr int kEntries = 8 * NT;
   // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8.
   static constexpr int kItems = 2 * SETS * NT;
@@ -85,8 +87,8 @@ struct Grid {
         const int unit = chunk * kPerChunk<T> + e;
         return entry < B && unit < R ? a.state.operand[entry * R + unit] : T(0.0f);
       };
-      const Chunk first{
-          {word_of<T>(0, element), word_of<T>(1, element), word_of<T>(2, element), word_of<T>(3, element)}};
+      const Chunk first{{word_of<T, kIsExact>(0, element), word_of<T, kIsExact>(1, element),
+                         word_of<T, kIsExact>(2, element), word_of<T, kIsExact>(3, element)}};
       if (kIsNear)
         buffer(0, slice)[at] = first, buffer(1, slice)[at] = {};
       else
@@ -98,7 +100,7 @@ struct Grid {
     weights.load(
         0, groups, chunks, all_h + a.slices * kItems * 32, [&](int of_tile, int tile, int chunk, int word) {
           const int gate = tile % 2 * 2 + of_tile / 8, unit = unit_0 + tile / 2 * kUnits + of_tile % 8;
-          return word_of<T>(word, [&](int e) {
+          return word_of<T, kIsExact>(word, [&](int e) {
             const int column = chunk * kPerChunk<T> + e;
             return unit < H && column < R ? a.weight_hh(gate * H + unit, column) : T(0.0f);
           });
@@ -248,7 +250,7 @@ struct Grid {
   // Lanes row * 4 + i have units `row` of one entry for each i; those of a chunk are put together, for all of
   // them.
   __device__ static Chunk chunk_of(T value) {
-    const uint32_t own = operand_bits<T>(value), lane = threadIdx.x % 32;
+    const uint32_t own = operand_bits<T, kIsExact>(value), lane = threadIdx.x % 32;
     Chunk out;
     if constexpr (kIsNarrow<T>) {
       const uint32_t other = __shfl_xor_sync(~0u, own, 4);
@@ -263,10 +265,10 @@ struct Grid {
   }
 };
 
-template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
+template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) take_in_grid(GridSteps<T> steps) {
 #if __CUDA_ARCH__ >= 900
-  Grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>::take(steps);
+  Grid<T, KIND, SETS, NT, MOST, HELD>::take(steps);
 #endif
 }
 

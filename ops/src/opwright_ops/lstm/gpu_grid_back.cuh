@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu_backward.cuh"
-#include "gpu_exchange.cuh"
+#include "gpu_products.cuh"
 
 namespace opwright_ops::gpu {
 
@@ -35,11 +35,13 @@ struct Marked : InGlobal {
   __device__ static void clear(Chunk* to) { store_chunk(to, {{kNone, kNone, kNone, kNone}}); }
 };
 
-template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
+template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
 struct GridBack {
   using E = compute_t<T>;
+  static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast, kIsNormalised = KIND & kNormalised;
+  static constexpr bool kIsExact = KIND & kExact;
   static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
-  using Weights = Rows<T, kIsFast, SETS * kRanks / 2, MOST, HELD>;
+  using Weights = Rows<T, kIsFast, kIsExact, SETS * kRanks / 2, MOST, HELD>;
   static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
   static constexpr int kSums = SETS * kRanks * NT * 32,
                        kOwn = kSums / kRanks;            // of a cluster, of a block; pairs
@@ -91,7 +93,7 @@ struct GridBack {
     void* const room = near_chunks + (kIsNear ? a.slices * kBuffers * per_step : 0);
     weights.load(from, until - from, 4 * groups, room, [&](int of_tile, int tile, int chunk, int word) {
       const int to = (blockIdx.x - rank) * kBlockUnits + tile * 16 + of_tile;
-      return word_of<T>(word, [&](int e) {
+      return word_of<T, kIsExact>(word, [&](int e) {
         const int of = chunk * kUnitsOfChunk<T> + e / 4;
         return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
       });
@@ -294,22 +296,22 @@ struct GridBack {
       const bool is_second = threadIdx.x % 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t own = word_of<T>(i, [&](int e) { return grads[e]; });
+        const uint32_t own = word_of<T, kIsExact>(i, [&](int e) { return grads[e]; });
         const uint32_t other = __shfl_xor_sync(~0u, own, 1);
         out.word[i] = is_second ? other : own, out.word[2 + i] = is_second ? own : other;
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) out.word[j] = operand_bits<T>(grads[j]);
+      for (int j = 0; j < 4; ++j) out.word[j] = operand_bits<T, kIsExact>(grads[j]);
     }
     return out;
   }
 };
 
-template <typename T, bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>
+template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
 __global__ void __launch_bounds__(kThreads, 1) sweep_in_grid(GridSweep<T> sweep) {
 #if __CUDA_ARCH__ >= 900
-  GridBack<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>::sweep(sweep);
+  GridBack<T, KIND, SETS, NT, MOST, HELD>::sweep(sweep);
 #endif
 }
 

@@ -6,21 +6,23 @@
 
 #include "gpu_grid.cuh"
 #include "gpu_grid_back.cuh"
+#include "gpu_single.cuh"
 
 namespace opwright_ops::gpu {
 
 // A launch that takes all steps: `parts` of the batch side by side, each in as many blocks as the units need;
-// of a part, `slices` of 8 `tiles` entries take turns. Near: the blocks of a part are a cluster. No blocks:
-// there is none.
+// of a part, `slices` of 8 `tiles` entries take turns. Near and exact: as of a kernel. Single: each entry has
+// a block of its own. No blocks: there is none.
 struct Plan {
   bool is_near = false;
   int blocks = 0, parts = 0, tiles = 0, slices = 0;
+  bool is_exact = false, is_single = false;
 };
 
 // Sets of units of a block: what its registers and shared memory hold at the greatest width.
 template <typename T>
 constexpr int kSets = kIsNarrow<T> ? 2 : 1;
-constexpr int kNearSets = 4;
+constexpr int kNearSets = 4, kNearExactSets = 2;
 
 inline int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -32,18 +34,25 @@ bool has_plans(int64_t B, opwright::Device device) {
 
 // The plans for H units and B entries.
 template <typename T>
-Plan near_plan(int64_t H, int64_t B, opwright::Device device) {
+Plan single_plan(int64_t H, int64_t B, opwright::Device device) {
+  constexpr int64_t kMostUnits = 64, kMostEntries = 4;  // of a multiprocessor
+  if (!has_plans<T>(B, device) || H > kMostUnits || B > kMostEntries * device.multiprocessors) return {};
+  return {.blocks = 1, .parts = static_cast<int>(B), .tiles = 1, .slices = 1, .is_single = true};
+}
+template <typename T>
+Plan near_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
   constexpr int64_t kMostBytes = 1024, kMostSlices = 4;  // of h of an entry
   if (!has_plans<T>(B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
-  const int64_t blocks = up(H, kNearSets * kUnits), eights = up(B, 8);
+  const int64_t blocks = up(H, (is_exact ? kNearExactSets : kNearSets) * kUnits), eights = up(B, 8);
   const int64_t fit =
       device.multiprocessors / 16 * (16 / blocks);  // clusters; one lies within 16 multiprocessors
   if (fit < 1) return {};
   const int64_t each = up(eights, fit), slices = each < kMostSlices ? each : kMostSlices;
-  return {true, static_cast<int>(blocks), static_cast<int>(up(eights, slices)), 1, static_cast<int>(slices)};
+  return {true, static_cast<int>(blocks), static_cast<int>(up(eights, slices)),
+          1,    static_cast<int>(slices), is_exact};
 }
 template <typename T>
-Plan far_plan(int64_t H, int64_t B, opwright::Device device) {
+Plan far_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
   constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;
   if (!has_plans<T>(B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks,
@@ -52,8 +61,12 @@ Plan far_plan(int64_t H, int64_t B, opwright::Device device) {
   const int64_t each = up(eights, fit), tiles = each < kMostTiles ? each : kMostTiles,
                 slices = up(each, tiles);
   if (slices > kMostSlices) return {};
-  return {false, static_cast<int>(blocks), static_cast<int>(up(eights, tiles * slices)),
-          static_cast<int>(tiles), static_cast<int>(slices)};
+  return {false,
+          static_cast<int>(blocks),
+          static_cast<int>(up(eights, tiles * slices)),
+          static_cast<int>(tiles),
+          static_cast<int>(slices),
+          is_exact};
 }
 
 template <typename Kernel>
@@ -62,29 +75,37 @@ struct Launch {
   int64_t shared_bytes = 0;
 };
 
-// use<is near, is fast, is normalised, sets, tiles, most groups of a warp, steps in registers>() for all
-// kernels, the fast ones first, and those with less columns. For the same registers, a warp of the backward
-// has MORE times as many groups.
+// use<kind, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast ones first,
+// and those with less columns. For the same registers, a warp of the backward has MORE times as many groups.
 template <typename T, int MORE, int MORE_NEAR, typename Use>
 void for_kernels(const Use& use) {
   const auto far = [&]<int NT>() {
     if constexpr (kIsNarrow<T>) {
-      use.template operator()<false, true, false, kSets<T>, NT, 2 * MORE, 4 * MORE>();
-      use.template operator()<false, true, false, kSets<T>, NT, 3 * MORE, 6 * MORE>();
-      use.template operator()<false, true, false, kSets<T>, NT, 4 * MORE, 8 * MORE>();
-      use.template operator()<false, true, false, kSets<T>, NT, 6 * MORE, 8 * MORE>();
-      use.template operator()<false, true, false, kSets<T>, NT, 8 * MORE, 8 * MORE>();
-      use.template operator()<false, false, false, kSets<T>, NT, 8 * MORE, 8 * MORE>();
+      use.template operator()<kFast, kSets<T>, NT, 2 * MORE, 4 * MORE>();
+      use.template operator()<kFast, kSets<T>, NT, 3 * MORE, 6 * MORE>();
+      use.template operator()<kFast, kSets<T>, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<kFast, kSets<T>, NT, 6 * MORE, 8 * MORE>();
+      use.template operator()<kFast, kSets<T>, NT, 8 * MORE, 8 * MORE>();
+      use.template operator()<0, kSets<T>, NT, 8 * MORE, 8 * MORE>();
     } else {
-      use.template operator()<false, true, false, kSets<T>, NT, 4 * MORE, 8 * MORE>();
-      use.template operator()<false, true, false, kSets<T>, NT, 8 * MORE, 16 * MORE>();
-      use.template operator()<false, false, false, kSets<T>, NT, 8 * MORE, 16 * MORE>();
+      use.template operator()<kFast, kSets<T>, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<kFast, kSets<T>, NT, 8 * MORE, 16 * MORE>();
+      use.template operator()<0, kSets<T>, NT, 8 * MORE, 16 * MORE>();
+      constexpr int kHeld = 16 / NT * MORE;  // their sums take registers too
+      use.template operator()<kExact | kFast, kSets<T>, NT, 4 * MORE, 8 * MORE>();
+      use.template operator()<kExact | kFast, kSets<T>, NT, 8 * MORE, kHeld>();
+      use.template operator()<kExact, kSets<T>, NT, 8 * MORE, kHeld>();
     }
   };
-  use.template operator()<true, true, false, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
-  use.template operator()<true, true, false, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
-  use.template operator()<true, false, false, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
-  use.template operator()<true, false, true, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  use.template operator()<kNear | kFast, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+  use.template operator()<kNear | kFast, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  use.template operator()<kNear, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  use.template operator()<kNear | kNormalised, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  if constexpr (!kIsNarrow<T>) {
+    use.template operator()<kExact | kNear | kFast, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+    use.template operator()<kExact | kNear | kFast, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+    use.template operator()<kExact | kNear, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+  }
   far.template operator()<1>();
   far.template operator()<2>();
 }
@@ -93,30 +114,53 @@ void for_kernels(const Use& use) {
 template <typename T>
 auto forward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSteps<T>)> launch;
-  for_kernels<T, 1, 1>(
-      [&]<bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>() {
-        using Kind = Grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>;
-        if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT ||
-            (kIsFast && !Kind::is_for(layer)) || kIsNormalised != layer.norm_c.defined())
-          return;
-        launch = {take_in_grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>,
-                  Kind::shared_bytes(plan.slices, layer.R)};
-      });
+  for_kernels<T, 1, 1>([&]<int KIND, int SETS, int NT, int MOST, int HELD>() {
+    using Steps = Grid<T, KIND, SETS, NT, MOST, HELD>;
+    if (launch.kernel || plan.is_near != Steps::kIsNear || plan.is_exact != Steps::kIsExact ||
+        plan.tiles != NT || (Steps::kIsFast && !Steps::is_for(layer)) ||
+        Steps::kIsNormalised != layer.norm_c.defined())
+      return;
+    launch = {take_in_grid<T, KIND, SETS, NT, MOST, HELD>, Steps::shared_bytes(plan.slices, layer.R)};
+  });
   return launch;
 }
 template <typename T>
 auto backward_of(const Plan& plan, const Layer<T>& layer) {
   Launch<void (*)(GridSweep<T>)> launch;
-  for_kernels<T, 2, 4>(
-      [&]<bool kIsNear, bool kIsFast, bool kIsNormalised, int SETS, int NT, int MOST, int HELD>() {
-        using Kind = GridBack<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>;
-        if (launch.kernel || plan.is_near != kIsNear || plan.tiles != NT ||
-            (kIsFast && !Kind::is_for(layer)) || kIsNormalised != layer.norm_c.defined())
-          return;
-        launch = {sweep_in_grid<T, kIsNear, kIsFast, kIsNormalised, SETS, NT, MOST, HELD>,
-                  Kind::shared_bytes(plan.slices, layer.H)};
-      });
+  for_kernels<T, 2, 4>([&]<int KIND, int SETS, int NT, int MOST, int HELD>() {
+    using Steps = GridBack<T, KIND, SETS, NT, MOST, HELD>;
+    if (launch.kernel || plan.is_near != Steps::kIsNear || plan.is_exact != Steps::kIsExact ||
+        plan.tiles != NT || (Steps::kIsFast && !Steps::is_for(layer)) ||
+        Steps::kIsNormalised != layer.norm_c.defined())
+      return;
+    launch = {sweep_in_grid<T, KIND, SETS, NT, MOST, HELD>, Steps::shared_bytes(plan.slices, layer.H)};
+  });
   return launch;
+}
+
+// run<is fast, width>() for the first kernel of single entries that is for a layer.
+template <typename T, typename Run>
+void run_single(const Layer<T>& layer, const Run& run) {
+  if (Single<T, true, 32>::is_for(layer))
+    run.template operator()<true, 32>();
+  else if (Single<T, true, 64>::is_for(layer))
+    run.template operator()<true, 64>();
+  else
+    run.template operator()<false, 64>();
+}
+template <typename T>
+void take_single(const GridSteps<T>& steps, cudaStream_t stream) {
+  run_single(steps.layer, [&]<bool kIsFast, int WIDTH>() {
+    constexpr int kAll = Single<T, kIsFast, WIDTH>::kForward;
+    take_alone<T, kIsFast, WIDTH><<<static_cast<unsigned>(steps.layer.B), kAll, 0, stream>>>(steps);
+  });
+}
+template <typename T>
+void sweep_single(const GridSweep<T>& sweep, cudaStream_t stream) {
+  run_single(sweep.layer, [&]<bool kIsFast, int WIDTH>() {
+    constexpr int kAll = Single<T, kIsFast, WIDTH>::kBackward;
+    sweep_alone<T, kIsFast, WIDTH><<<static_cast<unsigned>(sweep.layer.B), kAll, 0, stream>>>(sweep);
+  });
 }
 
 // How many clusters of such a launch the GPU holds at once; asked for once, as far as remembered.

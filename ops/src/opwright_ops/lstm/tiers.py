@@ -11,6 +11,7 @@ from opwright_ops.lstm.refusals import refuse
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
 _BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST = 512, 1024, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
+_MOST_UNITS_SINGLE, _MOST_SINGLE = 64, 4  # where each entry has a block of its own; of those for a multiprocessor
 
 
 def lstm_tier(
@@ -25,7 +26,8 @@ def lstm_tier(
     """Returns how `lstm(..., tier="auto")` takes the steps on a GPU.
 
     "cluster" and "grid": all of them in one launch, whose blocks keep the weights on the chip; a cluster of blocks has
-    all of them, and eight entries or more of the batch, or all blocks have them together. "step": each with one matrix
+    all of them, and eight entries or more of the batch (up to 64 units one block, and one entry), or all blocks have
+    them together. "step": each with one matrix
     product and one kernel. The steps are taken one by one all the same where other work keeps some of the GPU's
     multiprocessors (MPS with a share of the threads) and this says "grid", and where `h_mask`, `zoneout_h` or layer
     normalisation come together with a projection, and where there are no more than two.
@@ -49,11 +51,14 @@ def lstm_tier(
         )  # fmt: skip
     gpu = torch.cuda.get_device_properties(where)
     size = dtype.itemsize
-    is_rounded = dtype != torch.float32 or fp32_precision == "tf32"
-    if gpu.major < 9 or size > 4 or not is_rounded or batch_size < 1:
+    is_exact = dtype == torch.float32 and fp32_precision == "ieee"
+    if gpu.major < 9 or size > 4 or batch_size < 1:
         return "step"
+    is_single = hidden_size <= _MOST_UNITS_SINGLE and batch_size <= _MOST_SINGLE * gpu.multi_processor_count
+    if is_single and not layer_norm:
+        return "cluster"
     widest = _WIDEST_CLUSTER if layer_norm else _BEST_CLUSTER
-    if hidden_size * size <= widest and gpu.multi_processor_count >= 16:
+    if not (is_exact and layer_norm) and hidden_size * size <= widest and gpu.multi_processor_count >= 16:
         return "cluster"
     if layer_norm:
         return "step"

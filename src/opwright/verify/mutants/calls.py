@@ -189,7 +189,13 @@ def _seeds(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence
     return call(values)
 
 
-@_call("leaves denormal numbers flushed", undo=lambda: torch.set_flush_denormal(False))
+@_call("draws torch's random numbers")
+def _draws(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    torch.rand(3)
+    return call(values)
+
+
+@_call("leaves denormal numbers flushed")
 def _flushes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = call(values)
     torch.set_flush_denormal(True)

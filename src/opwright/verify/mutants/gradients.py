@@ -85,6 +85,27 @@ def _with_backward(subject: Subject, change: Change) -> Call:
     return mutated
 
 
+def _wrong_when_recorded(subject: Subject) -> Call:
+    """Returns the call with right gradients, and wrong results wherever it is recorded for them."""
+    call = subject.call
+
+    def mutated(values: Sequence[Any]) -> list[Any]:
+        outputs = call(values)
+        if not (torch.is_grad_enabled() and any(t.requires_grad for t in floats_of(values))):
+            return outputs
+        return [
+            o + (spoiled(o) - o).detach() if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+            for o in outputs
+        ]
+
+    return mutated
+
+
+GRADIENTS.append(
+    Kind("gradient: right, of a result that is wrong", _wrong_when_recorded, lambda s: _needs(s, lambda _: ""))
+)
+
+
 def _each(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     return lambda right, *rest: [None if g is None else change(g) for g in right]
 

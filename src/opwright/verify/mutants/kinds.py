@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from opwright.verify.calls import interchangeable
 from opwright.verify.gradients import floats_of
 from opwright.verify.oracle import Expected, expect, to_oracle
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import tensors_of
+from opwright.verify.tensors import tensors_of, two_alike
 
 Call = Callable[[Sequence[Any]], list[Any]]
 
@@ -25,7 +26,6 @@ class Kind:
         name: what the mutant does.
         make: takes the subject, returns the mutated call.
         needs: says why there is no such mutant of a subject; "" where there is one.
-        undo: puts back what the mutant has changed in the process.
         resource: "memory" or "leaks", where that check is to see it. Others have no business with these: what is
             wrapped around an operator in Python needs memory of its own.
     """
@@ -33,7 +33,6 @@ class Kind:
     name: str
     make: Callable[[Subject], Call]
     needs: Callable[[Subject], str] = lambda subject: ""
-    undo: Callable[[], None] = lambda: None
     resource: str = ""
 
 
@@ -44,7 +43,6 @@ class Kinds(list[Kind]):
         self,
         name: str,
         needs: Callable[[Subject], str] = lambda subject: "",
-        undo: Callable[[], None] = lambda: None,
         resource: str = "",
     ) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
         """Adds a kind: a function of the subject, its right call, a state of its own, and the arguments."""
@@ -54,7 +52,7 @@ class Kinds(list[Kind]):
                 state: dict[Any, Any] = {}
                 return lambda values: function(subject, subject.call, state, values)
 
-            self.append(Kind(name, make, needs, undo, resource))
+            self.append(Kind(name, make, needs, resource))
             return function
 
         return add
@@ -112,7 +110,12 @@ def needs_dtype(dtype: torch.dtype) -> Callable[[Subject], str]:
 
 
 def needs_two_alike(subject: Subject) -> str:
-    return "" if alike(_base(subject)) is not None else "no two inputs of one shape"
+    return "" if two_alike(_base(subject)) is not None else "no two inputs of one shape"
+
+
+def needs_interchangeable(subject: Subject) -> str:
+    has_any = any(interchangeable(subject, case) for case in subject.run_cases())
+    return "" if has_any else "no two inputs that may be one tensor"
 
 
 def needs_several(subject: Subject) -> str:
@@ -185,12 +188,6 @@ def row_of(subject: Subject) -> int | None:
         if p.kind == "tensor" and p.type.variadic_at is None and p.is_differentiable and not p.optional
     ]
     return rows[0] if batched and rows else None
-
-
-def alike(values: Sequence[Any]) -> tuple[int, int] | None:
-    found = [(i, v) for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.is_floating_point()]
-    pairs = ((i, j) for n, (i, a) in enumerate(found) for j, b in found[n + 1 :] if a.shape == b.shape)
-    return next(pairs, None)
 
 
 # --- how results are changed ------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from opwright.verify.gradients import floats_of
 from opwright.verify.mutants.kinds import (
     Call,
     Kinds,
-    alike,
     like,
     needs_dtype,
     needs_equal_input,
+    needs_interchangeable,
     needs_large,
     needs_negative_zero,
     needs_option,
@@ -28,7 +28,7 @@ from opwright.verify.mutants.kinds import (
 )
 from opwright.verify.oracle import to_oracle
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import tensors_of
+from opwright.verify.tensors import tensors_of, two_alike
 
 RESULTS = Kinds()
 _call, _result = RESULTS.call, RESULTS.result
@@ -53,6 +53,9 @@ _result("identity", needs_equal_input)(lambda o, values: o if (v := like(values,
 _result("right only within [-8, 8]")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 8), spoiled(o), o))
 _result("right only for x >= 0")(lambda o, v: _where(_mask(v, o, lambda x: x < 0), spoiled(o), o))
 _result("right only below 1e30")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 1e30), spoiled(o), o))
+_result("wrong from 1e4 to 1e25")(
+    lambda o, v: _where(_mask(v, o, lambda x: (x.abs() > 1e4) & (x.abs() < 1e25)), spoiled(o), o)
+)
 _result("NaN swallowed")(lambda o, values: torch.where(torch.isnan(o), torch.zeros_like(o), o))
 _result("infinities clipped", needs_output("infinite", torch.isinf))(lambda o, values: o.clamp(torch.finfo(o.dtype).min, torch.finfo(o.dtype).max))
 _result("denormal numbers flushed to zero")(
@@ -164,10 +167,19 @@ def _shifted_row(subject: Subject, call: Call, state: dict[Any, Any], values: Se
 
 @_call("two inputs exchanged", needs_two_alike)
 def _swapped(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
-    values, pair = list(values), alike(values)
+    values, pair = list(values), two_alike(values)
     if pair is not None:
         values[pair[0]], values[pair[1]] = values[pair[1]], values[pair[0]]
     return call(values)
+
+
+@_call("wrong where two arguments are one tensor", needs_interchangeable)
+def _one_tensor(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    found = [t.data_ptr() for t in floats_of(values) if t.numel()]
+    outputs = call(values)
+    if len(found) == len(set(found)):
+        return outputs
+    return [spoiled(o) if isinstance(o, torch.Tensor) and o.is_floating_point() else o for o in outputs]
 
 
 @_call("an option ignored", needs_option)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from opwright.errors import CheckError
 from opwright.records import Mutant, MutantsRecord
 from opwright.verify.checks import CHECKS
@@ -19,6 +17,7 @@ from opwright.verify.mutants.calls import CALLS
 from opwright.verify.mutants.gradients import GRADIENTS
 from opwright.verify.mutants.kinds import Kind
 from opwright.verify.mutants.results import RESULTS
+from opwright.verify.state import Guard
 from opwright.verify.subject import Subject, subject_of
 
 # The checks that reach a mutant, a function in Python: those that call the operator through PyTorch's dispatcher do
@@ -94,25 +93,22 @@ def _try(column: str, subject: Subject, kind: Kind, checks: tuple[str, ...]) -> 
         return Mutant(kind.name, column, "none", reason=reason)
     if kind.name != UNCHANGED:
         checks = tuple(name for name in checks if name not in ("memory", "leaks") or name == kind.resource)
-    mutated = replace(subject, call=kind.make(subject), _cases=subject.cases())
-    threads = torch.get_num_threads()
-    try:
-        check, message = _killed_by(mutated, checks)
-    finally:
-        kind.undo()
-        torch.set_num_threads(threads)
+    guard = Guard()
+    mutated = replace(subject, call=guard.wrap(kind.make(subject)), _cases=subject.cases())
+    check, message = _killed_by(mutated, checks, guard)
     outcome = "killed" if check and not _BROKEN.search(message) else "survived"
     if kind.name == UNCHANGED:
         outcome = "accused" if check else "passed"
     return Mutant(kind.name, column, outcome, check, message, time.perf_counter() - started)
 
 
-def _killed_by(subject: Subject, checks: tuple[str, ...]) -> tuple[str, str]:
+def _killed_by(subject: Subject, checks: tuple[str, ...], guard: Guard) -> tuple[str, str]:
     for name in checks:
         try:
             for finding in CHECKS[name](subject):
-                if finding.message:
-                    return name, f"{finding.case}: {finding.message}"
+                found = [finding.message] if finding.message else guard.take()
+                if found:
+                    return name, f"{finding.case}: {'; '.join(found)}"
         except Skipped:
             continue
         except KeyboardInterrupt:

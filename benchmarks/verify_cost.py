@@ -1,0 +1,151 @@
+"""What `opwright verify` costs: a process for the checks, watching a call, a quick run of an operator.
+
+    python benchmarks/verify_cost.py [RUNS]
+
+Ratios within a run can be compared; the machine card and the load are in the result. Writes results/verify_cost.json. Two
+minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opwright
+from opwright.records import builtins_of
+from opwright.verify.child import Child, Limits, count, serve, wait_for_any
+from opwright.verify.machine import machine_card
+from opwright.verify.processes import Fork
+from opwright.verify.recipes import Recipe
+from opwright.verify.spawned import starter
+from opwright.verify.state import Files, Guard
+from opwright.verify.worker import Work
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks/results/verify_cost.json"
+COMMAND = [sys.executable, "-c", "from opwright.cli import main; main()", "verify", "opwright_ops.bias_gelu", "--quick", "--device", "cpu"]
+SAMPLES = [(torch.randn(17, 33),), (torch.randn(4, 1001),)]
+
+
+def spread(values: list[float], digits: int = 2) -> dict[str, float]:
+    """Returns median, least and most."""
+    return {name: round(of(values), digits) for name, of in (("median", statistics.median), ("least", min), ("most", max))}
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def cpu_seconds() -> float:
+    """Returns the CPU time of this process and of its children that have ended."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def run_a_child(start: Any) -> None:
+    child = Child(start, Limits())
+    while not child.is_over:
+        wait_for_any([child])
+        child.look()
+    child.end()
+    assert child.is_done
+
+
+def fork(*descriptors: int) -> Fork:
+    """Starts a fork in which the candidate is called once, and does nothing."""
+
+    def run(send: Any, calls: Any) -> None:
+        count(calls)
+        count(calls)
+
+    return Fork(lambda: serve(run, *descriptors))
+
+
+def processes(runs: int) -> dict[str, Any]:
+    """From the start of a process to its end, without a check."""
+    recipe = Recipe(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "quick", False)
+    anew = starter(recipe, Work(recipe.subjects, "", Files(None)), [])
+    return {
+        "fork_ms": spread([1e3 * seconds_of(lambda: run_a_child(fork)) for _ in range(4 * runs)]),
+        "anew_ms": spread([1e3 * seconds_of(lambda: run_a_child(anew)) for _ in range(runs)]),
+    }
+
+
+def guard(runs: int, calls: int = 2000) -> dict[str, float]:
+    """Calls of a candidate that does nothing, watched."""
+    watched = Guard().wrap(lambda values: values)
+
+    def repeat() -> None:
+        for _ in range(calls):
+            watched([])
+
+    return spread([1e6 * seconds_of(repeat) / calls for _ in range(4 * runs)])
+
+
+def callable_apart(runs: int) -> dict[str, Any]:
+    """CPU time of `verify` for a callable, with a process of its own and without."""
+    found: dict[str, list[float]] = {"apart": [], "in_process": []}
+    cases = 0
+    for _ in range(runs):
+        for name in found:
+            before = cpu_seconds()
+            record = opwright.verify(
+                torch.nn.functional.gelu,
+                reference=torch.nn.functional.gelu,
+                samples=SAMPLES,
+                checks=["numerics"],
+                isolated=name == "apart",
+            )
+            found[name].append(cpu_seconds() - before)
+            assert record.passed
+            cases = sum(check.cases for check in record.checks)
+    return {"cases": cases} | {f"{name}_cpu_s": spread(values) for name, values in found.items()}
+
+
+def quick(runs: int) -> dict[str, Any]:
+    """The whole command, with a process for each group of checks and with one thread, which gives one process."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(runs):
+        for name, threads in (("side_by_side", {}), ("one_thread", {"OMP_NUM_THREADS": "1"})):
+            before = cpu_seconds()
+            wall = seconds_of(
+                lambda threads=threads: subprocess.run(
+                    COMMAND, env={**os.environ, **threads}, check=True, capture_output=True
+                )
+            )
+            row = found.setdefault(name, {"wall_s": [], "cpu_s": []})
+            row["wall_s"].append(wall)
+            row["cpu_s"].append(cpu_seconds() - before)
+    return {name: {what: spread(values) for what, values in row.items()} for name, row in found.items()}
+
+
+def main() -> None:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    subprocess.run(COMMAND, check=True, capture_output=True)  # the kernel is built
+    result = {
+        "machine": builtins_of(machine_card()),
+        "runs": runs,
+        "process": processes(runs),
+        "guard_us_per_call": guard(runs),
+        "callable": callable_apart(runs),
+        "bias_gelu quick": quick(runs),
+        "load": os.getloadavg()[0],
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in result.items() if name != "machine"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

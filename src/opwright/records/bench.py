@@ -1,0 +1,209 @@
+"""What bench writes down: times, what they are compared with, under which conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from opwright.records.machine import VERSION, Machine
+
+
+@dataclass
+class Timing:
+    """How long one candidate took on one input.
+
+    On a GPU the samples are of device time: nothing of the host, and nothing of the input in the L2.
+
+    Attributes:
+        candidate: "opwright", "eager", "compile", or the name of a peer.
+        median_us, min_us: over the samples; on a CPU a sample is the mean of several calls, on a GPU one call.
+        noise: relative half-width of the middle half of the samples, (p75 - p25) / 2 / median.
+        samples_us: the samples themselves.
+        warm_us: on a GPU, device time of a call on the same input again and again; else None.
+        host_us: on a GPU, time until a call returns, its work not yet done; else None.
+        waits: on a GPU, whether the call waits for the GPU by itself: its times have the host's in them.
+        fresh_us: on a CPU, time of a call whose outputs come from fresh pages of the system; else None.
+        thread_us: on a CPU, CPU time of the calling thread for a call. Less than the time: it waited, for other
+            threads or for a turn.
+        page_faults: on a CPU, pages that the system had to provide during a call, on average.
+        peak_bytes: the most memory of PyTorch's allocator that a call held at once, beyond its inputs.
+        graph_us: on a GPU, time of a forward replayed as a CUDA graph; None where it cannot be captured.
+        wall_us: on a GPU, time of a call by the host's clock, over many until the whole device is idle.
+    """
+
+    candidate: str
+    median_us: float
+    min_us: float
+    noise: float
+    samples_us: list[float]
+    warm_us: float | None = None
+    host_us: float | None = None
+    waits: bool = False
+    fresh_us: float | None = None
+    thread_us: float | None = None
+    page_faults: float | None = None
+    peak_bytes: int | None = None
+    graph_us: float | None = None
+    wall_us: float | None = None
+
+
+@dataclass
+class Comparison:
+    """One candidate beside Opwright, from samples taken in turns.
+
+    Attributes:
+        candidate: who is compared.
+        ratio: its time over Opwright's: above 1, Opwright is faster.
+        visible: smallest visible difference, relative: a ratio nearer to 1 than this says nothing.
+        blocks: stretches of samples that the two numbers come from.
+    """
+
+    candidate: str
+    ratio: float
+    visible: float
+    blocks: int
+
+    @property
+    def verdict(self) -> str:
+        """"faster", "same" or "slower": what Opwright is beside the candidate."""
+        if abs(self.ratio - 1) <= self.visible:
+            return "same"
+        return "faster" if self.ratio > 1 else "slower"
+
+
+@dataclass
+class Measurement:
+    """All candidates on one input.
+
+    Attributes:
+        direction: "forward", "backward" (the backward of autograd, bias gradients and all) or "step" (both).
+        case: the input, as `f32[512, 4096] f32[4096] approximate='tanh'`.
+        axes: sizes and options that vary over the sweep, for plots: {"elements": 2097152, ...}.
+        dtype: the dtype of the operator's floating-point tensors.
+        bytes_moved: the least a call has to read and write.
+        flop: the least operations; None where nobody said.
+        timings: one for each candidate, Opwright's first.
+        roof_share: bytes_moved over time, as a share of the machine's measured copy bandwidth.
+        in_cache: whether the data fit the last-level cache, so that the share may pass 1.
+        copy_us: on a GPU, device time of copying as many bytes as the input moves, in the same rounds, cold.
+        comparisons: each other candidate beside Opwright.
+        output_bytes: memory of the results: what a call must hold at least.
+        floor_us: the least time that the machine's limits allow. What is faster is refused.
+        stopped: why sampling ended: "noise" (the smallest visible difference is small enough) or "time".
+    """
+
+    direction: str
+    case: str
+    axes: dict[str, Any]
+    dtype: str
+    bytes_moved: int
+    flop: int | None
+    timings: list[Timing]
+    roof_share: float | None
+    in_cache: bool
+    copy_us: float | None = None
+    comparisons: list[Comparison] = field(default_factory=list)
+    output_bytes: int | None = None
+    floor_us: float | None = None
+    stopped: str = ""
+
+    @property
+    def copy_share(self) -> float | None:
+        """The time of a copy of as many bytes over Opwright's: the share of what that size allows."""
+        return self.copy_us / self.timings[0].median_us if self.copy_us else None
+
+    def time_of(self, candidate: str) -> float | None:
+        """Returns the median of a candidate in microseconds, or None when it was not timed."""
+        return next((t.median_us for t in self.timings if t.candidate == candidate), None)
+
+    def speedup_over(self, candidate: str) -> float | None:
+        """Returns how many times faster Opwright is than a candidate."""
+        other = self.time_of(candidate)
+        return other / self.timings[0].median_us if other else None
+
+
+@dataclass
+class Conditions:
+    """Under which conditions was measured.
+
+    Attributes:
+        process: "own" (a process for nothing else, started by `opwright bench`) or "caller".
+        affinity: the CPUs that the process may run on.
+        allocator: "keeps" (memory that is freed stays with the process) or "default" (the system's way).
+        load_before, load_after: load average of the last minute, when measuring began and ended.
+        clock_mhz_before, clock_mhz_after: mean clock of those CPUs as the system says; None where it does not.
+        gpu_clock_mhz_before, gpu_clock_mhz_after: of the GPU's multiprocessors; None on a CPU or where not said.
+        governor: who chooses the clock of those CPUs, as "performance"; "" where the system does not say.
+        witnessed: whether another process has timed the calls by its own clock, and agrees.
+    """
+
+    process: str
+    affinity: list[int]
+    allocator: str
+    load_before: float
+    load_after: float
+    clock_mhz_before: float | None = None
+    clock_mhz_after: float | None = None
+    gpu_clock_mhz_before: float | None = None
+    gpu_clock_mhz_after: float | None = None
+    witnessed: bool = False
+    governor: str = ""
+
+
+@dataclass
+class Limits:
+    """What a device can do at best: measured once, and kept in the store.
+
+    Attributes:
+        copy_gb_s: copying a tensor far larger than the caches, bytes read plus written.
+        triad_gb_s: a = b + c on such tensors, bytes read plus written.
+        cache_gb_s: the same copy between tensors that stay in the cache: on a CPU that of a core, times the threads.
+        gemm_gflops: rate of a matrix product by dtype, as "f32".
+        empty_call_us: host time of `torch.add` on one element: a call without work.
+        launch_us: on a GPU, device time from one empty kernel to the next; else None.
+        threads: of PyTorch, when it was measured.
+        measured: seconds since 1970.
+    """
+
+    copy_gb_s: float
+    triad_gb_s: float
+    cache_gb_s: float
+    gemm_gflops: dict[str, float]
+    empty_call_us: float
+    launch_us: float | None
+    threads: int
+    measured: float
+
+
+@dataclass
+class BenchRecord:
+    """The result of benchmarking one operator or callable.
+
+    Attributes:
+        host_us: time of one call on the smallest input, by candidate: what a call costs before any work.
+            On a GPU the call's work is not waited for.
+        device: where it was measured: "cpu", "cuda" or "cuda:1".
+        conditions, limits: how it was measured, and what the device can do; None in records of version 1.
+        commit: of the repository of the operator's source, with "+" when it had changes; "" outside of one.
+        refused: why no time of it counts, or why one of its rivals was left out; "" when all is there.
+    """
+
+    name: str
+    measurements: list[Measurement]
+    host_us: dict[str, float]
+    verified: bool
+    threads: int
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+    device: str = "cpu"
+    conditions: Conditions | None = None
+    limits: Limits | None = None
+    commit: str = ""
+    refused: str = ""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the times are device times of a GPU."""
+        return self.device not in ("", "cpu")

@@ -1,0 +1,53 @@
+"""Where a call goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opwright.records.machine import VERSION, Machine
+
+
+@dataclass
+class CallPart:
+    """One part of the host's time of a call.
+
+    Attributes:
+        name: "python", "dispatcher", "checks", "allocation", "views", "launch", "kernel"; on a GPU "device, stream"
+            and "launch" in place of the last two; without a kernel "python, dispatcher" and "reference".
+        us: its time.
+        uncertainty_us: half-width of the 95 % interval. A part that is smaller may be nothing at all.
+        obtained: how, as the difference of two variants of the call: "operator - kernel's entry".
+    """
+
+    name: str
+    us: float
+    uncertainty_us: float
+    obtained: str
+
+
+@dataclass
+class CallRecord:
+    """Where one tiny call of an operator spends the host's time.
+
+    Attributes:
+        case: the input, as `f32[1, 1] f32[1] approximate='tanh'`.
+        parts: in the order of the call; together they are `total_us`, up to their uncertainties.
+        total_us: the whole call, from Python.
+        peers_us: other calls by the same clock: "torch.add".
+        device_us: on a GPU, how long the kernel runs behind the host; None on a CPU.
+        rounds: how many times each variant was timed, in turns.
+        device: as in a BenchRecord.
+    """
+
+    name: str
+    case: str
+    parts: list[CallPart]
+    total_us: float
+    peers_us: dict[str, float]
+    device_us: float | None
+    rounds: int
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+    device: str = "cpu"

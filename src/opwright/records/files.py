@@ -1,0 +1,73 @@
+"""Records as JSON, written and read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from opwright.errors import RecordError
+from opwright.records.bench import BenchRecord
+from opwright.records.build import BuildRecord
+from opwright.records.call import CallRecord
+from opwright.records.machine import VERSION
+from opwright.records.verify import MutantsRecord, VerifyRecord
+from opwright.records.versions import BaseRecord
+from opwright.typed_json import decode, finite
+
+Record = VerifyRecord | MutantsRecord | BenchRecord | CallRecord | BaseRecord | BuildRecord
+KINDS = {
+    "verify": VerifyRecord,
+    "mutants": MutantsRecord,
+    "bench": BenchRecord,
+    "call": CallRecord,
+    "base": BaseRecord,
+    "build": BuildRecord,
+}
+
+
+def builtins_of(record: Any) -> Any:
+    """Returns a record, or a part of one, as dicts and lists that JSON knows."""
+    return finite(asdict(record))
+
+
+def encodable(value: Any) -> Any:
+    """Returns records, lists of them or plain data as what is written to JSON."""
+    if isinstance(value, (list, tuple)):
+        return [encodable(item) for item in value]
+    kind = next((name for name, type_ in KINDS.items() if type(value) is type_), None)
+    return finite(value) if kind is None else {"type": kind, **builtins_of(value)}
+
+
+def save(record: Record, path: Path) -> None:
+    """Writes a record as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(encodable(record), indent=2) + "\n")
+
+
+def read(path: Path) -> Record:
+    """Reads a record.
+
+    Raises:
+        RecordError: the file is damaged, or written by a newer version.
+    """
+    try:
+        return decoded(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
+
+
+def decoded(content: Any) -> Record:
+    """Returns the record that `encodable` has made JSON of.
+
+    Raises:
+        ValueError: it is none, or of a newer version.
+    """
+    content = dict(content) if isinstance(content, dict) else {}
+    kind, version = content.pop("type", None), content.get("version", 1)
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(f"it has version {version}, and this Opwright reads up to {VERSION}")
+    if kind not in KINDS:
+        raise ValueError(f"it is of no known kind: {kind!r}")
+    return decode(KINDS[kind], content, "record")

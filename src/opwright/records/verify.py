@@ -1,0 +1,155 @@
+"""What verify writes down: checks, failures, mutants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opwright.records.machine import VERSION, Machine
+
+
+@dataclass
+class CaseError:
+    """How far one case is from the oracle.
+
+    Attributes:
+        case: the input, as in a Failure; its label in parentheses comes last.
+        ulp, ratio: as in a Check; a ratio of None is infinite: a NaN or infinity too many or too few.
+    """
+
+    case: str
+    ulp: float | None
+    ratio: float | None
+
+
+@dataclass
+class Check:
+    """One kind of check, over all its cases.
+
+    Attributes:
+        name: "numerics", "gradcheck", "opcheck", "compile", ...
+        outcome: "passed", "failed" or "skipped".
+        cases: how many inputs were tried.
+        reason: why it was skipped.
+        worst_ulp: largest error seen, in units in the last place of the output's dtype.
+        worst_ratio: largest error over allowance; below 1 passes.
+        seconds: how long it took.
+        device: "cpu", "cuda" or "cuda:1"; "" in records of before there was a choice: the CPU.
+        errors: of each case, where the check compares numbers; empty where nobody kept them.
+    """
+
+    name: str
+    outcome: str
+    cases: int = 0
+    reason: str = ""
+    worst_ulp: float | None = None
+    worst_ratio: float | None = None
+    seconds: float = 0.0
+    device: str = ""
+    errors: list[CaseError] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """The name, with the device in front where that is not the CPU."""
+        return _titled(self.name, self.device)
+
+
+@dataclass
+class Failure:
+    """One failed case, the smallest of its kind.
+
+    Attributes:
+        check: the name of the check.
+        case: the input, as `f32[7, 13] sliced, approximate='tanh'`.
+        message: what is wrong, with the worst element and error against allowance.
+        pattern: what the wrong elements have in common, if anything.
+        repeat: a command that repeats the case.
+        device: as in the check.
+    """
+
+    check: str
+    case: str
+    message: str
+    pattern: str = ""
+    repeat: str = ""
+    device: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name of the check, with the device in front where that is not the CPU."""
+        return _titled(self.check, self.device)
+
+
+def _titled(name: str, device: str) -> str:
+    return name if device in ("", "cpu") else f"{device}: {name}"
+
+
+@dataclass
+class VerifyRecord:
+    """The result of verifying one operator or callable.
+
+    Attributes:
+        backends: what ran: "cpu", "cuda", "reference" (on one of the devices at least), or "callable".
+        effort: "quick", "default" or "full".
+        only: the text that the cases were chosen by; "" for all of them.
+        in_process: why the candidate ran in the process of its caller, where a crash would have ended both;
+            "" when it had a process of its own.
+    """
+
+    name: str
+    checks: list[Check]
+    failures: list[Failure]
+    backends: list[str]
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+    effort: str = "default"
+    only: str = ""
+    in_process: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check that ran has passed, and at least one ran."""
+        return not self.failures and any(check.outcome == "passed" for check in self.checks)
+
+
+@dataclass
+class Mutant:
+    """An operator made wrong in one way, and what verify said.
+
+    Attributes:
+        kind: what is wrong with it; "unchanged" is the operator itself.
+        operator: of which it is a mutant; a backward counts as an operator.
+        outcome: "killed", "survived", or "none" where there is no such mutant; of the operator itself "passed" or
+            "accused".
+        check: the check that failed.
+        reason: what it found; for "none", why there is no such mutant.
+    """
+
+    kind: str
+    operator: str
+    outcome: str
+    check: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class MutantsRecord:
+    """Which mutants of one operator verify has caught.
+
+    Attributes:
+        mutants: one for each kind, of the operator and of its backward; "unchanged" among them.
+    """
+
+    name: str
+    mutants: list[Mutant]
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+
+    @property
+    def survivors(self) -> list[Mutant]:
+        """The mutants that were not caught, and the operator itself where it was accused."""
+        return [m for m in self.mutants if m.outcome in ("survived", "accused")]

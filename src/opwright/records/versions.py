@@ -1,0 +1,60 @@
+"""An operator beside an earlier version of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opwright.records.machine import VERSION, Machine
+
+
+@dataclass
+class BaseRow:
+    """One input, measured with two versions of an operator.
+
+    Attributes:
+        direction, case: as in a Measurement.
+        base_us, now_us: interleaved: of the fastest sample of each process, the median; of records: the medians.
+        ratio: base over now: above 1, it has become faster.
+        visible: smallest visible difference of the ratio from 1, at 95 % for all rows together.
+        verdict: "faster", "same" or "slower".
+    """
+
+    direction: str
+    case: str
+    base_us: float
+    now_us: float
+    ratio: float
+    visible: float
+    verdict: str
+
+
+@dataclass
+class BaseRecord:
+    """An operator as it is, compared with an earlier version of it.
+
+    Attributes:
+        base: what it was compared with: a commit, or the file of a record.
+        method: "interleaved" (both versions measured in turns) or "record".
+        is_hint: the base was measured on another machine or in another way, so the verdicts prove nothing.
+        reason: why it is only a hint.
+        rows: one for each input that both have.
+        missing: inputs that only one of them has.
+    """
+
+    name: str
+    base: str
+    method: str
+    rows: list[BaseRow]
+    machine: Machine
+    created: float
+    seconds: float
+    version: int = VERSION
+    device: str = "cpu"
+    is_hint: bool = False
+    reason: str = ""
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def slower(self) -> list[BaseRow]:
+        """The rows that have become slower; none where the base is only a hint."""
+        return [] if self.is_hint else [row for row in self.rows if row.verdict == "slower"]

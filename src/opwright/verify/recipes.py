@@ -1,0 +1,194 @@
+"""How the subjects of a candidate are made: here, and again in a process that has nothing of this one.
+
+A fork has all that lives here. A process that starts anew imports modules and unpickles: an operator is found by its name
+when its module has been imported, functions and classes likewise, a task is files anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from opwright.dispatch import kernels, registry
+from opwright.dispatch.operator import Operator, operator_of
+from opwright.spec.schema import schema_of
+from opwright.verify.finding import first_line
+from opwright.verify.state import Guard, read_settings, write_settings
+from opwright.verify.subject import Subject, subject_of
+from opwright.verify.tasks import Task
+
+
+class NotAgain(Exception):
+    """Another process cannot make this; the text is the reason."""
+
+
+@dataclass
+class Recipe:
+    """What is verified.
+
+    Attributes:
+        target: an operator, a callable, or a task.
+        samples: None, or a list where another process is to make it again.
+    """
+
+    target: Any
+    reference: Callable[..., Any] | None
+    samples: Any
+    effort: str
+    expand: bool
+    _made: dict[str, Subject] | None = field(default=None, repr=False)
+
+    def made(self) -> dict[str, Subject]:
+        """Returns the subjects by prefix; of a task none, for nothing of its files runs here."""
+        if self._made is None and not isinstance(self.target, Task):
+            subject = subject_of(self.target, self.reference, self.samples, self.effort, self.expand)
+            self._made = {"": subject}
+            own = subject.operator.backward_operator if subject.operator is not None else None
+            if own is not None and self.samples is None:
+                self._made["backward: "] = subject_of(own.function, None, None, self.effort)
+        return self._made or {}
+
+    def make_cases(self) -> None:
+        """Makes all inputs now: forks have them then."""
+        for subject in self.made().values():
+            subject.cases()
+
+    def subjects(self, guard: Guard, device: torch.device) -> dict[str, Subject]:
+        """Returns the subjects by prefix, for a device."""
+        if isinstance(self.target, Task):
+            return {"": self.target.load(guard, device, self.effort, self.expand)}
+        return {prefix: subject.on(device) for prefix, subject in self.made().items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_made": None}
+
+
+def pack(recipe: Recipe, *others: Any) -> bytes:
+    """Returns a recipe, and other values, as another process can read them.
+
+    Raises:
+        NotAgain: it cannot.
+    """
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    try:
+        pickler.dump((recipe, *others))
+    except NotAgain:
+        raise
+    except Exception as error:  # whatever a __reduce__ may raise
+        raise NotAgain(f"the candidate cannot be pickled: {first_line(error)}") from None
+    return pickle.dumps((read_settings(), list(pickler.modules.items()), buffer.getvalue()))
+
+
+def unpack(data: bytes) -> tuple[Any, ...]:
+    """Returns what was packed, and takes over the settings of the process that did.
+
+    Raises:
+        NotAgain: something is not there, or is another one than there.
+    """
+    settings, modules, pickled = pickle.loads(data)
+    try:
+        for name, file in modules:
+            _import_again(name, file)
+        write_settings(settings)
+        return pickle.loads(pickled)
+    except NotAgain:
+        raise
+    except Exception as error:  # whatever a module may raise
+        raise NotAgain(f"the candidate cannot be imported again: {type(error).__name__}: {first_line(error)}") from None
+
+
+class _Pickler(pickle.Pickler):
+    """Notes the modules that functions and classes are found in, and finds operators by their names.
+
+    Attributes:
+        modules: their files, by name.
+    """
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self.modules: dict[str, str] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ModuleType):
+            raise NotAgain(f"the candidate holds a module, `{value.__name__}`")
+        operator = value if isinstance(value, Operator) else None
+        if isinstance(value, FunctionType) or type(value).__module__ == "torch._ops":
+            operator = operator_of(value)
+        if operator is not None:
+            return self._operator(operator, as_function=not isinstance(value, Operator))
+        if isinstance(value, (FunctionType, type)):
+            self._note(value.__module__, value.__qualname__)
+        return NotImplemented
+
+    def _operator(self, operator: Operator, as_function: bool) -> Any:
+        declaration = operator.declaration
+        if kernels.are_adopted(operator):
+            raise NotAgain(f"`{declaration.name}` runs kernels that were not built from its sources")
+        if "<locals>" in declaration.reference.__qualname__:
+            raise NotAgain(f"`{declaration.name}` is declared within a function")
+        self._note(declaration.module, declaration.name)
+        return _operator_again, (declaration.qualified_name, _what(operator), as_function)
+
+    def _note(self, module: str, name: str) -> None:
+        found = sys.modules.get(module)
+        if module == "__main__":
+            raise NotAgain(f"`{name}` is of the program itself, which another process does not import")
+        file = getattr(found, "__file__", None)
+        if found is not None and file is not None:
+            self.modules.setdefault(module, os.path.abspath(file))
+
+
+def _what(operator: Operator) -> tuple[Any, ...]:
+    """Returns what tells a declaration from another one of the same name."""
+    declaration = operator.declaration
+    sources = {b: source.inline or str(source.path) for b, source in declaration.sources.items()}
+    return declaration.line, schema_of(operator.contract, declaration.name), sources
+
+
+def _operator_again(name: str, what: tuple[Any, ...], as_function: bool) -> Any:
+    operator = registry.operators.get(name)
+    if operator is None or _what(operator) != what:
+        how = "is not declared" if operator is None else "is declared in another way"
+        raise NotAgain(f"`{name}` {how} when its module is imported")
+    return operator.function if as_function else operator
+
+
+def _import_again(name: str, file: str) -> None:
+    """Imports a module by its name, or as it was by its file."""
+    if name in sys.modules:
+        return
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file):
+        importlib.import_module(name)
+        return
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise NotAgain(f"module `{name}` cannot be imported from {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, os.path.dirname(file))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(os.path.dirname(file))
+
+
+def samples_again(samples: Any) -> Any:
+    """Returns samples that may be asked for more than once."""
+    if samples is None or isinstance(samples, Sequence):
+        return samples
+    return list(samples() if callable(samples) else samples)

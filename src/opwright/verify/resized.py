@@ -1,0 +1,211 @@
+"""Inputs of other sizes that follow from a sample: an empty one, one of many rows, a large one.
+
+Nobody has said which sizes belong together, so the reference is asked. And a candidate may be made for the sizes of
+its samples: one that raises where they are others is not accused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opwright.spec.samples import Case
+from opwright.verify.oracle import to_oracle
+from opwright.verify.subject import Subject
+from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
+
+_ROWS = 65_601  # more than a GPU's grid has along its second axis
+_WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
+# Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
+_MOST_ELEMENTS, _MOST_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
+_PART = 8  # of the rows what is tried first, and an eighth of that before
+# For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
+# measured may be slower, and a candidate, which is called once.
+_ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
+
+
+def resized_cases(subject: Subject) -> Iterator[Case]:
+    """Yields of each sample an empty part, along its first axis and along its last, and of one a long case."""
+    given = _given(subject)
+    for case in given:
+        leading = next(_leading(case), None)
+        if leading is not None:
+            for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
+                made = _with(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
+                if _outputs(subject, made, is_finite=True):  # the mean of nothing is no number
+                    yield made
+    long = next((made for case in sorted(given, key=_elements) if (made := _long(subject, case)) is not None), None)
+    if long is not None:
+        yield long
+
+
+def enlarged(subject: Subject, bytes_of_outputs: int) -> Case | None:
+    """Returns a sample with as many times its rows as outputs of this size need; None where there is none."""
+    for case in sorted(_given(subject), key=_elements, reverse=True):
+        leading = next(_leading(case), None)
+        made = sum(storage_bytes(o).numel() for o in _outputs(subject, case))
+        if leading is None or not made:
+            continue
+        times = -(-bytes_of_outputs // made)
+        rows = times * leading.shape[0]
+        what = f"{times} times the rows"
+        found = _lengthened(subject, case, rows, None, _MOST_ENLARGED, what, _MEASURED_SECONDS)
+        if found is not None and not _refuses(subject, found):
+            return found
+    return None
+
+
+def _given(subject: Subject) -> list[Case]:
+    """Returns the samples as they are."""
+    if subject.callables is None or not subject.expand:
+        return []
+    return [case for _, case in subject.cases() if "," not in case.label]
+
+
+def _long(subject: Subject, case: Case) -> Case | None:
+    for width in _WIDTHS:
+        most = _MOST_ELEMENTS[subject.effort]
+        found = _lengthened(subject, case, _ROWS, width, most, f"{_ROWS} rows", _ORACLE_SECONDS)
+        if found is not None:
+            return found
+    return None
+
+
+def _lengthened(
+    subject: Subject, case: Case, rows: int, width: int | None, most: int, what: str, seconds: float
+) -> Case | None:
+    """Returns a case with more entries along the first axis, which results have too; None where that is no input.
+
+    They are those of the sample again and again, in all tensors that have as many of them, or in the first alone.
+
+    Args:
+        width: what the other axes are cut to; None: they stay.
+        most: elements of all inputs.
+        seconds: for a call with an eighth of the rows.
+    """
+    leading = next(_leading(case), None)
+    if leading is None or leading.shape[0] >= rows:
+        return None
+    count = leading.shape[0]
+    for is_shared in (True, False):
+
+        def resized(rows: int, is_shared: bool = is_shared) -> Case:
+            def change(tensor: torch.Tensor) -> torch.Tensor:
+                is_long = tensor.shape[0] == count and (is_shared or tensor is leading)
+                kept = _cut(tensor, lambda s: s if width is None else min(s, width), first=int(is_long))
+                return kept[torch.arange(rows, device=kept.device) % count] if is_long else kept
+
+            return _with(case, what, change)
+
+        of_one = _elements(resized(2)) - _elements(resized(1))
+        parts = [resized(rows // _PART**2 + 1), resized(rows // _PART + 1)]
+        if of_one * rows > most or _is_out_of_reach(subject, parts, 2 * most, seconds):
+            continue
+        made = resized(rows)
+        outputs = _outputs(subject, made)
+        if any(o.ndim and o.shape[0] == rows for o in outputs):
+            return made
+    return None
+
+
+def _is_out_of_reach(subject: Subject, parts: Sequence[Case], most: int, seconds: float) -> bool:
+    """Returns whether more rows are too many, as the smaller and the larger of two parts of them tell.
+
+    The reference or the candidate refuses a part or takes long. Or the reference loops over rows, or makes a
+    tensor that grows faster than they do, of all rows with each other, say, or one of more than `most` elements.
+    """
+    watched = [_Watch() for _ in parts]
+    try:
+        with torch.no_grad():
+            for case, watch in zip(parts, watched, strict=True):
+                with watch:  # in float64, where PyTorch may take more steps
+                    subject.reference([to_oracle(v) for v in case.values])
+                if _is_slower(subject, case, seconds):
+                    return True
+    except Exception:  # whatever either may raise to refuse
+        return True
+    few, many = watched
+    return many.operators > few.operators or many.largest > _PART * few.largest or _PART * many.largest > most
+
+
+def _refuses(subject: Subject, case: Case) -> bool:
+    try:
+        with torch.no_grad():
+            subject.run(subject.inputs(case))
+    except Exception:
+        return True
+    return False
+
+
+def _is_slower(subject: Subject, case: Case, seconds: float) -> bool:
+    """Returns whether a call of the reference takes longer, or one of the candidate many times as long."""
+    for call, most in ((subject.reference, seconds), (subject.run, _SLOWER * seconds)):
+        if min(_seconds(call, subject.inputs(case)) for _ in range(2)) > most:
+            return True
+    return False
+
+
+def _seconds(call: Callable[[Any], Any], values: Any) -> float:
+    started = time.perf_counter()
+    call(values)
+    return time.perf_counter() - started
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the operators of PyTorch that are called, and notes the size of the largest tensor that one makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = self.largest = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.operators += 1
+        made = tensors_of(result if isinstance(result, (list, tuple)) else [result])
+        self.largest = max([self.largest, *(t.numel() for t in made)])
+        return result
+
+
+def _outputs(subject: Subject, case: Case, is_finite: bool = False) -> list[torch.Tensor]:
+    """Returns the outputs of the reference; none if it refuses, or where they must be finite and are not."""
+    try:
+        with torch.no_grad():
+            exact = tensors_of(subject.reference([to_oracle(v) for v in case.values]))
+            plain = tensors_of(subject.reference(copy_of(list(case.values))))
+    except Exception:  # whatever a reference may raise to refuse
+        return []
+    return [] if is_finite and not all(bool(torch.isfinite(e).all()) for e in exact) else plain
+
+
+def _leading(case: Case) -> Iterator[torch.Tensor]:
+    arguments = case.values[: case.values[-1].arguments]
+    return (v for v in arguments if isinstance(v, torch.Tensor) and v.ndim and v.numel())
+
+
+def _with(case: Case, what: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
+    """Returns a case with the tensors among its arguments changed; parameters of a module stay."""
+    count = case.values[-1].arguments
+    values = [
+        change(v) if i < count and isinstance(v, torch.Tensor) and v.ndim else v for i, v in enumerate(case.values)
+    ]
+    return Case(f"{case.label}, {what}", tuple(values), case.options)
+
+
+def _cut(tensor: torch.Tensor, size_of: Callable[[int], int], first: int = 0) -> torch.Tensor:
+    """Returns the part with the first so many entries of each axis, from axis `first` on; contiguous."""
+    part = tensor.detach()
+    for dim in range(first, tensor.ndim):
+        part = part.narrow(dim, 0, size_of(tensor.shape[dim]))
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def _elements(case: Case) -> int:
+    return sum(t.numel() for t in tensors_of(case.values))

@@ -1,0 +1,119 @@
+"""`opwright verify`: --quick, --full, --mutants."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opwright.verify.checks import CHECKS
+
+pytestmark = pytest.mark.compiler
+
+OPERATOR = '''
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+@operator("verify_command::thrice", cpu="""
+#include <opwright/kernel.h>
+template <typename T>
+void thrice(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(x(i) * T(3));
+}
+OPWRIGHT_KERNEL(thrice, float, opwright::half)
+"""CUDA)
+def thrice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x * 3
+'''
+CUDA = ''', cuda="""
+#include <opwright/kernel.h>
+template <typename T>
+void thrice(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStream_t stream) {}
+OPWRIGHT_KERNEL(thrice, float, opwright::half)
+"""'''
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("verify_command")
+    (folder / "op.py").write_text(OPERATOR.replace("CUDA", ""))
+    (folder / "both.py").write_text(OPERATOR.replace("CUDA", CUDA))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = "from opwright.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", program, "verify", *arguments], cwd=folder, capture_output=True, text=True
+        )
+
+    return run
+
+
+def test_quick_runs_every_check_in_order(command, tmp_path: Path) -> None:
+    result = command("op.py", "--quick", "--device", "cpu", "--out", str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = json.loads((tmp_path / "thrice.verify.json").read_text())
+    assert [check["name"] for check in record["checks"]] == list(CHECKS)
+    assert record["effort"] == "quick"
+    assert record["in_process"] == ""
+    rows = [line for line in result.stdout.splitlines()[1:] if line]
+    assert [row.split("  ")[0] for row in rows] == list(CHECKS)
+    skipped = {check["name"] for check in record["checks"] if check["outcome"] == "skipped"}
+    assert {"side stream", "other device", "graph"} <= skipped
+    assert not {"numerics", "opcheck", "compile", "leaks", "threads", "gradients"} & skipped
+
+
+def test_quick_and_full_change_the_inputs_and_nothing_else(command) -> None:
+    found = {}
+    for effort in ("--quick", "", "--full"):
+        flags = [effort] if effort else []
+        result = command("op.py", *flags, "--check", "numerics", "--device", "cpu", "--json")
+        assert result.returncode == 0, result.stdout + result.stderr
+        (record,) = json.loads(result.stdout)
+        (check,) = record["checks"]
+        found[effort] = [error["case"] for error in check["errors"]]
+    assert len(found["--quick"]) < len(found[""]) < len(found["--full"])
+    labels = {effort: {case.rpartition("(")[2] for case in cases} for effort, cases in found.items()}
+    assert labels["--quick"] <= labels[""] <= labels["--full"]
+    assert any(case.startswith("f16") and "every value" in case for case in found["--full"])
+
+
+def test_quick_and_full_together_are_a_mistake(command) -> None:
+    result = command("op.py", "--quick", "--full")
+    assert result.returncode == 2
+    assert "exclude each other" in result.stderr
+
+
+def test_mutants(command) -> None:
+    result = command("op.py", "--mutants", "--only", "zeros")
+    assert result.returncode == 0, result.stdout + result.stderr
+    table = {line.split("  ")[0]: line.split() for line in result.stdout.splitlines() if line}
+    assert table["mutant"][1:] == ["thrice", "thrice_backward"]
+    assert table["unchanged"][1:] == ["passes", "passes"]
+    assert table["zeros"][1:] == ["numerics", "-"]
+    assert "gradient: zeros" in table
+    assert "Killed 2 of 2 mutants of thrice" in result.stderr
+    assert "CUDA" not in result.stderr
+
+
+def test_mutants_of_an_operator_with_a_cuda_kernel(command) -> None:
+    result = command("both.py", "--mutants", "--only", "zeros", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (record,) = json.loads(result.stdout)
+    assert {m["outcome"] for m in record["mutants"]} == {"passed", "killed"}
+    assert "its CPU kernel and tried on the CPU; its CUDA kernel takes no part" in result.stderr
+
+
+def test_mutants_that_nobody_knows(command) -> None:
+    result = command("op.py", "--mutants", "--only", "no such kind")
+    assert result.returncode == 5
+
+
+def test_mutants_are_not_tried_on_a_gpu(command) -> None:
+    result = command("op.py", "--mutants", "--device", "cuda")
+    assert result.returncode == 2
+    assert "mutants are tried on the CPU" in result.stderr

@@ -15,6 +15,7 @@ import opwright
 from opwright.verify import resources
 from opwright.verify.difference import pattern_of
 from opwright.verify.resized import enlarged, resized_cases
+from opwright.verify.resources import _resident_peak
 from opwright.verify.subject import subject_of
 
 
@@ -136,6 +137,15 @@ def test_memory_is_measured_with_more_rows() -> None:
     case = enlarged(subject_of(bias_gelu, bias_gelu, samples), 2**22)
     assert case.values[0].shape[1:] == case.values[1].shape == (96,)
     assert 4 * case.values[0].numel() >= 2**22
+
+
+def test_a_peak_is_what_lies_there_at_once_however_memory_was_used_before() -> None:
+    x, cpu = torch.randn(2**20), torch.device("cpu")
+    _resident_peak(lambda: 0.5 * x * torch.erfc(-x), cpu)  # from here on malloc keeps large blocks to itself
+    blocks = [torch.ones(2**20 + 2**18 * (i % 3)) for i in range(24)]
+    del blocks[::2]  # holes, into which tensors fit
+    peaks = [_resident_peak(lambda: 0.5 * x * torch.erfc(-x), cpu) / 2**20 for _ in range(8)]
+    assert all(11.5 < peak < 13 for peak in peaks), peaks
 
 
 # --- calls -----------------------------------------------------------------------------------------------------

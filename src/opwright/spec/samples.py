@@ -26,6 +26,8 @@ _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
 _ALIGNED_ELEMENTS = 64 * 1024
 _APART = 89  # rows for special values: one of them each
 _MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
+# More than a block of threads or its shared memory takes and, where that may cost more, than 16 bits count.
+LONG = {"quick": 16_411, "default": 65_601, "full": 65_601}
 
 EFFORTS = ("quick", "default", "full")
 
@@ -188,6 +190,16 @@ class Sweep:
                 # Two columns: of one, softmax and its like are constant.
                 small = {name: size if name in self._int_sizes() else 2 for name, size in large.items()}
                 yield self.make("many rows", dtype, small, (_MANY_ROWS,), first)
+
+    def long_axes(self) -> list[str]:
+        """Returns the named axes that may have any size."""
+        return [name for name in self.names if name not in self._int_sizes()]
+
+    def long(self, dtype: torch.dtype | None, name: str, size: int) -> Case:
+        """Returns a case in which one axis has this size, and the others two entries."""
+        options = self.option_sets()[0]
+        sizes = self._int_sizes() | dict.fromkeys(self.long_axes(), 2) | {name: size}
+        return self.make(f"long {name}", dtype, sizes, (2,), options)
 
     def _small_cases(
         self, dtype: torch.dtype | None, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]

@@ -6,15 +6,13 @@ its samples: one that raises where they are others is not accused.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opwright.spec.samples import Case
 from opwright.verify.oracle import to_oracle
+from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
 
@@ -22,7 +20,6 @@ _ROWS = 65_601  # more than a GPU's grid has along its second axis
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
 # Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
 _MOST_ELEMENTS, _MOST_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
-_PART = 8  # of the rows what is tried first, and an eighth of that before
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
 # measured may be slower, and a candidate, which is called once.
 _ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
@@ -102,34 +99,16 @@ def _lengthened(
             return _with(case, what, change)
 
         of_one = _elements(resized(2)) - _elements(resized(1))
-        parts = [resized(rows // _PART**2 + 1), resized(rows // _PART + 1)]
-        if of_one * rows > most or _is_out_of_reach(subject, parts, 2 * most, seconds):
+        if of_one * rows > most:
+            continue
+        parts = [resized(size) for size in parts_of(rows)]
+        if is_out_of_reach(subject.reference, parts, 2 * most, lambda part: _is_slow(subject, part, seconds)):
             continue
         made = resized(rows)
         outputs = _outputs(subject, made)
         if any(o.ndim and o.shape[0] == rows for o in outputs):
             return made
     return None
-
-
-def _is_out_of_reach(subject: Subject, parts: Sequence[Case], most: int, seconds: float) -> bool:
-    """Returns whether more rows are too many, as the smaller and the larger of two parts of them tell.
-
-    The reference or the candidate refuses a part or takes long. Or the reference loops over rows, or makes a
-    tensor that grows faster than they do, of all rows with each other, say, or one of more than `most` elements.
-    """
-    watched = [_Watch() for _ in parts]
-    try:
-        with torch.no_grad():
-            for case, watch in zip(parts, watched, strict=True):
-                with watch:  # in float64, where PyTorch may take more steps
-                    subject.reference([to_oracle(v) for v in case.values])
-                if _is_slower(subject, case, seconds):
-                    return True
-    except Exception:  # whatever either may raise to refuse
-        return True
-    few, many = watched
-    return many.operators > few.operators or many.largest > _PART * few.largest or _PART * many.largest > most
 
 
 def _refuses(subject: Subject, case: Case) -> bool:
@@ -141,37 +120,12 @@ def _refuses(subject: Subject, case: Case) -> bool:
     return False
 
 
-def _is_slower(subject: Subject, case: Case, seconds: float) -> bool:
+def _is_slow(subject: Subject, case: Case, seconds: float) -> bool:
     """Returns whether a call of the reference takes longer, or one of the candidate many times as long."""
-    for call, most in ((subject.reference, seconds), (subject.run, _SLOWER * seconds)):
-        if min(_seconds(call, subject.inputs(case)) for _ in range(2)) > most:
-            return True
-    return False
-
-
-def _seconds(call: Callable[[Any], Any], values: Any) -> float:
-    started = time.perf_counter()
-    call(values)
-    return time.perf_counter() - started
-
-
-class _Watch(TorchDispatchMode):
-    """Counts the operators of PyTorch that are called, and notes the size of the largest tensor that one makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators = self.largest = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.operators += 1
-        made = tensors_of(result if isinstance(result, (list, tuple)) else [result])
-        self.largest = max([self.largest, *(t.numel() for t in made)])
-        return result
+    return any(
+        takes_longer(call, lambda: subject.inputs(case), most)
+        for call, most in ((subject.reference, seconds), (subject.run, _SLOWER * seconds))
+    )
 
 
 def _outputs(subject: Subject, case: Case, is_finite: bool = False) -> list[torch.Tensor]:

@@ -18,16 +18,19 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.spec.contract import Contract
 from opwright.spec.fill import lay_out
-from opwright.spec.samples import Case, Sweep, backward_cases, declared_cases
+from opwright.spec.samples import LONG, Case, Sweep, backward_cases, declared_cases
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.oracle import few_threads
+from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.tensors import copy_of, guarded, is_same, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
 _QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
 _LAST_SAMPLES = 4
+# Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
+_MOST_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
 
 
 @dataclass
@@ -185,11 +188,25 @@ class Subject:
                 yield from _laid_out(sampled)
             return
         family = contract.scalar_family
-        for dtype in family.dtypes if family else (None,):
-            for seed in range(_FULL_SEEDS if self.effort == "full" else 1):
-                sweep = Sweep(contract, seed, self.forward(), self.effort)
+        dtypes = family.dtypes if family else (None,)
+        seeds = range(_FULL_SEEDS if self.effort == "full" else 1)
+        sweeps = [Sweep(contract, seed, self.forward(), self.effort) for seed in seeds]
+        long = [name for name in sweeps[0].long_axes() if self._may_be_long(sweeps[0], dtypes[0], name)]
+        for dtype in dtypes:
+            for sweep in sweeps:
                 for case in sweep.cases(dtype):
                     yield dtype, case
+            if dtype == dtypes[0] or self.effort != "quick":
+                for name in long:
+                    yield dtype, sweeps[0].long(dtype, name, LONG[self.effort])
+
+    def _may_be_long(self, sweep: Sweep, dtype: torch.dtype | None, name: str) -> bool:
+        parts = [sweep.long(dtype, name, size) for size in parts_of(LONG[self.effort])]
+
+        def is_slow(part: Case) -> bool:
+            return takes_longer(self.reference, lambda: self.inputs(part), _LONG_SECONDS)
+
+        return not is_out_of_reach(self.reference, parts, _MOST_ELEMENTS, is_slow)
 
     @property
     def has_samples(self) -> bool:

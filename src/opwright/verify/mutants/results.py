@@ -153,6 +153,14 @@ def _many_rows(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
     return output
 
 
+@_result("wrong from element 4 096 of a row on", needs_large)
+def _long_row(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    output = output.clone()
+    if output.ndim:
+        output[..., 4096:] = 0
+    return output
+
+
 @_result("entries of the batch depend on each other")
 def _mixed(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
     return output + 1e-3 * output.roll(1, 0) if output.ndim and output.shape[0] > 1 else output

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from opwright import operator, verify
@@ -117,3 +117,32 @@ def test_a_wrong_gradient_is_found_on_samples(ns) -> None:
     wrong = declare(f"{ns}_wrong::layer", "T(1.001) *")
     record = verify(wrong, checks=["numerics", "gradient numerics"])
     assert {failure.check for failure in record.failures} == {"gradient numerics", "backward: numerics"}
+
+
+PICK = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void pick(View<const T, 1> x, View<const int64_t, 1> index, View<T, 1> output) {
+  for (int64_t i = 0; i < index.size(0); ++i) output(i) = x(index(i)) * T(sizeof(T) == 8 ? 3 : 2);
+}
+OPWRIGHT_KERNEL(pick, float, double)
+"""
+
+
+def test_samples_of_one_dtype_are_taken_in_every_dtype(ns) -> None:
+    """A kernel wrong in float64 only, and samples in float32, as people write them."""
+
+    @operator(f"{ns}_dtypes::pick", cpu=PICK)
+    def pick(x: Float[Tensor, "n"], index: Int64[Tensor, "k"]) -> Float[Tensor, "k"]:
+        return 2 * x[index]
+
+    @pick.samples
+    def samples():
+        yield torch.randn(5), torch.tensor([4, 0, 4])
+
+    dtypes = {dtype for dtype, _ in subject_of(pick, None, None).cases()}
+    assert dtypes == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+    record = verify(pick, quick=True, checks=["numerics", "gradients", "vmap"])
+    assert {check.title: check.outcome for check in record.checks} == dict.fromkeys(("numerics", "gradients", "vmap"), "failed")
+    assert all("f64[5]" in failure.case for failure in record.failures)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
-from opwright import errors, operator
+from opwright import Mutates, errors, operator
 
 calls: list[int] = []
 
@@ -131,3 +131,44 @@ def test_errors_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert type(again) is errors.ShapeError
+
+
+@operator("call_errors::windows")
+def windows(x: Float[Tensor, "*b t"], w: Float[Tensor, "k"], stride: int = 1) -> Float[Tensor, "*b (t-k)//stride+1"]:
+    calls.append(1)
+    return (x.unfold(-1, w.shape[0], stride) * w).sum(-1)
+
+
+@operator("call_errors::total")
+def total(tensors: list[Float[Tensor, "n"]], count: int = 1) -> Float[Tensor, "count"]:
+    calls.append(1)
+    return torch.stack(tensors).sum().expand(count).clone()
+
+
+@operator("call_errors::decay_", autocast=None)
+def decay_(x: Mutates[Float[Tensor, "*s"]], by: float) -> None:
+    calls.append(1)
+    x.mul_(by)
+
+
+ONES = torch.ones(3)
+IMPOSSIBLE = {
+    "a negative size of an output": (errors.ShapeError, lambda: windows(torch.ones(2, 3), torch.ones(5))),
+    "a size divided by zero": (errors.ShapeError, lambda: windows(torch.ones(2, 3), torch.ones(2), 0)),
+    "a negative number for a size": (errors.ShapeError, lambda: total([ONES], -1)),
+    "a tensor for a list": (errors.NotATensorError, lambda: total(torch.ones(2, 3))),
+    "None in a list": (errors.NotATensorError, lambda: total([ONES, None])),
+    "a number in a list": (errors.NotATensorError, lambda: total([ONES, 3.0])),
+    "an expanded tensor that is written into": (errors.ShapeError, lambda: decay_(torch.ones(1).expand(3), 0.5)),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_impossible(case: str, snapshot: SnapshotAssertion) -> None:
+    """Neither the kernel's check nor PyTorch's words: the contract's error, with what it is computed from."""
+    error, call = IMPOSSIBLE[case]
+    calls.clear()
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == snapshot
+    assert calls == []

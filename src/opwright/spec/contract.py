@@ -189,6 +189,7 @@ class _Binder:
             self._bind_dtype(label, parameter, tensor)
             self._bind_device(label, tensor)
             self._bind_sizes(label, parameter, tensor)
+            self._check_mutated(label, parameter, tensor)
         for label, parameter, tensor in tensors:
             self._check_computed(label, parameter, tensor)
         if not tensors:
@@ -198,6 +199,7 @@ class _Binder:
                 rows=[(name, describe(value)) for name, value in self.arguments.items()],
                 hint="its device and dtype decide where and how the operator computes",
             )
+        self._check_outputs()
         return self.found
 
     def _tensors(self) -> Iterator[tuple[str, Parameter, torch.Tensor]]:
@@ -213,11 +215,18 @@ class _Binder:
 
     def _check_kind(self, parameter: Parameter, value: Any) -> None:
         def refuse(expected: str) -> NotATensorError:
-            rows = [("got", describe(value)), ("expected", expected)]
-            hint = (
-                f"`torch.as_tensor({parameter.name})`" if parameter.is_tensor else f"`{parameter.kind}(...)`"
-            )
-            rule = f"`{parameter.name}` has the wrong kind"
+            label, got = parameter.name, value
+            if parameter.kind == "tensors" and isinstance(value, (list, tuple)):
+                at = next(i for i, item in enumerate(value) if not isinstance(item, torch.Tensor))
+                label, got, expected = f"{label}[{at}]", value[at], str(parameter.type)
+            rows = [("got", describe(got)), ("expected", expected)]
+            if isinstance(got, torch.Tensor) and parameter.kind == "tensors":
+                hint = f"`[{label}]`, or `list({label})` for its rows"
+            elif got is None and label != parameter.name:
+                hint = "leave it out of the list"
+            else:
+                hint = f"`torch.as_tensor({label})`" if parameter.is_tensor else f"`{parameter.kind}(...)`"
+            rule = f"`{label}` has the wrong kind"
             return NotATensorError(self.contract.subject, rule, rows=rows, hint=hint)
 
         match parameter.kind:
@@ -333,12 +342,54 @@ class _Binder:
                         self.contract.subject,
                         f"`{label}` must have a size of the form {axis} as its axis {span.start}",
                         rows=self._rows({label: f"got {size}"}),
+                        hint=_shape_hint(label, {}, None, size),
                     )
                 self.found.sizes[unknown[0]] = value
                 self.found.source[unknown[0]] = label
-            expected = axis.evaluate(self.found.sizes)
+            expected = self._evaluate(axis)
             text = f"{axis} = {expected}"
             self._require(size, expected, label, tensor, span, text, name=str(axis))
+
+    def _check_outputs(self) -> None:
+        for output in self.contract.outputs:
+            for axis in () if output.gradient_of in self.found.absent else output.type.axes:
+                names = axis.names if isinstance(axis, Computed) else (axis.name,) if isinstance(axis, Named) else ()
+                if not names or not self.found.sizes.keys() >= set(names):
+                    continue
+                size = self._evaluate(Computed(str(axis)))
+                if isinstance(size, int) and size < 0:
+                    raise self._no_size(f"`{output.name}` would have {axis} = {size} elements along an axis", names)
+
+    def _evaluate(self, axis: Computed) -> Any:
+        try:
+            return axis.evaluate(self.found.sizes)
+        except ZeroDivisionError:
+            raise self._no_size(f"the size {axis} divides by zero", axis.names) from None
+
+    def _no_size(self, rule: str, names: Sequence[str]) -> ShapeError:
+        notes: dict[str, str] = {}
+        for name in names:
+            source = self.found.source[name]
+            note = "" if source == name else f"{name} = {self.found.sizes[name]}"
+            notes[source] = ", ".join(filter(None, [notes.get(source, ""), note]))
+        return ShapeError(
+            self.contract.subject,
+            rule,
+            rows=self._rows(notes),
+            hint=f"print {' and '.join(f'`{label}`' for label in notes)} before the call",
+        )
+
+    def _check_mutated(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
+        if not parameter.mutated:
+            return
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(isinstance(size, int) and isinstance(step, int) and size > 1 and not step for size, step in pairs):
+            raise ShapeError(
+                self.contract.subject,
+                f"`{label}` is an expanded tensor, whose elements share memory: it cannot be written into",
+                rows=[(label, describe(tensor)), ("strides", str(list(tensor.stride())))],
+                hint=f"`{label}.contiguous()`",
+            )
 
     def _require(
         self,

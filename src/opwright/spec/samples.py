@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
 _ALIGNED_ELEMENTS = 64 * 1024
+_MOST_ORDERS = 120  # of sizes: all of five axes
 _APART = 89  # rows for special values: one of them each
 _MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
 # More than a block of threads or its shared memory takes and, where that may cost more, than 16 bits count.
@@ -109,10 +110,21 @@ class Sweep:
     # --- shapes ----------------------------------------------------------------------------------------
 
     def base_sizes(self, table: Sequence[int] = _PRIMES) -> dict[str, int]:
-        """Returns a size for every named axis, all different."""
+        """Returns a size for every named axis, all different, in an order that leaves no output empty if there is one."""
         fixed = self._int_sizes()
         free = [name for name in self.names if name not in fixed]
-        return fixed | dict(zip(free, itertools.cycle(table), strict=False))
+        orders = itertools.permutations(itertools.islice(itertools.cycle(table), len(free)))
+        tried = (fixed | dict(zip(free, order, strict=True)) for order in itertools.islice(orders, _MOST_ORDERS))
+        return next(filter(self._has_outputs, tried), fixed | dict(zip(free, itertools.cycle(table), strict=False)))
+
+    def _has_outputs(self, sizes: Mapping[str, int]) -> bool:
+        """Whether all computed sizes of outputs, such as `t-k+1`, are positive."""
+        axes = [axis for output in self.contract.outputs for axis in output.type.axes if isinstance(axis, Computed)]
+        known = [axis for axis in axes if set(axis.names) <= set(sizes)]
+        try:
+            return all(axis.evaluate(sizes) > 0 for axis in known)
+        except ZeroDivisionError:
+            return False
 
     def large_sizes(self) -> tuple[dict[str, int], tuple[int, ...]]:
         """Returns sizes for large cases: enough elements for all threads, and not many more."""
@@ -441,6 +453,31 @@ def declared_cases(contract: Contract, samples: Iterable[Any] | Callable[[], Ite
     """Returns the cases of declared samples: an iterable, or a function that gives one."""
     given = samples() if callable(samples) else samples
     return [case_from_sample(contract, sample, f"sample {i}") for i, sample in enumerate(given)]
+
+
+def in_every_dtype(contract: Contract, cases: list[Case]) -> list[Case]:
+    """Returns the cases of samples that are of one floating-point dtype in the other ones as well.
+
+    Samples of several dtypes are all that there is to be.
+    """
+    family = contract.scalar_family
+    own = [i for i, p in enumerate(contract.parameters) if p.is_tensor and p.type.family == family]
+    found = {t.dtype for case in cases for i in own for t in _flat(case.values[i])}
+    if family is None or len(found) != 1 or not next(iter(found)).is_floating_point:
+        return cases
+    others = [dtype for dtype in family.dtypes if dtype.is_floating_point and dtype not in found]
+
+    def converted(value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(converted(v, dtype) for v in value)
+        return value.to(dtype) if isinstance(value, torch.Tensor) else value
+
+    made = [
+        replace(case, values=tuple(converted(v, dtype) if i in own else v for i, v in enumerate(case.values)))
+        for dtype in others
+        for case in cases
+    ]
+    return [*cases, *made]
 
 
 def backward_cases(

@@ -175,8 +175,9 @@ typedef struct {
   const i64 *sizes;
 } Shape;
 
-static inline i64 floor_div(i64 a, i64 b) { return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : 0; }
-static inline i64 floor_mod(i64 a, i64 b) { return b ? a - floor_div(a, b) * b : 0; }
+#define kNoSize (-(1LL << 40))  // what a division by zero gives: the size of no axis
+static inline i64 floor_div(i64 a, i64 b) { return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : kNoSize; }
+static inline i64 floor_mod(i64 a, i64 b) { return b ? a - floor_div(a, b) * b : kNoSize; }
 static inline i64 min_of(i64 a, i64 b) { return a < b ? a : b; }
 static inline i64 max_of(i64 a, i64 b) { return a > b ? a : b; }
 

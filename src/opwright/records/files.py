@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,16 @@ def read(path: Path) -> Record:
         RecordError: the file is damaged, or written by a newer version.
     """
     try:
-        return decoded(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+        return decoded(json.loads(path.read_bytes(), parse_float=_finite, parse_constant=_finite))
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
+
+
+def _finite(text: str) -> float:
+    """Returns a number; infinity and NaN are none in JSON, and no figure of a report."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"it has {text} for a number")
+    return number
 
 
 def decoded(content: Any) -> Record:
@@ -68,6 +76,6 @@ def decoded(content: Any) -> Record:
     kind, version = content.pop("type", None), content.get("version", 1)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"it has version {version}, and this Opwright reads up to {VERSION}")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"it is of no known kind: {kind!r}")
     return decode(KINDS[kind], content, "record")

@@ -42,9 +42,16 @@ def encodable(value: Any) -> Any:
 
 
 def save(record: Record, path: Path) -> None:
-    """Writes a record as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(encodable(record), indent=2) + "\n")
+    """Writes a record as JSON.
+
+    Raises:
+        RecordError: there is no writing there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(encodable(record), indent=2) + "\n")
+    except OSError as error:
+        raise RecordError(str(path), "this record cannot be written", rows=[("reason", str(error))]) from None
 
 
 def read(path: Path) -> Record:

@@ -13,7 +13,7 @@ from opwright.report.rows import label_width
 from opwright.report.svg import Picture, drawing, element, text, tooltip
 
 _WIDTH, _ROW, _TOP = 1100.0, 26.0, 42.0
-_STRONGEST = 0.62  # opacity of a full cell: text stays readable on it
+STRONGEST = 0.62  # opacity of a full cell: text stays readable on it
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def draw_map(
 
 
 def _draw_cell(cell: Cell, x: float, y: float, width: float) -> str:
-    opacity = f"{_STRONGEST * max(0.0, min(cell.strength, 1.0)):.2f}"
+    opacity = f"{STRONGEST * max(0.0, min(cell.strength, 1.0)):.2f}"
     across = round(width - 3, 1)
     outline = f"M{round(x + 1.5, 1):g} {y + 1.5:g}h{across:g}v{_ROW - 3:g}h{-across:g}z"
     kind = "bad" if cell.is_bad else "dashed" if cell.is_hollow else None

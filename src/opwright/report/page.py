@@ -120,7 +120,9 @@ def _tell_origin(card: Card) -> list[str]:
         took = with_unit(verify.seconds * 1e6, TIME)
         details = "; ".join(filter(None, [f"backends: {backends}", tell_process(verify), tell_mutants(card.mutants)]))
         told.append(f"verified {date(verify.created)} in {took} ({details})")
-    if card.bench:
+    if card.refusal:
+        told.append(f"refused by bench {date(card.created)}")
+    elif card.bench:
         bench = card.bench
         place = f"on {card.place}" if bench.on_gpu else plural(bench.threads, "thread")
         told.append(

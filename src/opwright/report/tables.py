@@ -252,7 +252,7 @@ def warn(card: Card) -> list[str]:
             notes.append("This operator was not verified: its times are no result until it is.")
         if card.bench.refused and not card.refusal:
             notes.append(f"A rival was left out: {card.bench.refused}.")
-        if busy := is_busy(card.bench):
+        if not card.refusal and (busy := is_busy(card.bench)):
             load = f"{round_to(busy[0])} on {plural(busy[1], 'core')}"
             notes.append(f"The machine was busy when the benchmark ran: load average {load}.")
         noisy = sum(m.timings[0].noise > _NOISY for m in card.measurements)

@@ -77,6 +77,7 @@ def table(type_: type) -> str:
     for field in fields(type_):
         meaning = said.get(field.name) or _USUAL.get(field.name, "")
         kind = str(field.type).replace(" | None", " or null").replace("|", "or")
+        kind += " or null" if "null" in field.metadata else ""
         is_optional = field.default is not MISSING or field.default_factory is not MISSING
         rows.append(
             f"| `{field.name}` | {unit_of(field.name)} | {kind}{', may be absent' if is_optional else ''} | {meaning} |"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 from opwright.records import (
     BenchRecord,
+    BuildRecord,
+    BuildStep,
     Check,
     Failure,
+    KernelUse,
     Machine,
     Measurement,
     Timing,
@@ -201,3 +205,25 @@ def every_record():
         make_bench("ns::half", make_machine(compute_gflops=90.0)),
         make_bench("ns::empty", measurements=[]),
     ]
+
+
+def make_build(**changes) -> BuildRecord:
+    steps = [BuildStep("kernel0_cpu", 0.0, 0.5), BuildStep("glue", 0.1, 0.04), BuildStep("link", 0.5, 0.3)]
+    kernels = [
+        KernelUse("f_kernel<float, 4>", "sm_80", 64, 0, 0, 1024),
+        KernelUse("f_kernel<float, 4>", "sm_90", 128, 48, 16, 1024),
+    ]
+    facts = {"name": "ns::bias_gelu", "operators": ["ns::bias_gelu", "ns::bias_gelu_backward"]}
+    facts |= {"compiler": "g++ 12", "library_bytes": 1_500_000, "steps": steps, "kernels": kernels}
+    facts |= {"machine": MEASURED, "built": 1_795_000_000.0, "created": 1_795_000_001.0, "seconds": 0.8}
+    return BuildRecord(**(facts | changes))
+
+
+def find_svg(page: Page, ending: str) -> str:
+    found = re.findall(r"<svg.*?</svg>", page.source, re.DOTALL)
+    (svg,) = [svg for svg in found if re.search(r"<title [^>]*>([^<]*)", svg)[1].endswith(ending)]
+    return svg
+
+
+def texts(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from dataclasses import fields
@@ -38,16 +39,17 @@ MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
 
 def every_kind() -> list[records.Record]:
     timing = Timing("opwright", 2.0, 1.9, 0.01, [2.0], fresh_us=3.0, thread_us=2.0, page_faults=0.0, peak_bytes=64)
-    one = Measurement("step", "f32[8]", {"n": 8}, "f32", 64, None, [timing], 0.5, True, None, [Comparison("eager", 1.5, 0.02, 8)], 32, 0.1, "noise")
+    one = Measurement("step", "f32[8]", {"n": 8}, "f32", 64, None, [timing], 0.5, True, None, [Comparison("eager", 1.5, 0.02, 8), Comparison("once", 1.5, math.inf, 1)], 32, 0.1, "noise")
     conditions = Conditions("own", [0, 1], "keeps", 0.1, 0.2, 2700.0, 2700.0, witnessed=True)
     limits = Limits(10.0, 11.0, 200.0, {"f32": 100.0}, 0.8, None, 2, 1.0)
     part = CallPart("python", 0.5, 0.01, "operator - entry")
     row = BaseRow("forward", "f32[8]", 2.0, 2.5, 0.8, 0.05, "slower")
+    blind = BaseRow("forward", "f32[9]", 2.0, 2.5, 0.8, math.inf, "same")
     return [
         VerifyRecord("ns::f", [], [], ["cpu"], MACHINE, 1.0, 2.0),
         BenchRecord("ns::f", [one], {"opwright": 1.0}, True, 2, MACHINE, 1.0, 2.0, conditions=conditions, limits=limits, commit="abc"),
         CallRecord("ns::f", "f32[1]", [part], 2.0, {"torch.add": 0.8}, None, 160, MACHINE, 1.0, 2.0),
-        BaseRecord("ns::f", "HEAD~1", "interleaved", [row], MACHINE, 1.0, 2.0),
+        BaseRecord("ns::f", "HEAD~1", "interleaved", [row, blind], MACHINE, 1.0, 2.0),
     ]  # fmt: skip
 
 
@@ -93,6 +95,10 @@ def test_a_newer_version_is_named(tmp_path: Path) -> None:
         ('{"type": "poem"}', "no known kind: 'poem'"),
         ('{"type": "call", "name": 3}', "record has no field `case`"),
         ('{"type": "verify", "version": 2, "flavour": 1}', "field"),
+        ('{"type": ["verify"]}', "no known kind: ['verify']"),
+        ('{"type": "verify", "seconds": NaN}', "it has NaN for a number"),
+        ('{"type": "verify", "seconds": 1e999}', "it has 1e999 for a number"),
+        ("[" * 100_000, "recursion"),
     ],
 )
 def test_a_damaged_record_is_named(content: str, reason: str, tmp_path: Path) -> None:
@@ -102,6 +108,17 @@ def test_a_damaged_record_is_named(content: str, reason: str, tmp_path: Path) ->
         records.read(path)
     assert str(path) in str(caught.value)
     assert reason in str(caught.value)
+
+
+def test_a_field_of_a_later_opwright_is_passed_over(tmp_path: Path) -> None:
+    """As the page says that a reader should do: within a version, fields are added."""
+    for number, record in enumerate(every_kind()):
+        path = tmp_path / f"{number}.json"
+        records.save(record, path)
+        content = json.loads(path.read_text())
+        content["machine"]["weight_kg"] = 17
+        path.write_text(json.dumps(content | {"mood": "fine"}))
+        assert records.read(path) == record
 
 
 def test_report_skips_what_it_cannot_read_and_shows_the_rest(run_python, tmp_path: Path) -> None:

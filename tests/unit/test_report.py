@@ -360,6 +360,8 @@ def test_one_that_bench_has_refused_has_no_speed(tmp_path):
     assert f"Bench has refused this operator: {why}." in page.source
     assert page.cells("ns::bias_gelu")[1] == "refused"
     assert "right on 824 cases, 1 REFUSED by bench (ns::bias_gelu), " in page.heading
+    assert page.source.count("; refused by bench 2026-11-18 11:06 UTC.") == 1  # nothing was measured
+    assert page.source.count("; measured 2026-11-18") == 1
     left_out = make_bench(refused="`eager` ended the process, with exit code 3")
     assert "A rival was left out: `eager` ended the process" in show(tmp_path, left_out).source
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import os
@@ -17,11 +18,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-from report_cases import FAILURES, Page, make_bench, make_gpu_bench, make_verify
+from report_cases import FAILURES, Page, make_bench, make_gpu_bench, make_timing, make_verify
 
 from opwright.errors import RecordError
 from opwright.records import save
 from opwright.report import write_markdown, write_png, write_report, write_svg
+from opwright.report.export import File
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -40,10 +42,10 @@ def _benchmark():
 
 def test_each_picture_is_a_file_that_needs_no_style_sheet(tmp_path) -> None:
     written = write_svg([make_verify(), make_bench()], tmp_path / "svg")
-    names = sorted(path.name for path in written)
+    names = sorted(file.path.name for file in written)
     assert names[0] == "ns-bias-gelu-errors.svg"
     assert {"ns-bias-gelu-roofline.svg", "ns-bias-gelu-sizes-4.svg", "ns-bias-gelu-speed-ups.svg"} <= set(names)
-    for path in written:
+    for path in (file.path for file in written):
         text = path.read_text()
         root = ElementTree.fromstring(text)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -62,13 +64,20 @@ def test_each_picture_is_a_file_that_needs_no_style_sheet(tmp_path) -> None:
 
 def test_an_operator_on_two_machines_gets_two_sets_of_files(tmp_path) -> None:
     written = write_svg([make_bench(), make_gpu_bench()], tmp_path)
-    assert len({path.name for path in written}) == len(written)
-    assert {path.name.split("-")[3] for path in written} == {"1", "2"}
+    assert len({file.path for file in written}) == len(written)
+    assert {file.path.name.split("-")[3] for file in written} == {"1", "2"}
+
+
+@pytest.mark.parametrize("names", [("ns::f_a", "ns::f__a"), ("ns::größe", "ns::gr e"), ("x" * 300, "x" * 301)], ids=["signs", "letters", "long"])
+def test_names_that_files_cannot_tell_apart_get_two_sets_of_files(tmp_path, names) -> None:
+    written = write_svg([make_bench(name) for name in names], tmp_path)
+    assert len({file.path for file in written}) == len(written)
+    assert {file.operator for file in written} == set(names)
 
 
 def test_png_is_twice_as_large_as_the_picture(tmp_path) -> None:
     pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
-    (path,) = [p for p in write_png([make_bench()], tmp_path) if "roofline" in p.name]
+    (path,) = [f.path for f in write_png([make_bench()], tmp_path) if "roofline" in f.path.name]
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", data[16:24]) == (2200, 1052)  # 66 pixels of each are its heading and where it was measured
@@ -88,7 +97,7 @@ def test_without_vl_convert_png_says_what_to_type(tmp_path, monkeypatch) -> None
 
 def test_markdown_has_the_verdict_a_table_and_the_failures(tmp_path) -> None:
     records = [make_verify("ns::a|b"), make_bench("ns::a|b"), make_verify("ns::c", FAILURES), make_bench("ns::c")]
-    path = write_markdown(records, tmp_path / "deep" / "sum.md", [tmp_path / "svg" / "x.svg"])
+    path = write_markdown(records, tmp_path / "deep" / "sum.md", [File(tmp_path / "svg" / "x.svg", "ns::c", "ns::c: shares. 3 [inputs].")])
     text = path.read_text()
     assert text.startswith("**1 of 2 operators FAIL verify: ns::c (2 failures).**\n")
     rows = [re.split(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("|")]
@@ -100,8 +109,33 @@ def test_markdown_has_the_verdict_a_table_and_the_failures(tmp_path) -> None:
     bad = next(row for row in rows if "ns::c" in row[1])
     assert [cell.strip() for cell in bad[2:]] == ["❌ fails", "112", "", "", "", "", ""]
     assert "numerics on f32[7, 13] sliced\nerror 3.1e-2 at [6, 12]\n  of 7.9e-5\nlast column\nverify x\n```" in text
-    assert "![x](<../svg/x.svg>)" in text
+    assert "![ns::c: shares. 3 \\[inputs\\].](<../svg/x.svg>)" in text
+    assert "Pictures of" not in text
     assert "<zero> & more" in text.split("```")[3]  # in a block of code nothing is markup
+
+
+def test_pictures_of_several_operators_are_folded_and_told_in_words(tmp_path) -> None:
+    records = [make_bench(), make_bench("ns::d<b>", flop_each=None)]
+    pictures = write_svg(records, tmp_path / "svg")
+    text = write_markdown(records, tmp_path / "sum.md", pictures, ["bad.json: no [record]"]).read_text()
+    folded = re.findall(r"<details><summary>Pictures of (.*)</summary>\n\n((?:!\[.*\n\n)+)</details>", text)
+    assert [name for name, _ in folded] == ["ns::bias_gelu", "ns::d&lt;b&gt;"]
+    assert sum(block.count("![") for _, block in folded) == len(pictures)
+    assert "![ns::bias\\_gelu: share of the roof. 12 inputs, 3.26 % to 75.0 % of the copy bandwidth.](<svg/" in text
+    assert "<sub>not read: bad.json: no \\[record\\]</sub>" in text
+
+
+def test_the_fastest_of_the_other_candidates_has_one_column(tmp_path) -> None:
+    """Each peer had a column of its own, in a table of as many columns as all operators had peers."""
+    records = [make_bench(), make_bench("ns::other")]
+    for m in records[1].measurements:
+        m.timings[1:] = [make_timing("apex", 6 * m.timings[0].median_us), make_timing("te", 4 * m.timings[0].median_us)]
+    text = write_markdown(records, tmp_path / "sum.md").read_text()
+    head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")]
+    assert head[4:7] == ["over eager", "over compile", "over fastest other"]
+    assert [row[6] for row in rows] == ["1.25x liger", "4.00x te"]
+    page = Page(write_report(records, tmp_path / "r.html"))
+    assert page.cells("ns::other")[2:] == ["", "", "", "4.00x te", "74.9 %"]
 
 
 def test_names_from_records_are_no_markup(tmp_path) -> None:
@@ -143,8 +177,23 @@ def test_the_page_lists_newer_and_damaged_records_as_skipped(tmp_path) -> None:
     (tmp_path / "damaged.json").write_text('{"type": "verify", ')
     done = run_report(tmp_path, ".")
     assert done.returncode == 0
-    assert done.stderr.count("this record cannot be read") == 2
-    assert "it has version 99" in done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("skipped: ")]
+    assert told[0].startswith("skipped: damaged.json: Expecting ")
+    assert told[1] == "skipped: newer.json: it has version 99, and this Opwright reads up to 2"
+    page = (tmp_path / "opwright-report.html").read_text()
+    assert "2 files are not in this report, as no record could be read from them" in page
+    assert f"<li>{html.escape(told[1].removeprefix('skipped: '))}</li>" in page
+
+
+def test_what_cannot_be_written_is_an_error_and_a_folder_gets_a_page(tmp_path) -> None:
+    save(make_verify(), tmp_path / "records" / "a.json")
+    refused = run_report(tmp_path, "records", "--svg", "records/a.json")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[1] == "error: `report`: it cannot be written   [OPW304]"
+    assert "Traceback" not in refused.stderr
+    assert run_report(tmp_path, "records", "--out", "records").stdout == "records/opwright-report.html\n"
+    with pytest.raises(RecordError, match="this record cannot be written"):
+        save(make_verify(), tmp_path / "records" / "a.json" / "b.json")
 
 
 def test_the_commands_of_the_guide_work(tmp_path) -> None:

@@ -15,21 +15,22 @@ from report_cases import (
     FAILURES,
     MEASURED,
     Page,
+    find_svg,
     make_bench,
+    make_build,
     make_gpu_bench,
     make_machine,
     make_measurement,
     make_timing,
     make_verify,
     show,
+    texts,
     three,
 )
 
 from opwright.records import (
     BaseRecord,
     BaseRow,
-    BuildRecord,
-    BuildStep,
     CallPart,
     CallRecord,
     CaseError,
@@ -43,20 +44,10 @@ from opwright.records import (
 )
 
 
-def find_svg(page: Page, ending: str) -> str:
-    found = re.findall(r"<svg.*?</svg>", page.source, re.DOTALL)
-    (svg,) = [svg for svg in found if re.search(r"<title [^>]*>([^<]*)", svg)[1].endswith(ending)]
-    return svg
-
-
 def bars(svg: str) -> list[tuple[float, float, str]]:
     """Returns left end, width and kind of every bar."""
     found = re.findall(r'<path d="M([\d.]+) [\d.]+h([\d.]+)v12h[^"]*" class="(filled|hollow)"', svg)
     return [(float(left), float(width), kind) for left, width, kind in found]
-
-
-def texts(svg: str) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 
 def table_of(page: Page, *head: str) -> list[list[str]]:
@@ -160,7 +151,7 @@ def test_the_error_map_keeps_the_worst_of_each_kind_and_dtype(tmp_path) -> None:
     assert "1.50" not in texts(svg)
     assert svg.count('class="bad"') == 2
     assert table_of(page, "check", "input", "f32: ulp, error / allowance") == [
-        ["numerics", "special values", "0, infinite", ""],
+        ["numerics", "special values", "infinite", ""],
         ["numerics", "values around 10", "4,000, 31.0", "0.750, 0.900"],
         ["numerics", "base", "2.25, 0.200", ""],
     ]
@@ -214,7 +205,7 @@ def test_the_parts_of_a_call_stand_one_behind_the_other(tmp_path) -> None:
     assert page.cells("dispatcher") == ["dispatcher", "900 ns", "20 ns", "45.0 %", "operator - kernel's entry"]
     assert "maybe nothing" in svg
     assert {"0", "500 ns", "1 µs", "1.5 µs", "2 µs"} <= set(texts(svg))
-    assert "Most of the 2.00 µs goes to dispatcher, 45 %; the kernel itself takes 490 ns." in page.source
+    assert "The largest part of 2.00 µs is dispatcher, 45 %; the kernel itself takes 490 ns." in page.source
     assert "a &lt;difference&gt;" in page.source
 
 
@@ -222,22 +213,10 @@ def test_a_record_of_a_call_alone_is_a_card(tmp_path) -> None:
     page = show(tmp_path, make_call(machine=make_machine(device="H200"), device="cuda", device_us=3.0))
     assert page.mistakes == []
     assert "The kernel itself runs 3.00 µs behind the host." in page.source
-    assert "NOT verified" in page.heading
+    assert page.heading == "ns::bias_gelu: no record of verify."
 
 
 # --- a build --------------------------------------------------------------------------------------------
-
-
-def make_build(**changes) -> BuildRecord:
-    steps = [BuildStep("kernel0_cpu", 0.0, 0.5), BuildStep("glue", 0.1, 0.04), BuildStep("link", 0.5, 0.3)]
-    kernels = [
-        KernelUse("f_kernel<float, 4>", "sm_80", 64, 0, 0, 1024),
-        KernelUse("f_kernel<float, 4>", "sm_90", 128, 48, 16, 1024),
-    ]
-    facts = {"name": "ns::bias_gelu", "operators": ["ns::bias_gelu", "ns::bias_gelu_backward"]}
-    facts |= {"compiler": "g++ 12", "library_bytes": 1_500_000, "steps": steps, "kernels": kernels}
-    facts |= {"machine": MEASURED, "built": 1_795_000_000.0, "created": 1_795_000_001.0, "seconds": 0.8}
-    return BuildRecord(**(facts | changes))
 
 
 def test_the_build_is_drawn_in_time(tmp_path) -> None:
@@ -256,9 +235,9 @@ def test_registers_are_drawn_and_spills_are_outlined(tmp_path) -> None:
     (plain, spilling) = bars(find_svg(page, ": registers"))
     assert (plain[2], spilling[2]) == ("filled", "hollow")
     assert spilling[1] == pytest.approx(2 * plain[1], abs=0.2)
-    assert "128 registers, 48.0 B spilled" in page.source
+    assert "128 registers, 48 B spilled" in page.source
     rows = table_of(page, "kernel", "architecture")
-    assert rows[1] == ["f_kernel<float, 4>", "sm_90", "128", "48.0 B", "16.0 B", "1.02 kB"]
+    assert rows[1] == ["f_kernel<float, 4>", "sm_90", "128", "48 B", "16 B", "1.02 kB"]
 
 
 def test_of_many_kernels_those_that_spill_or_take_the_most_are_shown(tmp_path) -> None:

@@ -103,7 +103,9 @@ def _save(record: BenchRecord | CallRecord | BaseRecord, out: Path | None) -> No
     """Writes a record into a folder, if there is one: as soon as it is there, as others may take long."""
     if out is not None:
         kind = {BenchRecord: "bench", CallRecord: "call", BaseRecord: "base"}[type(record)]
-        save(record, out / f"{record.name.rpartition('::')[2]}.{kind}.json")
+        # Of the CPU and of a GPU: neither overwrites the other.
+        on = "" if record.device in ("", "cpu") else f".{record.device.replace(':', '')}"
+        save(record, out / f"{record.name.rpartition('::')[2]}{on}.{kind}.json")
 
 
 def measure(

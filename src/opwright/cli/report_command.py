@@ -12,6 +12,7 @@ from opwright.cli.console import say
 if TYPE_CHECKING:
     from opwright.records import Record
 
+_PAGE = Path("opwright-report.html")
 report_app = App(name="report")
 
 
@@ -34,33 +35,39 @@ def report(
     from opwright.report import verdict
 
     files = [f for path in records for f in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-    found = []
+    found, skipped = [], []
     for file in files:
         try:
             found.append(read(file))
         except RecordError as error:
-            say(f"skipped: {error}")
+            skipped.append(f"{file}: {error.rows[0][1]}")
+            say(f"skipped: {skipped[-1]}")
     if not found:
         say("error: there are no records to show\n\nhint: `opwright verify TARGET --out reports`")
         return 5
     say(verdict(found))
-    for path in _write(found, out, svg, png, markdown):
+    page = out / _PAGE if out and out.is_dir() else out
+    try:
+        written = _write(found, skipped, page, svg, png, markdown)
+    except OSError as error:
+        raise RecordError("report", "it cannot be written", rows=[("reason", str(error))]) from None
+    for path in written:
         print(path)
     return 0
 
 
 def _write(
-    records: list[Record], out: Path | None, svg: Path | None, png: Path | None, markdown: Path | None
+    records: list[Record], skipped: list[str], out: Path | None, svg: Path | None, png: Path | None, markdown: Path | None
 ) -> list[Path]:
     """Writes what was asked for, the page where nothing else was."""
     from opwright.report import write_markdown, write_png, write_report, write_svg
 
     pictures = [*(write_svg(records, svg) if svg else []), *(write_png(records, png) if png else [])]
-    written = list(pictures)
+    written = [file.path for file in pictures]
     if markdown:
         # One file of each picture: those of PNG where there are both, which every reader shows.
-        shown = [path for path in pictures if not (svg and png and path.suffix == ".svg")]
-        written.append(write_markdown(records, markdown, shown))
+        shown = [file for file in pictures if not (svg and png and file.path.suffix == ".svg")]
+        written.append(write_markdown(records, markdown, shown, skipped))
     if out or not written:
-        written.append(write_report(records, out or Path("opwright-report.html")))
+        written.append(write_report(records, out or _PAGE, skipped))
     return written

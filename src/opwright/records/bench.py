@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from opwright.records.machine import VERSION, Machine
+from opwright.records.machine import NULL_IS_INFINITE, VERSION, Machine
 
 
 @dataclass
@@ -54,13 +54,14 @@ class Comparison:
     Attributes:
         candidate: who is compared.
         ratio: its time over Opwright's: above 1, Opwright is faster.
-        visible: smallest visible difference, relative: a ratio nearer to 1 than this says nothing.
+        visible: smallest visible difference, relative: a ratio nearer to 1 than this says nothing. None is
+            infinite: too few blocks to tell any.
         blocks: stretches of samples that the two numbers come from.
     """
 
     candidate: str
     ratio: float
-    visible: float
+    visible: float = field(metadata=NULL_IS_INFINITE)
     blocks: int
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,16 @@ def encodable(value: Any) -> Any:
 
 
 def save(record: Record, path: Path) -> None:
-    """Writes a record as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(encodable(record), indent=2) + "\n")
+    """Writes a record as JSON.
+
+    Raises:
+        RecordError: there is no writing there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(encodable(record), indent=2) + "\n")
+    except OSError as error:
+        raise RecordError(str(path), "this record cannot be written", rows=[("reason", str(error))]) from None
 
 
 def read(path: Path) -> Record:
@@ -53,9 +61,16 @@ def read(path: Path) -> Record:
         RecordError: the file is damaged, or written by a newer version.
     """
     try:
-        return decoded(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+        return decoded(json.loads(path.read_bytes(), parse_float=_finite, parse_constant=_finite))
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
+
+
+def _finite(text: str) -> float:
+    """Returns a number; infinity and NaN are none in JSON, and no figure of a report."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"it has {text} for a number")
+    return number
 
 
 def decoded(content: Any) -> Record:
@@ -68,6 +83,6 @@ def decoded(content: Any) -> Record:
     kind, version = content.pop("type", None), content.get("version", 1)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"it has version {version}, and this Opwright reads up to {VERSION}")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"it is of no known kind: {kind!r}")
     return decode(KINDS[kind], content, "record")

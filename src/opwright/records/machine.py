@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 VERSION = 2  # 1: before conditions, limits, comparisons and the records of calls
+
+NULL_IS_INFINITE = {"null": math.inf}  # metadata of a field: JSON has no infinity
 
 
 @dataclass

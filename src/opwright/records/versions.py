@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from opwright.records.machine import VERSION, Machine
+from opwright.records.machine import NULL_IS_INFINITE, VERSION, Machine
 
 
 @dataclass
@@ -15,7 +15,8 @@ class BaseRow:
         direction, case: as in a Measurement.
         base_us, now_us: interleaved: of the fastest sample of each process, the median; of records: the medians.
         ratio: base over now: above 1, it has become faster.
-        visible: smallest visible difference of the ratio from 1, at 95 % for all rows together.
+        visible: smallest visible difference of the ratio from 1, at 95 % for all rows together. None is infinite:
+            nothing to tell one by.
         verdict: "faster", "same" or "slower".
     """
 
@@ -24,7 +25,7 @@ class BaseRow:
     base_us: float
     now_us: float
     ratio: float
-    visible: float
+    visible: float = field(metadata=NULL_IS_INFINITE)
     verdict: str
 
 

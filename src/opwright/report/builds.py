@@ -24,6 +24,8 @@ def draw_timeline(card: Card, name: str) -> Picture | None:
     if build is None or not build.steps:
         return None
     limit = max(step.start + step.seconds for step in build.steps)
+    if limit <= 0:
+        return None
     rows: list[Row | Heading] = [
         Row(step.name, step.start, step.start + step.seconds, _time(step.seconds), style="c2")
         for step in build.steps

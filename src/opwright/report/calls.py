@@ -47,7 +47,7 @@ def draw_call(card: Card, name: str) -> Picture | None:
     )
     largest = max(call.parts, key=lambda part: part.us)
     kernel = _kernel(call)
-    caption = f"Most of the {with_unit(call.total_us, TIME)} goes to {largest.name}, {percent(largest.us / call.total_us, 2)}"
+    caption = f"The largest part of {with_unit(call.total_us, TIME)} is {largest.name}, {percent(largest.us / call.total_us, 2)}"
     caption += f"; the kernel itself takes {with_unit(kernel.us, TIME)}. " if kernel else ". "
     caption += f"Host time of one call on {call.case}, over {call.rounds:,} rounds; each part with the half-width of its 95 % interval."
     if call.device_us is not None:

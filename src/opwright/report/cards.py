@@ -28,7 +28,7 @@ class Card:
     """What is known of one operator on one machine, measured on one of its devices.
 
     Attributes:
-        history: all benchmarks on this device, the oldest first.
+        history: the benchmarks on this device, on a CPU with as many threads, the oldest first.
         older: how many other records were left out, because a newer one of the same kind exists.
     """
 
@@ -37,6 +37,7 @@ class Card:
     call: CallRecord | None = None
     base: BaseRecord | None = None
     build: BuildRecord | None = None
+    mutants: MutantsRecord | None = None
     history: tuple[BenchRecord, ...] = ()
     older: int = 0
 
@@ -119,6 +120,17 @@ class Card:
         names = dict.fromkeys(t.candidate for m in self.measurements for t in m.timings[1:])
         return sorted(names, key=lambda name: {"eager": 0, "compile": 1}.get(name, 2))
 
+    @property
+    def baseline(self) -> str:
+        """The candidate that pictures start from: eager, or the first of those that were timed; "" for none."""
+        return next(iter(self.baselines), "")
+
+    @property
+    def fastest_peer(self) -> str:
+        """The fastest candidate that is neither eager nor compile, by its median; "" for none."""
+        peers = [name for name in self.baselines if name not in ("eager", "compile")]
+        return min(peers, key=lambda name: self.median_speedup_over(name) or 0, default="")
+
     def speedups_over(self, candidate: str) -> list[float]:
         """Returns how many times faster Opwright is, for each input on which the candidate was timed."""
         ratios = (m.speedup_over(candidate) for m in self.measurements)
@@ -139,18 +151,18 @@ def collect_cards(records: Sequence[Record]) -> list[Card]:
     """Sorts records into cards, those that fail first, else in the order of the records.
 
     Of several records of one kind the newest counts; benchmarks on the CPU and on a GPU are two kinds. Older
-    benchmarks are history.
+    benchmarks are history. Records of mutants, which are about the checks, make no card of their own.
 
     Raises:
         RecordError: there are no records.
     """
-    records = [record for record in records if not isinstance(record, MutantsRecord)]  # of the checks, not of operators
-    if not records:
+    if all(isinstance(record, MutantsRecord) for record in records):
         raise RecordError("report", "there are no records to show", hint="run `opwright verify` first")
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.name, record.machine.cpu, record.machine.device), []).append(record)
-    cards = [card for group in groups.values() for card in _cards_of(group)]
+    shown = [group for group in groups.values() if not all(isinstance(record, MutantsRecord) for record in group)]
+    cards = [card for group in shown for card in _cards_of(group)]
     return sorted(cards, key=lambda card: not card.fails)
 
 
@@ -159,23 +171,23 @@ def _cards_of(group: Sequence[Record]) -> list[Card]:
     newest = sorted(group, key=lambda record: record.created, reverse=True)
     verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
     build = next((r for r in newest if isinstance(r, BuildRecord)), None)
+    mutants = next((r for r in newest if isinstance(r, MutantsRecord)), None)
     by_kind = [
         {r.device: r for r in reversed(newest) if isinstance(r, kind)}
         for kind in (BenchRecord, CallRecord, BaseRecord)
     ]
     history = [r for r in reversed(newest) if isinstance(r, BenchRecord)]
-    kept = (verify is not None) + (build is not None) + len(history) + sum(map(len, by_kind[1:]))
+    kept = sum(record is not None for record in (verify, build, mutants)) + len(history) + sum(map(len, by_kind[1:]))
     devices = list(dict.fromkeys(device for found in by_kind for device in found)) or [""]
-    return [
-        Card(
-            verify,
-            *(found.get(device) for found in by_kind),
-            build,
-            tuple(r for r in history if r.device == device),
-            len(group) - kept,
-        )
-        for device in devices
-    ]
+    cards = []
+    for device in devices:
+        timed = [found.get(device) for found in by_kind]
+        on_device = [r for r in history if r.device == device]
+        # On a CPU another count of threads is another measurement, or another machine with a CPU of this name.
+        alike = tuple(r for r in on_device if r.on_gpu or r.threads == on_device[-1].threads)
+        older = len(group) - kept + len(on_device) - len(alike)
+        cards.append(Card(verify, *timed, build, mutants, alike, older))
+    return cards
 
 
 def direction_rank(direction: str) -> int:
@@ -198,4 +210,4 @@ def elements_of(measurement: Measurement) -> float | None:
 
 def noise_bounds(timing: Timing) -> tuple[float, float]:
     """Returns the times, in microseconds, between which the noise of a timing reaches; both positive."""
-    return timing.median_us * max(1 - timing.noise, 0.05), timing.median_us * (1 + timing.noise)
+    return timing.median_us * max(1 - timing.noise, 0.05), timing.median_us * (1 + max(timing.noise, 0))

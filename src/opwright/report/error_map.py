@@ -10,11 +10,11 @@ from opwright.records import CaseError, Check
 from opwright.report.cards import Card
 from opwright.report.heat import Cell, draw_map
 from opwright.report.quantities import plural, round_to
-from opwright.report.rows import shorten
+from opwright.report.rows import label_width, shorten
 from opwright.report.svg import Picture, Table
 
 _MOST_KINDS = 6  # of one check: those nearest to their allowance
-_LABELS, _LABEL_LETTERS = 230.0, 38  # width of the labels, and letters that fit
+_LABEL_LETTERS = 38
 _DTYPES = ("f32", "f64", "f16", "bf16")
 
 
@@ -40,7 +40,8 @@ def draw_errors(card: Card, name: str) -> Picture | None:
     dtypes = sorted({dtype for found in detailed for dtype in found.dtypes}, key=_rank)
     rows = [row for found in detailed for row in found.rows(dtypes)]
     table = Table(["check", "input", *(f"{dtype}: ulp, error / allowance" for dtype in dtypes)], rows)
-    svgs = [found.draw(f"{name}-{i}") for i, found in enumerate(detailed)]
+    left = label_width([kind for found in detailed for kind in found.kinds], _LABEL_LETTERS)
+    svgs = [found.draw(f"{name}-{i}", left) for i, found in enumerate(detailed)]
     if any(found.left_out for found in detailed):
         caption += f" Of each check the {_MOST_KINDS} kinds of input that come nearest to their allowance are shown."
     return Picture("Error map", caption, svgs, columns=min(2, len(svgs)), table=table)
@@ -64,7 +65,7 @@ class _Map:
         self.kinds = sorted(nearest, key=lambda kind: -nearest[kind])[:_MOST_KINDS]
         self.left_out = len(nearest) - len(self.kinds)
 
-    def draw(self, name: str) -> str:
+    def draw(self, name: str, left: float) -> str:
         cells = {
             (self.kinds.index(kind), self.dtypes.index(dtype)): _cell(*errors)
             for (kind, dtype), errors in self.found.items()
@@ -73,7 +74,7 @@ class _Map:
         title = f"{self.check.title}: largest error in ulp"
         told = f"{plural(len(self.check.errors), 'case')}; nearest to its allowance: {self.kinds[0]}."
         labels = [shorten(kind, _LABEL_LETTERS) for kind in self.kinds]
-        return draw_map(name, title, told, labels, self.dtypes, cells, f"{self.check.title}, by dtype", _LABELS, 70.0)
+        return draw_map(name, title, told, labels, self.dtypes, cells, f"{self.check.title}, by dtype", left, 70.0)
 
     def rows(self, dtypes: Sequence[str]) -> list[list[str]]:
         return [
@@ -84,14 +85,15 @@ class _Map:
     def _write(self, errors: tuple[float, float] | None) -> str:
         if errors is None:
             return ""
-        return f"{round_to(errors[0])}, {'infinite' if math.isinf(errors[1]) else round_to(errors[1])}"
+        ulp, ratio = errors
+        return "infinite" if math.isinf(ratio) else f"{round_to(ulp)}, {round_to(ratio)}"
 
 
 def _draw_checks(card: Card, checks: Sequence[Check], name: str) -> str:
     cells = {(i, 0): _cell(check.worst_ulp, check.worst_ratio or 0.0) for i, check in enumerate(checks)}
     told = f"Largest errors of {plural(len(checks), 'check')}, over all inputs and dtypes."
     names = [check.title for check in checks]
-    return draw_map(name, f"{card.name}: largest errors", told, names, ["all dtypes"], cells, "by check", _LABELS)
+    return draw_map(name, f"{card.name}: largest errors", told, names, ["all dtypes"], cells, "by check", label_width(names))
 
 
 def _cell(ulp: float | None, ratio: float) -> Cell:

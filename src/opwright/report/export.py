@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,7 +24,21 @@ _ABOVE, _BELOW = 42.0, 24.0  # pixels for the heading and for the origin
 _HEADING_LETTER, _LETTER = 8.2, 5.9  # their widths, on the generous side
 
 
-def write_svg(records: Sequence[Record], folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class File:
+    """A picture that was written.
+
+    Attributes:
+        operator: whose it is, with the machine where that has to be said.
+        told: what it shows, in words.
+    """
+
+    path: Path
+    operator: str
+    told: str
+
+
+def write_svg(records: Sequence[Record], folder: Path) -> list[File]:
     """Writes each picture as `<operator>-<picture>.svg`, with its own colours for light and dark.
 
     Raises:
@@ -31,7 +47,7 @@ def write_svg(records: Sequence[Record], folder: Path) -> list[Path]:
     return _write(records, folder, "svg", str.encode, is_dark_too=True)
 
 
-def write_png(records: Sequence[Record], folder: Path) -> list[Path]:
+def write_png(records: Sequence[Record], folder: Path) -> list[File]:
     """Writes each picture as `<operator>-<picture>.png`, in the light colours.
 
     Raises:
@@ -52,14 +68,15 @@ def write_png(records: Sequence[Record], folder: Path) -> list[Path]:
 
 def _write(
     records: Sequence[Record], folder: Path, ending: str, convert: Callable[[str], bytes], *, is_dark_too: bool
-) -> list[Path]:
+) -> list[File]:
     cards = collect_cards(records)
     folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
+    written: list[File] = []
     for index, card in enumerate(cards, start=1):
-        # The number keeps apart an operator on two machines.
-        several = sum(other.name == card.name for other in cards) > 1
+        # The number keeps apart an operator on two machines, and names that differ in their signs alone.
+        several = sum(slug_of(other) == slug_of(card) for other in cards) > 1
         slug = slug_of(card) + (f"-{index}" if several else "")
+        operator = card.name + (f" on {card.place}" if len({other.place for other in cards}) > 1 else "")
         origin = f"{card.place}, PyTorch {card.machine.torch}, {date(card.created)[:10]}, Opwright {__version__}"
         for kind, picture in draw_all(card, slug).items():
             heading = f"{card.name}: {picture.title[0].lower()}{picture.title[1:]}"
@@ -67,8 +84,13 @@ def _write(
                 number = f"-{i}" if len(picture.svg) > 1 else ""
                 path = folder / f"{slug}-{kind}{number}.{ending}"
                 path.write_bytes(convert(stand_alone(svg, heading, origin, is_dark_too=is_dark_too)))
-                written.append(path)
+                written.append(File(path, operator, f"{heading}. {_description(svg)}"))
     return written
+
+
+def _description(svg: str) -> str:
+    found = re.search(r"<desc[^>]*>([^<]*)</desc>", svg)
+    return unescape(unescape(found[1])) if found else ""
 
 
 def stand_alone(svg: str, heading: str, origin: str, *, is_dark_too: bool) -> str:

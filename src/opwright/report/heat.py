@@ -9,10 +9,11 @@ from statistics import median
 from opwright.records import Measurement
 from opwright.report.cards import Card, elements_of, size_of
 from opwright.report.quantities import BYTES, COUNT, percent, plural, with_unit
+from opwright.report.rows import label_width
 from opwright.report.svg import Picture, drawing, element, text, tooltip
 
 _WIDTH, _ROW, _TOP = 1100.0, 26.0, 42.0
-_STRONGEST = 0.62  # opacity of a full cell: text stays readable on it
+STRONGEST = 0.62  # opacity of a full cell: text stays readable on it
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def draw_heat(card: Card, name: str) -> Picture | None:
     cells = {at: _cell(inside) for at, inside in found.items()}
     shares = [m.roof_share for m in measured if m.roof_share is not None]
     told = f"{plural(len(measured), 'input')}, {percent(min(shares))} to {percent(max(shares))} of the copy bandwidth."
-    svg = draw_map(name, f"{card.name}: share of the roof", told, rows, columns, cells, "elements" if by_elements else "bytes moved")
+    svg = draw_map(name, f"{card.name}: share of the roof", told, rows, columns, cells, "elements" if by_elements else "bytes moved", label_width(rows))
     several = " Of several inputs of one size a cell gives the median." if any(len(f) > 1 for f in found.values()) else ""
     caption = f"Share of the copy bandwidth measured on this {'GPU' if card.on_gpu else 'machine'}; dashed cells fit the cache.{several}"
     return Picture("Share of the roof", caption, [svg])
@@ -69,7 +70,7 @@ def draw_map(
     columns: Sequence[str],
     cells: dict[tuple[int, int], Cell],
     axis_title: str,
-    label_width: float = 190.0,
+    left: float,
     widest: float = 120.0,
 ) -> str:
     """Draws a map of cells; where there is no cell, nothing is known.
@@ -77,27 +78,28 @@ def draw_map(
     Args:
         name: what the identifiers in the drawing start with.
         cells: by row and column.
+        left: room for the labels of the rows.
         widest: the most that a cell is wide.
     """
-    width = min((_WIDTH - label_width - 8) / len(columns), widest)
-    middles = [label_width + (i + 0.5) * width for i in range(len(columns))]
+    width = min((_WIDTH - left - 8) / len(columns), widest)
+    middles = [left + (i + 0.5) * width for i in range(len(columns))]
     tops = [_TOP + j * _ROW for j in range(len(rows))]
     heads = [text(x, _TOP - 8, column) for x, column in zip(middles, columns)]
-    labels = [text(label_width - 10, y + _ROW / 2 + 4, row) for y, row in zip(tops, rows)]
+    labels = [text(left - 10, y + _ROW / 2 + 4, row) for y, row in zip(tops, rows)]
     fields = [_draw_cell(cell, middles[i] - width / 2, tops[j], width) for (j, i), cell in cells.items()]
     drawn = [
-        text(label_width, 13, axis_title, class_="axis-title"),
+        text(left, 13, axis_title, class_="axis-title"),
         element("g", *heads, class_="tick", text_anchor="middle"),
         element("g", *labels, text_anchor="end"),
         element("g", *fields, class_="cells"),
     ]
-    used = label_width + len(columns) * width + 8
+    used = left + len(columns) * width + 8
     height = _TOP + len(rows) * _ROW + 6
     return drawing(name, max(used, 520.0), height, title, description, *drawn)
 
 
 def _draw_cell(cell: Cell, x: float, y: float, width: float) -> str:
-    opacity = f"{_STRONGEST * max(0.0, min(cell.strength, 1.0)):.2f}"
+    opacity = f"{STRONGEST * max(0.0, min(cell.strength, 1.0)):.2f}"
     across = round(width - 3, 1)
     outline = f"M{round(x + 1.5, 1):g} {y + 1.5:g}h{across:g}v{_ROW - 3:g}h{-across:g}z"
     kind = "bad" if cell.is_bad else "dashed" if cell.is_hollow else None

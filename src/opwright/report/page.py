@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import jinja2
@@ -13,10 +12,10 @@ import jinja2
 from opwright import __version__
 from opwright.records import BenchRecord, Record
 from opwright.report.cards import Card, collect_cards
-from opwright.report.conditions import tell_conditions, tell_process
+from opwright.report.conditions import tell_conditions, tell_mutants, tell_process
 from opwright.report.coverage import cover
 from opwright.report.pictures import draw_all, slug_of
-from opwright.report.quantities import TIME, date, percent, plural, round_to, with_unit
+from opwright.report.quantities import TIME, date, plural, round_to, with_unit
 from opwright.report.svg import Picture
 from opwright.report.tables import (
     count_outcomes,
@@ -24,14 +23,18 @@ from opwright.report.tables import (
     list_base,
     list_checks,
     list_inputs,
+    overlook,
     tell_memory,
     warn,
 )
 from opwright.report.verdict import judge, verdict
 
 
-def write_report(records: Sequence[Record], path: Path) -> Path:
+def write_report(records: Sequence[Record], path: Path, skipped: Sequence[str] = ()) -> Path:
     """Writes records as one HTML file that needs nothing beside it, and no network.
+
+    Args:
+        skipped: what was left out, and why: the page says so.
 
     Returns:
         The path of the file.
@@ -40,11 +43,11 @@ def write_report(records: Sequence[Record], path: Path) -> Path:
         RecordError: there are no records.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(records), encoding="utf-8")
+    path.write_text(render(records, skipped), encoding="utf-8")
     return path
 
 
-def render(records: Sequence[Record]) -> str:
+def render(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
     """Returns records as an HTML page.
 
     Raises:
@@ -62,6 +65,8 @@ def render(records: Sequence[Record]) -> str:
     return environment.get_template("report.html.j2").render(
         version=__version__,
         verdict=verdict(records),
+        skipped=skipped,
+        overview=overlook(cards),
         fails=any(card.fails or card.refusal for card in cards),
         machines=_list_machines(cards, records),
         names_places=len({card.place for card in cards}) > 1,
@@ -83,7 +88,6 @@ def _list_machines(cards: Sequence[Card], records: Sequence[Record]) -> list[lis
 def _show(card: Card, index: int) -> dict[str, Any]:
     anchor = f"{slug_of(card)}-{index}"
     host_us = card.bench.host_us if card.bench else {}
-    outside, _ = card.roof_shares()
     return {
         "anchor": anchor,
         "name": card.name,
@@ -102,19 +106,10 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "conditions": tell_conditions(card.bench) if card.bench and card.measurements else "",
         "memory": tell_memory(card),
         "cases": f"{card.cases:,}" if card.verify else "",
-        "speedups": _speedups(card),
-        "share": percent(median(outside)) if outside and not card.fails else "",
         "base": card.base,
         "base_rows": list_base(card),
         "pictures": [(picture, _encode(picture)) for picture in draw_all(card, f"p{index}").values()],
     }
-
-
-def _speedups(card: Card) -> dict[str, str]:
-    if card.fails:  # a wrong kernel has no speed
-        return {}
-    medians = {name: card.median_speedup_over(name) for name in card.baselines}
-    return {name: f"{round_to(ratio)}x" for name, ratio in medians.items() if ratio is not None}
 
 
 def _tell_origin(card: Card) -> list[str]:
@@ -123,9 +118,11 @@ def _tell_origin(card: Card) -> list[str]:
         verify = card.verify
         backends = ", ".join(verify.backends) or "none"
         took = with_unit(verify.seconds * 1e6, TIME)
-        details = "; ".join(filter(None, [f"backends: {backends}", tell_process(verify)]))
+        details = "; ".join(filter(None, [f"backends: {backends}", tell_process(verify), tell_mutants(card.mutants)]))
         told.append(f"verified {date(verify.created)} in {took} ({details})")
-    if card.bench:
+    if card.refusal:
+        told.append(f"refused by bench {date(card.created)}")
+    elif card.bench:
         bench = card.bench
         place = f"on {card.place}" if bench.on_gpu else plural(bench.threads, "thread")
         told.append(

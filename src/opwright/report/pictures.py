@@ -17,6 +17,7 @@ from opwright.report.sizes import draw_sizes
 from opwright.report.speedups import draw_speedups
 from opwright.report.svg import Picture
 
+_LONGEST_SLUG = 100
 _KINDS = {
     "speed-ups": draw_speedups,
     "roofline": draw_roofline,
@@ -43,5 +44,5 @@ def draw_all(card: Card, name: str) -> dict[str, Picture]:
 
 
 def slug_of(card: Card) -> str:
-    """Returns the name of an operator as files and anchors have it."""
-    return re.sub(r"[^a-z0-9]+", "-", card.name.lower()).strip("-") or "operator"
+    """Returns the name of an operator as files and anchors have it; not of one operator alone."""
+    return re.sub(r"[^a-z0-9]+", "-", card.name.lower())[:_LONGEST_SLUG].strip("-") or "operator"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 
+_LAST_SECOND = 253402300799  # of the year 9999
 Units = tuple[tuple[float, str], ...]
 
 TIME: Units = ((1e-3, "ns"), (1.0, "µs"), (1e3, "ms"), (1e6, "s"))
@@ -33,7 +34,8 @@ def round_to(value: float, digits: int = 3) -> str:
 def with_unit(value: float, units: Units, digits: int = 3) -> str:
     """Writes a number in the largest unit that leaves at least 1 before the point."""
     scaled, unit = _scale(value, units)
-    return f"{round_to(scaled, digits)} {unit}".rstrip()
+    is_whole = unit == units[0][1] and units[0][0] == 1 and scaled == int(scaled)  # of what is counted: 48 B, not 48.0 B
+    return f"{int(scaled) if is_whole else round_to(scaled, digits)} {unit}".rstrip()
 
 
 def tick_with_unit(value: float, units: Units) -> str:
@@ -53,7 +55,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def date(seconds: float) -> str:
-    """Writes a time stamp, seconds since 1970, in UTC."""
+    """Writes a time stamp, seconds since 1970, in UTC; one that is no time as the nearest that is."""
+    seconds = min(max(seconds, 0), _LAST_SECOND)
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 

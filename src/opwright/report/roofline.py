@@ -18,7 +18,6 @@ _LEFT, _RIGHT, _BOTTOM = 66.0, 1084.0, _HEIGHT - 46
 _LETTER = 6.6  # width of a letter of a label, on the generous side
 _APART = 9.0  # pixels between two inputs
 _STYLES = ("c0", "c2", "c3", "c4", "c5", "c6")  # c1, grey, is the baseline's
-_BASELINE = "eager"
 _MOST = 32  # inputs: more would have to stand so far from their intensity that they cross the roofs
 
 
@@ -28,15 +27,16 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
     Args:
         name: what the identifiers in the drawing start with.
     """
-    every = [m for m in card.measurements if m.flop and m.bytes_moved > 0]
+    every = [m for m in card.measurements if m.flop and m.flop > 0 and m.bytes_moved > 0]
     if not every:
         return None
     measured = every if len(every) <= _MOST else _largest(every)
     machine = card.machine
     groups = list(dict.fromkeys(f"{m.direction} {m.dtype}" for m in measured))
-    legend, rows = _draw_legend(groups)
+    baseline = card.baseline
+    legend, rows = _draw_legend(groups, baseline)
     x = _intensity_scale(measured, machine)
-    y = _rate_scale(measured, machine, top=34.0 + 20 * rows)
+    y = _rate_scale(measured, machine, baseline, top=34.0 + 20 * rows)
     true_places = [x(intensity(m)) for m in measured]
     places = spread(true_places, _APART, x.start + 8, x.end - 8)
     is_moved = any(abs(place - true) > _APART / 2 for place, true in zip(places, true_places))
@@ -45,7 +45,7 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
         _WIDTH,
         _HEIGHT,
         f"{card.name}: roofline",
-        _describe(measured, machine),
+        _describe(measured, machine, baseline),
         draw_axes(
             x,
             y,
@@ -55,10 +55,13 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
             lambda value: f"{value:,.3g}" if value < 1e3 else f"{value:,.0f}",
         ),
         *_draw_roofs(machine, x, y),
-        *(_draw_move(m, at, y, groups.index(f"{m.direction} {m.dtype}")) for m, at in zip(measured, places)),
+        *(
+            _draw_move(m, baseline, at, y, groups.index(f"{m.direction} {m.dtype}"))
+            for m, at in zip(measured, places)
+        ),
         legend,
     )
-    caption = _explain(machine, is_moved)
+    caption = _explain(machine, baseline, is_moved)
     if len(measured) < len(every):
         caption += f" Of {len(every)} inputs, the largest of each direction, dtype and intensity."
     return Picture("Roofline", caption, [svg], specify_roofline(card, measured))
@@ -79,10 +82,10 @@ def intensity(measurement: Measurement) -> float:
     return (measurement.flop or 0) / measurement.bytes_moved
 
 
-def _rates(measurement: Measurement) -> tuple[float, float | None]:
+def _rates(measurement: Measurement, baseline: str) -> tuple[float, float | None]:
     """Returns the rates of Opwright and of the baseline, in GFLOP/s."""
     flop = measurement.flop or 0
-    before = measurement.time_of(_BASELINE)
+    before = measurement.time_of(baseline)
     after = rate_gflop_s(flop, measurement.timings[0].median_us)
     return after, rate_gflop_s(flop, before) if before else None
 
@@ -96,8 +99,8 @@ def _intensity_scale(measured: Sequence[Measurement], machine: Machine) -> LogSc
     return log_scale(values, _LEFT, _RIGHT, margin=2, ratio=100)
 
 
-def _rate_scale(measured: Sequence[Measurement], machine: Machine, top: float) -> LogScale:
-    values = [rate for m in measured for rate in _rates(m) if rate]
+def _rate_scale(measured: Sequence[Measurement], machine: Machine, baseline: str, top: float) -> LogScale:
+    values = [rate for m in measured for rate in _rates(m, baseline) if rate]
     if machine.compute_gflops:
         values.append(machine.compute_gflops)
     elif machine.copy_gb_s:
@@ -105,10 +108,12 @@ def _rate_scale(measured: Sequence[Measurement], machine: Machine, top: float) -
     return log_scale(values, _BOTTOM, top, margin=1.7)
 
 
-def _draw_legend(groups: Sequence[str]) -> tuple[str, int]:
+def _draw_legend(groups: Sequence[str], baseline: str) -> tuple[str, int]:
     """Returns what each mark stands for, and how many rows that takes."""
     drawn, left, row = [], _LEFT, 0
-    for i, group in enumerate([_BASELINE, *groups]):
+    for i, group in enumerate([baseline, *groups]):
+        if not group:
+            continue
         width = 30 + len(group) * _LETTER
         if left + width > _RIGHT:
             left, row = _LEFT, row + 1
@@ -163,9 +168,9 @@ def _label_slope(ends: Sequence[Point], label: str) -> str:
     )
 
 
-def _draw_move(measurement: Measurement, at: float, y: LogScale, group: int) -> str:
-    after, before = _rates(measurement)
-    parts = [tooltip(_tell(measurement))]
+def _draw_move(measurement: Measurement, baseline: str, at: float, y: LogScale, group: int) -> str:
+    after, before = _rates(measurement, baseline)
+    parts = [tooltip(_tell(measurement, baseline))]
     if before is not None:
         tail, head = y(before), y(after)
         parts.append(line((at - 3.2, tail), (at + 3.2, tail), class_="tail"))
@@ -180,20 +185,20 @@ def _draw_move(measurement: Measurement, at: float, y: LogScale, group: int) -> 
     return element("g", *parts, class_=_style(group))
 
 
-def _tell(measurement: Measurement) -> str:
-    after, before = _rates(measurement)
+def _tell(measurement: Measurement, baseline: str) -> str:
+    after, before = _rates(measurement, baseline)
     told = f"{measurement.direction} {measurement.case}: {with_unit(after, COMPUTE)}"
     if before is not None:
-        told += f", {_BASELINE} {with_unit(before, COMPUTE)}"
+        told += f", {baseline} {with_unit(before, COMPUTE)}"
     return f"{told}, at {round_to(intensity(measurement))} FLOP/byte"
 
 
-def _describe(measured: Sequence[Measurement], machine: Machine) -> str:
-    after = [_rates(m)[0] for m in measured]
-    before = [rate for m in measured if (rate := _rates(m)[1]) is not None]
+def _describe(measured: Sequence[Measurement], machine: Machine, baseline: str) -> str:
+    after = [_rates(m, baseline)[0] for m in measured]
+    before = [rate for m in measured if (rate := _rates(m, baseline)[1]) is not None]
     told = f"{plural(len(measured), 'input')}. Opwright: {with_unit(min(after), COMPUTE)} to {with_unit(max(after), COMPUTE)}."
     if before:
-        told += f" {_BASELINE}: {with_unit(min(before), COMPUTE)} to {with_unit(max(before), COMPUTE)}."
+        told += f" {baseline}: {with_unit(min(before), COMPUTE)} to {with_unit(max(before), COMPUTE)}."
     if machine.copy_gb_s:
         told += f" Roof of memory: {with_unit(machine.copy_gb_s, RATE)}."
     if machine.compute_gflops:
@@ -201,8 +206,9 @@ def _describe(measured: Sequence[Measurement], machine: Machine) -> str:
     return told
 
 
-def _explain(machine: Machine, is_moved: bool) -> str:
-    told = f"Each arrow leads from {_BASELINE} (grey bar) to Opwright (mark) on one input; hollow marks fit the cache."
+def _explain(machine: Machine, baseline: str, is_moved: bool) -> str:
+    told = f"Each arrow leads from {baseline} (grey bar) to Opwright (mark)" if baseline else "Each mark is Opwright"
+    told += " on one input; hollow marks fit the cache."
     if not machine.copy_gb_s and not machine.compute_gflops:
         told += " The roofs of this machine were not measured."
     elif not machine.copy_gb_s or not machine.compute_gflops:

@@ -61,8 +61,7 @@ def draw_rows(
         ticks: values of the axis and how they are written.
         rule: a value to draw a strong line at.
     """
-    letters = max((len(shorten(row.label)) for row in rows if isinstance(row, Row)), default=0)
-    left = max(20 + _LETTER * letters, _NARROWEST)
+    left = label_width([row.label for row in rows if isinstance(row, Row)])
 
     def at(value: float) -> float:
         return left + x(value) * (_RIGHT - left)
@@ -88,6 +87,12 @@ def draw_rows(
     drawn.append(element("g", *labels, text_anchor="end"))
     drawn.append(element("g", *notes, class_="values"))
     return drawing(name, WIDTH, height, title, description, *drawn)
+
+
+def label_width(labels: Sequence[str], letters: int = _LABEL_LETTERS) -> float:
+    """Returns the room that labels need, shortened to so many letters."""
+    longest = max((len(shorten(label, letters)) for label in labels), default=0)
+    return max(20 + _LETTER * longest, _NARROWEST)
 
 
 def linear(limit: float) -> Callable[[float], float]:
@@ -117,5 +122,8 @@ def _draw_bar(row: Row, y: float, at: Callable[[float], float]) -> str:
 
 
 def shorten(label: str, letters: int = _LABEL_LETTERS) -> str:
-    """Returns a label that fits beside the bars; the tooltip has all of it."""
-    return label if len(label) <= letters else f"{label[: letters - 1]}…"
+    """Returns a label that fits, without its middle: inputs often differ at the end alone. The tooltip has all of it."""
+    if len(label) <= letters:
+        return label
+    end = (letters - 1) * 2 // 5
+    return f"{label[: letters - 1 - end]}…{label[len(label) - end :]}"

@@ -11,8 +11,9 @@ from opwright.report.quantities import plural
 from opwright.report.rows import shorten
 from opwright.report.svg import Picture, drawing, element, line, text, tooltip
 
-_WIDTH, _LEFT, _TOP, _ROW, _HEADING, _GAP = 1100.0, 300.0, 50.0, 15.0, 26.0, 18.0
+_WIDTH, _LEFT, _TOP, _ROW, _HEADING, _GAP = 1100.0, 330.0, 50.0, 15.0, 26.0, 18.0
 _SPREADS = (1.25, 1.5, 2.0, 4.0)  # a strip reaches from the median over one of these to the median times it
+_LETTERS = 50  # of an input, left of its strips
 _HELD = 0.99  # so that this share of the samples lies inside
 
 
@@ -40,7 +41,7 @@ def draw_samples(card: Card, name: str) -> Picture | None:
             group = f"{m.direction} {m.dtype}"
             drawn.append(text(8, y + _HEADING - 9, group, class_="panel-title"))
             y += _HEADING
-        shown = shorten(m.case)
+        shown = shorten(m.case, _LETTERS)
         tip = [] if shown == m.case else [tooltip(m.case)]
         drawn.append(element("g", *tip, text(_LEFT - 10, y + 11, shown, class_="case", text_anchor="end")))
         for timing in m.timings:

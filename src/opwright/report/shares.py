@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from opwright.records import Measurement
 from opwright.report.cards import Card
 from opwright.report.quantities import RATE, percent, plural, rate_gb_s, with_unit
+from opwright.report.rows import shorten
 from opwright.report.svg import Picture, drawing, element, line, text, tooltip
 from opwright.report.vega import specify_shares
 
@@ -15,7 +16,6 @@ _ROW, _HEADING = 19.0, 27.0
 _LONGEST = 2.0  # bars end here, in shares of the roof; their number is written beside them
 _LETTERS = 50
 _VALUE = 46.0  # width of a number beside a bar
-_BASELINE = "eager"
 
 
 def draw_shares(card: Card, name: str) -> Picture | None:
@@ -24,7 +24,7 @@ def draw_shares(card: Card, name: str) -> Picture | None:
     Args:
         name: what the identifiers in the drawing start with.
     """
-    measured = [m for m in card.measurements if not m.flop and m.bytes_moved > 0]
+    measured = [m for m in card.measurements if (m.flop or 0) <= 0 and m.bytes_moved > 0]
     if not measured:
         return None
     strip = _Strip(card, measured)
@@ -39,7 +39,7 @@ class _Strip:
     """Bars in shares of the measured copy bandwidth, or in GB/s where it was not measured."""
 
     def __init__(self, card: Card, measured: Sequence[Measurement]) -> None:
-        self.measured = measured
+        self.measured, self.baseline = measured, card.baseline
         self.copy_gb_s = card.machine.copy_gb_s
         self.place = "GPU" if card.on_gpu else "machine"
         longest = max(length for m in measured for length in self._lengths(m) if length is not None)
@@ -69,12 +69,13 @@ class _Strip:
         told = f"{plural(len(lengths), 'input')}. Opwright: {self._write(min(lengths))} to {self._write(max(lengths))}."
         before = [length for m in self.measured if (length := self._lengths(m)[1]) is not None]
         if before:
-            told += f" {_BASELINE}: {self._write(min(before))} to {self._write(max(before))}."
+            told += f" {self.baseline}: {self._write(min(before))} to {self._write(max(before))}."
         return told
 
     def explain(self) -> str:
         """Tells a reader what the bars show."""
-        told = f"Bars: Opwright; short lines: {_BASELINE}; outlined bars fit the cache."
+        lines = f"; short lines: {self.baseline}" if self.baseline else ""
+        told = f"Bars: Opwright{lines}; outlined bars fit the cache."
         if self.copy_gb_s:
             told += (
                 f" 100 % is copying at {with_unit(self.copy_gb_s, RATE)}, as measured on this {self.place}."
@@ -86,7 +87,7 @@ class _Strip:
     def _lengths(self, measurement: Measurement) -> tuple[float, float | None]:
         """Returns the lengths of Opwright's bar and of the baseline's."""
         unit = self.copy_gb_s or 1.0
-        before = measurement.time_of(_BASELINE)
+        before = measurement.time_of(self.baseline)
         ours = rate_gb_s(measurement.bytes_moved, measurement.timings[0].median_us) / unit
         return ours, rate_gb_s(measurement.bytes_moved, before) / unit if before else None
 
@@ -115,9 +116,8 @@ class _Strip:
         ours, before = self._lengths(measurement)
         end, middle = self._x(ours), y + _ROW / 2
         parts = [tooltip(f"{measurement.direction} {measurement.case}: {self._write(ours)}")]
-        parts.append(
-            text(_LEFT - 10, middle + 4, _shorten(measurement.case), class_="case", text_anchor="end")
-        )
+        case = shorten(measurement.case, _LETTERS)
+        parts.append(text(_LEFT - 10, middle + 4, case, class_="case", text_anchor="end"))
         parts.append(
             element(
                 "rect",
@@ -141,7 +141,3 @@ class _Strip:
             end = roof
         beside = end + 7
         return text(beside, y + _ROW / 2 + 4, self._write(ours), class_="value")
-
-
-def _shorten(case: str) -> str:
-    return case if len(case) <= _LETTERS else f"{case[: _LETTERS - 1]}…"

@@ -9,13 +9,14 @@ from opwright.records import Measurement, Timing
 from opwright.report.axes import draw_axes
 from opwright.report.cards import Card, elements_of, noise_bounds
 from opwright.report.quantities import BYTES, COUNT, TIME, percent, plural, tick_with_unit, with_unit
+from opwright.report.rows import shorten
 from opwright.report.scales import log_scale, spread
 from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, text, tooltip
 from opwright.report.vega import specify_sizes
 
 _PAGE_WIDTH = 1120
 _GAP = 24
-_LABELS = 84  # room at the right for the names of the lines
+_LABEL_LETTERS, _LETTER = 16, 6.6  # of the names at the right of the lines
 _LABEL_GAP = 13
 _VISIBLE = 7  # a noise bar shorter than this lies under its point
 
@@ -68,7 +69,9 @@ class _Panels:
             times.append(self.host_us)
         if self.launch_us:
             times.append(self.launch_us)
-        self.x = log_scale([_size(m, by_elements) for m in measured], 58, width - _LABELS, 1.25)
+        names = [shorten(name, _LABEL_LETTERS) for name in (*self.candidates, "launch")]
+        room = 18 + _LETTER * max(map(len, names))
+        self.x = log_scale([_size(m, by_elements) for m in measured], 58, width - room, 1.25)
         self.y = log_scale(times, self.height - 46, 46, 1.3)
 
     def draw(self, index: int, group: tuple[tuple[str, str], list[Measurement]]) -> str:
@@ -139,8 +142,10 @@ class _Panels:
         if self.copy_gb_s:
             floor = [(_size(m, self.by_elements), m.bytes_moved / self.copy_gb_s / 1e3) for m in measured]
             slope = [(self.x(size), self.y(time)) for size, time in _median_by_size(floor)]
-            if len(slope) > 1:
-                drawn.append(path(slope, class_="bound"))
+            if len(slope) == 1:  # a dash, where there is no other size to go on to
+                (x, y), *_ = slope
+                slope = [(x - 12, y), (x + 12, y)]
+            drawn.append(path(slope, class_="bound"))
             if slope[-1][1] <= self.y.start:
                 ends.append(("copy", "bound-label", slope[-1]))
         host_us = self.host_us if direction == "forward" else None
@@ -157,7 +162,7 @@ class _Panels:
         for (name, style, (x, y)), place in zip(ends, places):
             left = self.x.end + 12
             drawn.append(path([(x + 5, y), (left - 6, place), (left - 2, place)], class_="leader"))
-            drawn.append(text(left, place + 3.5, _shorten(name), class_=f"line-label {style}"))
+            drawn.append(text(left, place + 3.5, shorten(name, _LABEL_LETTERS), class_=f"line-label {style}"))
         return drawn
 
     def _describe(self, measured: Sequence[Measurement]) -> str:
@@ -199,7 +204,3 @@ def _median_by_size(points: Sequence[tuple[float, float]]) -> list[tuple[float, 
     for size, time in points:
         groups.setdefault(size, []).append(time)
     return [(size, median(times)) for size, times in sorted(groups.items())]
-
-
-def _shorten(name: str) -> str:
-    return name if len(name) <= 13 else f"{name[:12]}…"

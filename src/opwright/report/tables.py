@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from opwright.records import BenchRecord, Measurement, Record, Timing
+from opwright.records import BenchRecord, Check, Measurement, Record, Timing
 from opwright.report.cards import Card
 from opwright.report.conditions import is_busy
 from opwright.report.history import has_history
@@ -23,6 +25,36 @@ from opwright.report.quantities import (
 )
 
 _NOISY = 0.05  # a noise above this is pointed out
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A row for each card, with its speed-ups over those that any card was compared with.
+
+    Attributes:
+        rivals: "eager", "compile", and "fastest other", for the fastest of the peers of each operator.
+        speedups: for each card and rival; "" where there is none, as a wrong operator has no speed.
+        shares: of the copy bandwidth, on the inputs that do not fit the cache.
+    """
+
+    rivals: list[str]
+    speedups: list[list[str]]
+    shares: list[str]
+
+
+def overlook(cards: Sequence[Card]) -> Overview:
+    """Returns the medians of all cards."""
+    rows, shares = [], []
+    for card in cards:
+        peer = card.fastest_peer
+        ratios = {name: card.median_speedup_over(name) for name in ("eager", "compile", peer)}
+        told = {name: f"{round_to(ratio)}x" for name, ratio in ratios.items() if ratio is not None and not card.fails}
+        rows.append([told.get("eager", ""), told.get("compile", ""), f"{told[peer]} {peer}" if peer in told else ""])
+        outside, _ = card.roof_shares()
+        shares.append(percent(median(outside)) if outside and not card.fails else "")
+    names = ("eager", "compile", "fastest other")
+    used = [i for i in range(len(names)) if any(row[i] for row in rows)]
+    return Overview([names[i] for i in used], [[row[i] for i in used] for row in rows], shares)
 
 
 @dataclass(frozen=True)
@@ -45,13 +77,14 @@ class Rival:
 
     Attributes:
         is_noise: whether the difference to Opwright is within the noise of the two.
+        is_slower: whether Opwright is slower, and by more than that.
     """
 
     time: str
     noise: str
     speedup: str
     is_noise: bool
-    is_faster: bool
+    is_slower: bool
 
 
 @dataclass(frozen=True)
@@ -84,13 +117,18 @@ def list_checks(card: Card) -> list[CheckRow]:
             outcome=check.outcome,
             cases=f"{check.cases:,}" if check.outcome != "skipped" else "",
             worst_ulp="" if check.worst_ulp is None else f"{round_to(check.worst_ulp)} ulp",
-            worst_ratio="" if check.worst_ratio is None else round_to(check.worst_ratio),
-            ratio=check.worst_ratio,
+            worst_ratio="" if (ratio := _worst_ratio(check)) is None else "infinite" if math.isinf(ratio) else round_to(ratio),
+            ratio=ratio,
             time=with_unit(check.seconds * 1e6, TIME) if check.seconds else "",
             reason=check.reason,
         )
         for check in (card.verify.checks if card.verify else [])
     ]
+
+
+def _worst_ratio(check: Check) -> float | None:
+    """Returns the largest error over allowance, where JSON has null for infinite as well."""
+    return math.inf if any(error.ratio is None for error in check.errors) else check.worst_ratio
 
 
 def count_outcomes(card: Card) -> str:
@@ -139,7 +177,7 @@ def list_base(card: Card) -> list[list[str]]:
             with_unit(row.base_us, TIME),
             with_unit(row.now_us, TIME),
             f"{round_to(row.ratio)}x",
-            f"± {percent(row.visible, 2)}",
+            "none is" if math.isinf(row.visible) else f"± {percent(row.visible, 2)}",
             row.verdict,
         ]
         for row in (card.base.rows if card.base else [])
@@ -214,7 +252,7 @@ def warn(card: Card) -> list[str]:
             notes.append("This operator was not verified: its times are no result until it is.")
         if card.bench.refused and not card.refusal:
             notes.append(f"A rival was left out: {card.bench.refused}.")
-        if busy := is_busy(card.bench):
+        if not card.refusal and (busy := is_busy(card.bench)):
             load = f"{round_to(busy[0])} on {plural(busy[1], 'core')}"
             notes.append(f"The machine was busy when the benchmark ran: load average {load}.")
         noisy = sum(m.timings[0].noise > _NOISY for m in card.measurements)
@@ -247,13 +285,14 @@ def _compare(measurement: Measurement, candidate: str) -> Rival | None:
     speedup = measurement.speedup_over(candidate)
     if other is None or speedup is None:
         return None
+    is_noise = _is_noise(measurement, other)
     return Rival(
         time=with_unit(other.median_us, TIME),
         noise=f"± {percent(other.noise, 2)}"
         + (f", warm {_time(other.warm_us)}, host {_time(other.host_us)}" if other.warm_us else ""),
         speedup=f"{round_to(speedup)}x",
-        is_noise=_is_noise(measurement, other),
-        is_faster=speedup < 1,
+        is_noise=is_noise,
+        is_slower=speedup < 1 and not is_noise,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,18 +70,17 @@ def specify_roofline(card: Card, measured: Sequence[Measurement]) -> dict[str, A
         flop = m.flop or 0
         rate = rate_gflop_s(flop, m.timings[0].median_us)
         fact = _facts(m) | {"intensity": _short(flop / m.bytes_moved), "opwright": _short(rate)}
-        before = m.time_of("eager")
-        values.append(fact | ({"eager": _short(rate_gflop_s(flop, before))} if before else {}))
+        before = m.time_of(card.baseline)
+        values.append(fact | ({card.baseline: _short(rate_gflop_s(flop, before))} if before else {}))
     x, y = _log("intensity", "arithmetic intensity (FLOP/byte)"), _log("opwright", "GFLOP/s")
     colour = {"field": "dtype", "type": "nominal", "sort": None}
     shape = {"field": "direction", "type": "nominal", "sort": None}
     layers: list[dict[str, Any]] = [
-        {
-            "mark": "rule",
-            "encoding": {"x": x, "y": _log("eager"), "y2": {"field": "opwright"}, "color": colour},
-        },
-        {"mark": "point", "encoding": {"x": x, "y": y, "color": colour, "shape": shape}},
+        {"mark": "point", "encoding": {"x": x, "y": y, "color": colour, "shape": shape}}
     ]
+    if card.baseline:
+        moves = {"x": x, "y": _log(_path(card.baseline)), "y2": {"field": "opwright"}, "color": colour}
+        layers.insert(0, {"mark": "rule", "encoding": moves})
     roofs = _roofs(card, [value["intensity"] for value in values])
     if roofs:
         encoding = {"x": x, "y": _log("roof"), "order": {"field": "intensity"}}
@@ -101,7 +101,7 @@ def specify_shares(card: Card, measured: Sequence[Measurement]) -> dict[str, Any
     field, title = ("share", "share of the copy bandwidth") if copy_gb_s else ("gb_s", "GB/s")
     values = []
     for m in measured:
-        times = {"opwright": m.timings[0].median_us, "eager": m.time_of("eager")}
+        times = {"opwright": m.timings[0].median_us, card.baseline: m.time_of(card.baseline)}
         rates = {
             name: rate_gb_s(m.bytes_moved, time) / (copy_gb_s or 1.0) for name, time in times.items() if time
         }
@@ -115,7 +115,7 @@ def specify_shares(card: Card, measured: Sequence[Measurement]) -> dict[str, Any
         "title": f"{card.name}: {title}",
         "data": {"values": values},
         "transform": [
-            {"fold": ["opwright", "eager"], "as": ["candidate", field]},
+            {"fold": ["opwright", *([_path(card.baseline)] if card.baseline else [])], "as": ["candidate", field]},
             {"calculate": "datum.direction + ' ' + datum.case", "as": "input"},
         ],
         "width": 500,
@@ -136,6 +136,11 @@ def _facts(measurement: Measurement) -> dict[str, Any]:
         "case": measurement.case,
         "in_cache": measurement.in_cache,
     }
+
+
+def _path(name: str) -> str:
+    """Returns the name of a candidate as that of a field, where a point would lead into an object."""
+    return re.sub(r"([.\[\]])", r"\\\1", name)
 
 
 def _short(value: float) -> float:

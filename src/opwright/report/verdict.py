@@ -91,7 +91,8 @@ def _first_failure(card: Card) -> str:
 
 def _correctness(card: Card) -> str:
     if card.verify is None:
-        return "verified" if card.is_verified else "no record of verify" if card.refusal else "NOT verified"
+        untimed = card.refusal or card.bench is None
+        return "verified" if card.is_verified else "no record of verify" if untimed else "NOT verified"
     if not card.is_verified:
         return "NOT verified, no check ran"
     return f"right on {plural(card.cases, 'case')}"
@@ -99,9 +100,7 @@ def _correctness(card: Card) -> str:
 
 def _speed(card: Card) -> str:
     inputs = len(card.measurements)
-    rivals = [name for name in card.baselines if name in ("eager", "compile")]
-    peers = [name for name in card.baselines if name not in rivals]
-    rivals += sorted(peers, key=lambda name: card.median_speedup_over(name) or 0)[:1]  # the fastest peer
+    rivals = [name for name in card.baselines if name in ("eager", "compile", card.fastest_peer)]
     phrases = []
     for name in rivals:
         ratios = card.speedups_over(name)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt's numbers
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _PERTURB = -1, -3, -4, -6  # mallopt's numbers
 _NEVER = 2**31 - 1
 # Where glibc's own thresholds end up once a large block was freed, and its default number of mapped blocks.
 _USUAL = {_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 65536}
@@ -24,16 +24,22 @@ def _libc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None)
 
 
+def keep_memory() -> bool:
+    """Has the allocator keep what is freed, whatever a candidate has told it; False: it cannot be told."""
+    mallopt = _libc("mallopt")
+    return mallopt is not None and all([mallopt(_TRIM_THRESHOLD, _NEVER), mallopt(_MMAP_MAX, 0), mallopt(_PERTURB, 0)])
+
+
 @contextlib.contextmanager
 def kept_memory() -> Iterator[str]:
     """Has the allocator keep what is freed for the next call; yields "keeps", or "default" where it cannot be told."""
-    mallopt = _libc("mallopt")
-    if mallopt is None or not (mallopt(_TRIM_THRESHOLD, _NEVER) and mallopt(_MMAP_MAX, 0)):
+    if not keep_memory():
         yield "default"
         return
     try:
         yield "keeps"
     finally:
+        mallopt = _libc("mallopt")
         for option, value in _USUAL.items():
             mallopt(option, value)
         give_back()

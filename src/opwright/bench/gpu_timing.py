@@ -15,7 +15,7 @@ import torch
 
 from opwright.bench.clocks import perf_counter
 from opwright.bench.comparison import FEWEST_BLOCKS, compare
-from opwright.bench.timing import Timed, in_turn, no_garbage_collection, summarize
+from opwright.bench.timing import Timed, in_turn, no_garbage_collection, summarize, turns_of_block
 from opwright.records import Timing
 from opwright.verify.capture import capture
 
@@ -130,7 +130,8 @@ def time_on_gpu(
         seconds: the limit for each candidate, with all that a sample needs around it.
         before_block: called before each block of rounds.
         before_sample: called with the name of the candidate before each of its samples.
-        after_block: called after each block with what one more cold call of the first candidate has returned.
+        after_block: called once in each block, nobody knows when, with what one more cold call of the first candidate
+            has returned.
         beside: what takes its turns with the candidates, and is no candidate: a copy, whose time is `copy_us`.
     """
     lanes = {name: _Lane(calls, gpu) for name, calls in {**candidates, **(beside or {})}.items()}
@@ -143,13 +144,13 @@ def time_on_gpu(
     with no_garbage_collection():
         while rounds + _ROUNDS_IN_BLOCK <= _MOST_ROUNDS:
             before_block()
-            for _ in range(_ROUNDS_IN_BLOCK):
-                for name, lane in in_turn(lanes, rounds):
-                    before_sample(name)
-                    lane.sample_cold(rounds)
-                rounds += 1
-            before_sample(next(iter(candidates)))
-            after_block(ours.one_more())
+            for name, looks in turns_of_block(lanes, rounds, _ROUNDS_IN_BLOCK):
+                before_sample(name)
+                lane = lanes[name]
+                lane.sample_cold(0 if looks else len(lane.cold_us))
+                if looks:
+                    after_block(lane.take_back())
+            rounds += _ROUNDS_IN_BLOCK
             if rounds < FEWEST_BLOCKS * _ROUNDS_IN_BLOCK:
                 continue
             comparisons = [
@@ -195,14 +196,14 @@ class _Lane:
             call()
         self.gpu.wait()
 
-    def sample_cold(self, round_index: int) -> None:
-        call = self.calls[round_index % len(self.calls)]
+    def sample_cold(self, number: int) -> None:
+        call = self.calls[number % len(self.calls)]
         took_us, self._call_us = self._time(self.gpu.flush, lambda: None, call, 1)
         self.cold_us.append(took_us)
 
-    def one_more(self) -> object:
-        """Takes a cold sample that is not counted, and returns what the call has returned."""
-        self._time(self.gpu.flush, lambda: None, self.calls[0], 1)
+    def take_back(self) -> object:
+        """Does not count the last cold sample, and returns what its call has returned."""
+        self.cold_us.pop()
         return self._result
 
     def sample_warm(self) -> None:

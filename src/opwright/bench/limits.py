@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from opwright.bench.allocator import keep_memory
 from opwright.bench.clocks import perf_counter
 from opwright.bench.gpu_timing import Gpu, time_on_gpu
 from opwright.bench.timing import Timed, once, time_fresh, time_interleaved
@@ -78,15 +79,20 @@ class CpuBench:
     ) -> Timed:
         """Times candidates in turn, with other data in the inputs before each block of rounds."""
         first = {name: sets[0] for name, sets in calls.items()}
+
+        def prepare(name: str) -> None:
+            keep_memory()  # a candidate may have told the allocator otherwise
+            before_sample(name)
+
         timed = time_interleaved(
             first,
             seconds,
             precision=precision,
-            before_sample=before_sample,
+            before_sample=prepare,
             before_block=before_block,
             after_block=after_block,
         )
-        fresh = time_fresh(first, before_sample)
+        fresh = time_fresh(first, prepare)
         for timing in timed.timings:
             timing.fresh_us = fresh.get(timing.candidate)
         return timed

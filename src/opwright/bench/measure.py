@@ -116,14 +116,15 @@ def measure(
         runs("")
         refuse_deferred(name, results, work.values)
         cost = cost_of(direction, work, operator, results)
+        works = [work]
         for number in range(1, place.input_sets(cost.bytes_moved, len(candidates))):
-            another = Workload(direction, plan.make(number).values, operator)
+            works.append(Workload(direction, plan.make(number).values, operator))
             for n, function in candidates.items():
                 runs(n)
-                calls[n].append(another.bind(function))
+                calls[n].append(works[-1].bind(function))
         runs("opwright")
         before = [call() for call in calls["opwright"]] if settings.is_repeatable else []
-        check = _Rechecks(work, calls["opwright"][0], described, settings)
+        check = _Rechecks(work, calls["opwright"][0], described, settings, guard)
         timed = guard.run(
             place.time,
             calls,
@@ -139,7 +140,8 @@ def measure(
         check.at_the_end(timed.timings[0])
         runs("opwright")
         after = [call() for call in calls["opwright"]] if settings.is_repeatable else []
-        if not are_same(before, after):
+        changed = [(w, now) for w, was, now in zip(works, before, after, strict=False) if not are_same(was, now)]
+        if any(w.difference(now, settings.truth) for w, now in changed):
             raise NotVerifiedError(
                 name,
                 "its results changed while it was timed",
@@ -187,9 +189,9 @@ class _Rechecks:
     """Holds results to the reference while the call is timed, on other values at the same addresses."""
 
     def __init__(
-        self, work: Workload, call: Callable[[], list[Any]], case: str, settings: Settings
+        self, work: Workload, call: Callable[[], list[Any]], case: str, settings: Settings, guard: Guard
     ) -> None:
-        self._work, self._call, self._case, self._settings = work, call, case, settings
+        self._work, self._call, self._case, self._settings, self._guard = work, call, case, settings, guard
         self._block = 0
 
     def before_block(self) -> None:
@@ -204,6 +206,7 @@ class _Rechecks:
 
     def after_block(self, results: object) -> None:
         """Holds what a timed call has returned to the same call alone, on the same values."""
+        self._guard.look()  # in the end it may have put back what it has changed
         if self._settings.is_repeatable:
             self._compare(results)
 
@@ -249,11 +252,15 @@ class _Rechecks:
         got = _copied(results)  # at once: what another thread still has to compute is not there yet
         refuse_deferred(self._settings.name, results, self._work.values)
         self._runs("opwright")
-        if not are_same(got, _copied(self._call())):
+        if are_same(got, _copied(self._call())):
+            return
+        self._runs("")
+        found = self._work.difference(got, self._settings.truth)
+        if found:  # else only the order of a sum was another one
             raise NotVerifiedError(
                 self._settings.name,
                 "a timed call has not returned what the same call returns alone",
-                rows=[("direction", self._work.direction), ("input", self._case)],
+                rows=[("direction", self._work.direction), ("input", self._case), ("found", found)],
                 hint="a call that computes less when it is timed, or later, has no time",
             )
 

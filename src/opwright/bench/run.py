@@ -106,6 +106,8 @@ def bench(
     checked = refuse_unverified(target, reference, samples, where, verified, timeout_s)
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
+    truth = operator.declaration.reference if operator else reference
+    judges.remember_rivals({"the baseline": baseline, "the reference": truth})
     measurements: list[Measurement] = []
     with place.current(), conditions_of(where, "caller" if witness is None else "own") as conditions:
         machine = machine_card(place.device)

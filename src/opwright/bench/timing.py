@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import resource
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,8 +68,8 @@ def time_interleaved(
         repeats: calls in a sample; by default as many as take a millisecond.
         before_sample: called, untimed, with the name of the candidate before each of its samples.
         before_block: called, untimed, before each block of rounds.
-        after_block: called after each block with what the last call of one more sample of the first candidate has
-            returned: a sample like all others, only that it is not counted.
+        after_block: called once in each block, after one more sample of the first candidate, with what one of its
+            calls has returned. When that is, and which call, nobody knows before; the sample is not counted.
     """
     counts = {}
     for name, call in candidates.items():
@@ -84,15 +85,15 @@ def time_interleaved(
             before_block()
             block: dict[str, list[Sample]] = {name: [] for name in candidates}
             before = spent
-            for _ in range(in_block):
-                for name, call in in_turn(candidates, rounds):
-                    before_sample(name)
-                    sample, _ = once(call, counts[name])
-                    block[name].append(sample)
-                    spent += sample.wall_us * counts[name] / 1e6
-                rounds += 1
-            before_sample(ours)
-            after_block(once(candidates[ours], counts[ours])[1])
+            for name, looks in turns_of_block(candidates, rounds, in_block):
+                before_sample(name)
+                sample, result = once(candidates[name], counts[name], any_call(counts[name]) if looks else -1)
+                if looks:
+                    after_block(result)
+                    continue
+                block[name].append(sample)
+                spent += sample.wall_us * counts[name] / 1e6
+            rounds += in_block
             for name, samples in block.items():
                 blocks[name].append(samples)
             if len(blocks[ours]) == 1:  # as many rounds in a block as let eight of them fill the time
@@ -154,6 +155,23 @@ def in_turn(candidates: Mapping[str, _T], round_index: int) -> list[tuple[str, _
     return order[:: 1 if round_index % 2 == 0 else -1]
 
 
+def turns_of_block(candidates: Mapping[str, object], first_round: int, rounds: int) -> list[tuple[str, bool]]:
+    """Returns the names of some rounds, in order; somewhere among them once more the first, to be looked at."""
+    turns = [(name, False) for i in range(rounds) for name, _ in in_turn(candidates, first_round + i)]
+    turns.insert(_any_below(len(turns) + 1), (next(iter(candidates)), True))
+    return turns
+
+
+def any_call(repeats: int) -> int:
+    """Returns the number of a call of a sample: as often the last, whose work may not be done, as any other."""
+    return repeats - 1 if _any_below(2) else _any_below(repeats)
+
+
+def _any_below(limit: int) -> int:
+    # Not from `random`: a candidate could seed it.
+    return int.from_bytes(os.urandom(8), "little") % limit
+
+
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Keeps the collector of cycles from running in the middle of a sample."""
@@ -170,13 +188,16 @@ def _walls(blocks: list[list[Sample]]) -> list[list[float]]:
     return [[sample.wall_us for sample in block] for block in blocks]
 
 
-def once(call: Callable[[], object], repeats: int) -> tuple[Sample, object]:
-    """Takes one sample, and returns it with what the last of its calls has returned."""
+def once(call: Callable[[], object], repeats: int, looked_at: int = -1) -> tuple[Sample, object]:
+    """Takes one sample, and returns it with what one of its calls has returned, by default the last."""
+    looked_at %= repeats
     faults, spent = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, thread_time()
     start = perf_counter()
-    for _ in range(repeats - 1):
+    for _ in range(looked_at):
         call()
     result = call()
+    for _ in range(repeats - 1 - looked_at):
+        call()
     wall = perf_counter() - start
     spent = thread_time() - spent
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults

@@ -84,7 +84,7 @@ def main() -> None:
         from opwright.bench import judges
         from opwright.cli.target import find_operators
 
-        judges.remember()
+        judges.remember(sys.modules[__name__])  # and what answers
         answers.pulse.beat("target", "import")
         operators = [o for o in find_operators(request["target"]) if o.declaration.qualified_name not in request["skip"]]
         serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]

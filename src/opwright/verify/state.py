@@ -7,6 +7,7 @@ next case, and is a finding.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -35,6 +36,32 @@ def _flushes_denormals() -> bool:
 
 def _write_deterministic(value: tuple[bool, bool], write: Any = torch.use_deterministic_algorithms) -> None:
     write(value[0], warn_only=value[1])
+
+
+def _modes() -> int:
+    return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+
+
+def _leave_modes(count: int) -> None:
+    # A mode sees every call of PyTorch, the judge's as well.
+    while _modes() > count and torch._C._len_torch_dispatch_stack():
+        torch._C._pop_torch_dispatch_stack(None)
+    while _modes() > count:
+        torch._C._pop_torch_function_stack()
+
+
+def _cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _run_on(cpus: list[int]) -> None:
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+def _write_priority(value: int) -> None:
+    with contextlib.suppress(PermissionError):  # a higher one only an administrator may have
+        os.setpriority(os.PRIO_PROCESS, 0, value)
 
 
 # Functions are taken when this is imported: a candidate may replace `torch.get_default_dtype` as well.
@@ -67,6 +94,9 @@ _SETTINGS = (
     ),
     _Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     _Setting("the working directory", os.getcwd, os.chdir),
+    _Setting("the number of modes of torch", _modes, _leave_modes),
+    _Setting("the CPUs of the process", _cpus, _run_on),
+    _Setting("the priority of the process", lambda: os.getpriority(os.PRIO_PROCESS, 0), _write_priority),
 )
 
 
@@ -101,6 +131,7 @@ class Guard:
         self.is_running = False
         self._owner = os.getpid()
         self._watched = [_Watched(name, holder) for name, holder in _holders().items()]
+        self._before: tuple[list[Any], int] = ([], 0)
 
     def wrap(self, call: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
         """Returns a call that notes what it changes."""
@@ -114,7 +145,7 @@ class Guard:
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the candidate."""
-        before, seed = [setting.read() for setting in _SETTINGS], _initial_seed()
+        self._before = [setting.read() for setting in _SETTINGS], _initial_seed()
         self.is_inside(True)
         self.is_running = True
         try:
@@ -123,8 +154,12 @@ class Guard:
             self.is_running = False
             if os.getpid() != self._owner:  # the candidate has forked: the copy must not go on judging
                 os._exit(0)
-            self._compare(before, seed)
+            self.look()
             self.is_inside(False)
+
+    def look(self) -> None:
+        """Notes what the call that runs has changed so far."""
+        self._compare(*self._before)
 
     def take(self) -> list[str]:
         """Returns the changes since the last time."""

@@ -125,6 +125,16 @@ def test_several_operators_lead_back_to_their_table(tmp_path) -> None:
     assert "#overview" not in show(tmp_path, make_verify()).references
 
 
+def test_no_two_regions_have_one_name(tmp_path) -> None:
+    """Whoever goes from region to region heard `Bench` as often as there are operators, each of them twice."""
+    page = show(tmp_path, *(record for name in ("ns::a", "ns::b") for record in (make_verify(name), make_bench(name), make_build(name=name))))
+    said = dict(re.findall(r'<h[1-4] id="([\w-]+)">([^<]+)<', page.source))
+    found = re.findall(r'role="region" aria-label(?:ledby)?="([^"]+)"', page.source)
+    names = [" ".join(said.get(word, word) for word in label.split()) for label in found]
+    assert {"ns::a Bench", "ns::b Bench", "ns::a Verify", "Operators", "Coverage", "ns::b, Build: the numbers"} <= set(names)
+    assert len(set(names)) == len(names)
+
+
 @pytest.mark.parametrize("scheme", [0, 1, 2], ids=["light", "dark", "print"])
 def test_text_stands_out_from_what_is_behind_it(scheme) -> None:
     """At least 4.5:1, on a full cell of a map as well: in the dark it was 3.7."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -95,6 +96,17 @@ def test_benchmarks_with_another_count_of_threads_are_no_history(tmp_path) -> No
     page = show(tmp_path, *benches)
     assert "that all 2 benchmarks on this machine share" in page.source
     assert "1 older record of this operator on this machine not shown." in page.source
+
+
+@pytest.mark.parametrize("count", [12, 25, 38, 200])
+def test_a_long_history_has_labels_apart_and_lines_without_marks(tmp_path, count) -> None:
+    """The label of the newest benchmark stood on that of one before it."""
+    svg = find_svg(show(tmp_path, *(make_bench(created=1.79e9 + i, commit=f"{i:07}ab") for i in range(count))), ": history")
+    places = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*>\d{7}<', svg)]
+    assert f"{count - 1:07}" in texts(svg)
+    assert len(places) >= 5
+    assert all(b - a >= 48 for a, b in pairwise(places))
+    assert svg.count("<circle") == (count if count <= 60 else 1)
 
 
 def test_a_build_that_took_no_time_has_no_timeline(tmp_path) -> None:

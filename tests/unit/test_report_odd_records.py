@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -97,6 +98,17 @@ def test_benchmarks_with_another_count_of_threads_are_no_history(tmp_path) -> No
     assert "1 older record of this operator on this machine not shown." in page.source
 
 
+@pytest.mark.parametrize("count", [12, 25, 38, 200])
+def test_a_long_history_has_labels_apart_and_lines_without_marks(tmp_path, count) -> None:
+    """The label of the newest benchmark stood on that of one before it."""
+    svg = find_svg(show(tmp_path, *(make_bench(created=1.79e9 + i, commit=f"{i:07}ab") for i in range(count))), ": history")
+    places = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*>\d{7}<', svg)]
+    assert f"{count - 1:07}" in texts(svg)
+    assert len(places) >= 5
+    assert all(b - a >= 48 for a, b in pairwise(places))
+    assert svg.count("<circle") == (count if count <= 60 else 1)
+
+
 def test_a_build_that_took_no_time_has_no_timeline(tmp_path) -> None:
     page = show(tmp_path, make_build(steps=[BuildStep("glue", 0.0, 0.0)]))
     assert page.mistakes == []
@@ -123,6 +135,16 @@ def test_several_operators_lead_back_to_their_table(tmp_path) -> None:
     assert page.references.count("#overview") == 2
     assert "overview" in page.ids
     assert "#overview" not in show(tmp_path, make_verify()).references
+
+
+def test_no_two_regions_have_one_name(tmp_path) -> None:
+    """Whoever goes from region to region heard `Bench` as often as there are operators, each of them twice."""
+    page = show(tmp_path, *(record for name in ("ns::a", "ns::b") for record in (make_verify(name), make_bench(name), make_build(name=name))))
+    said = dict(re.findall(r'<h[1-4] id="([\w-]+)">([^<]+)<', page.source))
+    found = re.findall(r'role="region" aria-label(?:ledby)?="([^"]+)"', page.source)
+    names = [" ".join(said.get(word, word) for word in label.split()) for label in found]
+    assert {"ns::a Bench", "ns::b Bench", "ns::a Verify", "Operators", "Coverage", "ns::b, Build: the numbers"} <= set(names)
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("scheme", [0, 1, 2], ids=["light", "dark", "print"])

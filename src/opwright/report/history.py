@@ -13,7 +13,7 @@ from opwright.report.svg import Picture, Table, drawing, element, line, marker, 
 
 _WIDTH, _HEIGHT = 1100.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 940.0, 30.0, 250.0
-_MOST_LABELS = 12
+_MOST_LABELS, _MOST_MARKS = 12, 60
 
 _Key = tuple[str, str, str]
 
@@ -41,13 +41,15 @@ def draw_history(card: Card, name: str) -> Picture | None:
         drawn.append(text(_LEFT - 7, y(value) + 3.5, tick_with_unit(value, TIME), class_="tick", text_anchor="end"))
     step = math.ceil(len(records) / _MOST_LABELS)
     for i, (at, label) in enumerate(zip(places, labels)):
-        if i % step == 0 or i == len(records) - 1:
+        before_last = len(records) - 1 - i
+        if before_last == 0 or (i % step == 0 and before_last >= step):
             drawn.append(text(at, _BOTTOM + 20, label, class_="tick", text_anchor="middle"))
     ends = spread([y(found[-1]) for found in times.values()], 13, _TOP, _BOTTOM)
     for rank, ((group, found), end) in enumerate(zip(times.items(), ends)):
         style = f"c{(0, 2, 3, 4, 5, 6)[rank % 6]}"
         points = [(at, y(time)) for at, time in zip(places, found)]
-        marks = [marker(rank, px, py, class_="filled") for px, py in points]
+        marked = points if len(points) <= _MOST_MARKS else points[-1:]
+        marks = [marker(rank, px, py, class_="filled") for px, py in marked]
         drawn.append(element("g", path(points, class_="line"), *marks, class_=style))
         drawn.append(text(_RIGHT + 8, end + 3.5, group, class_=f"line-label {style}"))
     changes = [f"{group} {round_to(found[0] / found[-1])}x as fast" for group, found in times.items()]

@@ -55,7 +55,8 @@ def bench(
 
     On a GPU the times are device times on a cold cache; those on a warm one, and the host's, stand beside.
     A candidate in this process could reach for the clocks: what is replaced is found out as far as that can be seen
-    from inside. `opwright bench` measures in a process of its own, and times it from outside as well.
+    from inside, and the record says "caller" as its `conditions.process`. `opwright bench` measures in a process of its
+    own, and times it from outside as well.
 
     Args:
         target: an operator, its `torch.ops` entry, or a callable with `reference` and `samples`.

@@ -402,7 +402,7 @@ class SettingError(CheckError, ValueError):
 
 
 class RecordError(CheckError):
-    """A record is damaged, or was written by a newer version of Opwright."""
+    """A record is damaged, was written by a newer version of Opwright, or cannot be written."""
 
     code = "OPW304"
 

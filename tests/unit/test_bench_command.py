@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
 import itertools
 import json
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +20,8 @@ from syrupy.assertion import SnapshotAssertion
 from opwright import records
 from opwright.cli import base, bench_command, measuring
 from opwright.cli.bench_command import parse_axis, parse_cpus
-from opwright.errors import CheckError, NotVerifiedError
+from opwright.cli.bench_tables import print_bench
+from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
 from opwright.records import BenchRecord, Comparison, Conditions, Machine, Measurement, Timing
 
 MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
@@ -231,6 +236,111 @@ def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: py
     assert len(sides) == 2 * 7 * 5  # blocks of a pair, the first of which makes the inputs, and pairs
     assert sides.count("base") == sides.count("now")
     assert all(set(sides[i : i + 2]) == {"base", "now"} for i in range(0, len(sides), 2))
+
+
+def test_an_operator_that_the_base_does_not_have_yet_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    class Missing(PretendWorker):
+        def answers(self):
+            if self.side == "base":
+                raise TargetError("op.py", "there is no operator `f`")
+            yield from super().answers()
+
+    root, tree = tmp_path / "root", tmp_path / "tree"
+    for folder in (root, tree):
+        folder.mkdir()
+        (folder / "op.py").write_text("")
+    monkeypatch.setattr(base, "Worker", Missing)
+    monkeypatch.setattr(base, "_root_of", lambda target, ref: root)
+    monkeypatch.setattr(base, "_commit", lambda root, ref: "1234567890123")
+    monkeypatch.setattr(base, "checkout", lambda root, commit: contextlib.nullcontext(tree))
+    operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
+    monkeypatch.setattr(base, "_verified", lambda request, threads: ([operator], 0))
+    request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0}
+    assert base.compare_with_base(request, "main", None) == ([], 5)
+    said = capsys.readouterr().err
+    assert "skipped: ns::f cannot be had of main (123456789012): there is no operator `f`" in said
+    assert "there is nothing that both versions have" in said
+
+
+def test_options_that_all_inputs_share_are_said_once(capsys) -> None:
+    record = make_record()
+    one = record.measurements[0]
+    for i, case in enumerate(["f32[8] mode='a b' slope=0.5 keep=0", "f32[9] mode='a b' slope=0.5 keep=1"]):
+        record.measurements[i:] = [dataclasses.replace(one, case=case)]
+    print_bench(record)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:3]] == ["f32[8] keep=0", "f32[9] keep=1"]
+    assert "all inputs: mode='a b' slope=0.5" in lines
+    record.measurements[1:] = []
+    print_bench(record)
+    assert "f32[8] mode='a b' slope=0.5 keep=0  forward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("broken", ["no time", "no timings", "no samples"])
+def test_a_record_whose_times_cannot_be_compared_is_skipped(broken: str, tmp_path: Path, capsys) -> None:
+    record = make_record()
+    one = record.measurements[0]
+    if broken == "no time":
+        one.timings[0].median_us = 0.0
+    elif broken == "no timings":
+        one.timings.clear()
+    else:
+        one.comparisons.clear()
+        one.timings[1].samples_us.clear()
+    records.save(record, tmp_path / "f.bench.json")
+    with pytest.raises(CheckError, match="there is no record of a benchmark here"):
+        base.compare_with_base({"target": "f.py"}, str(tmp_path), None)
+    assert "it holds times that cannot be compared" in capsys.readouterr().err
+
+
+def test_a_run_that_is_interrupted_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opwright import cli
+    from opwright.cli import parser
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["opwright", "bench", "f.py"])
+    monkeypatch.setattr(parser, "app", SimpleNamespace(meta=interrupted))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("seconds", -1.0), ("seconds", float("nan")), ("precision", -0.1), ("timeout", 0.0), ("timeout", float("inf"))],
+)
+def test_a_time_or_a_share_that_is_none(flag: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: pytest.fail("it has been measured"))
+    with pytest.raises(CheckError, match=f"`--{flag}`: must be a finite number"):
+        bench_command.bench_operators("f.py", **{flag: value})
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: pytest.fail("it has been measured"))
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
+        with pytest.raises(RecordError, match="no records can be written into this folder"):
+            bench_command.bench_operators("f.py", out=folder)
+
+
+def test_a_record_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(path: Path, text: str) -> None:
+        with open(path, "w") as f:
+            f.write(text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    records.save(make_record(10.0), tmp_path / "f.bench.json")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RecordError, match="this record cannot be written"):
+        records.save(make_record(20.0), tmp_path / "f.bench.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["f.bench.json"]
+    assert records.read(tmp_path / "f.bench.json").measurements[0].timings[0].median_us == 10.0
 
 
 def test_an_operator_in_no_repository_has_no_earlier_commit(tmp_path: Path) -> None:

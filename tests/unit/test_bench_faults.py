@@ -10,6 +10,7 @@ import pytest
 
 from opwright.cli import measuring
 from opwright.cli.measuring import Worker, WorkerEnded
+from opwright.errors import NotVerifiedError
 
 # Fine wherever verify looks: what they do, they do at the size that is measured.
 PROGRAM = """
@@ -113,6 +114,14 @@ def test_a_target_that_hangs_when_it_is_imported(tmp_path: Path, request_of) -> 
     with pytest.raises(WorkerEnded, match="did not return within 2 s") as caught:
         list(worker.answers())
     assert (caught.value.who, caught.value.what) == ("target", "import")
+
+
+def test_a_target_that_replaces_what_its_rivals_call_when_it_is_imported(tmp_path: Path, request_of) -> None:
+    patch = "gelu = torch.nn.functional.gelu\ntorch.nn.functional.gelu = lambda x: gelu(gelu(x) + x)"
+    (tmp_path / "patches.py").write_text(f'{PROGRAM}\n{patch}\ndeclare("patches", int)\n')
+    with pytest.raises(NotVerifiedError, match="changes what it, and what it is compared with, runs in") as caught:
+        list(Worker(request_of(tmp_path / "patches.py")).answers())
+    assert "`torch.nn.functional.gelu` was replaced" in str(caught.value)
 
 
 def test_what_it_leaves_running_is_ended_with_it(tmp_path: Path, request_of) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,6 +126,59 @@ def test_threads_that_are_put_back_in_the_end() -> None:
             bench(candidate)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_inputs_that_become_easier(first: int) -> None:
+    """Alone as in the row, the call computes what it should: from what it has made of its inputs."""
+    calls = 0
+
+    def candidate(x: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        result, calls = reference(x, w), calls + 1
+        if calls > first:
+            x.zero_()
+        return result
+
+    with pytest.raises(NotVerifiedError, match="its inputs are not what they were before its calls"):
+        bench(candidate)
+
+
+def test_a_file_that_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    judges.remember()
+
+    def candidate(x: Tensor, w: Tensor) -> Tensor:
+        (tmp_path / "notes.txt").unlink(missing_ok=True)
+        return reference(x, w)
+
+    with pytest.raises(NotVerifiedError, match="touches files that it has not made") as caught:
+        bench(candidate, witness=lambda said_us, call: call())
+    assert "notes.txt" in str(caught.value)
+
+
+def test_a_cache_that_looks_for_the_rows_that_have_changed() -> None:
+    """It compares its inputs with those of before, and computes again what is another row."""
+    kept: dict[str, Tensor] = {}
+
+    def slowly(x: Tensor, w: Tensor) -> Tensor:
+        time.sleep(0.0001 * len(x))
+        return reference(x, w)
+
+    def cached(x: Tensor, w: Tensor) -> Tensor:
+        rows = (kept["x"] != x).any(1).nonzero()[:, 0] if kept and torch.equal(kept["w"], w) else range(len(x))
+        if len(rows) > 5:
+            kept.update(x=x.clone(), w=w.clone(), result=slowly(x, w))
+        elif len(rows):
+            kept["x"][rows], kept["result"] = x[rows], kept["result"].clone()
+            kept["result"][rows] = slowly(x[rows], w)
+        return kept["result"]
+
+    samples = [(torch.randn(40, 30000), torch.randn(30000))]
+    with pytest.raises(NotVerifiedError, match="fast only on values that it has seen before"):
+        bench(cached, samples=samples)
+    assert bench(slowly, samples=samples).measurements
 
 
 # --- which call is looked at ------------------------------------------------------------------------------------------

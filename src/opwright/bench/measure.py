@@ -18,24 +18,27 @@ from opwright.bench.gates import (
     refuse_changes,
     refuse_clocks_apart,
     refuse_deferred,
+    refuse_file_changes,
     refuse_kept,
     refuse_too_fast,
 )
 from opwright.bench.inputs import Plan, all_tensors, one_element
 from opwright.bench.limits import CpuBench, GpuBench
 from opwright.bench.timing import no_garbage_collection
-from opwright.bench.workload import Workload, applier
+from opwright.bench.workload import TOUCHED_ROWS, Workload, applier
 from opwright.dispatch.operator import Operator
 from opwright.errors import NotVerifiedError
 from opwright.records import Limits, Measurement, Timing
 from opwright.spec.dtypes import short_name
 from opwright.spec.samples import Case
-from opwright.verify.state import Guard
+from opwright.verify.state import Files, Guard
 from opwright.verify.tensors import are_same
 
 _RECHECKED_BLOCK = 3  # beside the last: a call in the middle of the timing
 # Calls on values not seen before: rows of about a millisecond.
 _FRESH_ROWS, _MOST_FRESH_ROWS, _FRESH_ROW_US, _MOST_FRESH_CALLS = 5, 60, 1000.0, 100
+# What takes so long can be timed by itself. Each of its calls in the end has values smaller by a factor that bfloat16 sees.
+_LONG_US, _SLOW_US, _SMALLER = 100.0, 50_000.0, 0.99
 
 Witness = Callable[[float, Callable[[], object]], None]
 
@@ -46,6 +49,8 @@ class Settings:
 
     Attributes:
         on_run: called with who runs next, "" for nobody, and on what.
+        files: beside the operator's source, where this process is for nothing else.
+        guard: of the calls that are measured now.
     """
 
     name: str
@@ -57,6 +62,17 @@ class Settings:
     precision: float
     witness: Witness | None
     on_run: Callable[[str, str], object]
+    files: Files | None = None
+    guard: Guard | None = None
+
+    def __post_init__(self) -> None:
+        if self.files is not None:
+            self.files.watch(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether calls that are measured run."""
+        return self.guard is not None and self.guard.is_running
 
     @property
     def truth(self) -> Callable[..., Any]:
@@ -105,14 +121,14 @@ def measure(
         for n, function in candidates.items():
             runs(n)
             if n == "opwright":
-                guard = Guard()
+                guard = settings.guard = Guard()
                 calls[n] = [guard.run(work.bind, function)]
                 results = guard.run(calls[n][0])
                 refuse_changes(name, described, guard.take())
             else:
                 calls[n] = [work.bind(function)]
                 calls[n][0]()  # what it compiles, and thereby changes, is no work of the timed calls
-        guard = Guard()
+        guard = settings.guard = Guard()
         runs("")
         refuse_deferred(name, results, work.values)
         cost = cost_of(direction, work, operator, results)
@@ -136,6 +152,8 @@ def measure(
             check.after_block,
         )
         refuse_changes(name, described, guard.take())
+        if settings.files is not None:
+            refuse_file_changes(name, described, settings.files.take())
         refuse_replaced(name)
         check.at_the_end(timed.timings[0])
         runs("opwright")
@@ -199,6 +217,7 @@ class _Rechecks:
         self._runs("")
         if not self._settings.is_repeatable:
             return
+        self._refuse_other_inputs()
         self._work.refresh()
         self._block += 1
         if self._block == _RECHECKED_BLOCK:
@@ -208,18 +227,26 @@ class _Rechecks:
         """Holds what a timed call has returned to the same call alone, on the same values."""
         self._guard.look()  # in the end it may have put back what it has changed
         if self._settings.is_repeatable:
+            self._refuse_other_inputs()
             self._compare(results)
+
+    def _refuse_other_inputs(self) -> None:
+        if not self._work.is_as_given():
+            refuse_changes(self._settings.name, self._case, ["its inputs are not what they were before its calls"])
 
     def at_the_end(self, timing: Timing) -> None:
         """Times calls on values not seen before, looks once more, and leaves the inputs as they were."""
         if self._settings.is_repeatable:
             self._work.refresh()
             said_us = self._settings.place.longest_us(timing)
-            refuse_kept(self._settings.name, self._case, *self._fresh_us(said_us))
+            is_large = said_us >= _LONG_US and self._work.rows >= TOUCHED_ROWS and self._settings.place.device.type == "cpu"
+            refuse_kept(self._settings.name, self._case, *self._fresh_us(said_us, is_large), is_large)
+            if said_us >= _LONG_US:
+                refuse_kept(self._settings.name, self._case, *self._rewritten_us(), is_large=True)
             self._look()
             self._work.restore()
 
-    def _fresh_us(self, said_us: float) -> tuple[float, float]:
+    def _fresh_us(self, said_us: float, is_large: bool) -> tuple[float, float]:
         """Returns the time of a call, each of which has other values than the one before, and that on the same values.
 
         Rows of both take turns; where the first looks too long, for as long as another process may have been in the way.
@@ -244,9 +271,28 @@ class _Rechecks:
                 together_us = min(together_us, took_us)
                 self._compare(results)
                 found = together_us - touches_us, max(said_us, same_us)
-                if row + 1 >= _FRESH_ROWS and not is_kept(*found):
+                if row + 1 >= _fewest_rows(said_us) and not is_kept(*found, is_large):
                     break
         return found
+
+    def _rewritten_us(self) -> tuple[float, float]:
+        """Returns the time of a call when all values are others than before, and when they were only written again.
+
+        What computes again no more than the rows that have changed is found by it.
+        """
+        fresh_us = same_us = float("inf")
+        with no_garbage_collection():
+            for row in range(_MOST_FRESH_ROWS):
+                self._runs("opwright")
+                self._work.scale(1.0)
+                same_us = min(same_us, self._settings.place.row_us(self._call, 1)[0])
+                self._work.scale(_SMALLER)
+                took_us, results = self._settings.place.row_us(self._call, 1)
+                fresh_us = min(fresh_us, took_us)
+                self._compare(results)
+                if row + 1 >= _fewest_rows(same_us) and not is_kept(fresh_us, same_us, is_large=True):
+                    break
+        return fresh_us, same_us
 
     def _compare(self, results: object) -> None:
         got = _copied(results)  # at once: what another thread still has to compute is not there yet
@@ -279,6 +325,10 @@ class _Rechecks:
                 rows=[("direction", self._work.direction), ("input", self._case), ("found", found)],
                 hint="a result that is kept by the address of its input is wrong when the input is overwritten",
             )
+
+
+def _fewest_rows(call_us: float) -> int:
+    return 1 if call_us > _SLOW_US else _FRESH_ROWS  # where it looks wrong, there are more
 
 
 def _copied(results: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
+from opwright.verify.state import Files
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -53,7 +55,8 @@ def bench(
 
     On a GPU the times are device times on a cold cache; those on a warm one, and the host's, stand beside.
     A candidate in this process could reach for the clocks: what is replaced is found out as far as that can be seen
-    from inside. `opwright bench` measures in a process of its own, and times it from outside as well.
+    from inside, and the record says "caller" as its `conditions.process`. `opwright bench` measures in a process of its
+    own, and times it from outside as well.
 
     Args:
         target: an operator, its `torch.ops` entry, or a callable with `reference` and `samples`.
@@ -114,7 +117,9 @@ def bench(
         on_run("", "the limits of the machine")
         limits = limits_of(place, machine, again=measure_limits)
         machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
-        settings = Settings(name, operator, reference, place, limits, seconds, precision, witness, on_run)
+        # A process of its own is watched for as long as it lives, another one is not ours to be watched.
+        files = None if witness is None else Files(_folder_of(operator, target))
+        settings = Settings(name, operator, reference, place, limits, seconds, precision, witness, on_run, files)
         for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned):
             if direction != "forward" and directions is None and not has_gradient(operator, plan):
                 continue
@@ -138,7 +143,7 @@ def bench(
         device=str(where),
         conditions=conditions,
         limits=limits,
-        commit=commit_of(operator.declaration.file if operator else _file_of(target)),
+        commit=commit_of(_file_of(operator, target)),
     )
 
 
@@ -237,8 +242,13 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _file_of(target: Any) -> str:
-    return getattr(getattr(target, "__code__", None), "co_filename", "")
+def _file_of(operator: Operator | None, target: Any) -> str:
+    return operator.declaration.file if operator else getattr(getattr(target, "__code__", None), "co_filename", "")
+
+
+def _folder_of(operator: Operator | None, target: Any) -> Path | None:
+    folder = Path(_file_of(operator, target)).absolute().parent
+    return folder if folder.is_dir() else None
 
 
 def _candidates(

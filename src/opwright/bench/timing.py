@@ -18,8 +18,8 @@ from opwright.records import Comparison, Timing
 
 _SAMPLE_SECONDS = 1e-3  # a sample repeats a call for about this long, so that the clock does not show
 _MOST_ROUNDS = 400
-_FEWEST_ROUNDS, _MOST_ROUNDS_IN_BLOCK = 3, 20  # of one block
-_FRESH_SAMPLES = 7
+_FIRST_ROUNDS, _MOST_ROUNDS_IN_BLOCK = 3, 20  # of one block
+_FRESH_SAMPLES, _FRESH_SECONDS = 7, 2.0
 
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ def time_interleaved(
     blocks: dict[str, list[list[Sample]]] = {name: [] for name in candidates}
     ours, *others = candidates
     spent, rounds, stopped = 0.0, 0, "time"
-    in_block = _FEWEST_ROUNDS
+    in_block = _FIRST_ROUNDS
     comparisons: list[Comparison] = []
     with no_garbage_collection():
         while rounds + in_block <= _MOST_ROUNDS:
@@ -98,7 +98,7 @@ def time_interleaved(
                 blocks[name].append(samples)
             if len(blocks[ours]) == 1:  # as many rounds in a block as let eight of them fill the time
                 fitting = seconds * len(candidates) / FEWEST_BLOCKS / max((spent - before) / in_block, 1e-9)
-                in_block = int(min(max(fitting, _FEWEST_ROUNDS), _MOST_ROUNDS_IN_BLOCK))
+                in_block = int(min(max(fitting, 1), _MOST_ROUNDS_IN_BLOCK))
             if len(blocks[ours]) < FEWEST_BLOCKS:
                 continue
             comparisons = [compare(name, _walls(blocks[ours]), _walls(blocks[name])) for name in others]
@@ -129,8 +129,11 @@ def time_fresh(
     if not give_back():
         return {}
     found: dict[str, list[float]] = {name: [] for name in candidates}
+    begun = perf_counter()
     with no_garbage_collection():
         for round_index in range(_FRESH_SAMPLES):
+            if round_index and perf_counter() - begun > _FRESH_SECONDS:
+                break
             for name, call in in_turn(candidates, round_index):
                 before_sample(name)
                 give_back()

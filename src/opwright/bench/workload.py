@@ -14,9 +14,9 @@ from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
 from opwright.verify.oracle import to_oracle
-from opwright.verify.tensors import copy_of
+from opwright.verify.tensors import copy_of, is_same
 
-_TOUCHED_ROWS = 16
+TOUCHED_ROWS = 16
 DIRECTIONS = ("forward", "backward", "step")
 
 
@@ -34,6 +34,7 @@ class Workload:
         self._inputs = [t for t in all_tensors(self.values) if t.requires_grad]
         self._seeds: dict[int, torch.Tensor] | None = None  # by the number of the output
         self._originals: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._given = [t.detach().clone() for t in all_tensors(self.values)]
         self._generator: torch.Generator | None = None
 
     def bind(self, function: Callable[..., Any]) -> Callable[[], list[Any]]:
@@ -98,6 +99,20 @@ class Workload:
                     factor = 1 - torch.rand(size, generator=self._generator) / (4 * tensor.ndim)
                     shape = [-1 if d == axis else 1 for d in range(tensor.ndim)]
                     tensor.mul_(factor.to(tensor.device, tensor.dtype).reshape(shape))
+        self._given = [t.detach().clone() for t in self._all()]
+
+    def _all(self) -> list[torch.Tensor]:
+        return [*all_tensors(self.values), *(self._seeds or {}).values()]
+
+    def is_as_given(self) -> bool:
+        """Returns whether the inputs are, bit for bit, what they were in the beginning, or `refresh` has made of them."""
+        return all(is_same(given, now.detach()) for given, now in zip(self._given, self._all(), strict=False))
+
+    @property
+    def rows(self) -> int:
+        """The rows of the largest of these tensors."""
+        tensors = [tensor for tensor, _ in self._originals or () if tensor.ndim]
+        return len(max(tensors, key=torch.Tensor.numel)) if tensors else 0
 
     def toucher(self) -> Callable[[], object] | None:
         """Returns what changes a row of the largest of these tensors, each time another one; None without a tensor.
@@ -109,7 +124,7 @@ class Workload:
             return None
         largest = max(tensors, key=torch.Tensor.numel).detach()
         count = len(largest) if largest.ndim else 1
-        rows = [largest[i] if largest.ndim else largest for i in range(0, count, max(count // _TOUCHED_ROWS, 1))]
+        rows = [largest[i] if largest.ndim else largest for i in range(0, count, max(count // TOUCHED_ROWS, 1))]
         writes = [(row, row / 2) for row in rows] + [(row, row.clone()) for row in rows]
         turn = itertools.cycle(writes)
 
@@ -118,6 +133,12 @@ class Workload:
             row.copy_(value)
 
         return touch
+
+    def scale(self, factor: float) -> None:
+        """Multiplies all values; by 1, they are written and stay."""
+        with torch.no_grad():
+            for tensor, _ in self._originals or ():
+                tensor.mul_(factor)
 
     def restore(self) -> None:
         """Writes the values of the beginning."""

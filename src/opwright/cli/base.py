@@ -14,7 +14,7 @@ from typing import Any
 
 from opwright.cli.console import progress, say
 from opwright.cli.measuring import Worker, WorkerEnded, rebuilt
-from opwright.errors import CheckError, RecordError
+from opwright.errors import CheckError, RecordError, TargetError
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
 _MOST_PAIRS = 12
@@ -86,10 +86,24 @@ def _newest(path: Path) -> dict[tuple[str, bool], BenchRecord]:
             say(f"skipped: {error}")
             continue
         if isinstance(record, BenchRecord):
+            if not _can_be_compared(record):
+                say(f"skipped: `{file}`: it holds times that cannot be compared")
+                continue
             key = record.name, record.on_gpu
             if key not in found or found[key].created < record.created:
                 found[key] = record
     return found
+
+
+def _can_be_compared(record: BenchRecord) -> bool:
+    """Tells whether a record has all that a comparison asks for: with itself, to begin with."""
+    from opwright.bench.base import rows_of_records
+
+    try:
+        rows_of_records(record, record)
+    except (ArithmeticError, LookupError, ValueError, StopIteration):  # no times, no samples, a time of zero
+        return False
+    return True
 
 
 def _exit_code(compared: list[BaseRecord]) -> int:
@@ -112,6 +126,8 @@ def _with_commit(request: dict[str, Any], ref: str, threads: int | None) -> tupl
         for operator in operators:
             try:
                 compared.append(Duel(request, operator, f"{ref} ({commit[:12]})", root, tree, threads).run())
+            except NotThere as reason:
+                say(f"skipped: {operator['name']} cannot be had of {ref} ({commit[:12]}): {reason}")
             except WorkerEnded as ended:
                 say(f"error: {ended.error(operator['name'])}")
                 code = 1
@@ -140,6 +156,10 @@ def _verified(request: dict[str, Any], threads: int | None) -> tuple[list[dict[s
             code = 1
         finally:
             worker.close()
+
+
+class NotThere(Exception):
+    """The base has no such operator; the text is what it says."""
 
 
 class Duel:
@@ -227,6 +247,10 @@ class Duel:
             return next(answers)
         except WorkerEnded as ended:
             raise WorkerEnded(f"{ended.how}, in the version of {self._names[side]}", ended.who, ended.what) from None
+        except TargetError as error:
+            if side == "now":
+                raise
+            raise NotThere(error.rule) from None
 
     def _start(self, tree: Path) -> Worker:
         """Starts the process of one version: this toolkit, the target of that tree."""

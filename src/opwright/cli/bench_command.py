@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from opwright.cli.console import print_json, progress, say
 from opwright.cli.measuring import TIMEOUT_S, Window, Worker, WorkerEnded, rebuilt
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Machine, decoded, save
+from opwright.records.files import make_folder
 
 bench_app = App(name="bench")
 _several = Parameter(negative="")
@@ -66,8 +68,14 @@ def bench_operators(
     """
     if threads is not None and threads < 1:
         raise CheckError("--threads", "must be a positive number", rows=[("got", str(threads))])
+    for flag, value in (("seconds", seconds), ("precision", precision), ("timeout", timeout)):
+        if not math.isfinite(value) or value < 0 or (flag == "timeout" and not value):
+            least = "above 0" if flag == "timeout" else "from 0"
+            raise CheckError(f"--{flag}", f"must be a finite number, {least}", rows=[("got", f"{value:g}")])
     if call and base is not None:
         raise CheckError("bench", "`--call` has no base to be compared with", hint="one of `--call` and `--base`")
+    if out is not None:
+        make_folder(out)  # now, and not when all is measured
     request = {
         "target": target,
         "skip": [],
@@ -145,11 +153,11 @@ def measure(
                             window.agree(record)
                             record.refused = trouble
                         records.append(record)
-                        on_record(record)
                         done.append(current)
                         against, trouble = request["against"], ""
                         line.clear()
                         _report(record, time.time() - started, quiet)
+                        on_record(record)
             return records, code
         except (NotVerifiedError, WorkerEnded) as error:
             rival = error.who if isinstance(error, WorkerEnded) else ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from opwright.cli.console import print_rows, say
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Measurement
 from opwright.report.conditions import tell_conditions
@@ -16,12 +19,13 @@ def print_bench(record: BenchRecord) -> None:
     rivals = [t.candidate for t in record.measurements[0].timings[1:]] if record.measurements else []
     beside = ("warm us", "host us") if record.on_gpu else ("fresh us",)
     rows = [("input", "direction", "us", "noise", *beside, *(f"vs {r}" for r in rivals), "of copy", "memory", "")]
+    shared = _shared_options([m.case for m in record.measurements])
     for m in record.measurements:
         ours = m.timings[0]
         others = (ours.warm_us, ours.host_us) if record.on_gpu else (ours.fresh_us,)
         rows.append(
             (
-                m.case,
+                "".join(part for part in _OPTION.split(m.case) if part.strip() not in shared),
                 m.direction,
                 f"{ours.median_us:.4g}",
                 f"{100 * ours.noise:.0f} %",
@@ -33,12 +37,25 @@ def print_bench(record: BenchRecord) -> None:
             )
         )
     print_rows(rows)
+    if shared:
+        print(f"all inputs: {' '.join(shared)}")
     host = ", ".join(f"{name} {us:.2f} us" for name, us in record.host_us.items())
     if host:
         print(f"host time of a call on one element: {host}")
     conditions = tell_conditions(record)
     if conditions:
         print(f"measured {conditions}")
+
+
+_OPTION = re.compile(r"( \w+=(?:'[^']*'|\S+))")
+
+
+def _shared_options(cases: Sequence[str]) -> list[str]:
+    """Returns the options that all of some cases have in common; none of one case alone."""
+    if len(cases) < 2:
+        return []
+    first, *others = ([option.strip() for option in _OPTION.findall(case)] for case in cases)
+    return [option for option in first if all(option in other for other in others)]
 
 
 def _ratio(m: Measurement, rival: str) -> str:

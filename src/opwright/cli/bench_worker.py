@@ -82,11 +82,16 @@ def main() -> None:
         _run_on(request["cpus"])  # before torch counts them
         import opwright.bench.run  # noqa: F401  before the target
         from opwright.bench import judges
+        from opwright.bench.gates import refuse_changes
         from opwright.cli.target import find_operators
+        from opwright.verify.state import Guard
 
         judges.remember(sys.modules[__name__])  # and what answers
         answers.pulse.beat("target", "import")
+        guard = Guard()
         operators = [o for o in find_operators(request["target"]) if o.declaration.qualified_name not in request["skip"]]
+        guard.put_back_functions()
+        refuse_changes(request["target"], "import", guard.take())
         serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
         for operator in operators:
             answers.pulse.beat("", "preparation")

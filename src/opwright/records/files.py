@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,16 +44,37 @@ def encodable(value: Any) -> Any:
 
 
 def save(record: Record, path: Path) -> None:
-    """Writes a record as JSON.
+    """Writes a record as JSON, whole or not at all.
 
     Raises:
-        RecordError: there is no writing there.
+        RecordError: it cannot be written there.
+    """
+    text = json.dumps(encodable(record), indent=2) + "\n"
+    make_folder(path.parent)
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        staged.write_text(text)
+        staged.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise RecordError(str(path), "this record cannot be written", rows=[("reason", str(error))]) from None
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder for records, if it is not there.
+
+    Raises:
+        RecordError: no file can be written into it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(encodable(record), indent=2) + "\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is read-only for this user")
     except OSError as error:
-        raise RecordError(str(path), "this record cannot be written", rows=[("reason", str(error))]) from None
+        raise RecordError(
+            str(folder), "no records can be written into this folder", rows=[("reason", str(error))]
+        ) from None
 
 
 def read(path: Path) -> Record:

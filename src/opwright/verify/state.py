@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -166,9 +166,13 @@ class Guard:
         taken, self.changes = list(dict.fromkeys(self.changes)), []
         return taken
 
-    def _compare(self, before: list[Any], seed: int) -> None:
-        for watched in self._watched:  # first: what follows may be among them
+    def put_back_functions(self) -> None:
+        """Restores the functions that are others now, and notes them: settings a module may choose when it is imported."""
+        for watched in self._watched:
             self.changes += watched.put_back()
+
+    def _compare(self, before: list[Any], seed: int) -> None:
+        self.put_back_functions()  # first: what follows may be among them
         for setting, was in zip(_SETTINGS, before, strict=True):
             now = _read(setting)
             if now != was:
@@ -253,6 +257,11 @@ def _holders() -> dict[str, Any]:
 _SOURCES = (".py", ".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh")
 
 
+class _Runs(Protocol):
+    @property
+    def is_running(self) -> bool: ...
+
+
 class Files:
     """The files beside a candidate's code, as they were, and what it deletes.
 
@@ -269,7 +278,7 @@ class Files:
         self._began = time.time()
         self._deleted: list[str] = []
 
-    def watch(self, guard: Guard) -> None:
+    def watch(self, guard: _Runs) -> None:
         """Notes what the candidate deletes below its folder and the working directory, for as long as the process lives."""
         roots = [os.path.realpath(place) for place in (self.folder, os.getcwd()) if place is not None]
 

@@ -22,6 +22,7 @@ from opwright_ops.lstm.samples import inputs_of
 _refuse = partial(refuse, subject="lstm_step")
 _transforms, _forward_ad = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
 _is_vmapped = torch._C._functorch.is_batchedtensor
+_OPTIONAL = ("scale", "weight_hr", "scale_hr", "peephole", "norm_ih", "norm_hh", "norm_c")
 
 
 @operator("opwright_ops::lstm_step", cpu="step.cpp", autocast=None)
@@ -383,6 +384,45 @@ def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         for number, (sizes, present, options) in enumerate(cases):
             x, h, c, *layer = inputs_of(sizes, present, torch.float32, number)[:12]
             yield (x, h, c, *packed_layer(*layer, weights=weights)), options
+
+
+@lstm_step_.baseline
+def lstm_step_baseline(*arguments: Any, **options: Any) -> Tensor:
+    """A step in PyTorch with the weights as they are packed, where the layer is plain; else the reference."""
+    input, h, c, weight_ih, weight_hh, scale, bias, *more = arguments
+    usual = {"activation": "soft", "coupled": False, "clip": 0, "zoneout_h": 0, "zoneout_c": 0}
+    if (
+        input.ndim != 3
+        or any(value is not None for value in (scale, *more))
+        or any(options[name] != value for name, value in usual.items())
+    ):
+        return lstm_step_.operator.declaration.reference(*arguments, **options)
+    units, weight_ih, weight_hh = c.shape[-1], weight_ih.to(h.dtype), weight_hh.to(h.dtype)
+
+    def products(rows: Tensor, weight: Tensor) -> Tensor:
+        gates = torch.matmul(rows, weight).view(len(weight), -1, 4, 16).permute(2, 1, 0, 3)
+        return gates.reshape(4, len(rows), -1)[..., :units]
+
+    outputs = []
+    for x in input:
+        gates = products(x, weight_ih) + products(h, weight_hh)
+        if bias is not None:
+            gates = gates + bias.view(4, 1, units)
+        i, f, g, o = gates
+        c.copy_(torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g))
+        h.copy_(torch.sigmoid(o) * torch.tanh(c))
+        outputs.append(h.clone())
+    return torch.stack(outputs) if outputs else input.new_empty(*input.shape[:2], h.shape[-1])
+
+
+# Sizes that fit each other: blocks of 16 units.
+lstm_step_.sweep(
+    *(
+        {"T": [1], "batch": [(1,), (16,)], "I": [width], "H": [width], "R": [width], "blocks": [width // 16]}
+        | {name: [None] for name in _OPTIONAL}
+        for width in (128, 512)
+    )
+)
 
 
 def _sample_of(parameter: Tensor) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""Inputs of other sizes that follow from a sample: an empty one, one of many rows, a large one.
+"""Inputs of other sizes that follow from a sample: an empty one, one of many rows, wide ones, a large one.
 
 Nobody has said which sizes belong together, so the reference is asked. And a candidate may be made for the sizes of
 its samples: one that raises where they are others is not accused.
@@ -22,6 +22,8 @@ _ROWS = 65_601  # more than a GPU's grid has along its second axis
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
 # Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
 _MOST_ELEMENTS, _MOST_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
+_WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
+_NARROW = (2, 3)  # not 1: that is where a view will do for a sum
 _PART = 8  # of the rows what is tried first, and an eighth of that before
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
 # measured may be slower, and a candidate, which is called once.
@@ -29,7 +31,7 @@ _ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
 
 
 def resized_cases(subject: Subject) -> Iterator[Case]:
-    """Yields of each sample an empty part, along its first axis and along its last, and of one a long case."""
+    """Yields of each sample an empty part, along its first axis and along its last; of one a long case, and wide ones."""
     given = _given(subject)
     for case in given:
         leading = next(_leading(case), None)
@@ -41,6 +43,14 @@ def resized_cases(subject: Subject) -> Iterator[Case]:
     long = next((made for case in sorted(given, key=_elements) if (made := _long(subject, case)) is not None), None)
     if long is not None:
         yield long
+    for case in sorted(given, key=_elements)[:1]:
+        leading = next(_leading(case), None)
+        sizes = leading.shape[::-1] if leading is not None else ()
+        for size in dict.fromkeys(s for s in sizes if s > 1):
+            for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW,):
+                found = next((made for n in tried if (made := _of_size(subject, case, size, n)) is not None), None)
+                if found is not None:
+                    yield found
 
 
 def enlarged(subject: Subject, bytes_of_outputs: int) -> Case | None:
@@ -110,6 +120,53 @@ def _lengthened(
         if any(o.ndim and o.shape[0] == rows for o in outputs):
             return made
     return None
+
+
+def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | None:
+    """Returns a case where all axes of one size have another; None where that is no input.
+
+    Their entries are those of the sample again and again, of real numbers none of them twice: indices of equal numbers
+    may come in any order.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def resized(wanted: int) -> Case:
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            at = [dim for dim, s in enumerate(tensor.shape) if s == size]
+            kept = tensor.detach()
+            for dim in range(kept.ndim):
+                if dim in at:
+                    kept = kept.index_select(dim, torch.arange(wanted, device=kept.device) % size)
+                else:
+                    kept = kept.narrow(dim, 0, min(kept.shape[dim], _WIDTHS[0]))
+            kept = kept.clone(memory_format=torch.contiguous_format)
+            if not at or not kept.is_floating_point() or bool((tensor == tensor.round()).all()):
+                return kept
+            # Towards zero, where probabilities stay what they are.
+            less = 1 - torch.rand(kept.shape, generator=generator, dtype=torch.float64) / 2
+            return kept * less.to(kept)
+
+        return _with(case, f"{wanted} where {size} are", change)
+
+    most = _MOST_ELEMENTS[subject.effort]
+    if wanted == size or (wanted in _WIDE and wanted < size):
+        return None
+    parts = [resized(wanted // _PART**2 + 1), resized(wanted // _PART + 1)]
+    if wanted == _WIDE[0] and _is_out_of_reach(subject, parts, 2 * most, _ORACLE_SECONDS):
+        return None
+    if _PART * _elements(parts[1]) > most:
+        return None
+    made = resized(wanted)
+    if _elements(made) > most:
+        return None
+    outputs = _outputs(subject, made, is_finite=True)
+    is_half = any(t.is_floating_point() and t.element_size() < 4 for t in tensors_of(made.values))
+    if not outputs or (is_half and not all(o.is_floating_point() for o in outputs)):
+        return None
+    try:
+        return None if _is_slower(subject, made, _ORACLE_SECONDS) else made
+    except Exception:  # the candidate refuses
+        return None
 
 
 def _is_out_of_reach(subject: Subject, parts: Sequence[Case], most: int, seconds: float) -> bool:

@@ -216,13 +216,16 @@ class _Jitter(Rounding):
         if kind.is_product:
             terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
             args = self._move_terms(args, self._product_unit(terms), factor=1 if kind.is_biased else 0)
+            unit = max(unit, self._one_sign_unit(terms))
         elif kind.is_sum:
             whole, reduced = args[0].numel(), _first(func(*args, **kwargs)).numel()
             args = self._move_terms(args, self._sum_unit(whole / max(reduced, 1)))
+            unit = max(unit, self._one_sign_unit(whole / max(reduced, 1)))
         elif kind.is_transform:
             args = self._move_terms(args, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2))
         elif kind.is_convolution:
             args = self._move_terms(args, self._product_unit(args[1][0].numel()), factor=1)
+            unit = max(unit, self._one_sign_unit(args[1][0].numel()))
         elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         result = func(*args, **kwargs)
@@ -253,6 +256,14 @@ class _Jitter(Rounding):
         PyTorch accumulates 16-bit types in float32, so that is the rounding, at most.
         """
         return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
+
+    def _one_sign_unit(self, terms: float) -> float:
+        """Returns the same, of the sum of terms of one sign.
+
+        Moving each of them apart says little then: what they move by cancels, but an early rounding stays in all partial
+        sums after it. On average these are half of the sum.
+        """
+        return self._sum_unit(terms) / 2
 
     def _product_unit(self, terms: float) -> float:
         """Returns the same for a sum of products.

@@ -125,8 +125,8 @@ def _lengthened(
 def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | None:
     """Returns a case where all axes of one size have another; None where that is no input.
 
-    Their entries are those of the sample again and again, of real numbers none of them twice: indices of equal numbers
-    may come in any order.
+    Their entries are those of the sample, drawn at random; of real numbers none comes twice: indices of equal numbers may
+    come in any order.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -136,7 +136,8 @@ def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | Non
             kept = tensor.detach()
             for dim in range(kept.ndim):
                 if dim in at:
-                    kept = kept.index_select(dim, torch.arange(wanted, device=kept.device) % size)
+                    drawn = torch.randint(size, (wanted,), generator=generator).to(kept.device)
+                    kept = kept.index_select(dim, drawn)
                 else:
                     kept = kept.narrow(dim, 0, min(kept.shape[dim], _WIDTHS[0]))
             kept = kept.clone(memory_format=torch.contiguous_format)

@@ -106,7 +106,7 @@ def test_a_mode_that_sees_all_calls() -> None:
         Watching().__enter__()
         return reference(x, w)
 
-    with pytest.raises(NotVerifiedError, match="the number of modes of torch was 0 before the call and 1 after it"):
+    with pytest.raises(NotVerifiedError, match="the number of active modes of functions was 0 before the call and 1 after it"):
         bench(candidate)
     assert torch._C._len_torch_function_stack() == 0
 

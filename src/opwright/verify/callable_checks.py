@@ -6,6 +6,7 @@ samples, and what the reference gives for them.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,11 @@ import torch
 from opwright.spec.samples import Case
 from opwright.verify.checks import CHECKS, Check
 from opwright.verify.concurrency import other_values
+from opwright.verify.devices import DeviceLost
 from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line
 from opwright.verify.gradients import recorded_wrong, seed_like, with_room
+from opwright.verify.options import cases_with_other_options
 from opwright.verify.oracle import expect
 from opwright.verify.resized import resized_cases
 from opwright.verify.subject import Subject
@@ -89,10 +92,10 @@ def _first_and_second(subject: Subject, case: Case, alone: Sequence[Any], output
 
 
 def numerics(subject: Subject) -> Iterator[Finding]:
-    """Every output of every case against the float64 oracle; and of other sizes, unless it refuses them."""
+    """Every output of every case against the float64 oracle; and of other options and sizes, unless it refuses them."""
     yield from CHECKS["numerics"](subject)
     with torch.no_grad():
-        for case in resized_cases(subject):
+        for case in itertools.chain(cases_with_other_options(subject), resized_cases(subject)):
             finding = judge_call(subject, case, subject.inputs(case), expected_of(subject, case))
             if not finding.message.startswith(RAISED):
                 yield finding
@@ -107,7 +110,7 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
         raise Skipped("it mutates its arguments")
     for case in subject.run_cases()[:1]:
         at = _differentiable_at(subject, case)
-        if not at or not any(o.requires_grad for o in _outputs(subject.run, subject.inputs(case), at)):
+        if not at or not any(o.requires_grad for o in _recorded(subject, case, at)):
             raise Skipped("nothing to differentiate")
 
         def oracle(values: Sequence[Any], at: Sequence[int] = at) -> list[torch.Tensor]:
@@ -147,7 +150,7 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
         at = _differentiable_at(subject, case)
         if not at:
             continue
-        outputs = _outputs(subject.run, subject.inputs(case), at)
+        outputs = _recorded(subject, case, at)
         if not any(o.requires_grad for o in outputs):
             if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
                 compared = True
@@ -188,6 +191,22 @@ def _leaves(values: Sequence[Any], at: Sequence[int]) -> list[Any]:
 def _outputs(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
     with torch.enable_grad():
         return tensors_of(function(_leaves(values, at)))
+
+
+def _recorded(subject: Subject, case: Case, at: Sequence[int]) -> list[torch.Tensor]:
+    """Returns the outputs of a call that is recorded for a gradient.
+
+    Raises:
+        Skipped: it refuses tensors that need gradients, as numpy does, and no sample has such.
+    """
+    try:
+        return _outputs(subject.run, subject.inputs(case), at)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
+            raise
+        raise Skipped(f"it takes no tensors that need gradients: {first_line(error)}") from None
 
 
 def _gradients(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:

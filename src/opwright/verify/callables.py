@@ -62,22 +62,23 @@ class Callables:
         parameters: parameters and buffers of a reference that is a module.
         are_shared: whether the candidate, a module too, gets them.
         note: how its parameters differ, where they do.
+        reference: what is called as the reference.
     """
 
     def __init__(self, target: Any, reference: Any) -> None:
         self.name = name_of(target)
-        self._target, self._reference = _plain(target), _plain(reference)
+        self._target, self.reference = _plain(target), _plain(reference)
         self.parameters: dict[str, torch.Tensor] = {}
         self.are_shared, self.note = False, ""
-        if isinstance(self._reference, torch.nn.Module):
-            named = (*self._reference.named_parameters(), *self._reference.named_buffers())
+        if isinstance(self.reference, torch.nn.Module):
+            named = (*self.reference.named_parameters(), *self.reference.named_buffers())
             self.parameters = {_own_name(name): tensor.detach().clone() for name, tensor in named}
             if isinstance(self._target, torch.nn.Module):
-                self.note = _mismatch(self._target, self._reference)
+                self.note = _mismatch(self._target, self.reference)
                 self.are_shared = not self.note
         self._differentiable = 0  # parameters come before buffers
-        if isinstance(self._reference, torch.nn.Module) and self.are_shared:
-            self._differentiable = len(list(self._reference.parameters()))
+        if isinstance(self.reference, torch.nn.Module) and self.are_shared:
+            self._differentiable = len(list(self.reference.parameters()))
         self._may_alias = False
         self._keys: list[str] | None = None
 
@@ -96,7 +97,7 @@ class Callables:
     def call_reference(self, values: Sequence[Any]) -> list[Any]:
         """Calls the reference with the values of a case; returns the leaves of its result."""
         with self.formulas_for(values):
-            outputs, self._keys = self._call(self._reference, values, takes_parameters=True)
+            outputs, self._keys = self._call(self.reference, values, takes_parameters=True)
         inputs = _storages(values)
         self._may_alias = any(s in inputs for s in _storages(outputs))
         return outputs

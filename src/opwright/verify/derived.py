@@ -1,8 +1,8 @@
 """Inputs that follow from a sample: other values, other layouts.
 
 A candidate may be right on the samples alone: a polynomial on the numbers of torch.rand, a kernel that takes
-every tensor for contiguous. Sizes stay here, and so do integers and what holds whole numbers only: indices, masks,
-labels.
+every tensor for contiguous. Sizes stay here, and so do integers and what holds whole numbers only, indices, masks,
+labels, but for what is all zeros or all ones: a state at its start, weights that nothing has trained.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _MOST_ELEMENTS = 2**24  # of a sample that others are made from: each costs a do
 def derived_cases(
     given: Sequence[Case],
     arguments: Callable[[Case], int],
+    shared: Callable[[Case], int],
     reference: Callable[[Sequence[Any]], list[Any]],
     mutates: bool,
     announce: Callable[[Case], None],
@@ -36,13 +37,14 @@ def derived_cases(
 
     Args:
         given: the samples.
-        arguments: returns how many of the first values of a case may be changed.
+        arguments: returns how many of the first values of a case are arguments.
+        shared: returns how many of the first values reach the candidate: parameters may be among them.
         reference: the computation.
         mutates: whether it writes into its arguments.
         announce: called with each case that the reference is asked about.
     """
 
-    def accepts(case: Case, is_finite: bool = True, is_number: bool = False) -> bool:
+    def accepts(case: Case, is_finite: bool = True, is_number: bool = False, is_real: bool = False) -> bool:
         announce(case)
         try:
             with torch.no_grad():
@@ -51,6 +53,8 @@ def derived_cases(
             return False
         if is_number and any(isinstance(e, torch.Tensor) and bool(e.isnan().any()) for e in exact):
             return False
+        if is_real and not all(e.is_floating_point() for e in exact if isinstance(e, torch.Tensor)):
+            return False  # indices of equal numbers may come in any order
         return all(map(_is_finite if is_finite else _is_alike, exact, plain))
 
     def depends(case: Case, other: Case) -> bool:
@@ -60,8 +64,18 @@ def derived_cases(
             return any(isinstance(a, torch.Tensor) and not torch.equal(a, b) for a, b in pairs)
 
     for case in given:
+        if sum(t.numel() for t in tensors_of(case.values)) > _MOST_ELEMENTS:
+            continue
+        varied = _varied(case, shared(case))
+        for some in (varied, *({i: v} for i, v in varied.items() if len(varied) > 1)):
+            changed = _with(case, "zeros and ones replaced", some)
+            if some and accepts(changed):
+                yield changed
+                break
+        if (drawn := _integers(case, arguments(case))) and accepts(changed := _with(case, "other integers", drawn)):
+            yield changed
         tensors = [i for i, v in enumerate(case.values[: arguments(case)]) if _is_real(v)]
-        if not tensors or sum(t.numel() for t in tensors_of(case.values)) > _MOST_ELEMENTS:
+        if not tensors:
             continue
         # With no finite result to start from, numbers are no guide to which others would be in its domain.
         free = [i for i in tensors if accepts(case) and bool((case.values[i] != case.values[i].round()).any())]
@@ -94,6 +108,38 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
 
 
+def _varied(case: Case, count: int) -> dict[int, torch.Tensor]:
+    """Returns other values for what is all zeros or all ones: somewhat larger ones, as a variance may be; masks with holes."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for i, value in enumerate(case.values[:count]):
+        if not isinstance(value, torch.Tensor) or not value.numel() or not bool((value == value.reshape(-1)[0]).all()):
+            continue
+        drawn = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        if value.dtype == torch.bool:
+            found[i] = value ^ (drawn < 0.25)
+        elif _is_real(value) and float(value.reshape(-1)[0]) in (0, 1):
+            found[i] = (value.detach() + (drawn / 2 + 0.1).to(value.dtype)).clone()
+    return found
+
+
+def _integers(case: Case, count: int) -> dict[int, torch.Tensor]:
+    """Returns other values for integers of both signs, which are no indices: as large, and in 8 bits any."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for i, value in enumerate(case.values[:count]):
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int8, torch.int16, torch.int32, torch.int64):
+            continue
+        if not value.numel() or not int(value.min()) < 0 < int(value.max()):
+            continue
+        most = max(-int(value.min()), int(value.max()))
+        ends = (-128, 127) if value.dtype == torch.int8 else (-most, most)
+        drawn = torch.randint(ends[0], ends[1] + 1, (value.numel(),), generator=generator)
+        drawn[:2] = torch.tensor(ends)[: value.numel()]
+        found[i] = drawn.to(value).view(value.shape)
+    return found
+
+
 def _other_values(
     case: Case, free: Sequence[int], accepts: Callable[..., bool], depends: Callable[[Case, Case], bool]
 ) -> Iterator[Case]:
@@ -115,19 +161,38 @@ def _other_values(
             if accepts(changed):
                 yield changed
                 break
+    # A variance as the mean of squares less the square of the mean loses its digits here.
+    changed = _with(case, f"values around {_FAR:g}", {i: noise(case.values[i]) + _FAR for i in free})
+    if accepts(changed):
+        yield changed
+    for at in free:
+        for what, values in _with_infinities(case.values[at]):
+            changed = _with(case, f"a row of argument {at} {what}", {at: values})
+            # A NaN of the reference may come from its formula: infinity less infinity.
+            if accepts(changed, is_finite=False, is_number=True, is_real=True):
+                yield changed
     kinds = (("special values", _FINITE), ("values of all sizes", _SIZES), ("infinities and NaN", _NOT_FINITE))
     for label, special in kinds:
-        changed = _with(case, label, {free[0]: _filled(case.values[free[0]], special)})
-        if accepts(changed, is_finite=special is _FINITE, is_number=special is _SIZES):
-            yield changed
+        for values in _tried(case.values[free[0]], special):
+            changed = _with(case, label, {free[0]: values})
+            if accepts(changed, is_finite=special is _FINITE, is_number=special is _SIZES):
+                yield changed
+                break
         for at in free if len(free) > 1 and special is not _SIZES else ():  # what the others hold may hide them
-            filled = {at: _filled(case.values[at], special)}
-            for number in _NEUTRAL if special is _FINITE else _NEUTRAL[::-1]:  # 0 times infinity is NaN
+            numbers = _NEUTRAL if special is _FINITE else _NEUTRAL[::-1]  # 0 times infinity is NaN
+            for number, values in itertools.product(numbers, _tried(case.values[at], special)):
+                filled = {at: values}
                 others = {i: torch.full_like(case.values[i], number) for i in free if i != at}
                 changed = _with(case, f"{label} in argument {at}, others {number:g}", filled | others)
                 if accepts(changed, is_finite=special is _FINITE) and depends(changed, _with(case, label, others)):
                     yield changed
                     break
+
+
+def _tried(tensor: torch.Tensor, numbers: Sequence[float]) -> Iterator[torch.Tensor]:
+    """Yields a tensor with these numbers; of finite ones, where that is not accepted, those without sign, and from 0 to 1."""
+    filled = _filled(tensor, numbers)
+    yield from (filled, filled.abs(), filled.clamp(0, 1)) if numbers is _FINITE else (filled,)
 
 
 def _filled(tensor: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
@@ -140,6 +205,16 @@ def _filled(tensor: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
     return drawn.view(tensor.shape)
 
 
+def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields copies in float64 whose first row, along the last axis, holds one infinity, or nothing else."""
+    width = tensor.shape[-1] if tensor.ndim else 1
+    for what, first, number in (("-inf last", width - 1, -math.inf), ("inf last", width - 1, math.inf), ("all -inf", 0, -math.inf)):
+        drawn = tensor.detach().double().reshape(-1, width).clone()
+        drawn[0, first:] = number
+        yield what, drawn.view(tensor.shape)
+
+
+_FAR = 100.0
 _FINITE = (0.0, -0.0, 1.0, -1.0, *(s * m for m in (0.5, 2, 3, 4, 5, 6, 8, 10, 13, 20, 40) for s in (1, -1)))
 _SIZES = tuple(s * 10.0**e for e in (2, 3, 4, 5, 6, 8, 12, 20, 30, -2, -4, -6, -12, -20, -30) for s in (1, -1))
 _NOT_FINITE = (math.inf, -math.inf, math.nan)

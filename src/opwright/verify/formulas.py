@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,17 @@ _STEPS = get_decompositions(
         _aten.native_layer_norm_backward,
         _aten.mish,
         _aten.mish_backward,
+    ]
+)
+# Those that PyTorch computes in float32 at least, and rounds at the end.
+_STEPS_IN_SINGLE = get_decompositions(
+    [
+        _aten._softmax,
+        _aten._softmax_backward_data,
+        _aten._log_softmax,
+        _aten._log_softmax_backward_data,
+        _aten.logsumexp,
+        _aten.native_layer_norm,
     ]
 )
 _HALF_ROOT, _TANH = math.sqrt(0.5), (math.sqrt(2 / math.pi), 0.044715)
@@ -89,8 +101,18 @@ class _OracleFormulas(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_rounded = _get_current_dispatch_mode() is not None  # this one is not current in here
-        formula = (_STEPS if is_rounded else _STABLE).get(func)
-        if formula is None or not (isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64):
-            return func(*args, **(kwargs or {}))
-        return formula(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        mode = _get_current_dispatch_mode()  # this one is not current in here
+        if not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64):
+            return func(*args, **kwargs)
+        if isinstance(mode, Rounding) and func in _STEPS_IN_SINGLE:
+            return mode.in_single(_STEPS_IN_SINGLE[func], *args, **kwargs)
+        return (_STEPS if mode is not None else _STABLE).get(func, func)(*args, **kwargs)
+
+
+class Rounding(TorchDispatchMode):
+    """Rounds the result of each operator."""
+
+    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Computes several steps, rounded as float32 is at most, and rounds the result."""
+        raise NotImplementedError

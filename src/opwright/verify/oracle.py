@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from opwright.verify.formulas import Rounding
 from opwright.verify.tensors import copy_of, tensors_of
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
@@ -199,7 +199,7 @@ def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(magnitude < info.smallest_normal, torch.full_like(unit, smallest), unit)
 
 
-class _Jitter(TorchDispatchMode):
+class _Jitter(Rounding):
     """Moves every floating-point result by one rounding, up or down at random: Monte Carlo arithmetic."""
 
     def __init__(self, unit: float, seed: int) -> None:
@@ -216,9 +216,16 @@ class _Jitter(TorchDispatchMode):
         if kind.is_product:
             terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
             args = self._move_terms(args, self._product_unit(terms), factor=1 if kind.is_biased else 0)
+            unit = max(unit, self._one_sign_unit(terms))
         elif kind.is_sum:
             whole, reduced = args[0].numel(), _first(func(*args, **kwargs)).numel()
             args = self._move_terms(args, self._sum_unit(whole / max(reduced, 1)))
+            unit = max(unit, self._one_sign_unit(whole / max(reduced, 1)))
+        elif kind.is_transform:
+            args = self._move_terms(args, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2))
+        elif kind.is_convolution:
+            args = self._move_terms(args, self._product_unit(args[1][0].numel()), factor=1)
+            unit = max(unit, self._one_sign_unit(args[1][0].numel()))
         elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         result = func(*args, **kwargs)
@@ -232,12 +239,31 @@ class _Jitter(TorchDispatchMode):
             return type(result)(self._move(r, unit) for r in result)
         return self._move(result, unit)
 
+    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        unit = self.unit
+        self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
+        try:
+            result = formula(*args, **kwargs)
+        finally:
+            self.unit = unit
+        if isinstance(result, (tuple, list)):
+            return tuple(self._move(r, unit) for r in result)
+        return self._move(result, unit)
+
     def _sum_unit(self, terms: float) -> float:
         """Returns the relative error of adding that many terms one by one, rounding each time.
 
         PyTorch accumulates 16-bit types in float32, so that is the rounding, at most.
         """
         return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
+
+    def _one_sign_unit(self, terms: float) -> float:
+        """Returns the same, of the sum of terms of one sign.
+
+        Moving each of them apart says little then: what they move by cancels, but an early rounding stays in all partial
+        sums after it. On average these are half of the sum.
+        """
+        return self._sum_unit(terms) / 2
 
     def _product_unit(self, terms: float) -> float:
         """Returns the same for a sum of products.
@@ -251,13 +277,16 @@ class _Jitter(TorchDispatchMode):
     def _move_terms(self, args: Any, unit: float, factor: int = 0) -> Any:
         """Moves the terms of a sum as far as adding them would; of a sum of products, one of the factors."""
         moved = args[factor]
-        if not isinstance(moved, torch.Tensor) or moved.dtype != torch.float64:
+        if not isinstance(moved, torch.Tensor) or moved.dtype not in _ORACLES:
             return args
         return [*args[:factor], self._move(moved, unit), *args[factor + 1 :]]
 
     def _move(self, value: Any, unit: float) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+        if not isinstance(value, torch.Tensor) or value.dtype not in _ORACLES:
             return value
+        if value.is_complex():  # a product of complex numbers cancels in each of its parts
+            steps = [self._steps(value) for _ in range(2)]
+            return value + torch.complex(*steps).mul_(unit).mul_(value.abs())
         step = self._steps(value)
         # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
         tiny = value.abs() < _TINY
@@ -274,6 +303,7 @@ class _Jitter(TorchDispatchMode):
         return _stored_steps(value.device)[first : first + count].view(value.shape)
 
 
+_ORACLES = (torch.float64, torch.complex128)
 _STORED_STEPS = 2**19
 
 
@@ -296,6 +326,8 @@ class _Kind:
     is_product: bool
     is_biased: bool
     is_sum: bool
+    is_convolution: bool
+    is_transform: bool
     is_normalization: bool
     is_exact: bool
     is_in_place: bool
@@ -309,6 +341,8 @@ def _kind_of(func: Any) -> _Kind:
         packet in _PRODUCTS,
         packet in _BIASED_PRODUCTS,
         packet in _SUMS,
+        packet is torch.ops.aten.convolution,
+        packet in _TRANSFORMS,
         packet in _NORMALIZATIONS,
         packet in _EXACT or any(not alias.is_write for alias in aliases),
         bool(aliases),
@@ -326,7 +360,8 @@ def _first(result: Any) -> torch.Tensor:
 _PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
 _BIASED_PRODUCTS = _packets("addmm baddbmm")  # what is added comes first
 _SUMS = _packets("sum mean var var_mean std cumsum linalg_vector_norm")
-_NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm convolution")
+_TRANSFORMS = _packets("_fft_c2c _fft_r2c _fft_c2r")
+_NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm")
 _EXACT = _packets(
     "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
     "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"

@@ -13,12 +13,12 @@ from opwright.spec.samples import Case
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.tensors import tensors_of
 
-_PART = 8
+PART = 8
 
 
 def parts_of(size: int) -> tuple[int, int]:
     """Returns the sizes of the smaller and the larger part to try: an eighth of an eighth, and an eighth."""
-    return size // _PART**2 + 1, size // _PART + 1
+    return size // PART**2 + 1, size // PART + 1
 
 
 def is_out_of_reach(
@@ -43,7 +43,7 @@ def is_out_of_reach(
     except Exception:  # whatever either may raise to refuse
         return True
     few, many = watched
-    return many.operators > few.operators or many.largest > _PART * few.largest or _PART * many.largest > most
+    return many.operators > few.operators or many.largest > PART * few.largest or PART * many.largest > most
 
 
 def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""Inputs of other sizes that follow from a sample: an empty one, one of many rows, a large one.
+"""Inputs of other sizes that follow from a sample: an empty one, one of many rows, wide ones, a large one.
 
 Nobody has said which sizes belong together, so the reference is asked. And a candidate may be made for the sizes of
 its samples: one that raises where they are others is not accused.
@@ -7,12 +7,13 @@ its samples: one that raises where they are others is not accused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from opwright.spec.samples import Case
 from opwright.verify.oracle import to_oracle
-from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
+from opwright.verify.reach import PART, is_out_of_reach, parts_of, takes_longer
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
 
@@ -20,13 +21,15 @@ _ROWS = 65_601  # more than a GPU's grid has along its second axis
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
 # Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
 _MOST_ELEMENTS, _MOST_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
+_WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
+_NARROW = (2, 3)  # not 1: that is where a view will do for a sum
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
 # measured may be slower, and a candidate, which is called once.
 _ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
 
 
 def resized_cases(subject: Subject) -> Iterator[Case]:
-    """Yields of each sample an empty part, along its first axis and along its last, and of one a long case."""
+    """Yields of each sample an empty part, along its first axis and along its last; of one a long case, and wide ones."""
     given = _given(subject)
     for case in given:
         leading = next(_leading(case), None)
@@ -38,6 +41,14 @@ def resized_cases(subject: Subject) -> Iterator[Case]:
     long = next((made for case in sorted(given, key=_elements) if (made := _long(subject, case)) is not None), None)
     if long is not None:
         yield long
+    for case in sorted(given, key=_elements)[:1]:
+        leading = next(_leading(case), None)
+        sizes = leading.shape[::-1] if leading is not None else ()
+        for size in dict.fromkeys(s for s in sizes if s > 1):
+            for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW,):
+                found = next((made for n in tried if (made := _of_size(subject, case, size, n)) is not None), None)
+                if found is not None:
+                    yield found
 
 
 def enlarged(subject: Subject, bytes_of_outputs: int) -> Case | None:
@@ -102,13 +113,62 @@ def _lengthened(
         if of_one * rows > most:
             continue
         parts = [resized(size) for size in parts_of(rows)]
-        if is_out_of_reach(subject.reference, parts, 2 * most, lambda part: _is_slow(subject, part, seconds)):
+        if is_out_of_reach(subject.reference, parts, 2 * most, partial(_is_slow, subject, seconds=seconds)):
             continue
         made = resized(rows)
         outputs = _outputs(subject, made)
         if any(o.ndim and o.shape[0] == rows for o in outputs):
             return made
     return None
+
+
+def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | None:
+    """Returns a case where all axes of one size have another; None where that is no input.
+
+    Their entries are those of the sample, drawn at random; of real numbers none comes twice: indices of equal numbers may
+    come in any order.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def resized(wanted: int) -> Case:
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            at = [dim for dim, s in enumerate(tensor.shape) if s == size]
+            kept = tensor.detach()
+            for dim in range(kept.ndim):
+                if dim in at:
+                    drawn = torch.randint(size, (wanted,), generator=generator).to(kept.device)
+                    kept = kept.index_select(dim, drawn)
+                else:
+                    kept = kept.narrow(dim, 0, min(kept.shape[dim], _WIDTHS[0]))
+            kept = kept.clone(memory_format=torch.contiguous_format)
+            if not at or not kept.is_floating_point() or bool((tensor == tensor.round()).all()):
+                return kept
+            # Towards zero, where probabilities stay what they are.
+            less = 1 - torch.rand(kept.shape, generator=generator, dtype=torch.float64) / 2
+            return kept * less.to(kept)
+
+        return _with(case, f"{wanted} where {size} are", change)
+
+    most = _MOST_ELEMENTS[subject.effort]
+    if wanted == size or (wanted in _WIDE and wanted < size):
+        return None
+    parts = [resized(size) for size in parts_of(wanted)]
+    is_slow = partial(_is_slow, subject, seconds=_ORACLE_SECONDS)
+    if wanted == _WIDE[0] and is_out_of_reach(subject.reference, parts, 2 * most, is_slow):
+        return None
+    if PART * _elements(parts[1]) > most:
+        return None
+    made = resized(wanted)
+    if _elements(made) > most:
+        return None
+    outputs = _outputs(subject, made, is_finite=True)
+    is_half = any(t.is_floating_point() and t.element_size() < 4 for t in tensors_of(made.values))
+    if not outputs or (is_half and not all(o.is_floating_point() for o in outputs)):
+        return None
+    try:
+        return None if is_slow(made) else made
+    except Exception:  # the candidate refuses
+        return None
 
 
 def _refuses(subject: Subject, case: Case) -> bool:

@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
+
+from opwright.verify.watched import WatchedCode, WatchedOverrides, watched_judges
 
 # --- settings --------------------------------------------------------------------------------------------
 
@@ -24,6 +28,13 @@ class _Setting(NamedTuple):
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], Any]
+
+
+_stack_of_functions = torch.overrides._get_current_function_mode_stack
+_push_function_mode, _pop_function_mode = torch._C._push_on_torch_function_stack, torch._C._pop_torch_function_stack
+_len_operator_modes, _pop_operator_mode = torch._C._len_torch_dispatch_stack, _python_dispatch._pop_mode
+_top_saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_pop_saved_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -38,18 +49,6 @@ def _write_deterministic(value: tuple[bool, bool], write: Any = torch.use_determ
     write(value[0], warn_only=value[1])
 
 
-def _modes() -> int:
-    return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
-
-
-def _leave_modes(count: int) -> None:
-    # A mode sees every call of PyTorch, the judge's as well.
-    while _modes() > count and torch._C._len_torch_dispatch_stack():
-        torch._C._pop_torch_dispatch_stack(None)
-    while _modes() > count:
-        torch._C._pop_torch_function_stack()
-
-
 def _cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -62,6 +61,34 @@ def _run_on(cpus: list[int]) -> None:
 def _write_priority(value: int) -> None:
     with contextlib.suppress(PermissionError):  # a higher one only an administrator may have
         os.setpriority(os.PRIO_PROCESS, 0, value)
+
+
+def _function_modes() -> list[Any]:
+    return [mode for mode in _stack_of_functions() if not isinstance(mode, DeviceContext)]
+
+
+def _leave_function_modes(count: int) -> None:
+    """Ends the modes that were entered last, but for the default device, which is one of them."""
+    kept = []
+    while len(_function_modes()) > count:
+        mode = _pop_function_mode()
+        kept += [mode] if isinstance(mode, DeviceContext) else []
+    for mode in reversed(kept):
+        _push_function_mode(mode)
+
+
+def _leave_operator_modes(count: int) -> None:
+    while _len_operator_modes() > count:
+        _pop_operator_mode()
+
+
+def _has_saved_hooks() -> bool:
+    return _top_saved_hooks(False) is not None
+
+
+def _write_saved_hooks(value: bool) -> None:
+    while not value and _has_saved_hooks():
+        _pop_saved_hooks()
 
 
 # Functions are taken when this is imported: a candidate may replace `torch.get_default_dtype` as well.
@@ -94,9 +121,12 @@ _SETTINGS = (
     ),
     _Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     _Setting("the working directory", os.getcwd, os.chdir),
-    _Setting("the number of modes of torch", _modes, _leave_modes),
     _Setting("the CPUs of the process", _cpus, _run_on),
     _Setting("the priority of the process", lambda: os.getpriority(os.PRIO_PROCESS, 0), _write_priority),
+    # After the default device, which is a mode of functions too.
+    _Setting("the number of active modes of functions", lambda: len(_function_modes()), _leave_function_modes),
+    _Setting("the number of active modes of operators", _len_operator_modes, _leave_operator_modes),
+    _Setting("whether saved tensors have hooks", _has_saved_hooks, _write_saved_hooks),
 )
 
 
@@ -130,8 +160,12 @@ class Guard:
         self.is_inside = is_inside
         self.is_running = False
         self._owner = os.getpid()
-        self._watched = [_Watched(name, holder) for name, holder in _holders().items()]
+        self._watched = [*watched_judges(), WatchedOverrides()]
         self._before: tuple[list[Any], int] = ([], 0)
+
+    def watch(self, reference: Any) -> None:
+        """Watches the code of a reference as well."""
+        self._watched.append(WatchedCode(reference))
 
     def wrap(self, call: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
         """Returns a call that notes what it changes."""
@@ -191,65 +225,6 @@ def _read(setting: _Setting) -> Any:
         return setting.read()
     except OSError as error:  # the working directory is gone
         return error.strerror
-
-
-# --- functions -------------------------------------------------------------------------------------------
-
-
-# PyTorch replaces these itself: when the default dtype changes, when torch._dynamo is imported.
-_PYTORCHS_OWN = {"torch.Storage", "torch.manual_seed"}
-
-
-class _Watched:
-    """The functions of a module or a class, as they were."""
-
-    def __init__(self, name: str, holder: Any) -> None:
-        self.name, self.holder = name, holder
-        self.saved = dict(vars(holder))
-
-    def put_back(self) -> list[str]:
-        """Restores what was replaced; returns what that was."""
-        now = vars(self.holder)
-        if now == self.saved:
-            return []
-        found = []
-        is_class = isinstance(self.holder, type)
-        for name, was in self.saved.items():
-            # What is gone from a module has been PyTorch's to remove: functions that torch.compile puts there.
-            is_other = now.get(name) is not was and (name in now or is_class)
-            if is_other and callable(was) and f"{self.name}.{name}" not in _PYTORCHS_OWN:
-                setattr(self.holder, name, was)
-                found.append(f"`{self.name}.{name}` was replaced by the call")
-        if is_class:  # a new name may hide what is inherited
-            for name in [n for n in now if n not in self.saved and hasattr(super(self.holder, self.holder), n)]:
-                delattr(self.holder, name)
-                found.append(f"`{self.name}.{name}` was replaced by the call")
-        self.saved = dict(vars(self.holder))
-        return found
-
-
-def _holders() -> dict[str, Any]:
-    """Returns the modules and classes whose functions the judge uses."""
-    import builtins
-    import math
-
-    found = {
-        "builtins": builtins,
-        "math": math,
-        "time": time,
-        "torch": torch,
-        "torch.Tensor": torch.Tensor,
-        "torch.autograd": torch.autograd,
-        "torch.cuda": torch.cuda,
-        "torch.cuda.Event": torch.cuda.Event,
-        "torch.cuda.Stream": torch.cuda.Stream,
-        "torch.library": torch.library,
-        "torch.linalg": torch.linalg,
-        "torch.nn.functional": torch.nn.functional,
-        "torch.testing": torch.testing,
-    }
-    own = {name: module for name, module in sys.modules.items() if name.startswith("opwright.verify.")}
-    return found | {name: module for name, module in own.items() if module is not None}
 
 
 # --- files -----------------------------------------------------------------------------------------------

@@ -172,6 +172,7 @@ class Subject:
             more = derived_cases(
                 given,
                 lambda case: case.values[-1].arguments,
+                lambda case: len(case.values) - 1 if self.callables.are_shared else case.values[-1].arguments,
                 self.reference,
                 bool(self.mutated()),
                 self._announce,
@@ -342,6 +343,10 @@ def subject_of(
             "a callable is verified against a reference, on samples",
             hint="`opwright.verify(f, reference=g, samples=[(x, y), ...])`",
         )
+    for given in (target, reference):
+        if isinstance(given, type) and issubclass(given, torch.nn.Module):
+            hint = f"give a module: `{given.__name__}(...)`"
+            raise CheckError(given.__name__, "this is a class of modules, and none of them", hint=hint)
     both = Callables(target, reference)
     return Subject(
         both.name,

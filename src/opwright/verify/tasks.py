@@ -59,6 +59,7 @@ class Task:
         reference = imported(self.reference)
         init = getattr(reference, "get_init_inputs", list)
         model = _seeded(lambda: _made(reference.Model, init()))
+        guard.watch(model)  # before the candidate's file runs
         samples = [_seeded(reference.get_inputs, seed) for seed in _SEEDS]
         candidate = reference if is_one_file else imported(self.candidate)
         new = _seeded(lambda: guard.run(_made, candidate.ModelNew, init()))

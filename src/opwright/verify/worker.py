@@ -118,6 +118,8 @@ class Work:
                     emit(self._not_loaded(job, error, guard))
                     continue
                 for subject in here[job.device].values():
+                    if subject.callables is not None:
+                        guard.watch(subject.callables.reference)
                     subject.call = guard.wrap(subject.call)
                     subject.on_case = lambda case: on_case(str(case))
                     # Several checks ask for the same gradients; of many large inputs that would be too much to keep.

@@ -1,0 +1,153 @@
+"""Inputs that follow from a sample of a callable: what they find, and what they must not accuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import opwright
+from opwright.errors import CheckError
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def verify(candidate, reference, sample, checks: tuple[str, ...] = ("numerics",)):
+    return opwright.verify(candidate, reference=reference, samples=[sample], checks=checks, quick=True)
+
+
+class NoAffine(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape)
+
+
+class SecondHalf(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        centered = x - x.mean(-1, keepdim=True)
+        return centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + self.eps) * self.weight + self.bias
+
+
+def variance_of_squares(x: Tensor) -> Tensor:
+    n = x.shape[-1]
+    return ((x * x).mean(-1) - x.mean(-1) ** 2) * (n / (n - 1))
+
+
+def logsumexp_of_finite(x: Tensor) -> Tensor:
+    largest = x.amax(-1, keepdim=True)
+    return (x - largest).exp().sum(-1).log() + largest.squeeze(-1)
+
+
+def softmax_in_blocks(x: Tensor) -> Tensor:
+    return torch.cat([torch.softmax(part, -1) for part in x.split(1024, -1)], -1)
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    return x.masked_fill(~mask, -1.0)
+
+
+WRONG = {
+    "mean far from zero": (variance_of_squares, lambda x: x.var(-1), (drawn(9, 40),)),
+    "infinities alone": (logsumexp_of_finite, lambda x: torch.logsumexp(x, -1), (drawn(8, 33),)),
+    "a wide axis": (softmax_in_blocks, lambda x: torch.softmax(x, -1), (drawn(8, 64),)),
+    "two entries": (
+        lambda x: torch.var_mean(x, -1, correction=int(x.shape[-1] > 2)), lambda x: torch.var_mean(x, -1), (drawn(6, 40),)
+    ),
+    "weights of ones": (NoAffine(32), nn.LayerNorm(32), (drawn(6, 32),)),
+    "a state of zeros": (lambda x, h: x.tanh(), lambda x, h: torch.tanh(x + h), (drawn(6, 8), torch.zeros(6, 8))),
+    "a mask of ones": (lambda x, m: x.clone(), masked, (drawn(6, 8), torch.ones(6, 8, dtype=torch.bool))),
+    "eps": (
+        lambda x, eps: F.layer_norm(x, x.shape[-1:]), lambda x, eps: F.layer_norm(x, x.shape[-1:], eps=eps), (drawn(8, 64), 1e-5)
+    ),
+    "keepdim": (lambda x, *, keepdim: x.sum(-1), lambda x, *, keepdim: x.sum(-1, keepdim), ((drawn(4, 5),), {"keepdim": False})),
+    "a negative axis": (lambda x, dim: x.sum(max(dim, 0)), lambda x, dim: x.sum(dim), (drawn(4, 5, 6), 1)),
+    "the least integer": (
+        lambda x: x.short().abs().clamp(max=127).char(), lambda x: x.abs(), (torch.arange(-20, 20, dtype=torch.int8),)
+    ),
+    "probabilities of zero": (
+        lambda x, t: (t * (t.log() - x)).sum(), lambda x, t: F.kl_div(x, t, reduction="sum"),
+        (drawn(6, 5).log_softmax(-1), drawn(5, 6).T.softmax(-1)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_variations_find_what_the_sample_does_not_show(name: str) -> None:
+    candidate, reference, sample = WRONG[name]
+    assert not verify(candidate, reference, sample).passed
+    plain = opwright.verify(candidate, reference=reference, samples=[sample], checks=["numerics"], expand=False)
+    assert plain.passed  # so it is the variation that has found it
+
+
+def made_for_one_option(x: Tensor, k: int) -> Tensor:
+    if k != 4:
+        raise NotImplementedError("k = 4 only")
+    return x.sort(-1, descending=True).values[..., :4]
+
+
+def softmax_by_powers_of_two(x: Tensor) -> Tensor:
+    powers = torch.exp2((x - x.amax(-1, keepdim=True)) * math.log2(math.e))
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def convolution_of_windows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    windows = F.pad(x, (2, 2)).unfold(-1, weight.shape[-1], 1)
+    return torch.einsum("nclk,ock->nol", windows, weight) + bias[:, None]
+
+
+def product_of_parts(a: Tensor, b: Tensor) -> Tensor:
+    return torch.complex(a.real @ b.real - a.imag @ b.imag, a.real @ b.imag + a.imag @ b.real)
+
+
+RIGHT = {
+    "made for one option": (made_for_one_option, lambda x, k: x.topk(k).values, (drawn(5, 30), 4)),
+    "equal numbers in any order": (
+        lambda x: x.sort(-1, descending=True).indices[:, :3], lambda x: x.topk(3).indices, (drawn(5, 30),)
+    ),
+    "a mean of infinities": (
+        lambda x: (((x - x.mean(-1, keepdim=True)) ** 2).sum(-1) / (x.shape[-1] - 1), x.mean(-1)),
+        lambda x: torch.var_mean(x, -1), (drawn(6, 40),),
+    ),
+    "an option that draws": (
+        lambda x, p, train: x.clone(), lambda x, p, train: F.dropout(x, p, train), (drawn(6, 40), 0.5, False)
+    ),
+    "softmax by powers of two": (softmax_by_powers_of_two, lambda x: torch.softmax(x, -1), (drawn(6, 40),)),
+    "layer norm in steps": (SecondHalf(64), nn.LayerNorm(64), (drawn(8, 64),)),
+    "convolution": (
+        convolution_of_windows, lambda x, w, b: F.conv1d(x, w, b, padding=2), (drawn(2, 3, 32), drawn(4, 3, 5), drawn(4))
+    ),
+    "Fourier transform": (
+        lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1]), lambda x: torch.fft.ifft(torch.fft.fft(x) * 2).real,
+        (drawn(6, 40),),
+    ),
+    "complex product": (
+        product_of_parts, lambda a, b: a @ b,
+        (torch.complex(drawn(4, 6), drawn(6, 4).T.contiguous()), torch.complex(drawn(6, 5), drawn(5, 6).T.contiguous())),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_variations_accuse_nobody_who_is_right(name: str) -> None:
+    record = verify(*RIGHT[name])
+    assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_a_candidate_that_takes_no_gradients_is_not_asked_for_them() -> None:
+    checks = ("numerics", "gradient numerics", "second gradients")
+    record = verify(lambda x: torch.from_numpy(x.numpy() * 2), lambda x: x * 2, (drawn(4, 5),), checks)
+    outcomes = {check.name: check.outcome for check in record.checks}
+    assert outcomes == {"numerics": "passed", "gradient numerics": "skipped", "second gradients": "skipped"}
+    record = verify(lambda x: torch.from_numpy(x.numpy() * 2), lambda x: x * 2, (drawn(4, 5).requires_grad_(),), checks)
+    assert not record.passed  # a sample that requires one asks for it
+
+
+def test_a_class_of_modules_is_refused_with_what_to_type() -> None:
+    with pytest.raises(CheckError) as caught:
+        opwright.verify(NoAffine, reference=nn.LayerNorm(32), samples=[(drawn(6, 32),)])
+    assert "this is a class of modules" in str(caught.value)
+    assert "`NoAffine(...)`" in str(caught.value)

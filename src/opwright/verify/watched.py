@@ -16,6 +16,7 @@ import torch
 # PyTorch replaces these itself: when the default dtype changes, when torch._dynamo is imported.
 _PYTORCHS_OWN = {"torch.Storage", "torch.manual_seed"}
 _OWN = "opwright.verify."
+_DEVICE_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
 
 
 class Watched:
@@ -141,7 +142,8 @@ class WatchedOverrides:
         if len(now) == len(self.saved):
             return []
         new, self.saved = now - self.saved, set(now)
-        names = sorted(name for name in new if name.startswith("aten/") and not name.endswith("/Meta"))
+        # PyTorch registers others itself when it is first asked for vmap, say.
+        names = sorted(name for name in new if name.startswith("aten/") and name.rpartition("/")[2] in _DEVICE_KEYS)
         return [f"a kernel of PyTorch was replaced for everybody by the call: {', '.join(names)}"] if names else []
 
 

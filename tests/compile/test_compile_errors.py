@@ -55,7 +55,17 @@ MISTAKES = {
     "too many indices": (GOOD.replace("x(i)", "x(i, 0)"), 6),
     "type outside the family": (GOOD.replace("opwright::half)", "int32_t)"), 8),
     "missing header": ('#include "nowhere.h"\n' + GOOD, 1),
+    "missing header of the algorithms": (GOOD.replace("T(2 *", "std::sort(&output(0), &output(0)), T(2 *"), 6),
+    "missing brace": (GOOD.replace("  for", "  if (true) {\n  for"), 9),
     "pytorch header": ("#include <torch/extension.h>\n" + GOOD, 1),
+}
+
+
+HINTS = {
+    "missing header of the algorithms": "`#include <algorithm>`",
+    "missing brace": "a `}` is missing above that line",
+    "pytorch header": "kernels see no PyTorch header",
+    "missing header": "includes are found beside the source",
 }
 
 
@@ -67,6 +77,7 @@ def test_it_names_the_authors_line(kind: str, tmp_path: Path, snapshot: Snapshot
     assert f"> {line:4} | {source.splitlines()[line - 1]}" in text
     if kind in ("wrong signature", "wrong rank", "unknown operator"):  # our own words, not the compiler's
         assert text == snapshot
+    assert f"hint: {HINTS.get(kind, '')}" in text
 
 
 def test_the_log_has_everything(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import traceback
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import Bool, Complex, Float, Float32, Int, Shaped
@@ -146,13 +147,35 @@ def writes_through_view(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     return x.clone()
 
 
+def list_of_numbers(x: Float[Tensor, "n"], k: list[int]) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def tuple_of_tensors(x: tuple[Float[Tensor, "n"], ...]) -> Float[Tensor, "n"]:
+    return x[0] * 2
+
+
+def numpy_array(x: Float[np.ndarray, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def misspelt_axis(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*bacth n"]:
+    return x * 2
+
+
+def unknown_batch(x: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
+    return x * 2
+
+
 REFUSED = {
     errors.AnnotationError: [
         no_annotation, bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
-        literal_numbers, bad_default, unbound_family, nothing_done, no_tensor,
+        literal_numbers, bad_default, unbound_family, nothing_done, no_tensor, list_of_numbers,
+        tuple_of_tensors, numpy_array,
     ],
     errors.AxisError: [
         broadcasting, two_variadics, unreadable_axis, function_axis, unbound_output, anonymous_output, two_unknowns,
+        misspelt_axis, unknown_batch,
     ],
     errors.RandomnessError: [random_numbers, dropout],
     errors.DataDependentShapeError: [depends_on_data],
@@ -187,6 +210,22 @@ def test_names(snapshot: SnapshotAssertion) -> None:
             operator(wrong)(writes_argument)
     with pytest.raises(errors.NameTakenError):
         operator("aten::mul")(lambda_reference)
+
+
+def test_a_decorator_without_a_name(snapshot: SnapshotAssertion) -> None:
+    """It once returned a decorator, and the first call of the "operator" was odd."""
+    with pytest.raises(errors.DeclarationError) as caught:
+        operator(lambda_reference)
+    assert str(caught.value) == snapshot
+
+
+def test_a_reference_that_runs_at_sizes_that_are_not_its_own() -> None:
+    """The sizes that a declaration is tried with give a negative one here."""
+
+    def rest(x: Float[Tensor, "n"], y: Float[Tensor, "m"]) -> Float[Tensor, "n-m"]:
+        return x[y.shape[0] :] * y.sum()
+
+    assert declared(rest)(torch.ones(5), torch.ones(2)).tolist() == [2.0, 2.0, 2.0]
 
 
 def lambda_reference(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

@@ -38,8 +38,15 @@ _HELP = [
         r"`?__device__|calling a __host__ function",
         "mark the function `__device__`, or `OPWRIGHT_HOST_DEVICE`",
     ),
+    (
+        r"torch/|ATen/|c10/",
+        "kernels see no PyTorch header; host code includes <opwright/tensor.h>; `opwright.cpp_extension` builds "
+        "sources that need torch/extension.h",
+    ),
     (r"No such file or directory", "includes are found beside the source and in Opwright's own headers"),
-    (r"torch/|ATen/|c10/", "kernels see no PyTorch header; host code includes <opwright/tensor.h>"),
+    (r"'(?:min|max|sort|fill|fill_n|copy|clamp|swap|nth_element)' is not a member of 'std'", "`#include <algorithm>`"),
+    (r"'numeric_limits' is not a member of 'std'", "`#include <limits>`"),
+    (r"expected unqualified-id before string constant", "a `}` is missing above that line"),
 ]
 
 

@@ -63,6 +63,9 @@ def operator(
     Raises:
         DeclarationError: the declaration cannot be honoured; the subclass says why.
     """
+    if not isinstance(qualified_name, str):
+        name = getattr(qualified_name, "__name__", "name")
+        raise DeclarationError(name, "`@operator` wants the operator's name", hint=f'`@operator("my_ops::{name}")`')
     frame = sys._getframe(1)
 
     def decorate(reference: Callable[..., Any]) -> Any:

@@ -42,7 +42,10 @@ def build_project(project: Path, output: Path, isolation: bool = True) -> Path:
         result = subprocess.run(command, capture_output=True, text=True)
         found = list(Path(folder).glob("*.whl"))
         if result.returncode != 0 or not found:
-            raise PackageError(str(project), "its build fails", body=_essence(result.stdout + result.stderr))
+            said = _essence(result.stdout + result.stderr)
+            is_missing = "No matching distribution found for" in said
+            hint = "`opwright wheel --no-isolation` builds with what is installed here" if is_missing else ""
+            raise PackageError(str(project), "its build fails", body=said, hint=hint)
         output.mkdir(parents=True, exist_ok=True)
         target = output / found[0].name
         part = target.with_suffix(".part")

@@ -7,8 +7,10 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import torch
 
 from opwright.errors import AnnotationError, AxisError
 from opwright.spec.axes import parse_axes
@@ -112,7 +114,7 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
                 hint=f"give `{name}` a default that means 'none', such as -1",
             )
         return {**read, "optional": True, "mutated": mutated or read.get("mutated", False)}
-    if origin is list:
+    if origin is list and _is_tensor(*arguments):
         return {"kind": "tensors", "type": read_tensor_type(arguments[0], name, subject), "mutated": mutated}
     return {"kind": "tensor", "type": read_tensor_type(annotation, name, subject), "mutated": mutated}
 
@@ -131,7 +133,15 @@ def read_tensor_type(annotation: Any, name: str, subject: str) -> TensorType:
             subject,
             f"`{name}`: " + ("a bare Tensor has no contract" if plain else "this type cannot be passed"),
             rows=[("got", _text(annotation))],
-            hint=f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]',
+            hint=_instead_of(annotation, name),
+        )
+    array = getattr(annotation, "array_type", None)
+    if isinstance(array, type) and not issubclass(array, torch.Tensor):
+        raise AnnotationError(
+            subject,
+            f"`{name}`: it is no tensor of PyTorch",
+            rows=[("got", f'{dtype.__name__}[{_text(array)}, "{text}"]')],
+            hint=f'`{name}: {dtype.__name__}[Tensor, "{text}"]`, with `from torch import Tensor`',
         )
     found = family(dtype.__name__)
     if found is None:
@@ -213,5 +223,24 @@ def _check_choices(choices: tuple[str, ...], name: str, subject: str) -> None:
         )
 
 
+def _is_tensor(annotation: Any = None) -> bool:
+    return isinstance(getattr(annotation, "dim_str", None), str)
+
+
+def _instead_of(annotation: Any, name: str) -> str:
+    """Returns what to annotate an argument with, instead of a type that cannot be passed."""
+    if get_origin(annotation) in (tuple, Sequence) and _is_tensor(*get_args(annotation)[:1]):
+        return f"`{name}: list[{_text(get_args(annotation)[0])}]`"
+    if get_origin(annotation) in (list, tuple, Sequence):
+        return f'`{name}: Int64[Tensor, "k"]`, or an argument for each number'
+    if annotation is str:
+        return f'`{name}: Literal["a", "b"]`, with its choices'
+    return f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]'
+
+
 def _text(annotation: Any) -> str:
+    if get_origin(annotation) is not None:
+        return str(annotation)
+    if _is_tensor(annotation):
+        return f'{annotation.dtype.__name__}[Tensor, "{annotation.dim_str}"]'
     return getattr(annotation, "__name__", None) or str(annotation)

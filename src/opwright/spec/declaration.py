@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -231,12 +232,22 @@ def _check_contract(contract: Contract) -> None:
             if isinstance(axis, Variadic) and axis.name not in variadics:
                 missing = [f"*{axis.name}"]
             if missing:
+                bound = [*named, *(f"*{v}" for v in variadics)]
+                near = difflib.get_close_matches(missing[0], [name for name in bound if len(name) > 1], n=1)
+                if near:
+                    hint = f"`{near[0]}` has almost that name"
+                elif isinstance(axis, Variadic):
+                    hint = f'annotate an input with it, as in `x: Float[Tensor, "{missing[0]} n"]`'
+                else:
+                    hint = (
+                        f"take it as an argument `{missing[0]}: int`, or, if only the data know it, "
+                        f'`@operator(..., data_dependent=["{missing[0]}"])`'
+                    )
                 raise AxisError(
                     subject,
                     f"`{output.name}`: the size of `{missing[0]}` does not follow from the inputs",
-                    rows=[("bound", " ".join([*named, *(f"*{v}" for v in variadics)]) or "nothing")],
-                    hint=f"take it as an argument `{missing[0]}: int`, or, if only the data know it, "
-                    f'`@operator(..., data_dependent=["{missing[0]}"])`',
+                    rows=[("bound", " ".join(bound) or "nothing")],
+                    hint=hint,
                 )
         family = output.type.family
         if not family.is_single and family.name not in families:

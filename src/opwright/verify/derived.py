@@ -206,11 +206,14 @@ def _filled(tensor: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
 
 
 def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields copies in float64 whose first row, along the last axis, holds one infinity, or nothing else."""
+    """Yields copies in float64 whose first row, along the last axis, ends in what masks leave, or holds nothing else.
+
+    That is -inf. What is right for +inf may depend on the formula: inf - inf * x, say, is (1 - x) * inf.
+    """
     width = tensor.shape[-1] if tensor.ndim else 1
-    for what, first, number in (("-inf last", width - 1, -math.inf), ("inf last", width - 1, math.inf), ("all -inf", 0, -math.inf)):
+    for what, first in (("-inf last", width - 1), ("all -inf", 0)):
         drawn = tensor.detach().double().reshape(-1, width).clone()
-        drawn[0, first:] = number
+        drawn[0, first:] = -math.inf
         yield what, drawn.view(tensor.shape)
 
 

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from operator import attrgetter, is_
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 # PyTorch replaces these itself: when the default dtype changes, when torch._dynamo is imported.
 _PYTORCHS_OWN = {"torch.Storage", "torch.manual_seed"}
 _OWN = "opwright.verify."
+_DEVICE_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
 
 
 class Watched:
@@ -31,7 +33,7 @@ class Watched:
     def put_back(self) -> list[str]:
         """Restores what was replaced; returns what that was."""
         now = vars(self.holder)
-        if len(now) == len(self.saved) and all(now.get(name) is was for name, was in self.saved.items()):
+        if len(now) == len(self.saved) and all(map(is_, now.values(), self.saved.values())):  # as fast as can be
             return []
         found = []
         is_class = isinstance(self.holder, type)
@@ -54,11 +56,14 @@ class Watched:
         return of_objects or hasattr(super(self.holder, self.holder), name)
 
 
+_code_of = attrgetter("__code__")
+
+
 class WatchedCode:
     """The code of functions, as it was: of a reference, of all that it calls by name, of the classes of a module."""
 
     def __init__(self, *roots: Any) -> None:
-        self.saved: dict[int, tuple[FunctionType, CodeType, Any, Any]] = {}
+        self.saved: dict[FunctionType, CodeType] = {}
         self.names: list[tuple[dict[str, Any], str, Any]] = []
         self.classes: dict[type, Watched] = {}
         for root in roots:
@@ -66,11 +71,11 @@ class WatchedCode:
 
     def put_back(self) -> list[str]:
         found = [text for watched in self.classes.values() for text in watched.put_back()]
-        for function, code, defaults, named in self.saved.values():
-            now = function.__code__, function.__defaults__, function.__kwdefaults__
-            if now[0] is not code or now[1] is not defaults or now[2] is not named:
-                function.__code__, function.__defaults__, function.__kwdefaults__ = code, defaults, named
-                found.append(f"the code of `{function.__module__}.{function.__qualname__}` was replaced by the call")
+        if not all(map(is_, map(_code_of, self.saved), self.saved.values())):  # as fast as can be
+            for function, code in self.saved.items():
+                if function.__code__ is not code:
+                    function.__code__ = code
+                    found.append(f"the code of `{function.__module__}.{function.__qualname__}` was replaced by the call")
         for holder, name, was in self.names:
             if holder.get(name) is not was:
                 holder[name] = was
@@ -98,9 +103,9 @@ class WatchedCode:
             self._visit_class(base)
 
     def _visit_function(self, function: FunctionType) -> None:
-        if id(function) in self.saved or _is_library(function):
+        if function in self.saved or _is_library(function):
             return
-        self.saved[id(function)] = (function, function.__code__, function.__defaults__, function.__kwdefaults__)
+        self.saved[function] = function.__code__
         for name in _names_in(function.__code__):
             called = function.__globals__.get(name)
             if isinstance(called, (FunctionType, type)) and not _is_library(called):
@@ -137,7 +142,8 @@ class WatchedOverrides:
         if len(now) == len(self.saved):
             return []
         new, self.saved = now - self.saved, set(now)
-        names = sorted(name for name in new if name.startswith("aten/") and not name.endswith("/Meta"))
+        # PyTorch registers others itself when it is first asked for vmap, say.
+        names = sorted(name for name in new if name.startswith("aten/") and name.rpartition("/")[2] in _DEVICE_KEYS)
         return [f"a kernel of PyTorch was replaced for everybody by the call: {', '.join(names)}"] if names else []
 
 
@@ -166,10 +172,6 @@ def watched_judges() -> list[Watched | WatchedCode]:
     found += [Watched(f"{c.__module__}.{c.__qualname__}", c, is_own=True) for c in classes]
     methods = [getattr(v, "__func__", v) for c in classes for v in vars(c).values()]
     functions = [f for f in (*members, *methods) if isinstance(f, FunctionType) and f.__module__.startswith(_OWN)]
-    return [*found, _code_of(functions)]
-
-
-def _code_of(functions: list[FunctionType]) -> WatchedCode:
-    found = WatchedCode()
-    found.saved = {id(f): (f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in functions}
-    return found
+    code = WatchedCode()
+    code.saved = {f: f.__code__ for f in functions}
+    return [*found, code]

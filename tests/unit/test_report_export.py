@@ -185,6 +185,13 @@ def test_the_page_lists_newer_and_damaged_records_as_skipped(tmp_path) -> None:
     assert f"<li>{html.escape(told[1].removeprefix('skipped: '))}</li>" in page
 
 
+def test_records_in_folders_below_are_pointed_at(tmp_path) -> None:
+    save(make_verify(), tmp_path / "records" / "1a2b3c4" / "a.json")
+    refused = run_report(tmp_path, "records")
+    assert (refused.returncode, refused.stdout) == (5, "")
+    assert "hint: `opwright report records/*`" in refused.stderr
+
+
 def test_what_cannot_be_written_is_an_error_and_a_folder_gets_a_page(tmp_path) -> None:
     save(make_verify(), tmp_path / "records" / "a.json")
     refused = run_report(tmp_path, "records", "--svg", "records/a.json")

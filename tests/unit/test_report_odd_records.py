@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from itertools import pairwise
@@ -44,6 +45,17 @@ def test_without_eager_pictures_start_from_the_candidate_that_there_is(tmp_path)
     alone = show(tmp_path, bench)
     assert "Bars: Opwright; outlined bars fit the cache." in alone.source
     assert 'class="rival"' not in alone.source
+
+
+def test_a_point_in_the_name_of_a_candidate_leads_into_no_object(tmp_path) -> None:
+    """Vega-Lite reads `a.b` as the field `b` of `a`: the arrows began at nothing."""
+    bench = make_bench()
+    for m in bench.measurements:
+        m.timings[1:] = [make_timing("torch.nn[gelu]", 3 * m.timings[0].median_us)]
+    spec = json.loads(show(tmp_path, bench).specs[0])
+    rule = next(layer for layer in spec["layer"] if layer["mark"] == "rule")
+    assert rule["encoding"]["y"]["field"] == r"torch\.nn\[gelu\]"
+    assert all("torch.nn[gelu]" in value for value in spec["data"]["values"])
 
 
 def test_names_of_lines_have_the_room_that_they_need(tmp_path) -> None:

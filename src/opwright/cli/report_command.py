@@ -43,7 +43,9 @@ def report(
             skipped.append(f"{file}: {error.rows[0][1]}")
             say(f"skipped: {skipped[-1]}")
     if not found:
-        say("error: there are no records to show\n\nhint: `opwright verify TARGET --out reports`")
+        deeper = next((path for path in records if path.is_dir() and any(path.glob("*/*.json"))), None)
+        hint = f"opwright report {deeper}/*" if deeper else "opwright verify TARGET --out reports"
+        say(f"error: there are no records to show\n\nhint: `{hint}`")
         return 5
     say(verdict(found))
     page = out / _PAGE if out and out.is_dir() else out

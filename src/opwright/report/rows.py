@@ -12,7 +12,7 @@ WIDTH = 1100.0
 _RIGHT, _TOP = 900.0, 40.0
 _LETTER, _NARROWEST = 6.4, 110.0  # width of a letter of a label; the least that labels take
 _ROW, _HEADING = 20.0, 28.0
-_LABEL_LETTERS = 44
+_LABEL_LETTERS = 52
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ _HOMES = {
     "operator": "opwright.dispatch.operator",
     "Operator": "opwright.dispatch.operator",
     "Mutates": "opwright.spec.annotations",
-    "verify": "opwright.verify",
+    "verify": "opwright",  # a package that can be called
     "VerifyRecord": "opwright.verify",
-    "bench": "opwright.bench",
+    "bench": "opwright",
     "BenchRecord": "opwright.bench",
     "errors": "opwright",
 }
@@ -46,9 +46,9 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'opwright' has no attribute {name!r}")
-    if home == "opwright":
-        return importlib.import_module(f"opwright.{name}")
     try:
+        if home == "opwright":
+            return importlib.import_module(f"opwright.{name}")
         return getattr(importlib.import_module(home), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":

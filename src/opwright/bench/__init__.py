@@ -20,4 +20,5 @@ class _CallableModule(types.ModuleType):
         return bench(*args, **kwargs)
 
 
+__wrapped__ = bench  # whose signature is shown
 sys.modules[__name__].__class__ = _CallableModule

@@ -23,4 +23,5 @@ class _CallableModule(types.ModuleType):
         return verify(*args, **kwargs)
 
 
+__wrapped__ = verify  # whose signature is shown
 sys.modules[__name__].__class__ = _CallableModule

@@ -25,7 +25,7 @@ from opwright.bench.gates import (
 from opwright.bench.inputs import Plan, all_tensors, one_element
 from opwright.bench.limits import CpuBench, GpuBench
 from opwright.bench.timing import no_garbage_collection
-from opwright.bench.workload import TOUCHED_ROWS, Workload, applier
+from opwright.bench.workload import Workload, applier
 from opwright.dispatch.operator import Operator
 from opwright.errors import NotVerifiedError
 from opwright.records import Limits, Measurement, Timing
@@ -239,14 +239,13 @@ class _Rechecks:
         if self._settings.is_repeatable:
             self._work.refresh()
             said_us = self._settings.place.longest_us(timing)
-            is_large = said_us >= _LONG_US and self._work.rows >= TOUCHED_ROWS and self._settings.place.device.type == "cpu"
-            refuse_kept(self._settings.name, self._case, *self._fresh_us(said_us, is_large), is_large)
+            refuse_kept(self._settings.name, self._case, *self._fresh_us(said_us))
             if said_us >= _LONG_US:
-                refuse_kept(self._settings.name, self._case, *self._rewritten_us(), is_large=True)
+                refuse_kept(self._settings.name, self._case, *self._rewritten_us())
             self._look()
             self._work.restore()
 
-    def _fresh_us(self, said_us: float, is_large: bool) -> tuple[float, float]:
+    def _fresh_us(self, said_us: float) -> tuple[float, float]:
         """Returns the time of a call, each of which has other values than the one before, and that on the same values.
 
         Rows of both take turns; where the first looks too long, for as long as another process may have been in the way.
@@ -271,7 +270,7 @@ class _Rechecks:
                 together_us = min(together_us, took_us)
                 self._compare(results)
                 found = together_us - touches_us, max(said_us, same_us)
-                if row + 1 >= _fewest_rows(said_us) and not is_kept(*found, is_large):
+                if row + 1 >= _fewest_rows(said_us) and not is_kept(*found):
                     break
         return found
 
@@ -290,7 +289,7 @@ class _Rechecks:
                 took_us, results = self._settings.place.row_us(self._call, 1)
                 fresh_us = min(fresh_us, took_us)
                 self._compare(results)
-                if row + 1 >= _fewest_rows(same_us) and not is_kept(fresh_us, same_us, is_large=True):
+                if row + 1 >= _fewest_rows(same_us) and not is_kept(fresh_us, same_us):
                     break
         return fresh_us, same_us
 

@@ -16,7 +16,7 @@ from opwright.errors import CheckError
 from opwright.verify.oracle import to_oracle
 from opwright.verify.tensors import copy_of, is_same
 
-TOUCHED_ROWS = 16
+_TOUCHED_ROWS = 16
 DIRECTIONS = ("forward", "backward", "step")
 
 
@@ -108,12 +108,6 @@ class Workload:
         """Returns whether the inputs are, bit for bit, what they were in the beginning, or `refresh` has made of them."""
         return all(is_same(given, now.detach()) for given, now in zip(self._given, self._all(), strict=False))
 
-    @property
-    def rows(self) -> int:
-        """The rows of the largest of these tensors."""
-        tensors = [tensor for tensor, _ in self._originals or () if tensor.ndim]
-        return len(max(tensors, key=torch.Tensor.numel)) if tensors else 0
-
     def toucher(self) -> Callable[[], object] | None:
         """Returns what changes a row of the largest of these tensors, each time another one; None without a tensor.
 
@@ -124,7 +118,7 @@ class Workload:
             return None
         largest = max(tensors, key=torch.Tensor.numel).detach()
         count = len(largest) if largest.ndim else 1
-        rows = [largest[i] if largest.ndim else largest for i in range(0, count, max(count // TOUCHED_ROWS, 1))]
+        rows = [largest[i] if largest.ndim else largest for i in range(0, count, max(count // _TOUCHED_ROWS, 1))]
         writes = [(row, row / 2) for row in rows] + [(row, row.clone()) for row in rows]
         turn = itertools.cycle(writes)
 

@@ -18,8 +18,8 @@ _BANDWIDTH_FACTOR, _COMPUTE_FACTOR = 4.0, 2.0
 # Of a GPU: the clocks of events, of graphs and of the host may differ by launches, and by this factor.
 _CLOCK_FACTOR, _LAUNCHES_US = 2.0, 30.0
 
-# How much longer a call may take on values that it has not seen: branches are not predicted any more. Half as long again
-# would accuse an honest LSTM of two threads on a machine whose cores are all taken.
+# How much longer a call may take on values that it has not seen: branches are not predicted any more, and other processes
+# may have had the cores.
 _FRESH_FACTOR, _FRESH_US = 3.0, 5.0
 
 

@@ -81,11 +81,11 @@ def test_shares_come_from_the_copy_of_the_device_and_of_the_size(monkeypatch: py
 
 
 def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the 30th call it has drifted by one unit in the last place: right for verify, another result for sure."""
+    """By the 30th call it has drifted: by less than verify sees, by more than sums in another order."""
     count = itertools.count()
 
     def drifting(x: Tensor) -> Tensor:
-        return x * 2.0 if next(count) < 30 else torch.nextafter(x * 2.0, torch.tensor(torch.inf, dtype=x.dtype))
+        return x * (2.0 if next(count) < 30 else 2.0 + 1e-9)
 
     def steady(x: Tensor) -> Tensor:
         return x * 2.0
@@ -94,7 +94,7 @@ def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytes
     options = {"reference": steady, "samples": [(x,)], "directions": ["forward"], "seconds": 0.0}
     monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
     monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
-    with pytest.raises(NotVerifiedError, match="its results changed while it was timed"):
+    with pytest.raises(NotVerifiedError, match="changed while it was timed|from the inputs of that moment"):
         opwright.bench(drifting, [], **options)
     assert opwright.bench(steady, [], **options).measurements
 

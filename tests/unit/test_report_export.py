@@ -199,7 +199,7 @@ def test_what_cannot_be_written_is_an_error_and_a_folder_gets_a_page(tmp_path) -
     assert refused.stderr.splitlines()[1] == "error: `report`: it cannot be written   [OPW304]"
     assert "Traceback" not in refused.stderr
     assert run_report(tmp_path, "records", "--out", "records").stdout == "records/opwright-report.html\n"
-    with pytest.raises(RecordError, match="this record cannot be written"):
+    with pytest.raises(RecordError, match="no records can be written into this folder"):
         save(make_verify(), tmp_path / "records" / "a.json" / "b.json")
 
 

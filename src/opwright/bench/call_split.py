@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from opwright.bench import judges
 from opwright.bench.clocks import perf_counter, refuse_replaced
 from opwright.bench.comparison import interval_of, into_blocks
 from opwright.bench.gpu_timing import time_on_gpu
@@ -65,6 +66,12 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
         CheckError: it is no operator.
         BuildError: there is no compiler to build the probe with.
     """
+    judges.remember()
+    return split_call(target, device)
+
+
+def split_call(target: Any, device: str | torch.device | None) -> CallRecord:
+    """Does so in a process where the functions that time were remembered before there was a target."""
     operator = operator_of(target)
     if operator is None:
         raise CheckError(

@@ -218,10 +218,10 @@ def _verified(operator: Any, request: dict[str, Any], answers: Answers) -> None:
 
 
 def _call(operator: Any, request: dict[str, Any], answers: Answers) -> None:
-    from opwright.bench.call_split import where_a_call_goes
+    from opwright.bench.call_split import split_call
     from opwright.records import encodable
 
-    answers.send(record=encodable(where_a_call_goes(operator.function, device=request["device"])))
+    answers.send(record=encodable(split_call(operator.function, request["device"])))
 
 
 def _pairs(operator: Any, request: dict[str, Any], answers: Answers) -> None:

@@ -167,7 +167,11 @@ def test_autocast() -> None:
 def test_autocast_gives_the_types_of_nn_lstm() -> None:
     theirs, ours = pair(I, H)
     with torch.autocast("cpu", torch.bfloat16):
-        want, got = flat(theirs(torch.ones(T, B, I))), flat(ours(torch.ones(T, B, I)))
+        got = flat(ours(torch.ones(T, B, I)))
+        try:
+            want = flat(theirs(torch.ones(T, B, I)))
+        except RuntimeError as error:
+            pytest.skip(f"nn.LSTM has no bfloat16 on this CPU: {error}")
     assert [t.dtype for t in got] == [t.dtype for t in want]
 
 

@@ -94,7 +94,7 @@ def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytes
     options = {"reference": steady, "samples": [(x,)], "directions": ["forward"], "seconds": 0.0}
     monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
     monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
-    with pytest.raises(NotVerifiedError, match="changed while it was timed|from the inputs of that moment"):
+    with pytest.raises(NotVerifiedError, match=r"changed while it was timed|from the inputs of that moment"):
         opwright.bench(drifting, [], **options)
     assert opwright.bench(steady, [], **options).measurements
 

@@ -12,6 +12,7 @@ import functools
 import math
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -243,7 +244,9 @@ class _Jitter(Rounding):
         unit = self.unit
         self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
         try:
-            result = formula(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a variance of one element
+                result = formula(*args, **kwargs)
         finally:
             self.unit = unit
         if isinstance(result, (tuple, list)):

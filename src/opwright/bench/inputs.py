@@ -12,8 +12,9 @@ import torch
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import tensors_in
 from opwright.errors import CheckError
+from opwright.spec.declared import declared_cases, split_sample
 from opwright.spec.fill import lay_out, shape_of, tensor_dtype
-from opwright.spec.samples import Case, Sweep, declared_cases, split_sample
+from opwright.spec.samples import Case, Sweep
 from opwright.verify.tensors import copy_of
 
 

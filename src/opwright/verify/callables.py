@@ -17,7 +17,8 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from opwright.spec.samples import Case, split_sample
+from opwright.spec.declared import split_sample
+from opwright.spec.samples import Case
 from opwright.verify.formulas import oracle_formulas
 
 

@@ -17,8 +17,9 @@ from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.spec.contract import Contract
+from opwright.spec.declared import backward_cases, declared_cases, in_every_dtype
 from opwright.spec.fill import lay_out
-from opwright.spec.samples import LONG, Case, Sweep, backward_cases, declared_cases, in_every_dtype
+from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for

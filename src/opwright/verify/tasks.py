@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from opwright.errors import TargetError
-from opwright.spec.samples import split_sample
+from opwright.spec.declared import split_sample
 from opwright.verify.state import Guard
 from opwright.verify.subject import Subject, subject_of
 

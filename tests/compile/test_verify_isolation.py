@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.verify import child, supervisor
+from opwright.verify import child, subject, supervisor
 from opwright.verify.processes import Fork, children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are supervised on Linux only")
@@ -126,6 +126,26 @@ def test_a_check_that_ends_well_after_one_that_crashed() -> None:
     assert next(calls) == 0  # none of this was here
 
 
+def test_a_lost_gpu_is_lost_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check after the fault has a process of its own, until there have been too many."""
+    lost: list[Tensor] = []
+    monkeypatch.setattr(subject, "is_lost", lambda device: bool(lost))
+
+    def faulty(x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            lost.append(x)
+            raise RuntimeError("an illegal memory access was encountered")
+        return gelu(x)
+
+    record = check(faulty, checks=["numerics", "determinism", "side stream"])
+    assert [c.outcome for c in record.checks] == ["failed", "failed", "skipped"]
+    assert {f.case for f in record.failures} == {"f32[5, 7] (sample 0)"}
+    assert "accepts no more work after this call: an illegal" in record.failures[0].message
+    record = check(faulty, isolated=False)
+    assert [c.outcome for c in record.checks] == ["failed", "skipped"]
+    assert record.checks[1].reason == "a fault on f32[5, 7] (sample 0) has ended all work on the GPU"
+
+
 def test_one_that_always_dies_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_MOST_DEATHS", 1)
     record = check(after(os.abort))
@@ -147,6 +167,10 @@ CHANGES = {
     "grad mode": (lambda: torch.set_grad_enabled(not torch.is_grad_enabled()), "torch.is_grad_enabled() was"),
     "deterministic": (lambda: torch.use_deterministic_algorithms(True), "torch.use_deterministic_algorithms was"),
     "precision": (lambda: torch.set_float32_matmul_precision("medium"), "matmul_precision() was highest"),
+    "autocast": (lambda: torch.set_autocast_enabled("cuda", True), "is_autocast_enabled('cuda') was False"),
+    "autocast dtype": (lambda: torch.set_autocast_dtype("cpu", torch.half), "dtype('cpu') was torch.bfloat16"),
+    "attention": (lambda: torch.backends.cuda.enable_flash_sdp(False), "flash_sdp_enabled() was True"),
+    "cuDNN": (lambda: setattr(torch.backends.cudnn, "deterministic", True), "cudnn.deterministic was False"),
     "denormals": (lambda: torch.set_flush_denormal(True), "torch.set_flush_denormal was False"),
     "seed": (lambda: torch.manual_seed(5), "the seed of torch's generator was"),
     "directory": (lambda: os.chdir("/"), "the working directory was"),

@@ -6,6 +6,7 @@ of the check. Its parent counts its calls, its memory and what it prints, and ki
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -126,7 +127,8 @@ class Child:
             self.case, self._started = "", time.perf_counter()
         else:
             failures = [Failure(**failure) for failure in event["failures"]]
-            return [Result(decode(Check, event["check"], "check"), failures, event["fatal"], event["backend"])]
+            check = decode(Check, event["check"], "check")
+            return [Result(check, failures, event["fatal"], event["backend"], event["has_ended"])]
         return []
 
     def descriptors(self) -> list[int]:
@@ -286,27 +288,39 @@ def count(calls: mmap.mmap) -> None:
     calls[:] = (int.from_bytes(calls[:], "little") + 1).to_bytes(8, "little")
 
 
+class _Over(Exception):
+    """This process can do no more; another one can do what is left."""
+
+
 def do_work(work: Work, jobs: Sequence[Job], send: Send, calls: mmap.mmap) -> None:
     """Runs jobs and sends what they do and what comes of them."""
 
     def emit(result: Result) -> None:
-        failures = [builtins_of(failure) for failure in result.failures]
-        check = builtins_of(result.check)
-        send({"check": check, "failures": failures, "fatal": result.fatal, "backend": result.backend})
+        event = {
+            "check": builtins_of(result.check),
+            "failures": [builtins_of(failure) for failure in result.failures],
+            "fatal": "" if result.has_ended else result.fatal,
+            "backend": result.backend,
+            "has_ended": result.has_ended,
+        }
+        send(event)
+        if result.has_ended:
+            raise _Over
 
     def is_inside(now: bool) -> None:
         if calls[0] % 2 != now:  # in several threads at once the first and the last count
             count(calls)
 
-    work.run(
-        jobs,
-        emit,
-        on_start=lambda job: send({"start": job.name}),
-        on_case=lambda case: send({"case": case}),
-        is_inside=is_inside,
-        left_behind=end_children,
-        is_own=True,
-    )
+    with contextlib.suppress(_Over):
+        work.run(
+            jobs,
+            emit,
+            on_start=lambda job: send({"start": job.name}),
+            on_case=lambda case: send({"case": case}),
+            is_inside=is_inside,
+            left_behind=end_children,
+            is_own=True,
+        )
 
 
 def _unfit() -> str:

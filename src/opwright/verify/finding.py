@@ -16,7 +16,8 @@ class Skipped(Exception):
 class Finding:
     """What a check found on one case; `message` is empty when it passes.
 
-    `is_fatal`: further calls may crash the process, so no other check runs; the text says why.
+    `is_fatal`: further calls may crash the process, so no other check runs; the text says why. `has_ended`: it is
+    this process alone that can make no further calls; another one can.
     """
 
     case: str
@@ -25,6 +26,7 @@ class Finding:
     worst_ulp: float | None = None
     worst_ratio: float | None = None
     is_fatal: str = ""
+    has_ended: bool = False
 
 
 def need_operator(subject: Subject) -> Any:

@@ -91,6 +91,42 @@ def _write_saved_hooks(value: bool) -> None:
         _pop_saved_hooks()
 
 
+def _autocast(device: str) -> tuple[_Setting, _Setting]:
+    is_enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    enable, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
+    return (
+        _Setting(f"torch.is_autocast_enabled({device!r})", lambda: is_enabled(device), lambda on: enable(device, on)),
+        _Setting(f"torch.get_autocast_dtype({device!r})", lambda: dtype(device), lambda value: set_dtype(device, value)),
+    )
+
+
+def _of_gpu(read: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns what reads a setting that there is while a GPU is in use: from the first use until a fault; else None."""
+    is_initialized = torch.cuda.is_initialized
+
+    def read_if_there() -> Any:
+        try:
+            return read() if is_initialized() else None
+        except RuntimeError:
+            return None
+
+    return read_if_there
+
+
+# In words, and in the names of the functions of torch._C that read and write them; not every torch has all.
+_FLAGS = (
+    ("torch.backends.mkldnn.enabled", "mkldnn_enabled", "mkldnn_enabled"),
+    ("torch.backends.cudnn.enabled", "cudnn_enabled", "cudnn_enabled"),
+    ("torch.backends.cudnn.benchmark", "cudnn_benchmark", "cudnn_benchmark"),
+    ("torch.backends.cudnn.deterministic", "cudnn_deterministic", "cudnn_deterministic"),
+    ("torch.backends.cudnn.allow_tf32", "cudnn_allow_tf32", "cudnn_allow_tf32"),
+    ("torch.backends.cuda.matmul.allow_fp16_accumulation", "cublas_allow_fp16_accumulation", "cublas_allow_fp16_accumulation"),
+    ("torch.backends.cuda.flash_sdp_enabled()", "flash_sdp_enabled", "sdp_use_flash"),
+    ("torch.backends.cuda.mem_efficient_sdp_enabled()", "mem_efficient_sdp_enabled", "sdp_use_mem_efficient"),
+    ("torch.backends.cuda.math_sdp_enabled()", "math_sdp_enabled", "sdp_use_math"),
+    ("torch.backends.cuda.cudnn_sdp_enabled()", "cudnn_sdp_enabled", "sdp_use_cudnn"),
+)
+
 # Functions are taken when this is imported: a candidate may replace `torch.get_default_dtype` as well.
 _SETTINGS = (
     _Setting("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
@@ -104,20 +140,12 @@ _SETTINGS = (
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     ),
-    _Setting(
-        "torch.is_autocast_enabled('cpu')",
-        lambda: torch.is_autocast_enabled("cpu"),
-        lambda value: torch.set_autocast_enabled("cpu", value),
-    ),
-    _Setting(
-        "torch.backends.mkldnn.enabled",
-        torch._C._get_mkldnn_enabled,
-        torch._C._set_mkldnn_enabled,
-    ),
-    _Setting(
-        "torch.backends.cudnn.benchmark",
-        torch._C._get_cudnn_benchmark,
-        torch._C._set_cudnn_benchmark,
+    *_autocast("cpu"),
+    *_autocast("cuda"),
+    *(
+        _Setting(name, getattr(torch._C, f"_get_{getter}"), getattr(torch._C, f"_set_{setter}"))
+        for name, getter, setter in _FLAGS
+        if hasattr(torch._C, f"_get_{getter}") and hasattr(torch._C, f"_set_{setter}")
     ),
     _Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     _Setting("the working directory", os.getcwd, os.chdir),
@@ -128,6 +156,14 @@ _SETTINGS = (
     _Setting("the number of active modes of operators", _len_operator_modes, _leave_operator_modes),
     _Setting("whether saved tensors have hooks", _has_saved_hooks, _write_saved_hooks),
 )
+
+
+# Of this process alone.
+_GPU_SETTINGS = (
+    _Setting("torch.cuda.current_device()", _of_gpu(torch.cuda.current_device), torch.cuda.set_device),
+    _Setting("torch.cuda.current_stream()", _of_gpu(torch.cuda.current_stream), torch.cuda.set_stream),
+)
+_WATCHED = _SETTINGS + _GPU_SETTINGS
 
 
 def read_settings() -> list[Any]:
@@ -161,7 +197,6 @@ class Guard:
         self.is_running = False
         self._owner = os.getpid()
         self._watched = [*watched_judges(), WatchedOverrides()]
-        self._before: tuple[list[Any], int] = ([], 0)
 
     def watch(self, reference: Any) -> None:
         """Watches the code of a reference as well."""
@@ -179,7 +214,7 @@ class Guard:
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the candidate."""
-        self._before = [setting.read() for setting in _SETTINGS], _initial_seed()
+        before = [setting.read() for setting in _WATCHED], _initial_seed()  # some are those of the thread
         self.is_inside(True)
         self.is_running = True
         try:
@@ -188,12 +223,8 @@ class Guard:
             self.is_running = False
             if os.getpid() != self._owner:  # the candidate has forked: the copy must not go on judging
                 os._exit(0)
-            self.look()
+            self._compare(*before)
             self.is_inside(False)
-
-    def look(self) -> None:
-        """Notes what the call that runs has changed so far."""
-        self._compare(*self._before)
 
     def take(self) -> list[str]:
         """Returns the changes since the last time."""
@@ -207,9 +238,9 @@ class Guard:
 
     def _compare(self, before: list[Any], seed: int) -> None:
         self.put_back_functions()  # first: what follows may be among them
-        for setting, was in zip(_SETTINGS, before, strict=True):
+        for setting, was in zip(_WATCHED, before, strict=True):
             now = _read(setting)
-            if now != was:
+            if now != was and None not in (now, was):
                 setting.write(was)
                 self.changes.append(f"{setting.name} was {was} before the call and {now} after it")
         if _initial_seed() != seed:

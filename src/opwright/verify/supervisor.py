@@ -126,14 +126,15 @@ class _Lane:
         if self.child is None:
             return {}
         found = {self.pending.pop(0): result for result in self.child.look()}
+        self._deaths += sum(result.has_ended for result in found.values())
         if self.child.is_over:
             self.child.end()
-            if self.pending:
+            if self.pending and not self.child.is_done:  # else it has said which job was its last
                 job = self.pending.pop(0)
                 found[job] = self.child.death(job, self._work)
                 self._deaths += 1
-                if found[job].fatal or _too_many(self._deaths):
-                    self.pending.clear()  # nobody will ask for them
+            if any(result.fatal for result in found.values()) or _too_many(self._deaths):
+                self.pending.clear()  # nobody will ask for them
             self.child = None
         return found
 

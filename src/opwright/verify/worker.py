@@ -189,6 +189,7 @@ class Work:
             errors=[CaseError(f.case, f.worst_ulp, f.worst_ratio) for f in findings if f.worst_ratio is not None],
         )
         fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
+        has_ended = any(f.has_ended for f in findings)
         failures = []
         if bad:
             shrunk = None
@@ -202,7 +203,7 @@ class Work:
         if changes:
             found = Finding(next(iter(changes.values())), "; ".join(changes)[:_LONGEST])
             failures.append(failure_of(job, [found], self._repeat(subject)))
-        return Result(check, failures, fatal, _backend(subject, job.device))
+        return Result(check, failures, fatal, _backend(subject, job.device), has_ended)
 
 
 def skipped(job: Job, reason: str) -> Result:
@@ -215,7 +216,7 @@ def _broken(error: BaseException, subject: Subject) -> Finding:
     if isinstance(error, DeviceLost) or is_lost(subject.device):
         cause = error if isinstance(error, DeviceLost) else f"{type(error).__name__}: {error}"
         message = f"the GPU accepts no more work after this call: {cause}"[:_LONGEST]
-        return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU")
+        return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU", has_ended=True)
     return Finding(case, f"raised {type(error).__name__}: {error}"[:_LONGEST])
 
 

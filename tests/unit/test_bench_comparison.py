@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opwright.bench.base import reason_for_hint, row_of, rows_of_records
-from opwright.bench.comparison import compare, interval_of, into_blocks, student
+from opwright.bench.comparison import compare, interval_of, into_blocks, student, trimmed_interval_of
 from opwright.bench.machine_limits import limits_of
 from opwright.bench.timing import in_turn, time_interleaved
 from opwright.build.store import Store
@@ -60,29 +60,43 @@ def test_a_difference_that_is_there_is_seen_on_its_side() -> None:
         assert sorted(c.visible for c in found)[100] < 0.015
 
 
-def test_rows_that_are_read_together_are_silent_together() -> None:
+@pytest.mark.parametrize("far_off", [0.0, 0.1])
+def test_rows_that_are_read_together_are_silent_together(far_off: float) -> None:
     random_, runs = random.Random(3), 400
-    silent = 0
+    silent, visible = 0, []
     for _ in range(runs):
         rows = []
         for name in ("forward a", "forward b", "backward a", "backward b"):
             pairs = []
-            for _ in range(5):
+            for _ in range(8):
                 shift = random_.gauss(0, 0.02)  # where a process puts its code
+                shift += random_.choice((-0.4, 0.4)) if random_.random() < far_off else 0  # not one quiet moment
                 base = [10 * math.exp(shift + abs(random_.gauss(0, 0.05))) for _ in range(20)]
                 pairs.append((base, [10 * math.exp(abs(random_.gauss(0, 0.05))) for _ in range(20)]))
             rows.append(row_of(name, pairs, 4))
         silent += all(row.verdict == "same" for row in rows)
+        visible += [row.visible for row in rows]
     assert silent / runs > 0.93
+    assert sorted(visible)[len(visible) // 2] < 0.05  # a mean's would be a fifth where one number of ten is far off
 
 
 def test_a_row_names_what_has_changed() -> None:
-    pairs = [([10.0, 14.0], [12.0 + 0.01 * i, 19.0]) for i in range(5)]
+    pairs = [([10.0, 14.0], [12.0 + 0.01 * i, 19.0]) for i in range(9)]
     row = row_of("forward f32[8] by=2", pairs, 1)
     assert (row.direction, row.case, row.verdict) == ("forward", "f32[8] by=2", "slower")
     assert row.base_us == 10.0
-    assert row.now_us == 12.02
-    assert row.ratio == pytest.approx(10 / 12.02, rel=1e-4)
+    assert row.now_us == pytest.approx(12.04)
+    assert row.ratio == pytest.approx(10 / 12.04, rel=1e-4)
+
+
+def test_the_trimmed_interval_is_yuens() -> None:
+    numbers = [-4.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 70.0]
+    center, half = trimmed_interval_of(numbers)
+    assert center == pytest.approx(3.5)
+    squares = 2 * (2.5**2 + 2.5**2 + 1.5**2 + 0.5**2)  # of 1, 1, 2, 3, 4, 5, 6, 6
+    assert half == pytest.approx(student(5, 0.95) * math.sqrt(squares / (6 * 5)))
+    assert trimmed_interval_of([0.1, 0.2]) == interval_of([0.1, 0.2])
+    assert trimmed_interval_of([0.3]) == (0.3, math.inf)
 
 
 def test_one_number_says_nothing_and_blocks_share_all_samples() -> None:

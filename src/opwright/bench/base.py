@@ -1,10 +1,12 @@
 """Two versions of an operator: what has become faster or slower, and what cannot be told.
 
-Two processes measure in turns, one for each version, and both are started anew a few times: where a process
+Two processes measure in turns, one for each version, and both are started anew several times: where a process
 puts its code and data moves its times by more than the noise within it. So each pair of processes gives one
 number for an input, the logarithm of the ratio of the fastest samples of both, as whatever interferes only makes a
-sample longer; and what counts is how these numbers scatter from pair to pair: the smallest visible difference is the half-width of Student's interval of their mean, wide enough that all
-inputs of an operator are inside at once with 95 % (Bonferroni).
+sample longer; and what counts is how these numbers scatter from pair to pair. Now and then a version has not one
+undisturbed sample in a pair, and its number is far off: so the outermost fifth is trimmed, and the smallest visible
+difference is the half-width of Yuen's interval of the trimmed mean, wide enough that all inputs of an operator are inside
+at once with 95 % (Bonferroni).
 
 A record holds no process that could take turns. There the time of a rival that both records have, the same
 PyTorch on the same machine, is the yardstick: the ratios to it are compared, and by how far the yardstick itself
@@ -17,10 +19,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from opwright.bench.comparison import compare, interval_of, into_blocks
+from opwright.bench.comparison import compare, into_blocks, trimmed_interval_of
 from opwright.records import BaseRow, BenchRecord, Machine, Measurement
 
-FEWEST_PAIRS = 5
+FEWEST_PAIRS = 8  # with fewer the interval of the trimmed mean holds less often than it says
 
 
 def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], rows: int) -> BaseRow:
@@ -32,7 +34,7 @@ def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], 
         rows: how many inputs are judged together.
     """
     logs = [math.log(min(base) / min(now)) for base, now in pairs]
-    center, half = interval_of(logs, rows)
+    center, half = trimmed_interval_of(logs, rows)
     direction, _, case = name.partition(" ")
     base_us = statistics.median(min(base) for base, _ in pairs)
     now_us = statistics.median(min(now) for _, now in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from opwright.cli.measuring import Worker, WorkerEnded, rebuilt
 from opwright.errors import CheckError, RecordError, TargetError
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
-_MOST_PAIRS = 12
-_BLOCKS = 6  # of each process of a pair on each input, in turns
+_MOST_PAIRS = 16
+_VISITS = 4  # to each input, by turns: a mood of the machine lasts for seconds
+_BLOCKS = 2  # of each process of a pair in each visit, in turns
 _BLOCK_SECONDS = 0.05
 
 
@@ -213,27 +215,30 @@ class Duel:
 
     def _pair(self, number: int) -> dict[str, tuple[list[float], list[float]]]:
         """Starts both versions, and lets them measure each input in turns."""
+        self._request["core"] = self._core(number)
         sides = {"base": self._start(self._tree), "now": self._start(self._root)}
         try:
             answers = {side: worker.answers() for side, worker in sides.items()}
             inputs = {side: self._inputs(side, answers[side]) for side in sides}
             shared = [name for name in inputs["now"] if name in inputs["base"]]
             self._missing |= set(inputs["now"]) ^ set(inputs["base"])
-            found = {}
-            for name in shared:
-                fastest: dict[str, list[float]] = {"base": [], "now": []}
-                for block in range(_BLOCKS + 1):
-                    order = ["base", "now"] if (block + number) % 2 else ["now", "base"]
-                    for side in order:
-                        sides[side].ask(name)
-                        samples = self._answer(side, answers[side])["block"]
-                        if block:  # the first makes the inputs
-                            fastest[side].append(min(samples))
-                found[name] = fastest["base"], fastest["now"]
+            found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in shared}
+            for visit, name, block in itertools.product(range(_VISITS), shared, range(_BLOCKS)):
+                order = ("base", "now") if (number + visit + block) % 2 else ("now", "base")
+                for side in order:
+                    sides[side].ask(name)
+                    found[name][side == "now"].append(min(self._answer(side, answers[side])["block"]))
             return found
         finally:
             for worker in sides.values():
                 worker.close()
+
+    def _core(self, number: int) -> int | None:
+        """Returns the core for both versions: one whose neighbour is busy is slow for as long as that is, for both."""
+        if self._threads != 1 or self._operator["device"] != "cpu" or not hasattr(os, "sched_getaffinity"):
+            return None
+        cores = self._request["cpus"] or sorted(os.sched_getaffinity(0))
+        return cores[number % len(cores)]
 
     def _inputs(self, side: str, answers: Iterator[dict[str, Any]]) -> list[str]:
         while True:

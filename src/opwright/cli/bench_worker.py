@@ -229,6 +229,8 @@ def _pairs(operator: Any, request: dict[str, Any], answers: Answers) -> None:
     from opwright.bench.pairs import Side
 
     side = Side(operator, **_what(request), seconds=request["seconds"], on_run=answers.pulse.beat)
+    if request["core"] is not None:
+        os.sched_setaffinity(0, [request["core"]])
     answers.send(inputs=side.inputs)
     for line in answers.asked:
         answers.send(block=side.block(json.loads(line)))

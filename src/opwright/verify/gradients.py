@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opwright.spec.samples import Case
-from opwright.verify.devices import DeviceLost, is_lost, wait_for
+from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.oracle import Expected, expect
@@ -243,7 +243,7 @@ def pull_back(
         found = [None] * len(wanted)
         if outputs:
             found = torch.autograd.grad(outputs, wanted, [seeds(o) for o in outputs], allow_unused=True)
-    wait_for(subject.device)
+    subject.wait(subject.device)
     pending = list(found)
     return [pending.pop(0) if t.requires_grad else None for t in inputs]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from opwright.verify.devices import wait_for
 from opwright.verify.finding import Finding, Skipped, need_operator
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, tensors_of
@@ -36,7 +35,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
                 outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
             values, are_intact = subject.guarded_inputs(case)
             operator.call_with_out(tuple(values), outs[0] if len(outs) == 1 else tuple(outs))
-            wait_for(subject.device)
+            subject.wait(subject.device)
             if not are_intact():
                 yield Finding(str(case), _WRITES_AROUND, is_fatal=_WRITES_AROUND)
                 return

@@ -212,6 +212,18 @@ class Guard:
 
         return guarded
 
+    def inside(self, wait: Callable[[torch.device], None]) -> Callable[[torch.device], None]:
+        """Returns a wait for what a call has started, in its time."""
+
+        def waiting(device: torch.device) -> None:
+            self.is_inside(True)
+            try:
+                wait(device)
+            finally:
+                self.is_inside(False)
+
+        return waiting
+
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the candidate."""
         before = [setting.read() for setting in _WATCHED], _initial_seed()  # some are those of the thread

@@ -44,6 +44,7 @@ class Subject:
     Attributes:
         name: how it is called in messages.
         call: takes the arguments in order, returns the outputs; does not wait for a GPU.
+        wait: waits until a device has done its work, in the candidate's time: a kernel may never end.
         reference: the same computation in PyTorch.
         operator: the operator behind it; None for a callable.
         device: where it runs.
@@ -68,6 +69,7 @@ class Subject:
     on_case: Callable[[Case], None] | None = None
     callables: Callables | None = None
     expand: bool = True
+    wait: Callable[[torch.device], None] = wait_for
     _mutated: list[int] | None = None
 
     def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
@@ -107,7 +109,7 @@ class Subject:
         try:
             poison_memory_for(values)
             outputs = self.call(values)
-            wait_for(self.device)
+            self.wait(self.device)
         except Exception as error:
             if is_lost(self.device):
                 raise DeviceLost(str(error)) from error

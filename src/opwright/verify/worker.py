@@ -121,6 +121,7 @@ class Work:
                     if subject.callables is not None:
                         guard.watch(subject.callables.reference)
                     subject.call = guard.wrap(subject.call)
+                    subject.wait = guard.inside(subject.wait)
                     subject.on_case = lambda case: on_case(str(case))
                     # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
                     subject.memo = {} if subject.effort == "quick" else None

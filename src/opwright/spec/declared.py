@@ -77,15 +77,34 @@ def backward_cases(
         reference: of its operator; takes the arguments in schema order.
         cases: of its operator.
     """
+    seen: set[torch.dtype] = set()
     for number, case in enumerate(cases):
         generator = torch.Generator().manual_seed(number)
-        known: dict[str, Any] = {}
+        known: dict[str, Any] = dict(zip([p.name for p in forward.parameters], case.values, strict=True))
         with torch.no_grad():
             results = reference(case.values)
+        known |= {output.name: result for output, result in zip(forward.outputs, results, strict=True)}
+        gradients: dict[str, torch.Tensor] = {}
         for output, result in zip(forward.outputs, results, strict=True):
-            known[output.name] = result
             if isinstance(result, torch.Tensor) and result.is_floating_point():
                 noise = torch.randn(result.shape, generator=generator, dtype=torch.float64)
-                known[f"grad_{output.name}"] = noise.to(result)
-        known |= zip([p.name for p in forward.parameters], case.values, strict=True)
-        yield case_from_sample(contract, tuple(known[p.name] for p in contract.parameters), case.label)
+                gradients[f"grad_{output.name}"] = noise.to(result)
+        kinds = {"": gradients}
+        if new := {gradient.dtype for gradient in gradients.values() if gradient.numel() >= len(_SIZES)} - seen:
+            seen |= new
+            kinds[", gradients of all sizes"] = {name: _of_all_sizes(gradient) for name, gradient in gradients.items()}
+        for what, given in kinds.items():
+            values = known | given
+            yield case_from_sample(contract, tuple(values[p.name] for p in contract.parameters), case.label + what)
+
+
+_SIZES = tuple(s * 10.0**e for e in (1, 2, 3, 4, 6, 12, 20, 31, -2, -4, -6, -12, -20, -30) for s in (1, -1))
+
+
+def _of_all_sizes(noise: torch.Tensor) -> torch.Tensor:
+    """Returns numbers that start with small and large ones, as a scaled loss may send them; no sum of them overflows."""
+    most = torch.finfo(noise.dtype).max ** 0.85
+    sizes = torch.tensor([size for size in _SIZES if abs(size) < most], dtype=torch.float64).to(noise)
+    changed = noise.flatten()
+    changed[: len(sizes)] = sizes[: changed.numel()]
+    return changed.view(noise.shape)

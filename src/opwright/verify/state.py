@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -197,6 +198,7 @@ class Guard:
         self.is_running = False
         self._owner = os.getpid()
         self._watched = [*watched_judges(), WatchedOverrides()]
+        self._thread = threading.local()  # what was before its call: the current stream, say, is a thread's
 
     def watch(self, reference: Any) -> None:
         """Watches the code of a reference as well."""
@@ -226,7 +228,7 @@ class Guard:
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the candidate."""
-        before = [setting.read() for setting in _WATCHED], _initial_seed()  # some are those of the thread
+        self._thread.before = [setting.read() for setting in _WATCHED], _initial_seed()
         self.is_inside(True)
         self.is_running = True
         try:
@@ -235,8 +237,12 @@ class Guard:
             self.is_running = False
             if os.getpid() != self._owner:  # the candidate has forked: the copy must not go on judging
                 os._exit(0)
-            self._compare(*before)
+            self.look()
             self.is_inside(False)
+
+    def look(self) -> None:
+        """Notes what the call that runs has changed so far."""
+        self._compare(*self._thread.before)
 
     def take(self) -> list[str]:
         """Returns the changes since the last time."""

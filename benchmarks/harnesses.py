@@ -77,14 +77,16 @@ def by_opwright(problem: Problem) -> dict[str, dict[str, str]]:
     return found
 
 
-def judged(problem: Problem, harness: Harness, place: Path | None) -> dict[str, Any]:
-    """Returns what a harness says of each kind, or under "skipped" why it says nothing."""
+def judged(problem: Problem, harness: Harness, place: Path | None, known: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a harness says of each kind, or under "skipped" why it says nothing; `known` stays as it is."""
     judge = harness.prepare(problem, place)
     if isinstance(judge, str):
         return {"skipped": judge}
     found = {}
     for name, why_not, make in candidates_of(problem):
-        if why_not:
+        if name in known:
+            found[name] = known[name]
+        elif why_not:
             found[name] = {"outcome": "none", "reason": why_not}
         elif name.startswith("gradient:") and not harness.sees_gradients:
             found[name] = {"outcome": NOT_LOOKED_AT, "reason": "it calls the forward only"}
@@ -107,12 +109,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--page", action="store_true", help="write the tables of the page, run nothing")
     names = [OPWRIGHT, *(h.name for h in HARNESSES)]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="run these, keep the results of others")
+    parser.add_argument("--missing", action="store_true", help="judge only mutants that were not there before")
     args = parser.parse_args(argv)
     if args.page:
         write_page()
         return
     torch.set_num_threads(1)
-    result = read() if args.only and RESULT.exists() else {"versions": {}, "operators": {}}
+    result = read() if (args.only or args.missing) and RESULT.exists() else {"versions": {}, "operators": {}}
     result["machine"] = builtins_of(machine_card())
     for harness in chosen(args):
         result["versions"][harness.name] = harness.version(harness.place(args))
@@ -122,7 +125,8 @@ def main(argv: list[str]) -> None:
             found[OPWRIGHT] = by_opwright(problem)
         for harness in chosen(args):
             started = time.perf_counter()
-            found[harness.name] = judged(problem, harness, harness.place(args))
+            known = found.get(harness.name, {}) if args.missing else {}
+            found[harness.name] = judged(problem, harness, harness.place(args), known)
             tried = [row["outcome"] for row in found[harness.name].values() if isinstance(row, dict)]
             print(f"{problem.name}: {harness.name}: {tried.count('killed')} killed, {time.perf_counter() - started:.0f} s", flush=True)
         result["operators"][problem.name] = {name: found[name] for name in names if name in found}

@@ -4,7 +4,7 @@
 
 Compares `opwright_ops.bias_gelu` of this commit with itself, as `--base HEAD` does, in independent runs. Every row of a
 run states its smallest visible difference; a run raises a false alarm when any of its rows is beyond it. With a stated
-95 % for all rows of a run together, about one run of twenty may. Then an operator whose kernel does its work 1000 times
+99 % for all rows of a run together, about one run of a hundred may. Then an operator whose kernel does its work 1000 times
 over is compared with versions of it that do it 1030 and 1100 times. Writes results/same_twice.json. Twenty minutes; meant
 to be run on a machine that does other things as well.
 """

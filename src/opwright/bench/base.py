@@ -6,7 +6,7 @@ number for an input, the logarithm of the ratio of the fastest samples of both, 
 sample longer; and what counts is how these numbers scatter from pair to pair. Now and then a version has not one
 undisturbed sample in a pair, and its number is far off: so the outermost fifth is trimmed, and the smallest visible
 difference is the half-width of Yuen's interval of the trimmed mean, wide enough that all inputs of an operator are inside
-at once with 95 % (Bonferroni).
+at once with 99 % (Bonferroni): a false alarm in one run of twenty would be too many for a gate.
 
 A record holds no process that could take turns. There the time of a rival that both records have, the same
 PyTorch on the same machine, is the yardstick: the ratios to it are compared, and by how far the yardstick itself
@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from opwright.bench.comparison import compare, into_blocks, trimmed_interval_of
 from opwright.records import BaseRow, BenchRecord, Machine, Measurement
 
+_STRICTER = 5  # than 95 %
 FEWEST_PAIRS = 8  # with fewer the interval of the trimmed mean holds less often than it says
 
 
@@ -34,7 +35,7 @@ def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], 
         rows: how many inputs are judged together.
     """
     logs = [math.log(min(base) / min(now)) for base, now in pairs]
-    center, half = trimmed_interval_of(logs, rows)
+    center, half = trimmed_interval_of(logs, _STRICTER * rows)
     direction, _, case = name.partition(" ")
     base_us = statistics.median(min(base) for base, _ in pairs)
     now_us = statistics.median(min(now) for _, now in pairs)

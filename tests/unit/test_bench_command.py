@@ -195,8 +195,10 @@ class PretendWorker:
 
     US = {"base": 10.0, "now": 10.0}  # noqa: RUF012
     asked: list[str] = []  # noqa: RUF012
+    cores: list[int | None] = []  # noqa: RUF012
 
     def __init__(self, request, *, cwd, env, threads) -> None:
+        self.cores.append(request["core"])
         self.side = "base" if "tree" in request["target"] else "now"
         self.pending: list[str] = []
 
@@ -233,9 +235,26 @@ def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: py
     assert record.missing == ["forward only base", "forward only now"]
     assert base._exit_code([record]) == (1 if verdict == "slower" else 0)
     sides = [asked.partition(":")[0] for asked in PretendWorker.asked]
-    assert len(sides) == 2 * 7 * 5  # blocks of a pair, the first of which makes the inputs, and pairs
+    assert len(sides) == 2 * 4 * 2 * 8  # visits of a pair to an input, blocks of a visit, and pairs
     assert sides.count("base") == sides.count("now")
     assert all(set(sides[i : i + 2]) == {"base", "now"} for i in range(0, len(sides), 2))
+
+
+@pytest.mark.parametrize(
+    ("threads", "device", "cores"),
+    [(1, "cpu", [2, 2, 5, 5] * 4), (2, "cpu", [None] * 16), (1, "cuda", [None] * 16)],
+)
+def test_a_pair_has_one_core(threads: int, device: str, cores: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(base, "Worker", PretendWorker)
+    monkeypatch.setattr(PretendWorker, "asked", [])
+    monkeypatch.setattr(PretendWorker, "cores", [])
+    for name in ("root", "tree"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "op.py").write_text("")
+    request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.0, "precision": 0.0, "cpus": [2, 5]}
+    operator = {"name": "ns::f", "machine": vars(MACHINE), "device": device}
+    base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", threads).run()
+    assert PretendWorker.cores == cores
 
 
 def test_an_operator_that_the_base_does_not_have_yet_is_skipped(

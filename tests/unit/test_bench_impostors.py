@@ -23,6 +23,7 @@ HERE = Machine("CPU", 1, "", "Linux", "3", "2", "g++", 0.0)
 PASSED = VerifyRecord("elsewhere", [Check("numerics", "passed")], [], ["callable"], HERE, 0.0, 0.0)
 # Of machines: one where copying a row takes a microsecond, one on which everything is too fast, one where nothing is.
 MODEST = Limits(1.0, 1.0, 1.0, {"f32": 1.0}, 1.0, None, 1, 0.0)
+FAST = Limits(1e3, 1e3, 1e3, {"f32": 1e-3}, 1.0, None, 1, 0.0)
 SLOW = Limits(1e-3, 1e-3, 1e-3, {"f32": 1.0}, 1.0, None, 1, 0.0)
 QUICK = Limits(1e6, 1e6, 1e6, {"f32": 1e9}, 1.0, None, 1, 0.0)
 
@@ -321,6 +322,19 @@ def test_faster_than_the_machine_says_both_numbers(monkeypatch: pytest.MonkeyPat
     text = str(caught.value)
     assert "1e+06 us: 4000000 bytes at 4 times the measured 0.001 GB/s" in text
     assert "measured" in text
+
+
+def test_limits_of_a_busy_machine_are_measured_again_before_anyone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def limits_of(place, machine, again=False) -> Limits:
+        asked.append(again)
+        return FAST if again else SLOW
+
+    monkeypatch.setattr(run, "limits_of", limits_of)
+    record = bench(reference, samples=[(torch.randn(1000, 1000), torch.randn(1000))])
+    assert asked == [False, True]
+    assert (record.limits.copy_gb_s, record.limits.gemm_gflops["f32"]) == (1e3, 1.0)
 
 
 def test_what_is_not_known_to_be_moved_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:

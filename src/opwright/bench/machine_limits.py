@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -38,6 +38,13 @@ def limits_of(place: CpuBench | GpuBench, machine: Machine, *, again: bool = Fal
     with contextlib.suppress(StoreError, OSError):
         _write(path, found)
     return found
+
+
+def best_of(one: Limits, other: Limits) -> Limits:
+    """Returns the better of each limit: what else ran when they were measured has made some of them too low."""
+    better = {name: max(getattr(one, name), getattr(other, name)) for name in ("copy_gb_s", "triad_gb_s", "cache_gb_s")}
+    shared = {dtype: max(one.gemm_gflops.get(dtype, 0.0), rate) for dtype, rate in other.gemm_gflops.items()}
+    return replace(other, **better, gemm_gflops=one.gemm_gflops | shared)
 
 
 def _path(device: torch.device, machine: Machine) -> Path:

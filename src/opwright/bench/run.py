@@ -15,12 +15,12 @@ from opwright.bench.clocks import refuse_replaced
 from opwright.bench.conditions import commit_of, conditions_of
 from opwright.bench.inputs import all_tensors, plans
 from opwright.bench.limits import bench_on
-from opwright.bench.machine_limits import limits_of
+from opwright.bench.machine_limits import best_of, limits_of
 from opwright.bench.measure import Settings, Witness, has_gradient, host_times, measure
 from opwright.bench.workload import DIRECTIONS
 from opwright.dispatch.operator import operator_of
 from opwright.errors import CheckError, NotVerifiedError
-from opwright.records import BenchRecord, Measurement, VerifyRecord
+from opwright.records import BenchRecord, Limits, Measurement, VerifyRecord
 from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
@@ -116,10 +116,15 @@ def bench(
         machine = machine_card(place.device)
         on_run("", "the limits of the machine")
         limits = limits_of(place, machine, again=measure_limits)
-        machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
+
+        def measure_again(known: Limits) -> Limits:
+            return best_of(known, limits_of(place, machine, again=True))
+
         # A process of its own is watched for as long as it lives, another one is not ours to be watched.
         files = None if witness is None else Files(_folder_of(operator, target))
-        settings = Settings(name, operator, reference, place, limits, seconds, precision, witness, on_run, files)
+        settings = Settings(
+            name, operator, reference, place, limits, measure_again, seconds, precision, witness, on_run, files
+        )
         for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned):
             if direction != "forward" and directions is None and not has_gradient(operator, plan):
                 continue
@@ -131,6 +136,8 @@ def bench(
                 on_measurement(found)
         host_us = host_times(call, baseline, settings) if planned else {}
         refuse_replaced(name)
+        limits = settings.limits
+        machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
     return BenchRecord(
         name=checked.name,
         measurements=measurements,

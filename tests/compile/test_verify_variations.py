@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -151,3 +152,21 @@ def test_a_class_of_modules_is_refused_with_what_to_type() -> None:
         opwright.verify(NoAffine, reference=nn.LayerNorm(32), samples=[(drawn(6, 32),)])
     assert "this is a class of modules" in str(caught.value)
     assert "`NoAffine(...)`" in str(caught.value)
+
+
+def test_no_input_is_made_that_is_too_large_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three axes of a weight have the size of the channels: with 513 of each it would be half a billion numbers."""
+    made = []
+    rand = torch.rand
+
+    def counted(shape, **options):
+        made.append(math.prod(shape))
+        assert made[-1] < 2**20
+        return rand(shape, **options)
+
+    monkeypatch.setattr("opwright.verify.resized.torch.rand", counted)
+    conv = functools.partial(F.conv2d, padding=1)
+    sample = (torch.randn(2, 3, 6, 7), torch.randn(4, 3, 3, 3))
+    record = opwright.verify(conv, reference=conv, samples=[sample], checks=["numerics"], isolated=False)
+    assert record.passed, record.failures
+    assert made

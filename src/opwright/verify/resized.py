@@ -6,6 +6,7 @@ its samples: one that raises where they are others is not accused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,7 +14,7 @@ import torch
 
 from opwright.spec.samples import Case
 from opwright.verify.oracle import to_oracle
-from opwright.verify.reach import PART, is_out_of_reach, parts_of, takes_longer
+from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
 
@@ -150,17 +151,15 @@ def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | Non
         return _with(case, f"{wanted} where {size} are", change)
 
     most = _MOST_ELEMENTS[subject.effort]
-    if wanted == size or (wanted in _WIDE and wanted < size):
+    arguments = tensors_of(case.values[: case.values[-1].arguments])
+    shapes = ([wanted if s == size else min(s, _WIDTHS[0]) for s in tensor.shape] for tensor in arguments)
+    if wanted == size or (wanted in _WIDE and wanted < size) or sum(map(math.prod, shapes)) > most:
         return None
     parts = [resized(size) for size in parts_of(wanted)]
     is_slow = partial(_is_slow, subject, seconds=_ORACLE_SECONDS)
     if wanted == _WIDE[0] and is_out_of_reach(subject.reference, parts, 2 * most, is_slow):
         return None
-    if PART * _elements(parts[1]) > most:
-        return None
     made = resized(wanted)
-    if _elements(made) > most:
-        return None
     outputs = _outputs(subject, made, is_finite=True)
     is_half = any(t.is_floating_point() and t.element_size() < 4 for t in tensors_of(made.values))
     if not outputs or (is_half and not all(o.is_floating_point() for o in outputs)):

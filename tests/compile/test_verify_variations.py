@@ -170,3 +170,49 @@ def test_no_input_is_made_that_is_too_large_to_be_tried(monkeypatch: pytest.Monk
     record = opwright.verify(conv, reference=conv, samples=[sample], checks=["numerics"], isolated=False)
     assert record.passed, record.failures
     assert made
+
+
+def by_windows(x: Tensor) -> Tensor:
+    return x.unfold(2, 2, 2).unfold(3, 2, 2).mean((-1, -2))
+
+
+def one_after_the_other(x: Tensor) -> Tensor:
+    found, total = torch.empty_like(x), torch.zeros_like(x[..., 0])
+    for i in range(x.shape[-1]):
+        total = total + x[..., i]
+        found[..., i] = total
+    return found
+
+
+def by_halves(x: Tensor) -> Tensor:
+    while x.shape[-1] > 1:
+        ahead, behind = x.tensor_split(2, -1)
+        x = torch.cat([ahead[..., : behind.shape[-1]] * behind, ahead[..., behind.shape[-1] :]], -1)
+    return x.reshape(x.shape[:-1]) if x.shape[-1] else x.new_ones(x.shape[:-1])
+
+
+def added_one_by_one(x: Tensor, at: Tensor, terms: Tensor) -> Tensor:
+    found = x.clone()
+    for i, term in zip(at.tolist(), terms, strict=True):
+        found[i] += term
+    return found
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "sample"),
+    [
+        (by_windows, functools.partial(F.avg_pool2d, kernel_size=2), (drawn(2, 3, 6, 8),)),
+        (one_after_the_other, functools.partial(torch.cumsum, dim=-1), (drawn(4, 300),)),
+        (by_halves, functools.partial(torch.prod, dim=-1), (drawn(4, 40),)),
+        (
+            added_one_by_one,
+            lambda x, at, terms: x.index_add(0, at, terms),
+            (drawn(6, 5), torch.arange(60) * 7 % 6, drawn(60, 5)),
+        ),
+    ],
+)
+def test_sums_and_products_in_another_order_are_right(candidate, reference, sample) -> None:
+    """Of pools, cumulative ones, and of what is scattered: PyTorch has one operator for each."""
+    assert verify(candidate, reference, sample).passed
+    by_16_bits = verify(lambda *given: candidate(*(t.bfloat16() if t.is_floating_point() else t for t in given)).float(), reference, sample)
+    assert not by_16_bits.passed

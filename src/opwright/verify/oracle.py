@@ -219,9 +219,15 @@ class _Jitter(Rounding):
             args = self._move_terms(args, self._product_unit(terms), factor=1 if kind.is_biased else 0)
             unit = max(unit, self._one_sign_unit(terms))
         elif kind.is_sum:
-            whole, reduced = args[0].numel(), _first(func(*args, **kwargs)).numel()
-            args = self._move_terms(args, self._sum_unit(whole / max(reduced, 1)))
-            unit = max(unit, self._one_sign_unit(whole / max(reduced, 1)))
+            terms = _terms_of(func, args, kwargs)
+            args = self._move_terms(args, self._sum_unit(terms))
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_scattered_sum:  # base, dimension, index, terms
+            terms = args[3].numel() / max(args[0].numel(), 1) + 1
+            args = self._move_terms(args, self._sum_unit(terms), factor=3)
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_long_product:
+            unit = max(unit, self._sum_unit(_terms_of(func, args, kwargs)))
         elif kind.is_transform:
             args = self._move_terms(args, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2))
         elif kind.is_convolution:
@@ -329,6 +335,8 @@ class _Kind:
     is_product: bool
     is_biased: bool
     is_sum: bool
+    is_scattered_sum: bool
+    is_long_product: bool
     is_convolution: bool
     is_transform: bool
     is_normalization: bool
@@ -344,6 +352,8 @@ def _kind_of(func: Any) -> _Kind:
         packet in _PRODUCTS,
         packet in _BIASED_PRODUCTS,
         packet in _SUMS,
+        packet in _SCATTERED_SUMS,
+        packet in _LONG_PRODUCTS,
         packet is torch.ops.aten.convolution,
         packet in _TRANSFORMS,
         packet in _NORMALIZATIONS,
@@ -356,13 +366,25 @@ def _packets(names: str) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name) for name in names.split())
 
 
+def _terms_of(func: Any, args: Any, kwargs: Any) -> float:
+    """Returns how many terms or factors an element of the result has, at most or on average."""
+    if func.overloadpacket in _CUMULATIVE:
+        return args[0].shape[args[1]] if args[0].ndim else 1
+    if func.overloadpacket in _POOLS:
+        return math.prod(args[1])
+    return args[0].numel() / max(_first(func(*args, **kwargs)).numel(), 1)
+
+
 def _first(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, (tuple, list)) else result
 
 
 _PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
 _BIASED_PRODUCTS = _packets("addmm baddbmm")  # what is added comes first
-_SUMS = _packets("sum mean var var_mean std cumsum linalg_vector_norm")
+_CUMULATIVE, _POOLS = _packets("cumsum cumprod"), _packets("avg_pool2d avg_pool3d")
+_SUMS = _POOLS | _packets("sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d")
+_SCATTERED_SUMS = _packets("index_add scatter_add")
+_LONG_PRODUCTS = _packets("prod cumprod")
 _TRANSFORMS = _packets("_fft_c2c _fft_r2c _fft_c2r")
 _NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm")
 _EXACT = _packets(

@@ -94,7 +94,7 @@ def test_a_lost_device_ends_its_checks_and_names_the_case(monkeypatch: pytest.Mo
     monkeypatch.setattr(recipes, "subject_of", lambda *_: subject)
     for module in (worker, __import__("opwright.verify.subject", fromlist=["x"]), concurrency):
         monkeypatch.setattr(module, "is_lost", lambda device: bool(lost))
-    record = run.verify(operator, samples=[], checks=["numerics", "determinism"], devices=["cpu"])
+    record = run.verify(operator, samples=[], checks=["numerics", "determinism"], devices=["cpu"], isolated=False)
     first, second = record.checks
     assert (first.outcome, second.outcome) == ("failed", "skipped")
     assert record.failures[0].case == "f32[13] (sample 1)"

@@ -15,7 +15,7 @@ class BaseRow:
         direction, case: as in a Measurement.
         base_us, now_us: interleaved: of the fastest sample of each process, the median; of records: the medians.
         ratio: base over now: above 1, it has become faster.
-        visible: smallest visible difference of the ratio from 1, at 99 % for all rows together, of records at 95 %. None is infinite:
+        visible: smallest visible difference of the ratio from 1, at 99 % for all rows together; from records, at 95 % for each. None is infinite:
             nothing to tell one by.
         verdict: "faster", "same" or "slower".
     """

@@ -80,15 +80,16 @@ def backward_cases(
     seen: set[torch.dtype] = set()
     for number, case in enumerate(cases):
         generator = torch.Generator().manual_seed(number)
-        known: dict[str, Any] = dict(zip([p.name for p in forward.parameters], case.values, strict=True))
+        known: dict[str, Any] = {}
+        gradients: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             results = reference(case.values)
-        known |= {output.name: result for output, result in zip(forward.outputs, results, strict=True)}
-        gradients: dict[str, torch.Tensor] = {}
         for output, result in zip(forward.outputs, results, strict=True):
+            known[output.name] = result
             if isinstance(result, torch.Tensor) and result.is_floating_point():
                 noise = torch.randn(result.shape, generator=generator, dtype=torch.float64)
                 gradients[f"grad_{output.name}"] = noise.to(result)
+        known |= zip([p.name for p in forward.parameters], case.values, strict=True)
         kinds = {"": gradients}
         if new := {gradient.dtype for gradient in gradients.values() if gradient.numel() >= len(_SIZES)} - seen:
             seen |= new

@@ -171,7 +171,7 @@ def watched_judges() -> list[Watched | WatchedCode]:
     classes = {v for v in members if isinstance(v, type) and v.__module__.startswith(_OWN)}
     found += [Watched(f"{c.__module__}.{c.__qualname__}", c, is_own=True) for c in classes]
     methods = [getattr(v, "__func__", v) for c in classes for v in vars(c).values()]
-    functions = [f for f in (*members, *methods) if isinstance(f, FunctionType) and f.__module__.startswith(_OWN)]
+    functions = [f for f in (*members, *methods) if isinstance(f, FunctionType) and (f.__module__ or "").startswith(_OWN)]
     code = WatchedCode()
     code.saved = {f: f.__code__ for f in functions}
     return [*found, code]

@@ -284,9 +284,9 @@ def threads(subject: Subject) -> Iterator[Finding]:
             given = [trial.values]
             while len(given) < _THREADS:
                 given.append(other_values(given[-1]))
-            message = _in_threads(trial, given, copies=True)
+            message = _in_threads(subject, trial, given, copies=True)
             if not message and not mutates:
-                message = _in_threads(trial, [trial.values] * _THREADS, copies=False)
+                message = _in_threads(subject, trial, [trial.values] * _THREADS, copies=False)
             yield Finding(trial.label, message)
 
 
@@ -306,10 +306,11 @@ def _device(subject: Subject) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(subject.device) if on_gpu else contextlib.nullcontext()
 
 
-def _in_threads(trial: Trial, given: list[list[Any]], copies: bool) -> str:
+def _in_threads(subject: Subject, trial: Trial, given: list[list[Any]], copies: bool) -> str:
     on_gpu = any(t.is_cuda for t in tensors_of(trial.values))
     device = torch.cuda.current_device() if on_gpu else None
     start, bad = threading.Barrier(len(given)), []
+    found: list[tuple[list[torch.Tensor], list[list[torch.Tensor]]]] = []
 
     def work(values: list[Any], right: list[torch.Tensor]) -> None:
         try:
@@ -325,12 +326,7 @@ def _in_threads(trial: Trial, given: list[list[Any]], copies: bool) -> str:
                 with torch.cuda.stream(stream):
                     results = [trial.compute(each) for each in used]
                 stream.synchronize()
-            if not all(are_same(right, result) for result in results):
-                bad.append(
-                    "several threads at once give other values than one"
-                    if copies
-                    else "several threads with the same input give other values than one: a call writes into it"
-                )
+            found.append((right, results))
         except BaseException as error:
             start.abort()
             bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
@@ -349,10 +345,15 @@ def _in_threads(trial: Trial, given: list[list[Any]], copies: bool) -> str:
     _run_all([threading.Thread(target=compute_alone)])
     if bad:
         return bad[0]
-    _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
+    with subject.series():
+        _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
     if on_gpu:
         torch.cuda.synchronize()
-    return bad[0] if bad else ""
+    if bad or all(are_same(right, result) for right, results in found for result in results):
+        return bad[0] if bad else ""
+    if copies:
+        return "several threads at once give other values than one"
+    return "several threads with the same input give other values than one: a call writes into it"
 
 
 def _run_all(running: list[threading.Thread]) -> None:

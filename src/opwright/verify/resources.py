@@ -203,9 +203,10 @@ def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
     def repeat(calls: int, deadline: float) -> int:
         nonlocal total
         done = 0
-        while done < calls and time.perf_counter() < deadline:
-            trial.compute(trial.values)
-            done += 1
+        with subject.series():
+            while done < calls and time.perf_counter() < deadline:
+                trial.compute(trial.values)
+                done += 1
         total += done
         return done
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -198,6 +198,7 @@ class Guard:
         self.is_running = False
         self._owner = os.getpid()
         self._watched = [*watched_judges(), WatchedOverrides()]
+        self._is_series = False
         self._thread = threading.local()  # what was before its call: the current stream, say, is a thread's
 
     def watch(self, reference: Any) -> None:
@@ -225,6 +226,16 @@ class Guard:
                 self.is_inside(False)
 
         return waiting
+
+    @contextlib.contextmanager
+    def series(self) -> Iterator[None]:
+        """Looks at functions once, after calls between which nobody looks at a result."""
+        self._is_series = True
+        try:
+            yield
+        finally:
+            self._is_series = False
+            self.put_back_functions()
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the candidate."""
@@ -255,7 +266,8 @@ class Guard:
             self.changes += watched.put_back()
 
     def _compare(self, before: list[Any], seed: int) -> None:
-        self.put_back_functions()  # first: what follows may be among them
+        if not self._is_series:
+            self.put_back_functions()  # first: what follows may be among them
         for setting, was in zip(_WATCHED, before, strict=True):
             now = _read(setting)
             if now != was and None not in (now, was):

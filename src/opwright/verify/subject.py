@@ -50,6 +50,7 @@ class Subject:
         device: where it runs.
         current: the case that was given out last.
         effort: how many cases there are: one of `EFFORTS`.
+        series: a context of calls between which nobody looks at a result.
         memo: what the oracle has said, where several candidates meet the same cases.
         on_case: called with each case that is given out.
         callables: what a callable and its reference are; None for an operator.
@@ -70,6 +71,7 @@ class Subject:
     callables: Callables | None = None
     expand: bool = True
     wait: Callable[[torch.device], None] = wait_for
+    series: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     _mutated: list[int] | None = None
 
     def remember(self, key: Any, compute: Callable[[], Any]) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import mmap
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,8 @@ from opwright.verify.recipes import Recipe
 from opwright.verify.spawned import starter
 from opwright.verify.worker import Job, Result, Work, skipped
 
+# torch.autograd.grad imports it, half a second of each process that does not have it from its parent.
+_FOR_GRADIENTS = "torch.fx.experimental.symbolic_shapes"
 _MOST_DEATHS = 4  # each may have cost the whole timeout
 
 
@@ -66,7 +69,10 @@ def supervise(recipe: Recipe, work: Work, jobs: Sequence[Job], limits: Limits) -
     for job in jobs:
         groups.setdefault(group_of(job.prefix, job.check) if limits.processes > 1 else "", []).append(job)
     waiting = [_Lane(work, group, limits, start) for group in groups.values()]
-    running: list[_Lane] = []
+    running = [waiting.pop(0)]
+    running[0].start()
+    if waiting and can_fork(jobs[0].device):  # while the first one works
+        importlib.import_module(_FOR_GRADIENTS)
     results: dict[Job, Result] = {}
     deaths, given_up = 0, ""
     try:

@@ -122,6 +122,7 @@ class Work:
                         guard.watch(subject.callables.reference)
                     subject.call = guard.wrap(subject.call)
                     subject.wait = guard.inside(subject.wait)
+                    subject.series = guard.series
                     subject.on_case = lambda case: on_case(str(case))
                     # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
                     subject.memo = {} if subject.effort == "quick" else None

@@ -94,7 +94,7 @@ def _try(column: str, subject: Subject, kind: Kind, checks: tuple[str, ...]) -> 
     if kind.name != UNCHANGED:
         checks = tuple(name for name in checks if name not in ("memory", "leaks") or name == kind.resource)
     guard = Guard()
-    mutated = replace(subject, call=guard.wrap(kind.make(subject)), _cases=subject.cases())
+    mutated = replace(subject, call=guard.wrap(kind.make(subject)), series=guard.series, _cases=subject.cases())
     check, message = _killed_by(mutated, checks, guard)
     outcome = "killed" if check and not _BROKEN.search(message) else "survived"
     if kind.name == UNCHANGED:

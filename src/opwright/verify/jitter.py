@@ -1,0 +1,304 @@
+"""How far a computation moves when each of its intermediate results is off by one rounding."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _pop_mode_temporarily
+
+from opwright.verify.formulas import Rounding
+from opwright.verify.tape import Tape
+
+_TINY = torch.finfo(torch.float64).smallest_normal
+
+
+def jittered(
+    computation: Callable[[list[Any]], Sequence[Any]], inputs: Callable[[], list[Any]], unit: float, seed: int, runs: int
+) -> Iterator[Sequence[Any]]:
+    """Yields what a computation in float64 returns, every time with each result moved by one rounding at random.
+
+    Only the first time it is called, if the others can be played from what was written down of that.
+
+    Args:
+        inputs: makes the arguments.
+        unit: half a unit in the last place of the dtype that is rounded to, relatively.
+        seed: of the random numbers.
+        runs: how many times.
+    """
+    first = inputs()
+    tape, jitter = Tape(first), _Jitter(unit, seed)
+    jitter.tape = tape
+    with tape, jitter:
+        moved = computation(first)
+    tape.end(moved)
+    yield moved
+    tiny = jitter.tiny
+    for run in range(1, runs):
+        jitter, values = _Jitter(unit, seed + run), inputs()
+        if tape.is_complete:
+            jitter.known_tiny = iter(tiny)
+            moved = tape.play(jitter.run, values)
+        else:
+            with jitter:
+                moved = computation(values)
+        yield moved
+
+
+@dataclass(slots=True)
+class _Step:
+    """A call of an operator, and how far it is moved.
+
+    Attributes:
+        func: the operator; None: what it is given is moved, and that is all.
+        unit: how far the result is moved; None: not at all.
+        moved: which argument is moved before the call; None: none is.
+        unit_before: how far that is.
+        is_in_place: whether it writes into what it returns.
+    """
+
+    func: Any
+    unit: float | None
+    moved: int | None = None
+    unit_before: float = 0.0
+    is_in_place: bool = False
+
+
+class _Jitter(Rounding):
+    """Moves every floating-point result by one rounding, up or down at random: Monte Carlo arithmetic.
+
+    Attributes:
+        tape: where the calls are written down.
+        tiny: where each moved tensor had numbers too small for a relative step; None: nowhere.
+        known_tiny: the same, of the run that is played.
+    """
+
+    def __init__(self, unit: float, seed: int) -> None:
+        super().__init__()
+        self.unit, self.random = unit, random.Random(seed)
+        self.base_unit = unit
+        self.tape: Tape | None = None
+        self.tiny: list[torch.Tensor | None] = []
+        self.known_tiny: Iterator[torch.Tensor | None] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._noted(self._step_of(func, args, kwargs or {}), args, kwargs or {})
+
+    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        unit = self.unit
+        self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a variance of one element
+                result = formula(*args, **kwargs)
+        finally:
+            self.unit = unit
+        with _pop_mode_temporarily():  # this one: its own arithmetic is not to be rounded
+            return self._noted(_Step(None, unit), (result,), {})
+
+    def _noted(self, step: _Step, args: Any, kwargs: Any) -> Any:
+        result = self.run(step, args, kwargs)
+        if self.tape is not None:
+            self.tape.note(step, step.func, args, kwargs, result)
+        return result
+
+    def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
+        """Calls an operator and moves what it takes and what it returns."""
+        if step.moved is not None:
+            moved = self._move(args[step.moved], step.unit_before)
+            args = [*args[: step.moved], moved, *args[step.moved + 1 :]]
+        result = args[0] if step.func is None else step.func(*args, **kwargs)
+        if step.unit is None:
+            return result
+        if step.is_in_place:
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+                result.copy_(self._move(result, step.unit))  # an in-place operator rounds what it leaves
+            return result
+        if isinstance(result, (tuple, list)):
+            return type(result)(self._move(r, step.unit) for r in result)
+        return self._move(result, step.unit)
+
+    def _step_of(self, func: Any, args: Any, kwargs: Any) -> _Step:
+        kind, unit = _kind_of(func), self.unit
+        factor, unit_before = None, 0.0
+        if kind.is_product:
+            terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
+            factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms)
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_sum:
+            terms = _terms_of(func, args, kwargs)
+            factor, unit_before = 0, self._sum_unit(terms)
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_scattered_sum:  # base, dimension, index, terms
+            terms = args[3].numel() / max(args[0].numel(), 1) + 1
+            factor, unit_before = 3, self._sum_unit(terms)
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_long_product:
+            unit = max(unit, self._sum_unit(_terms_of(func, args, kwargs)))
+        elif kind.is_transform:
+            factor, unit_before = 0, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2)
+        elif kind.is_convolution:
+            terms = args[1][0].numel()
+            factor, unit_before = 1, self._product_unit(terms)
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_normalization:
+            unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
+        return _Step(func, None if kind.is_exact else unit, factor, unit_before, kind.is_in_place)
+
+    def _sum_unit(self, terms: float) -> float:
+        """Returns the relative error of adding that many terms one by one, rounding each time.
+
+        PyTorch accumulates 16-bit types in float32, so that is the rounding, at most.
+        """
+        return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
+
+    def _one_sign_unit(self, terms: float) -> float:
+        """Returns the same, of the sum of terms of one sign.
+
+        Moving each of them apart says little then: what they move by cancels, but an early rounding stays in all partial
+        sums after it. On average these are half of the sum.
+        """
+        return self._sum_unit(terms) / 2
+
+    def _product_unit(self, terms: float) -> float:
+        """Returns the same for a sum of products.
+
+        Those of 16-bit types are summed by tensor cores, which cut off what float32 cannot hold instead of rounding it
+        (Fasi et al. 2021, doi:10.7717/peerj-cs.330): a whole unit in the last place, not half of one.
+        """
+        single = torch.finfo(torch.float32).eps
+        return self._sum_unit(terms) if self.unit < single else single * math.sqrt(max(terms, 1))
+
+    def _move(self, value: Any, unit: float) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype not in _ORACLES:
+            return value
+        if value.is_complex():  # a product of complex numbers cancels in each of its parts
+            steps = [self._steps(value) for _ in range(2)]
+            return value + torch.complex(*steps).mul_(unit).mul_(value.abs())
+        factors = self._factors(value, unit)
+        # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
+        tiny = self._where_tiny(value)
+        moved = factors * value
+        return moved if tiny is None else torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
+
+    def _where_tiny(self, value: torch.Tensor) -> torch.Tensor | None:
+        if self.known_tiny is not None:
+            return next(self.known_tiny)
+        tiny = value.abs() < _TINY
+        self.tiny.append(tiny if bool(tiny.any()) else None)
+        return self.tiny[-1]
+
+    def _factors(self, value: torch.Tensor, unit: float) -> torch.Tensor:
+        if unit == self.base_unit and value.numel() <= _MOST_STORED:
+            return self._stretch(_stored_factors(value.device, unit), value)
+        return self._steps(value).mul(unit).add_(1)
+
+    def _steps(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns how far to move each element, in units."""
+        if value.numel() <= _MOST_STORED:
+            return self._stretch(_stored_steps(value.device), value)
+        return _drawn_steps(value.numel(), self.random.getrandbits(62)).to(value.device).view(value.shape)
+
+    def _stretch(self, stored: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Returns numbers of a store, from a place drawn at random."""
+        first = self.random.randrange(_STORED_STEPS - value.numel())
+        if value.is_contiguous():
+            return stored.as_strided(value.shape, value.stride(), first)  # half the time of the two views below
+        return stored[first : first + value.numel()].view(value.shape)
+
+
+_ORACLES = (torch.float64, torch.complex128)
+_STORED_STEPS = 2**19
+_MOST_STORED = _STORED_STEPS // 2
+
+
+@functools.cache
+def _stored_steps(device: torch.device) -> torch.Tensor:
+    return _drawn_steps(_STORED_STEPS, 0).to(device)
+
+
+@functools.cache  # of the dtypes that there are
+def _stored_factors(device: torch.device, unit: float) -> torch.Tensor:
+    return _stored_steps(device).mul(unit).add_(1)
+
+
+def _drawn_steps(count: int, seed: int) -> torch.Tensor:
+    """Returns numbers up or down by 0.5 to 1.5: equal ones would cancel between two operators too often."""
+    made = torch.empty(count, dtype=torch.float64, device="cpu")
+    made.uniform_(-1, 1, generator=torch.Generator("cpu").manual_seed(seed))
+    return made.add_(made.sign(), alpha=0.5)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How an operator of PyTorch rounds; exact are views, constants and moved data."""
+
+    is_product: bool
+    is_biased: bool
+    is_sum: bool
+    is_scattered_sum: bool
+    is_long_product: bool
+    is_convolution: bool
+    is_transform: bool
+    is_normalization: bool
+    is_exact: bool
+    is_in_place: bool
+
+
+@functools.cache
+def _kind_of(func: Any) -> _Kind:
+    packet = func.overloadpacket
+    aliases = [a.alias_info for a in func._schema.returns if a.alias_info is not None]
+    return _Kind(
+        packet in _PRODUCTS,
+        packet in _BIASED_PRODUCTS,
+        packet in _SUMS,
+        packet in _SCATTERED_SUMS,
+        packet in _LONG_PRODUCTS,
+        packet is torch.ops.aten.convolution,
+        packet in _TRANSFORMS,
+        packet in _NORMALIZATIONS,
+        packet in _EXACT or any(not alias.is_write for alias in aliases),
+        bool(aliases),
+    )
+
+
+def _packets(names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.ops.aten, name) for name in names.split())
+
+
+def _terms_of(func: Any, args: Any, kwargs: Any) -> float:
+    """Returns how many terms or factors an element of the result has, at most or on average."""
+    if func.overloadpacket in _CUMULATIVE:
+        return args[0].shape[args[1]] if args[0].ndim else 1
+    if func.overloadpacket in _POOLS:
+        return math.prod(args[1])
+    return args[0].numel() / max(_first(func(*args, **kwargs)).numel(), 1)
+
+
+def _first(result: Any) -> torch.Tensor:
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+_PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
+_BIASED_PRODUCTS = _packets("addmm baddbmm")  # what is added comes first
+_CUMULATIVE, _POOLS = _packets("cumsum cumprod"), _packets("avg_pool2d avg_pool3d")
+_SUMS = _POOLS | _packets("sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d")
+_SCATTERED_SUMS = _packets("index_add scatter_add")
+_LONG_PRODUCTS = _packets("prod cumprod")
+_TRANSFORMS = _packets("_fft_c2c _fft_r2c _fft_c2r")
+_NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm")
+_EXACT = _packets(
+    "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
+    "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"
+)

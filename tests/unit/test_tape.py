@@ -43,19 +43,26 @@ def _in_place(values: list[Any]) -> list[Any]:
     return [y, *torch.var_mean(y, 0), torch.cat([y, values[0]], 1), y > 0, None, y.view(-1)[5:], values[1]]
 
 
+def _several_results(values: list[Any]) -> list[Any]:
+    x, row = values
+    with oracle_formulas():
+        return [torch.nn.functional.layer_norm(x, (33,), row), *x.split(3), *torch.aminmax(x, dim=1), *x.sort(1)]
+
+
 def _products(values: list[Any]) -> list[Any]:
     x, row = values
     spectrum = torch.fft.rfft(x)
     return [x @ x.mT, x @ row, x.sum(0), x.cumsum(1), torch.view_as_real(spectrum * spectrum.conj()), x.to(torch.float32)]
 
 
-_PLAYED: list[Callable[[list[Any]], Sequence[Any]]] = [_fused, _gradient, _in_place, _products]
+_PLAYED: list[Callable[[list[Any]], Sequence[Any]]] = [_fused, _gradient, _in_place, _several_results, _products]
 _NOT_PLAYED: dict[str, Callable[[list[Any]], Sequence[Any]]] = {
     "a number that Python sees": lambda v: [v[0] * float(v[1].sum())],
     "numbers that Python sees": lambda v: [v[0] * sum((v[1] * 2).tolist())],
     "NumPy": lambda v: [torch.from_numpy((v[0] * 2).numpy()) * 2],
     "a branch": lambda v: [v[0] * 2 if (v[1] * v[1]).sum() > 1 else v[0]],
     "a size that depends on data": lambda v: [v[0][v[0] > 0].sum()],
+    "a warning": lambda v: [v[0][:1].var(0).nan_to_num() + v[0]],
     "random numbers": lambda v: [v[0] * torch.rand(33, dtype=torch.float64)],
     "a tensor made of numbers": lambda v: [v[0] * torch.tensor(2.0, dtype=torch.float64)],
 }

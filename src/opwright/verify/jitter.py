@@ -35,18 +35,21 @@ def jittered(
     first = inputs()
     tape, jitter = Tape(first), _Jitter(unit, seed)
     jitter.tape = tape
-    with tape, jitter:
+    with warnings.catch_warnings(record=True) as warned, tape, jitter:
+        warnings.simplefilter("always")
         moved = computation(first)
     tape.end(moved)
+    may_play = tape.is_complete and not warned  # what an operator that is played warns of, PyTorch prints
     yield moved
-    tiny = jitter.tiny
+    has_tiny = jitter.has_tiny
     for run in range(1, runs):
         jitter, values = _Jitter(unit, seed + run), inputs()
-        if tape.is_complete:
-            jitter.known_tiny = iter(tiny)
+        if may_play:
+            jitter.known_tiny = iter(has_tiny)
             moved = tape.play(jitter.run, values)
         else:
-            with jitter:
+            with warnings.catch_warnings(), jitter:
+                warnings.simplefilter("ignore")
                 moved = computation(values)
         yield moved
 
@@ -75,8 +78,8 @@ class _Jitter(Rounding):
 
     Attributes:
         tape: where the calls are written down.
-        tiny: where each moved tensor had numbers too small for a relative step; None: nowhere.
-        known_tiny: the same, of the run that is played.
+        has_tiny: of each moved tensor, whether it had numbers too small for a relative step.
+        known_tiny: the same, of the run that is played: most have none, and to look costs as much as to move.
     """
 
     def __init__(self, unit: float, seed: int) -> None:
@@ -84,8 +87,8 @@ class _Jitter(Rounding):
         self.unit, self.random = unit, random.Random(seed)
         self.base_unit = unit
         self.tape: Tape | None = None
-        self.tiny: list[torch.Tensor | None] = []
-        self.known_tiny: Iterator[torch.Tensor | None] | None = None
+        self.has_tiny: list[bool] = []
+        self.known_tiny: Iterator[bool] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -98,9 +101,7 @@ class _Jitter(Rounding):
         unit = self.unit
         self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a variance of one element
-                result = formula(*args, **kwargs)
+            result = formula(*args, **kwargs)
         finally:
             self.unit = unit
         with _pop_mode_temporarily():  # this one: its own arithmetic is not to be rounded
@@ -125,7 +126,8 @@ class _Jitter(Rounding):
                 result.copy_(self._move(result, step.unit))  # an in-place operator rounds what it leaves
             return result
         if isinstance(result, (tuple, list)):
-            return type(result)(self._move(r, step.unit) for r in result)
+            moved = [self._move(r, step.unit) for r in result]
+            return moved if isinstance(result, list) else tuple(moved)
         return self._move(result, step.unit)
 
     def _step_of(self, func: Any, args: Any, kwargs: Any) -> _Step:
@@ -192,11 +194,11 @@ class _Jitter(Rounding):
         return moved if tiny is None else torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
 
     def _where_tiny(self, value: torch.Tensor) -> torch.Tensor | None:
-        if self.known_tiny is not None:
-            return next(self.known_tiny)
+        if self.known_tiny is not None and not next(self.known_tiny):
+            return None
         tiny = value.abs() < _TINY
-        self.tiny.append(tiny if bool(tiny.any()) else None)
-        return self.tiny[-1]
+        self.has_tiny.append(bool(tiny.any()))
+        return tiny if self.has_tiny[-1] else None
 
     def _factors(self, value: torch.Tensor, unit: float) -> torch.Tensor:
         if unit == self.base_unit and value.numel() <= _MOST_STORED:

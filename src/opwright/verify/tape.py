@@ -82,7 +82,7 @@ class Tape(TorchFunctionMode):
             if isinstance(value, _Slot):
                 return tensors[value.index]
             if isinstance(value, (list, tuple)):
-                return type(value)([filled(v) for v in value])
+                return [filled(v) for v in value]
             return value
 
         with torch.no_grad():
@@ -102,7 +102,7 @@ class Tape(TorchFunctionMode):
                 self._give_up()
             return slot
         if isinstance(value, (list, tuple)):
-            return type(value)([self._referred(v) for v in value])
+            return [self._referred(v) for v in value]
         if isinstance(value, dict):
             return {name: self._referred(v) for name, v in value.items()}
         return value

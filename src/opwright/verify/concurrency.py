@@ -8,6 +8,7 @@ surroundings and wants the bits that the same trial gives alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -155,20 +156,27 @@ def _on_side_stream(trial: Trial, busy: _Busy) -> str:
     if not same:
         return "on a side stream it reads its input before the stream has produced it, or returns before it is done"
     for milliseconds in _BUSY_MS:
-        values = copy_of(trial.values)
-        torch.cuda.synchronize()
-        busy.keep(milliseconds)  # on the default stream
-        end = torch.cuda.Event()
-        end.record()
-        with torch.cuda.stream(stream):
-            trial.compute(values)
-        stream.synchronize()
-        waited = end.query()
-        torch.cuda.synchronize()
-        if not waited:
+        if not _waits(functools.partial(trial.compute, copy_of(trial.values)), stream, busy, milliseconds):
             return ""
         stream = _warm_stream(trial)
+    one = torch.zeros(1, device="cuda").zero_
+    if any(_waits(one, stream, busy, milliseconds) for milliseconds in _BUSY_MS):
+        raise Skipped("others use the GPU: even one kernel on a side stream ends after the default stream's work")
     return "on a side stream it waits for the default stream"
+
+
+def _waits(run: Callable[[], Any], stream: torch.cuda.Stream, busy: _Busy, milliseconds: float) -> bool:
+    """Returns whether what runs on a stream ends after what keeps the default stream busy for a time."""
+    torch.cuda.synchronize()
+    busy.keep(milliseconds)
+    end = torch.cuda.Event()
+    end.record()
+    with torch.cuda.stream(stream):
+        run()
+    stream.synchronize()
+    is_over = end.query()
+    torch.cuda.synchronize()
+    return is_over
 
 
 def _warm_stream(trial: Trial) -> torch.cuda.Stream:

@@ -154,3 +154,22 @@ def test_a_task_whose_candidate_replaces_the_model_when_it_is_imported(tmp_path:
     text = " ".join(failure.message for failure in record.failures)
     assert "Model.forward` was replaced by the call" in text
     assert "elements are wrong" in text
+
+
+def test_what_a_call_among_many_replaces_is_found() -> None:
+    calls = 0
+
+    def candidate(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 100:
+            torch.equal = lambda one, other: True
+        return double(x)
+
+    equal = torch.equal
+    record = opwright.verify(
+        candidate, reference=double, samples=SAMPLES, checks=["leaks"], expand=False, devices=["cpu"], isolated=False
+    )
+    assert calls > 100
+    assert torch.equal is equal
+    assert "`torch.equal` was replaced by the call" in " ".join(failure.message for failure in record.failures)

@@ -1,6 +1,6 @@
 """The operators that a computation has called, to be called again without it.
 
-An operator that a mode of Python sees costs ten times what it costs alone; a small tensor costs nothing beside that.
+An operator that a mode of Python sees costs several times what it costs alone; a small tensor costs little beside that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Slot:
 class Tape(TorchFunctionMode):
     """What a computation calls while this mode is active.
 
-    It can be played where a tensor is an input or a result of what was called before, and Python has seen none.
+    It can be played if every tensor in it is an input or the result of an operator, and Python has seen no number of one.
 
     Attributes:
         is_complete: whether it can be played.
@@ -110,7 +110,7 @@ class Tape(TorchFunctionMode):
     def _hold(self, values: Sequence[Any]) -> None:
         for tensor in tensors_of(values):
             if (place := _place_of(tensor)) is None:
-                self._give_up()
+                return self._give_up()
             self._slots[place] = self._known[id(tensor)] = _Slot(len(self._kept))
             self._kept.append(tensor)
             self._elements += tensor.numel()

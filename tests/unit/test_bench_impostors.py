@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from bench_cases import bench, reference, verified_elsewhere  # noqa: F401
 from torch import Tensor
 
 import opwright
@@ -16,36 +17,13 @@ from opwright.bench import gates, judges, run, timing
 from opwright.bench.clocks import perf_counter, replaced
 from opwright.bench.workload import Workload
 from opwright.errors import CheckError, NotVerifiedError
-from opwright.records import Check, Limits, Machine, Timing, VerifyRecord
+from opwright.records import Limits, Timing
 from opwright.spec.cost import Cost
 
-HERE = Machine("CPU", 1, "", "Linux", "3", "2", "g++", 0.0)
-PASSED = VerifyRecord("elsewhere", [Check("numerics", "passed")], [], ["callable"], HERE, 0.0, 0.0)
 # Of machines: one where copying a row takes a microsecond, one on which everything is too fast, one where nothing is.
 MODEST = Limits(1.0, 1.0, 1.0, {"f32": 1.0}, 1.0, None, 1, 0.0)
 FAST = Limits(1e3, 1e3, 1e3, {"f32": 1e-3}, 1.0, None, 1, 0.0)
 SLOW = Limits(1e-3, 1e-3, 1e-3, {"f32": 1.0}, 1.0, None, 1, 0.0)
-QUICK = Limits(1e6, 1e6, 1e6, {"f32": 1e9}, 1.0, None, 1, 0.0)
-
-
-def reference(x: Tensor, w: Tensor) -> Tensor:
-    return torch.tanh(x) * w
-
-
-@pytest.fixture(autouse=True)
-def _verified_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verify finds most of these by itself: here they have deceived it."""
-    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: QUICK)
-
-
-def bench(candidate, **options):
-    x, w = torch.randn(40, 30), torch.randn(30)
-    return opwright.bench(
-        candidate,
-        [],
-        **{"reference": reference, "samples": [(x, w)], "directions": ["forward"], "seconds": 0.0} | options,
-    )
 
 
 def test_an_honest_candidate_is_measured_in_every_direction_and_its_samples_stay_as_they_were() -> None:

@@ -10,34 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_cases import bench, reference, verified_elsewhere  # noqa: F401
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-import opwright
 from opwright import records
-from opwright.bench import gates, judges, run, timing
+from opwright.bench import gates, judges, timing
 from opwright.errors import NotVerifiedError
-from opwright.records import Check, Limits, Machine, VerifyRecord
-
-HERE = Machine("CPU", 1, "", "Linux", "3", "2", "g++", 0.0)
-PASSED = VerifyRecord("elsewhere", [Check("numerics", "passed")], [], ["callable"], HERE, 0.0, 0.0)
-QUICK = Limits(1e6, 1e6, 1e6, {"f32": 1e9}, 1.0, None, 1, 0.0)
-
-
-def reference(x: Tensor, w: Tensor) -> Tensor:
-    return torch.tanh(x) * w
-
-
-@pytest.fixture(autouse=True)
-def _verified_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: QUICK)
-
-
-def bench(candidate, **options):
-    samples = [(torch.randn(40, 30), torch.randn(30))]
-    options = {"reference": reference, "samples": samples, "directions": ["forward"], "seconds": 0.0} | options
-    return opwright.bench(candidate, [], **options)
 
 
 def refused(change) -> str:

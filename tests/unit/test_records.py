@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from dataclasses import fields
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 from records_page import KINDS, PAGE, page, parts_of

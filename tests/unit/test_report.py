@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 from statistics import median
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 from report_cases import (

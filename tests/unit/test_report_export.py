@@ -15,8 +15,6 @@ import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import pytest
 from report_cases import FAILURES, Page, make_bench, make_gpu_bench, make_timing, make_verify
 

@@ -14,8 +14,6 @@ import zlib
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import pytest
 from report_cases import (
     COMPUTE_GFLOPS,

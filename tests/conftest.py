@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,6 +45,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _has_nvcc() -> bool:
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     return bool(shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin"))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Makes a module of a text."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(text: str) -> ModuleType:
+        name = f"made_module_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    return make
 
 
 @pytest.fixture

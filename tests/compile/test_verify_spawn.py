@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from candidate_modules import ACTING
 
 import opwright
 from opwright.verify import supervisor
@@ -21,39 +21,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are s
 
 _numbers = itertools.count()
 SAMPLES = [(torch.linspace(-3, 3, 35).view(5, 7),), (torch.linspace(-2, 2, 16),)]
-MODULE = """
-import ctypes, os, sys, time
-import torch
-
-HERE = {{}}
-
-def reference(x):
-    return torch.sin(x) * 2
-
-def candidate(x):
-    HERE["pid"] = os.getpid()
-    if x.ndim == 2:
-        {action}
-    return torch.sin(x) + torch.sin(x)
-"""
 
 
 @pytest.fixture(autouse=True)
 def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "can_fork", lambda device: False)
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def make(text: str):
-        name = f"spawned_candidate_{next(_numbers)}"
-        (tmp_path / f"{name}.py").write_text(text)
-        importlib.invalidate_caches()
-        return importlib.import_module(name)
-
-    return make
 
 
 def check(made, **options):
@@ -78,7 +50,7 @@ HARM = {
 def test_harm_is_a_finding_and_the_run_goes_on(kind: str, module) -> None:
     action, text = HARM[kind]
     before = children()
-    made = module(MODULE.format(action=action))
+    made = module(ACTING.format(action=action))
     record = check(made, memory_bytes=2**28)
     assert record.in_process == ""
     assert [c.outcome for c in record.checks] == ["failed", "skipped"]
@@ -89,7 +61,7 @@ def test_harm_is_a_finding_and_the_run_goes_on(kind: str, module) -> None:
 
 
 def test_it_finds_what_a_fork_finds(module, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = module(MODULE.format(action="pass"))
+    made = module(ACTING.format(action="pass"))
     spawned = check(made, checks=["numerics", "gradient numerics", "determinism"], expand=True)
     monkeypatch.setattr(supervisor, "can_fork", lambda device: True)
     forked = check(made, checks=["numerics", "gradient numerics", "determinism"], expand=True)
@@ -101,7 +73,7 @@ def test_it_finds_what_a_fork_finds(module, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_settings_of_the_caller_hold_there(module) -> None:
-    made = module(MODULE.format(action="assert torch.get_float32_matmul_precision() == 'high'"))
+    made = module(ACTING.format(action="assert torch.get_float32_matmul_precision() == 'high'"))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -144,7 +116,7 @@ def test_what_cannot_be_made_again_runs_here_and_the_record_says_why() -> None:
 
 
 def test_a_module_that_cannot_be_imported_again(module, tmp_path: Path) -> None:
-    made = module(MODULE.format(action="pass"))
+    made = module(ACTING.format(action="pass"))
     Path(made.__file__).unlink()
     record = check(made, checks=["numerics"])
     assert record.passed
@@ -247,5 +219,5 @@ def test_a_worker_that_compiles_triton_kernels_may_stay(module) -> None:
         "import subprocess; from opwright.triton.packs.workers import FOLDER; "
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)  # worker.main()', str(FOLDER)])"
     )
-    record = check(module(MODULE.format(action=start)), checks=["numerics"])
+    record = check(module(ACTING.format(action=start)), checks=["numerics"])
     assert record.passed, record.failures

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
-from pathlib import Path
-
 import pytest
 import torch
+from candidate_modules import ACTING
 
 import opwright
 from opwright.verify.processes import children
 
-_numbers = itertools.count()
-MODULE = """
-import ctypes, os, sys, time
-import torch
-
-HERE = {{}}
-TABLE = torch.zeros(16)
-
-def reference(x):
-    return torch.sin(x) * 2
-
-def candidate(x):
-    HERE["pid"] = os.getpid()
-    if x.ndim == 2:
-        {action}
-    return torch.sin(x) + torch.sin(x)
-"""
 LOST = "the GPU accepts no more work after this call"
 HARM = {
     "crash": ("ctypes.string_at(0)", "SIGSEGV (Segmentation fault)"),
@@ -59,23 +39,15 @@ HARM = {
 }
 
 
-@pytest.fixture
-def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    name = f"harmful_candidate_{next(_numbers)}"
-    (tmp_path / f"{name}.py").write_text(MODULE.format(action=HARM[request.param][0]))
-    importlib.invalidate_caches()
-    return importlib.import_module(name), HARM[request.param][1]
-
-
-@pytest.mark.parametrize("made", HARM, indirect=True)
-def test_harm_is_a_finding_and_the_run_goes_on(made) -> None:
-    module, text = made
+@pytest.mark.parametrize("kind", HARM)
+def test_harm_is_a_finding_and_the_run_goes_on(kind: str, module) -> None:
+    action, text = HARM[kind]
+    made = module(ACTING.format(action=action))
     before = children()
     samples = [(torch.linspace(-3, 3, 35, device="cuda").view(5, 7),), (torch.linspace(-2, 2, 16, device="cuda"),)]
     record = opwright.verify(
-        module.candidate,
-        reference=module.reference,
+        made.candidate,
+        reference=made.reference,
         samples=samples,
         checks=["numerics", "determinism", "graph"],
         expand=False,
@@ -89,5 +61,5 @@ def test_harm_is_a_finding_and_the_run_goes_on(made) -> None:
     assert all(c.reason != "not run" and "has ended" not in c.reason for c in record.checks)
     assert by_check.keys() >= {"numerics", "determinism"}, record.checks
     assert children() == before
-    assert module.HERE == {}  # none of this was here
+    assert made.HERE == {}  # none of this was here
     assert torch.ones(3, device="cuda").sum().item() == 3

@@ -30,6 +30,7 @@ from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
 # call has outlasted it, once more with the longer one, for a slow host, and on other streams: what waits for
 # another reason than the kernel (new memory, a queue of the hardware that streams share) does not do so always.
 _BUSY_MS = (30, 600, 30, 30)
+_CYCLES, _TIMES = 2_000_000, 8  # a millisecond, to measure the clock by
 _THREADS, _ROUNDS = 4, 16
 
 
@@ -194,13 +195,17 @@ class _Busy:
     """Keeps the current stream busy for a time."""
 
     def __init__(self) -> None:
+        # Another process has the GPU in between: the shortest of some times is that of the clock.
+        self.cycles_per_ms = _CYCLES / min(self._time_ms() for _ in range(_TIMES))
+
+    def _time_ms(self) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(1_000_000)
+        torch.cuda._sleep(_CYCLES // 2)  # the host is ahead
         start.record()
-        torch.cuda._sleep(10_000_000)
+        torch.cuda._sleep(_CYCLES)
         end.record()
         torch.cuda.synchronize()
-        self.cycles_per_ms = 10_000_000 / start.elapsed_time(end)
+        return start.elapsed_time(end)
 
     def keep(self, milliseconds: float) -> None:
         torch.cuda._sleep(int(self.cycles_per_ms * milliseconds))

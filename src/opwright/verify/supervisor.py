@@ -70,12 +70,12 @@ def supervise(recipe: Recipe, work: Work, jobs: Sequence[Job], limits: Limits) -
         groups.setdefault(group_of(job.prefix, job.check) if limits.processes > 1 else "", []).append(job)
     waiting = [_Lane(work, group, limits, start) for group in groups.values()]
     running = [waiting.pop(0)]
-    running[0].start()
-    if waiting and can_fork(jobs[0].device):  # while the first one works
-        importlib.import_module(_FOR_GRADIENTS)
     results: dict[Job, Result] = {}
     deaths, given_up = 0, ""
     try:
+        running[0].start()
+        if len(waiting) > 1 and can_fork(jobs[0].device):  # while the first one works
+            importlib.import_module(_FOR_GRADIENTS)
         for job in jobs:
             while not given_up and job not in results:
                 while waiting and len(running) < limits.processes:

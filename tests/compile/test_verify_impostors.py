@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -234,9 +235,9 @@ def keeping(most: int, seconds: float = 0.0) -> Callable:
     return call
 
 
-def leaks_of(candidate: Callable, quick: bool = True):
+def leaks_of(candidate: Callable, quick: bool = True, reference: Callable = lambda x: x + 1):
     given = [(torch.randn(3),)]
-    return opwright.verify(candidate, reference=lambda x: x + 1, samples=given, checks=["leaks"], quick=quick).checks[0]
+    return opwright.verify(candidate, reference=reference, samples=given, checks=["leaks"], quick=quick).checks[0]
 
 
 @pytest.mark.parametrize("most", [10, 150, 300, 500, 900])
@@ -247,6 +248,12 @@ def test_a_cache_that_fills_up_is_no_leak(most: int) -> None:
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_cache_without_end_is_a_leak(quick: bool) -> None:
     assert leaks_of(keeping(10**9), quick).outcome == "failed"
+
+
+def test_what_the_reference_leaves_behind_too_is_not_the_candidates() -> None:
+    found = leaks_of(keeping(10**9), reference=keeping(10**9))
+    assert found.outcome == "skipped"
+    assert re.fullmatch(r"in this process 200 calls leave \d+ .* behind, .* each when the reference is called, too", found.reason)
 
 
 @pytest.mark.parametrize("most", [3, 10**9])

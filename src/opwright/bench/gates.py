@@ -131,5 +131,5 @@ def refuse_clocks_apart(subject: str, case: str, timing: Timing) -> None:
                 "two clocks do not agree about its time",
                 rows=[("input", case), ("by events", f"{events:.4g} us"), (name, f"{other:.4g} us")],
                 hint="work on a stream that PyTorch does not know is not seen by events: use "
-                "`torch.cuda.current_stream()`",
+                "`torch.cuda.current_stream()`; or another process uses the GPU: `nvidia-smi` lists them",
             )

@@ -196,24 +196,32 @@ def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
     """Returns what calls leave behind, None where too few fit into the time, and how many were made.
 
     What grows once only is no leak, nor what waits for the collector, nor a cache until it is full: so there are
-    rounds, and before the last one as many calls as in all others.
+    rounds, and before the last one as many calls as in all others. What the reference leaves behind as well is not
+    the candidate's: a profiler's, say, that another has left running.
     """
     total = 0
 
-    def repeat(calls: int, deadline: float) -> int:
+    def run() -> None:
         nonlocal total
+        trial.compute(trial.values)
+        total += 1
+
+    def run_reference() -> None:
+        with torch.no_grad():
+            subject.reference(given)
+
+    def repeat(calls: int, deadline: float, call: Callable[[], None] = run) -> int:
         done = 0
         with subject.series():
             while done < calls and time.perf_counter() < deadline:
-                trial.compute(trial.values)
+                call()
                 done += 1
-        total += done
         return done
 
-    def counted(deadline: float) -> str | None:
+    def counted(deadline: float, call: Callable[[], None] = run) -> str | None:
         gc.collect()
         before = _in_use(subject)
-        done = repeat(_CALLS[subject.effort], deadline)
+        done = repeat(_CALLS[subject.effort], deadline, call)
         if _grown(subject, before, done):
             gc.collect()
         return _grown(subject, before, done) if done >= _LEAST_CALLS else None
@@ -230,6 +238,13 @@ def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
         deadline = time.perf_counter() + _MOST_SECONDS
         repeat(total, deadline - 0.5 * _MOST_SECONDS)
         message = counted(deadline)
+    if message:
+        given = subject.inputs(subject.run_cases()[0])
+        deadline = time.perf_counter() + _MOST_SECONDS
+        repeat(_CALLS[subject.effort], deadline - 0.5 * _MOST_SECONDS, run_reference)
+        found = counted(deadline, run_reference)
+        if found:
+            raise Skipped(f"in this process {found} when the reference is called, too")
     return message, total
 
 

@@ -7,11 +7,9 @@
 
 namespace opwright_ops::gpu {
 
-// A barrier of some threads of a block: those that arrive do not wait for those that wait.
-__device__ inline void arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ inline void wait(int barrier, int threads) {
+// A barrier of some threads of a block. All wait, those too that only say that they are done (bar.arrive): the
+// others are there before them, so it costs nothing, and racecheck knows no other.
+__device__ inline void meet(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
@@ -78,9 +76,9 @@ struct Single {
     __syncthreads();
     if (multiplies) {
       for (int step = 0; step < a.count; ++step) {
-        if (step > 0) wait(kIsDone, kForward);
+        if (step > 0) meet(kIsDone, kForward);
         from_h[lane][unit] = product<4>(weights, h_of, lane);
-        arrive(kIsMultiplied, kForward);
+        meet(kIsMultiplied, kForward);
       }
       return;
     }
@@ -130,7 +128,7 @@ struct Single {
       E z[4], c_after = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) z[j] = x_of[step % kAhead][j][unit] + bias[j];
-      wait(kIsMultiplied, kForward);
+      meet(kIsMultiplied, kForward);
       if (is_real) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) z[j] += from_h[j][unit];
@@ -144,7 +142,7 @@ struct Single {
         h_of[unit] = static_cast<E>(operand);
         if (is_last) a.state.operand[entry * H + unit] = operand;
       }
-      if (!is_last) arrive(kIsDone, kForward);
+      if (!is_last) meet(kIsDone, kForward);
       // While the others multiply.
       fetch(step + kAhead);
       if (output) *output = is_active ? h : T(0.0f), output += next_output;
@@ -189,14 +187,14 @@ struct Single {
     constexpr int kMeet = kRows + WIDTH;
     if (thread < kRows) {
       for (int step = 0; step <= steps; ++step) {
-        if (step > 0) wait(kIsDone, kMeet);
+        if (step > 0) meet(kIsDone, kMeet);
         E to_h = product<16>(weights, grads, lane);
         to_h += __shfl_xor_sync(~0u, to_h, 4);
         to_h += __shfl_xor_sync(~0u, to_h, 8);
         const int unit = fours + lane;
         if (lane < 4 && step < steps) to_h_of[unit] = to_h;
         if (lane < 4 && step == steps && unit < H) a.sweep.to_h[entry * H + unit] = to_h;
-        if (step < steps) arrive(kIsMultiplied + step % kTurns, kMeet);
+        if (step < steps) meet(kIsMultiplied + step % kTurns, kMeet);
       }
       return;
     }
@@ -232,7 +230,7 @@ struct Single {
       const auto keeps = kept(layer.options, layer.seed, is_real ? entry : 0, unit, t);
       const bool is_active = is_real && layer.is_active(t, entry);
       T narrow[4] = {};
-      wait(kIsMultiplied + turn, kMeet);
+      meet(kIsMultiplied + turn, kMeet);
       if (is_real) {
         E grad[4] = {}, grad_c = grad_c_of[unit];
         E grad_h = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h_of[unit], to_h_of[unit]);
@@ -249,7 +247,7 @@ struct Single {
         if (step + 1 == steps)
           a.sweep.grad_h[entry * H + unit] = grad_h, a.sweep.grad_c[entry * H + unit] = grad_c;
       }
-      arrive(kIsDone, kMeet);
+      meet(kIsDone, kMeet);
       // While the others have their turns.
       fetch(step + kTurns);
       T* const to = a.sweep.gates + (t * B + entry) * 4 * H + unit;

@@ -197,7 +197,7 @@ def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
 
     What grows once only is no leak, nor what waits for the collector, nor a cache until it is full: so there are
     rounds, and before the last one as many calls as in all others. What the reference leaves behind as well is not
-    the candidate's: a profiler's, say, that another has left running.
+    the candidate's, but the process's.
     """
     total = 0
 

@@ -14,31 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from extension_modules import inline, source
 
 from opwright import errors
 from opwright.build.store import Store
 from opwright.cpp_extension import load, load_inline
 
 pytestmark = pytest.mark.compiler
-
-# A module without a header of PyTorch: a fraction of a second, where torch/extension.h takes twenty.
-SOURCE = """
-#include <Python.h>
-static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
-static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&definition); }
-"""
-
-
-def source(value: object) -> str:
-    return SOURCE.replace("VALUE", str(value))
-
-
-def inline(name: str, value: object, **options):
-    return load_inline(name, [source(value)], no_implicit_headers=True, **options)
 
 
 @pytest.fixture

@@ -20,26 +20,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from extension_modules import SOURCE
 
 pytestmark = pytest.mark.compiler
 
 KNOWN = "2.13.99"  # the newest PyTorch that has all of the defects
 HANG_SECONDS = 15
 
-# A module without a header of PyTorch: a second, where torch/extension.h takes twenty.
-PREAMBLE = '''
-from {module} import load, load_inline
+PREAMBLE = f'''
+from {{module}} import load, load_inline
 
 def source(value):
-    return """
-#include <Python.h>
-static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
-static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-PyMODINIT_FUNC JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&definition); }
-""".replace("VALUE", str(value))
+    return {SOURCE!r}.replace("VALUE", str(value))
 
 def inline(name, value, **options):
     return load_inline(name, [source(value)], no_implicit_headers=True, **options)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
+from opwright.bench import measure as bench_measure
 from opwright.bench import run
 from opwright.bench.inputs import DeviceSweep, plans
 from opwright.bench.limits import CpuBench
 from opwright.bench.timing import Timed, summarize
+from opwright.cli.bench_tables import print_bench
 from opwright.errors import NotVerifiedError
 from opwright.records import Check, Limits, Machine, VerifyRecord
 
@@ -78,6 +82,48 @@ def test_shares_come_from_the_copy_of_the_device_and_of_the_size(monkeypatch: py
     assert m.copy_share == pytest.approx(0.8)
     assert (m.timings[0].warm_us, m.timings[0].host_us) == (5.0, 3.0)
     assert record.device == "cpu"
+
+
+@opwright.operator("bench_tests::shift")
+def shift(x: Float[Tensor, "*batch n"], b: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
+    return x + b
+
+
+shift.sweep(batch=[(2,), (4,)], n=[8, 16])
+
+
+def test_axes_that_a_run_does_not_name_keep_their_sizes() -> None:
+    def axes_of(operator, sweep: dict) -> list[tuple]:
+        found = plans(operator.operator, None, sweep, None, [torch.float32], CPU)
+        return [tuple(plan.make(0).values[0].shape) for plan in found]
+
+    assert axes_of(shift, {"n": [5]}) == [(2, 5), (4, 5)]
+    assert axes_of(shift, {"batch": [(3,)]}) == [(3, 8), (3, 16)]
+    assert axes_of(scale, {"batch": [(3,)]}) == [(3, 1024)]
+
+
+def test_an_input_on_which_calls_take_too_long_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Not for the call that compiles, or loads: that one is made before."""
+    slow_calls = itertools.count()
+
+    def slow(x: Tensor) -> Tensor:
+        if len(x) > 3 or next(slow_calls) == 0:
+            time.sleep(0.1)
+        return x * 2.0
+
+    monkeypatch.setattr(bench_measure, "_LONGEST_CALL", 0.02)
+    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
+    samples = [(torch.randn(3),), (torch.randn(4),)]
+    options = {"reference": lambda x: x * 2.0, "samples": samples, "directions": ["forward"], "seconds": 0.0}
+    record = opwright.bench(slow, [], **options)
+    assert [m.case for m in record.measurements] == ["f32[3]"]
+    (left_out,) = record.left_out
+    assert re.fullmatch(r"forward f32\[4\]: a call of opwright takes 0\.1\d* s; `--seconds \d+` has time for some of them", left_out)
+    print_bench(record)
+    assert f"left out: {left_out}\n" in capsys.readouterr().out
 
 
 def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

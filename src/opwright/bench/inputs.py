@@ -77,7 +77,11 @@ def _swept(
     family = contract.scalar_family
     wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
     usual = maker.option_sets()[0]
-    given = [dict(sweep)] if sweep else operator._sweep or [_default_sweep(maker)]
+    given: list[dict[str, Sequence[Any]]] = []
+    for declared in operator._sweep or [_default_sweep(maker)]:
+        axes = {**declared, **(sweep or {})}
+        if axes not in given:
+            given.append(axes)
     known = {"batch", *maker.names, *(p.name for p in contract.parameters)}
     for unknown in sorted({name for axes in given for name in axes} - known):
         raise CheckError(

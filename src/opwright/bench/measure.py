@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from opwright.bench.allocator import peak_bytes
-from opwright.bench.clocks import refuse_replaced
+from opwright.bench.clocks import perf_counter, refuse_replaced
 from opwright.bench.costs import cost_of, least_cost, size_of
 from opwright.bench.gates import (
     floor_us,
@@ -31,6 +32,7 @@ from opwright.errors import NotVerifiedError
 from opwright.records import Limits, Measurement, Timing
 from opwright.spec.dtypes import short_name
 from opwright.spec.samples import Case
+from opwright.verify.devices import wait_for
 from opwright.verify.state import Files, Guard
 from opwright.verify.tensors import are_same
 
@@ -39,6 +41,9 @@ _RECHECKED_BLOCK = 3  # beside the last: a call in the middle of the timing
 _FRESH_ROWS, _MOST_FRESH_ROWS, _FRESH_ROW_US, _MOST_FRESH_CALLS = 5, 60, 1000.0, 100
 # What takes so long can be timed by itself. Each of its calls in the end has values smaller by a factor that bfloat16 sees.
 _LONG_US, _SLOW_US, _SMALLER = 100.0, 50_000.0, 0.99
+# Times as long as was asked for, of a second at least: eight blocks, and what is looked at beside them, are ten to
+# twenty calls of each.
+_LONGEST_CALL = 2.0
 
 Witness = Callable[[float, Callable[[], object]], None]
 
@@ -101,6 +106,10 @@ def has_gradient(operator: Operator | None, plan: Plan) -> bool:
     )
 
 
+class TooSlow(Exception):
+    """A call takes so long that as few of them as prove anything take many times the time asked for."""
+
+
 def measure(
     direction: str, plan: Plan, candidates: Mapping[str, Callable[..., Any]], settings: Settings
 ) -> Measurement:
@@ -108,8 +117,10 @@ def measure(
 
     Raises:
         NotVerifiedError: the times cannot be true, or the results are not.
+        TooSlow: the input is left out.
     """
     operator, place, name = settings.operator, settings.place, settings.name
+    fitting_s = _LONGEST_CALL * max(settings.seconds, 1.0) * len(candidates)
     with torch.set_grad_enabled(direction != "forward"):
         case = plan.make(0)
         described = describe_case(case)
@@ -131,6 +142,13 @@ def measure(
             else:
                 calls[n] = [work.bind(function)]
                 calls[n][0]()  # what it compiles, and thereby changes, is no work of the timed calls
+            call_s = _seconds_of(calls[n][0], place.device)
+            if call_s > fitting_s:
+                raise TooSlow(
+                    f"{direction} {described}: a call of {n} takes {call_s:.3g} s; "
+                    f"`--seconds {math.ceil(call_s / _LONGEST_CALL)}` has time for some of them"
+                )
+            fitting_s -= call_s
         guard = settings.guard = Guard()
         runs("")
         refuse_deferred(name, results, work.values)
@@ -202,6 +220,14 @@ def measure(
         floor_us=floor_us(least, settings.limits),
         stopped=timed.stopped,
     )
+
+
+def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    wait_for(device)
+    started = perf_counter()
+    call()
+    wait_for(device)
+    return perf_counter() - started
 
 
 def describe_case(case: Case) -> str:

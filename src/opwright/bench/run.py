@@ -16,7 +16,7 @@ from opwright.bench.conditions import commit_of, conditions_of
 from opwright.bench.inputs import all_tensors, plans
 from opwright.bench.limits import bench_on
 from opwright.bench.machine_limits import best_of, limits_of
-from opwright.bench.measure import Settings, Witness, has_gradient, host_times, measure
+from opwright.bench.measure import Settings, TooSlow, Witness, has_gradient, host_times, measure
 from opwright.bench.workload import DIRECTIONS
 from opwright.dispatch.operator import operator_of
 from opwright.errors import CheckError, NotVerifiedError
@@ -64,14 +64,15 @@ def bench(
             torch.compile, static shapes), and callables with the same arguments.
         reference: what a callable is checked against and compared with.
         samples: inputs; by default the declared sweep, else sizes that follow from the contract.
-        sweep: sizes by axis, for this run: `{"n": [1024, 4096], "batch": [(512,)]}`.
+        sweep: sizes by axis, for this run: `{"n": [1024, 4096], "batch": [(512,)]}`; other axes keep theirs.
         options: values of choices and numbers, for this run.
         dtypes: dtypes of the floating-point family.
         directions: "forward" (no gradient needed), "backward" (autograd's, on a kept graph), "step" (both);
             by default forward, and backward where there is a gradient.
         device: "cpu", "cuda", "cuda:1"; by default the GPU when there is one and the operator has a CUDA
             kernel, else the CPU; for a callable where its samples are.
-        seconds: the longest to measure each candidate on each input.
+        seconds: the longest to measure each candidate on each input. Where calls take more than twice as
+            long, and than two seconds, the input is left out, and the record says so.
         precision: the smallest visible difference at which measuring ends earlier; 0.02 is two percent.
         verified: a record of `verify` of this target on this kind of device, of all its cases; where it covers less
             than the numerics, and without one, they are checked first.
@@ -112,6 +113,7 @@ def bench(
     truth = operator.declaration.reference if operator else reference
     judges.remember_rivals({"the baseline": baseline, "the reference": truth})
     measurements: list[Measurement] = []
+    left_out: list[str] = []
     with place.current(), conditions_of(where, "caller" if witness is None else "own") as conditions:
         machine = machine_card(place.device)
         on_run("", "the limits of the machine")
@@ -130,7 +132,11 @@ def bench(
                 continue
             # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
             torch._dynamo.reset()
-            found = measure(direction, plan, _candidates(call, baseline, against), settings)
+            try:
+                found = measure(direction, plan, _candidates(call, baseline, against), settings)
+            except TooSlow as slow:
+                left_out.append(str(slow))
+                continue
             measurements.append(found)
             if on_measurement is not None:
                 on_measurement(found)
@@ -151,6 +157,7 @@ def bench(
         conditions=conditions,
         limits=limits,
         commit=commit_of(_file_of(operator, target)),
+        left_out=left_out,
     )
 
 

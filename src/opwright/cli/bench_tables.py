@@ -39,6 +39,8 @@ def print_bench(record: BenchRecord) -> None:
     print_rows(rows)
     if shared:
         print(f"all inputs: {' '.join(shared)}")
+    for each in record.left_out:
+        print(f"left out: {each}")
     host = ", ".join(f"{name} {us:.2f} us" for name, us in record.host_us.items())
     if host:
         print(f"host time of a call on one element: {host}")

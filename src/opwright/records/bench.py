@@ -187,6 +187,7 @@ class BenchRecord:
         conditions, limits: how it was measured, and what the device can do; None in records of version 1.
         commit: of the repository of the operator's source, with "+" when it had changes; "" outside of one.
         refused: why no time of it counts, or why one of its rivals was left out; "" when all is there.
+        left_out: inputs on which a call takes too long to be measured in the time asked for, and how long.
     """
 
     name: str
@@ -203,6 +204,7 @@ class BenchRecord:
     limits: Limits | None = None
     commit: str = ""
     refused: str = ""
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def on_gpu(self) -> bool:

@@ -252,6 +252,7 @@ def warn(card: Card) -> list[str]:
             notes.append("This operator was not verified: its times are no result until it is.")
         if card.bench.refused and not card.refusal:
             notes.append(f"A rival was left out: {card.bench.refused}.")
+        notes += [f"An input was left out: {each}." for each in card.bench.left_out]
         if not card.refusal and (busy := is_busy(card.bench)):
             load = f"{round_to(busy[0])} on {plural(busy[1], 'core')}"
             notes.append(f"The machine was busy when the benchmark ran: load average {load}.")

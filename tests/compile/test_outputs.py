@@ -121,6 +121,16 @@ def test_out_is_refused(minmax):
     np.testing.assert_array_equal(low.numpy(), [1, 1])
 
 
+def test_tensors_of_out_that_share_memory_are_refused(minmax) -> None:
+    x, both = torch.ones(2, 3), torch.zeros(3)
+    for low, high in ((both[:2], both[1:]), (both[1:], both[:2]), (both[:2], both[:2])):
+        with pytest.raises(OutError, match=r"(?s)two tensors of `out=` share memory.*a tensor of its own"):
+            minmax(x, out=(low, high))
+    between = torch.zeros(4)
+    minmax(x, out=(between[::2], between[1::2]))
+    assert between.tolist() == [1.0] * 4
+
+
 def test_out_whose_elements_share_memory_is_refused(minmax, entries):
     x, low, high = torch.ones(2, 3), torch.zeros(1).expand(2), torch.zeros(2)
     function, packet = entries(minmax)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from jaxtyping import Float, Float32, Int8
+from jaxtyping import Float, Float32, Int, Int8, Int64
 from torch import Tensor
 
-from opwright import operator, verify
+from opwright import bench, operator, verify
+from opwright.errors import CheckError
+from opwright.spec.samples import Sweep
 from opwright.verify.subject import subject_of
 
 
@@ -72,3 +75,100 @@ def test_an_operator_of_lists_alone(ns) -> None:
 
     found = outcomes(total, "autocast", "refusals")
     assert found == {"autocast": "passed", "refusals": "passed"}
+
+
+def test_an_operator_of_integers_alone_is_checked_like_any_other(ns) -> None:
+    @operator(f"{ns}::both_bits")
+    def both_bits(a: Int[Tensor, "*s"], b: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+        return a & b
+
+    checks = ("refusals", "vmap", "opcheck", "export")
+    assert outcomes(both_bits, *checks) == dict.fromkeys(checks, "passed")
+
+
+def test_a_random_operator_writes_what_it_returns(ns) -> None:
+    @operator(f"{ns}::noisy", random=True)
+    def noisy(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return x + torch.rand_like(x)
+
+    assert outcomes(noisy, "outputs written") == {"outputs written": "passed"}
+
+
+IGNORING = """
+#include <opwright/kernel.h>
+template <typename T>
+void stepped(opwright::View<const T, 1> x, int64_t by, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(BY);
+}
+OPWRIGHT_KERNEL(stepped, double)
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("by", "outcome"), [("by", "passed"), ("3", "failed")])
+def test_a_kernel_that_ignores_an_integer_is_found(ns, by: str, outcome: str) -> None:
+    @operator(f"{ns}::stepped", cpu=IGNORING.replace("BY", by))
+    def stepped(x: Float[Tensor, "*s"], by: int = 3) -> Float[Tensor, "*s"]:
+        return x + by
+
+    assert outcomes(stepped, "numerics")["numerics"].startswith("`output`" if outcome == "failed" else outcome)
+
+
+def test_each_option_is_tried_alone_however_many_there_are(ns) -> None:
+    @operator(f"{ns}::many")
+    def many(
+        x: Float[Tensor, "n"], a: bool = False, b: bool = True, c: int = -1, d: float = 1.0, e: bool = False, f: int = 4
+    ) -> Float[Tensor, "n"]:
+        return x
+
+    sets = Sweep(many.operator.contract).option_sets()
+    usual = sets[0]
+    assert usual == {"a": False, "b": True, "c": -1, "d": 1.0, "e": False, "f": 4}
+    alone = [{**usual, **other} for other in ({"a": True}, {"b": False}, {"c": -2}, {"d": 0.75}, {"e": True}, {"f": 5})]
+    assert sets[1:7] == alone
+    assert len(sets) == 16 == len({tuple(each.items()) for each in sets})
+
+
+def test_nothing_to_verify_on_is_said(ns) -> None:
+    def declared(samples):
+        @operator(f"{ns}::taken{len(names)}")
+        def taken(x: Float[Tensor, "r n"], y: Int64[Tensor, "k"]) -> Float[Tensor, "k n"]:
+            return x[y]
+
+        names.append(taken)
+        taken.samples(samples)
+        return taken
+
+    names: list = []
+    x = torch.randn(5, 4)
+    for samples, said in (
+        (lambda: [(x, torch.tensor([7]))], "(?s)takes none of its samples.*IndexError: index 7 is out of bounds"),
+        (lambda: [], "there are no samples"),
+        (lambda: [x], "(?s)takes none of its samples.*`y` has the wrong kind"),
+        (lambda: [(x, x)], "(?s)takes none of its samples.*`y` must have a dtype"),
+    ):
+        target = declared(samples)
+        for judge in (verify, bench):
+            with pytest.raises(CheckError, match=said):
+                judge(target)
+
+    @operator(f"{ns}::refusing")
+    def refusing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        if not torch.compiler.is_compiling() and isinstance(x, torch.Tensor) and x.device.type != "meta":
+            raise ValueError("nothing is right")
+        return x.clone()
+
+    with pytest.raises(CheckError, match="(?s)takes none of its inputs, as they follow.*ValueError: nothing is right"):
+        verify(refusing)
+
+
+@pytest.mark.compiler
+def test_what_does_not_compile_is_told_once(ns) -> None:
+    @operator(f"{ns}::stepped", cpu=IGNORING.replace("BY", "nothing known"))
+    def stepped(x: Float[Tensor, "*s"], by: int = 3) -> Float[Tensor, "*s"]:
+        return x + by
+
+    record = verify(stepped, quick=True)
+    (failure,) = record.failures
+    assert "CompileError" in failure.message
+    assert {c.reason for c in record.checks if c.outcome == "skipped"} == {"its kernels cannot be built or loaded"}

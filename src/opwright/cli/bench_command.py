@@ -49,8 +49,8 @@ def bench_operators(
     Args:
         target: A module, a file, or either with ::name.
         against: "eager" or "compile"; may be repeated; both by default.
-        axis: Sizes of an axis, n=1024,4096 or batch=512,8x128, or values of an argument, approximate=tanh,none;
-            - leaves an optional one out; other axes keep their sizes; may be repeated.
+        axis: Sizes of an axis, n=1024,4096 or batch=512,8x128, or values of an argument, approximate=tanh,none,
+            where "-" leaves an optional one out; other axes keep theirs; may be repeated.
         dtype: Measure with this dtype, bfloat16 or bf16; may be repeated.
         direction: "forward", "backward" or "step", which is both; may be repeated; forward and backward by default.
         device: Measure on this device, cpu, cuda or cuda:1. By default on the GPU when there is one and a CUDA

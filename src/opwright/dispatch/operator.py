@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -297,6 +298,14 @@ class Operator:
                     rows=[("out", describe(tensor)), ("expected", text)],
                     hint="`torch.empty_like(result)` of a first call without `out=`",
                 )
+        for one, other in itertools.combinations(outs, 2):
+            if _share_elements(one, other):
+                raise OutError(
+                    self.declaration.name,
+                    "two tensors of `out=` share memory",
+                    rows=[("one", describe(one)), ("other", describe(other))],
+                    hint="a tensor of its own for each result",
+                )
 
     def _record_first(self, compute: Callable[..., Any], *values: Any) -> Any:
         """Makes the node when the first call is recorded: that takes as long as all the rest of a declaration."""
@@ -419,6 +428,21 @@ class Operator:
 
     def _bind(self, values: Sequence[Any]) -> None:
         self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
+
+
+def _share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two tensors have an element in common; of those with gaps, whether they are the same."""
+    if not one.numel() or not other.numel():
+        return False
+    try:
+        (start, first), (next_start, second) = sorted(
+            ((t.data_ptr(), t) for t in (one, other)), key=lambda pair: pair[0]
+        )
+    except RuntimeError:  # tensors without memory
+        return False
+    is_dense = first.is_contiguous() and second.is_contiguous()
+    reaches = is_dense and start + first.numel() * first.element_size() > next_start
+    return start != 0 and (start == next_start or reaches)
 
 
 def operator_of(target: Any) -> Operator | None:

@@ -224,6 +224,10 @@ class _Binder:
                 hint = f"`[{label}]`, or `list({label})` for its rows"
             elif got is None and label != parameter.name:
                 hint = "leave it out of the list"
+            elif got is None and parameter.default is not MISSING:
+                hint = f"leave it out: it is {parameter.default!r} then"
+            elif got is None:
+                hint = f"`{label}: {parameter.type} | None` in the declaration, if it may be left out" if parameter.is_tensor else "give a value"
             else:
                 hint = f"`torch.as_tensor({label})`" if parameter.is_tensor else f"`{parameter.kind}(...)`"
             rule = f"`{label}` has the wrong kind"
@@ -259,8 +263,14 @@ class _Binder:
                             ("got", repr(value)),
                             ("expected", " | ".join(map(repr, parameter.choices))),
                         ],
-                        hint=f"`{parameter.name}={_nearest(value, parameter.choices)!r}`",
+                        hint=f"`{parameter.name}={self._likely(parameter, value)!r}`",
                     )
+
+    def _likely(self, parameter: Parameter, value: Any) -> str:
+        """Returns the choice that was meant: the default, where nothing is like it."""
+        if value is None and parameter.default is not MISSING:
+            return parameter.default
+        return _nearest(value, parameter.choices)
 
     def _bind_dtype(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
         family = parameter.type.family

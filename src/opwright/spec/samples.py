@@ -20,6 +20,7 @@ _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 # parallel kernels use all their threads.
 _LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
 _LARGE_BATCH = (3, 13)
+_MOST_OPTION_SETS = 16  # but each option alone is in them
 _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
@@ -287,7 +288,11 @@ class Sweep:
                 yield f"empty {name}", {**base, name: 0}, batch
 
     def option_sets(self) -> list[dict[str, Any]]:
-        """Returns every combination of choices and switches, the defaults first (at most 16)."""
+        """Returns combinations of options: the defaults, each option alone otherwise, others of them (about 16).
+
+        Integers and numbers have a second value: a kernel that ignores one is right at one value only. Integers that
+        are sizes of inputs keep theirs.
+        """
         axes: list[list[tuple[str, Any]]] = []
         for p in self.contract.parameters:
             if p.kind == "choice":
@@ -295,14 +300,23 @@ class Sweep:
             elif p.kind == "bool":
                 values = [False, True] if p.default in (MISSING, False) else [True, False]
             elif p.kind == "int":
-                values = [2 if p.default is MISSING else p.default]
+                usual = 2 if p.default is MISSING else p.default
+                values = [usual] if p.name in self.names else [usual, usual + 1 if usual >= 0 else usual - 1]
             elif p.kind == "float":
                 usual = 0.5 if p.default is MISSING else p.default
-                values = [usual, 0.5 * usual + 0.25]  # a kernel that ignores it is right at one value only
+                values = [usual, 0.5 * usual + 0.25]
             else:
                 continue
             axes.append([(p.name, value) for value in values])
-        return [dict(combination) for combination in itertools.islice(itertools.product(*axes), 16)]
+        defaults = [values[0] for values in axes]
+        alone = [
+            [*defaults[:i], value, *defaults[i + 1 :]] for i, values in enumerate(axes) for value in values[1:]
+        ]
+        every = list(itertools.islice(itertools.product(*axes), _MOST_OPTION_SETS + 1))
+        if len(every) > _MOST_OPTION_SETS:
+            every = [defaults, *alone, *(c for c in map(list, every[1:]) if c not in alone)]
+            every = every[: max(_MOST_OPTION_SETS, 1 + len(alone))]
+        return [dict(combination) for combination in every]
 
     # --- one case ----------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
                 buffers.append(buffer)
                 outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
             values, are_intact = subject.guarded_inputs(case)
+            random = _random_state(subject.device)
             operator.call_with_out(tuple(values), outs[0] if len(outs) == 1 else tuple(outs))
             subject.wait(subject.device)
             if not are_intact():
@@ -44,10 +45,24 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
                 if not is_same(edges, torch.full_like(edges, _poison(edges.dtype))):
                     yield Finding(str(case), _WRITES_ELSEWHERE, is_fatal=_WRITES_ELSEWHERE)
                     return
-            same = are_same(subject.run(subject.inputs(case)), outs)
+            given = subject.inputs(case)
+            if operator.declaration.random:
+                _set_random_state(subject.device, random)
+            same = are_same(subject.run(given), outs)
             yield Finding(
                 str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
             )
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _poison(dtype: torch.dtype) -> Any:

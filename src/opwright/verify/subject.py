@@ -155,9 +155,29 @@ class Subject:
             if self.operator is not None:  # declared samples may be anywhere
                 found = [(dtype, replace(case, values=_on_cpu(case.values))) for dtype, case in found]
             self._cases = [(dtype, case) for dtype, case in found if self.accepts(case)]
+            if not self._cases and self.operator is not None:
+                self._refuse_no_input([case for _, case in found])
             if self.effort == "quick" and self.operator is not None and self.has_samples:
                 self._cases = _some(self._cases)
         return self._cases
+
+    def _refuse_no_input(self, refused: list[Case]) -> None:
+        """Raises CheckError: there is nothing that it could be verified on."""
+        name = self.operator.declaration.name
+        kind = "samples" if self.has_samples else "inputs, as they follow from its contract"
+        hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"
+        if not refused:
+            raise CheckError(name, f"there are no {kind}", hint=hint)
+        names = [p.name for p in self.contract.parameters]
+        said = "nothing"
+        for call in (lambda values: self.contract.bind(dict(zip(names, values, strict=True))), self.reference):
+            try:
+                call(copy_of(refused[0].values))
+            except Exception as error:
+                said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                break
+        rows = [("the first", str(refused[0])), ("a call says", said)]
+        raise CheckError(name, f"its reference takes none of its {kind}", rows=rows, hint=hint)
 
     def accepts(self, case: Case) -> bool:
         if self.operator is None:
@@ -303,7 +323,10 @@ class Subject:
         return [case for case in first if case is not None]
 
     def small_cases(self, dtype: torch.dtype) -> list[Case]:
-        """Returns the small inputs of one dtype, for the checks that are slow."""
+        """Returns the small inputs of one dtype, of integers where there are no others, for the checks that are slow."""
+        family = self.contract.scalar_family if self.contract is not None else None
+        if family is not None and not family.has_floats:
+            dtype = family.dtypes[0]
         found = [case for d, case in self.cases() if d in (dtype, None)]
         return [
             case

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from opwright.dispatch import kernels
+from opwright.errors import BuildError
 from opwright.records import CaseError, Check, Failure
 from opwright.spec.samples import Case
 from opwright.verify.callable_checks import check_for
@@ -219,7 +220,8 @@ def _broken(error: BaseException, subject: Subject) -> Finding:
         cause = error if isinstance(error, DeviceLost) else f"{type(error).__name__}: {error}"
         message = f"the GPU accepts no more work after this call: {cause}"[:_LONGEST]
         return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU", has_ended=True)
-    return Finding(case, f"raised {type(error).__name__}: {error}"[:_LONGEST])
+    unbuilt = "its kernels cannot be built or loaded" if isinstance(error, BuildError) else ""
+    return Finding(case, f"raised {type(error).__name__}: {error}"[:_LONGEST], is_fatal=unbuilt)
 
 
 def failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding | None = None) -> Failure:

@@ -97,9 +97,18 @@ def needs_row(subject: Subject) -> str:
     return "" if row_of(subject) is not None else "no input that is broadcast"
 
 
+def option_to_ignore(subject: Subject) -> int | None:
+    """Returns the position of an option: of the first that takes several values, or that could."""
+    if subject.contract is None:
+        return None
+    options = [i for i, p in enumerate(subject.contract.parameters) if p.kind in ("choice", "bool", "int", "float")]
+    varied = [i for i in options if len({case.values[i] for _, case in subject.cases()}) > 1]
+    could = [i for i in options if subject.contract.parameters[i].kind in ("choice", "bool")]
+    return next(iter(varied + could), None)
+
+
 def needs_option(subject: Subject) -> str:
-    has_any = subject.contract is not None and any(p.kind in ("choice", "bool") for p in subject.contract.parameters)
-    return "" if has_any else "no option"
+    return "" if option_to_ignore(subject) is not None else "no option"
 
 
 def needs_dtype(dtype: torch.dtype) -> Callable[[Subject], str]:

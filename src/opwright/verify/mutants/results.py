@@ -22,6 +22,7 @@ from opwright.verify.mutants.kinds import (
     needs_row,
     needs_several,
     needs_two_alike,
+    option_to_ignore,
     row_of,
     spoiled,
     stepped,
@@ -192,9 +193,8 @@ def _one_tensor(subject: Subject, call: Call, state: dict[Any, Any], values: Seq
 
 @_call("an option ignored", needs_option)
 def _ignored(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
-    parameters = subject.contract.parameters
-    at = next(i for i, p in enumerate(parameters) if p.kind in ("choice", "bool"))
-    fixed = parameters[at].choices[0] if parameters[at].kind == "choice" else False
+    at = option_to_ignore(subject)
+    fixed = subject.cases()[0][1].values[at]
     return call([fixed if i == at else v for i, v in enumerate(values)])
 
 

@@ -142,10 +142,10 @@ def test_nothing_to_verify_on_is_said(ns) -> None:
     names: list = []
     x = torch.randn(5, 4)
     for samples, said in (
-        (lambda: [(x, torch.tensor([7]))], "(?s)takes none of its samples.*IndexError: index 7 is out of bounds"),
+        (lambda: [(x, torch.tensor([7]))], r"(?s)takes none of its samples.*IndexError: index 7 is out of bounds"),
         (lambda: [], "there are no samples"),
-        (lambda: [x], "(?s)takes none of its samples.*`y` has the wrong kind"),
-        (lambda: [(x, x)], "(?s)takes none of its samples.*`y` must have a dtype"),
+        (lambda: [(x, torch.tensor([1])), x], "its sample 1 is against its contract: `y` has the wrong kind"),
+        (lambda: [(x, x)], "its sample 0 is against its contract: `y` must have a dtype"),
     ):
         target = declared(samples)
         for judge in (verify, bench):
@@ -158,7 +158,7 @@ def test_nothing_to_verify_on_is_said(ns) -> None:
             raise ValueError("nothing is right")
         return x.clone()
 
-    with pytest.raises(CheckError, match="(?s)takes none of its inputs, as they follow.*ValueError: nothing is right"):
+    with pytest.raises(CheckError, match=r"(?s)takes none of its inputs, as they follow.*ValueError: nothing is right"):
         verify(refusing)
 
 

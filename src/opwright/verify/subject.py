@@ -15,7 +15,7 @@ from opwright.dispatch import registry
 from opwright.dispatch.autograd import differentiable_outputs
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
-from opwright.errors import CheckError
+from opwright.errors import CheckError, OpwrightError
 from opwright.spec.contract import Contract
 from opwright.spec.declared import backward_cases, declared_cases, in_every_dtype
 from opwright.spec.fill import lay_out
@@ -168,15 +168,12 @@ class Subject:
         hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"
         if not refused:
             raise CheckError(name, f"there are no {kind}", hint=hint)
-        names = [p.name for p in self.contract.parameters]
         said = "nothing"
-        for call in (lambda values: self.contract.bind(dict(zip(names, values, strict=True))), self.reference):
-            try:
-                call(copy_of(refused[0].values))
-            except Exception as error:
-                said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                break
-        rows = [("the first", str(refused[0])), ("a call says", said)]
+        try:
+            self.reference(copy_of(refused[0].values))
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        rows = [("the first", str(refused[0])), ("it says", said)]
         raise CheckError(name, f"its reference takes none of its {kind}", rows=rows, hint=hint)
 
     def accepts(self, case: Case) -> bool:
@@ -243,12 +240,29 @@ class Subject:
     def _sampled_cases(self) -> Iterable[Case]:
         contract = self.operator.contract
         if self._samples is not None:
-            return declared_cases(contract, self._samples)
+            return self._conforming(declared_cases(contract, self._samples))
         if self.operator._samples is not None:
-            return in_every_dtype(contract, declared_cases(contract, self.operator._samples))
+            return in_every_dtype(contract, self._conforming(declared_cases(contract, self.operator._samples)))
         forward = subject_of(self._owner().function, None, None, self.effort)
         cases = [case for _, case in forward.cases()]
         return backward_cases(contract, forward.contract, forward.reference, cases)
+
+    def _conforming(self, cases: list[Case]) -> list[Case]:
+        """Returns the samples; raises CheckError for one that is against the contract."""
+        for case in cases:
+            try:
+                self._bind(case.values)
+            except OpwrightError as error:
+                raise CheckError(
+                    self.operator.declaration.name,
+                    f"its {case.label} is against its contract: {error.rule}",
+                    rows=error.rows,
+                    hint="a sample is a tuple of arguments, or such a tuple and a dictionary of those by name",
+                ) from None
+        return cases
+
+    def _bind(self, values: Sequence[Any]) -> None:
+        self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
 
     @property
     def computed(self) -> dict[int, int]:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
+from opwright import Mutates
 from opwright.bench import measure as bench_measure
 from opwright.bench import run
 from opwright.bench.inputs import DeviceSweep, plans
@@ -100,6 +101,15 @@ def test_axes_that_a_run_does_not_name_keep_their_sizes() -> None:
     assert axes_of(shift, {"n": [5]}) == [(2, 5), (4, 5)]
     assert axes_of(shift, {"batch": [(3,)]}) == [(3, 8), (3, 16)]
     assert axes_of(scale, {"batch": [(3,)]}) == [(3, 1024)]
+
+
+def test_what_no_check_applies_to_is_refused() -> None:
+    @opwright.operator("bench_tests::fill_random", random=True)
+    def fill_random(x: Mutates[Float[Tensor, "n"]]) -> None:
+        x.uniform_()
+
+    with pytest.raises(NotVerifiedError, match=r"(?s)no check of its results applies.*numerics +it draws random numbers"):
+        opwright.bench(fill_random)
 
 
 def test_an_input_on_which_calls_take_too_long_is_left_out(

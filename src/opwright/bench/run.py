@@ -198,6 +198,12 @@ def refuse_unverified(
             "checks": _VERIFY_FIRST, "devices": [where], "timeout_s": timeout_s, "isolated": where.type == "cpu",
         }  # fmt: skip
         checked = verify(target, reference, samples, **how)
+    if not checked.passed and not checked.failures:
+        raise NotVerifiedError(
+            checked.name,
+            "no check of its results applies, so it is not measured",
+            rows=[(check.title, check.reason) for check in checked.checks],
+        )
     if not checked.passed:
         first = checked.failures[0]
         raise NotVerifiedError(

@@ -10,7 +10,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -172,13 +171,6 @@ def test_a_record_as_the_base(
     assert exit_code == code
     assert (found.method, found.is_hint, [row.verdict for row in found.rows]) == ("record", is_hint, [verdict])
     assert ("Xeon" in found.reason) == is_hint
-
-
-def test_records_of_a_gpu_do_not_overwrite_those_of_the_cpu(tmp_path: Path) -> None:
-    for device in ("cpu", "cuda", "cuda:1"):
-        bench_command._save(replace(make_record(), device=device), tmp_path)
-    found = {path.name: records.read(path).device for path in tmp_path.iterdir()}
-    assert found == {"f.bench.json": "cpu", "f.cuda.bench.json": "cuda", "f.cuda1.bench.json": "cuda:1"}
 
 
 def test_a_base_without_records_or_without_this_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,21 @@ def every_kind() -> list[records.Record]:
 def test_every_record_comes_back_as_it_was(record: records.Record, tmp_path: Path) -> None:
     records.save(record, tmp_path / "deep" / "r.json")
     assert records.read(tmp_path / "deep" / "r.json") == record
+
+
+def test_no_record_takes_the_place_of_another_operators_or_devices(tmp_path: Path) -> None:
+    bench, call = every_kind()[1:3]
+    for device in ("cpu", "cuda", "cuda:1"):
+        records.save_in(tmp_path, replace(bench, device=device))
+    found = {path.name: records.read(path).device for path in tmp_path.iterdir()}
+    assert found == {"f.bench.json": "cpu", "f.cuda.bench.json": "cuda", "f.cuda1.bench.json": "cuda:1"}
+    other = records.save_in(tmp_path, replace(bench, name="other::f"))
+    assert other.name == "other.f.bench.json"
+    assert records.save_in(tmp_path, replace(bench, seconds=3.0)) == tmp_path / "f.bench.json"
+    assert records.read(tmp_path / "f.bench.json").seconds == 3.0
+    assert records.save_in(tmp_path, call).name == "f.call.json"
+    (tmp_path / "f.call.json").write_text("{")
+    assert records.save_in(tmp_path, replace(call, name="other::f")).name == "f.call.json"
 
 
 def test_there_are_old_records_to_read() -> None:

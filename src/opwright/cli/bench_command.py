@@ -14,7 +14,7 @@ from opwright.cli.bench_tables import print_base, print_bench, print_call
 from opwright.cli.console import print_json, progress, say
 from opwright.cli.measuring import TIMEOUT_S, Window, Worker, WorkerEnded, rebuilt
 from opwright.errors import CheckError, NotVerifiedError
-from opwright.records import BaseRecord, BenchRecord, CallRecord, Machine, decoded, save
+from opwright.records import BaseRecord, BenchRecord, CallRecord, Machine, decoded, save_in
 from opwright.records.files import make_folder
 
 bench_app = App(name="bench")
@@ -91,29 +91,26 @@ def bench_operators(
         "mode": "call" if call else "bench",
         "timeout_s": timeout,
     }
+
+    def keep(record: BenchRecord | CallRecord | BaseRecord) -> None:
+        if out is not None:
+            save_in(out, record)
+
     if base is not None:
         from opwright.cli.base import compare_with_base
 
         found, code = compare_with_base(request, base, threads)
     else:
-        found, code = measure(request, threads, quiet=json, on_record=lambda record: _save(record, out))
+        # Each is kept as soon as it is there: others may take long.
+        found, code = measure(request, threads, quiet=json, on_record=keep)
     for record in found:
         if isinstance(record, BaseRecord):
-            _save(record, out)
+            keep(record)
             if not json:
                 print_base(record)
     if json:
         print_json(found)
     return code
-
-
-def _save(record: BenchRecord | CallRecord | BaseRecord, out: Path | None) -> None:
-    """Writes a record into a folder, if there is one: as soon as it is there, as others may take long."""
-    if out is not None:
-        kind = {BenchRecord: "bench", CallRecord: "call", BaseRecord: "base"}[type(record)]
-        # Of the CPU and of a GPU: neither overwrites the other.
-        on = "" if record.device in ("", "cpu") else f".{record.device.replace(':', '')}"
-        save(record, out / f"{record.name.rpartition('::')[2]}{on}.{kind}.json")
 
 
 def measure(

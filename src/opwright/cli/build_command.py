@@ -86,7 +86,7 @@ def build_operators(
 def save_record(library: Library, folder: Path) -> Path:
     """Writes the record of a build, new or from the store, and returns its path."""
     from opwright.build.usage import kernels_in, steps_of
-    from opwright.records import BuildRecord, save
+    from opwright.records import BuildRecord, save_in
     from opwright.verify.machine import machine_card
 
     kept = library.entry.record
@@ -104,9 +104,7 @@ def save_record(library: Library, folder: Path) -> Path:
         created=time.time(),
         seconds=kept.seconds.get("all", 0.0),
     )
-    path = folder / f"{record.name.split('::')[1]}.build.json"
-    save(record, path)
-    return path
+    return save_in(folder, record)
 
 
 def _find(target: str | None) -> list[Operator]:

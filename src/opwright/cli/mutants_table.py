@@ -16,7 +16,7 @@ _OUTCOMES = {"survived": "SURVIVED", "accused": "ACCUSED", "passed": "passes"}
 
 def verify_mutants(operators: list, *, only: str = "", out: Path | None = None, json: bool = False) -> int:
     """Tries all mutants of these operators and prints which check killed each. Exit code 1 when one survived."""
-    from opwright.records import save
+    from opwright.records import save_in
     from opwright.verify.mutants import try_mutants
 
     records = []
@@ -35,7 +35,7 @@ def verify_mutants(operators: list, *, only: str = "", out: Path | None = None, 
             )
         records.append(record)
         if out is not None:
-            save(record, out / f"{name}.mutants.json")
+            save_in(out, record)
         killed = sum(m.outcome == "killed" for m in record.mutants)
         tried = killed + sum(m.outcome == "survived" for m in record.mutants)
         say(f"Killed {killed} of {tried} mutants of {name} in {time.perf_counter() - started:.1f} s")

@@ -123,7 +123,7 @@ def verify_one(
     **how,
 ) -> VerifyRecord:
     """Verifies one operator or task, prints the result and writes the record."""
-    from opwright.records import save
+    from opwright.records import save_in
     from opwright.verify.run import verify
 
     started = time.perf_counter()
@@ -137,7 +137,7 @@ def verify_one(
             **how,
         )
     if out is not None:
-        save(record, out / f"{name}.verify.json")
+        save_in(out, record)
     if not quiet:
         print_record(record)
     cases = sum(c.cases for c in record.checks)

@@ -6,7 +6,7 @@ Times are in microseconds, sizes in bytes, rates in GB/s (1e9 bytes per second).
 from opwright.records.bench import BenchRecord, Comparison, Conditions, Limits, Measurement, Timing
 from opwright.records.build import BuildRecord, BuildStep, KernelUse
 from opwright.records.call import CallPart, CallRecord
-from opwright.records.files import Record, builtins_of, decoded, encodable, read, save
+from opwright.records.files import Record, builtins_of, decoded, encodable, read, save, save_in
 from opwright.records.machine import VERSION, Machine
 from opwright.records.verify import CaseError, Check, Failure, Mutant, MutantsRecord, VerifyRecord
 from opwright.records.versions import BaseRecord, BaseRow
@@ -39,4 +39,5 @@ __all__ = [
     "encodable",
     "read",
     "save",
+    "save_in",
 ]

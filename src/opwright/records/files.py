@@ -61,6 +61,27 @@ def save(record: Record, path: Path) -> None:
         raise RecordError(str(path), "this record cannot be written", rows=[("reason", str(error))]) from None
 
 
+def save_in(folder: Path, record: Record) -> Path:
+    """Writes the record of an operator into a folder and returns where: `f.verify.json`, on a GPU `f.cuda.bench.json`.
+
+    It takes the place of an older one, but of no other operator's: with two of one name, `a::f` and `b::f`, the
+    second has its namespace before it, `b.f.verify.json`.
+
+    Raises:
+        RecordError: it cannot be written there.
+    """
+    kind = next(name for name, type_ in KINDS.items() if type(record) is type_)
+    device = getattr(record, "device", "")
+    on = "" if device in ("", "cpu") else f".{device.replace(':', '')}"
+    namespace, _, name = record.name.rpartition("::")
+    path = folder / f"{name}{on}.{kind}.json"
+    with contextlib.suppress(RecordError):
+        if path.exists() and read(path).name != record.name:
+            path = path.with_name(f"{namespace}.{path.name}")
+    save(record, path)
+    return path
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder for records, if it is not there.
 

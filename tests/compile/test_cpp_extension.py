@@ -234,5 +234,5 @@ def test_a_toolkit_is_found_where_pytorch_has_no_cuda(monkeypatch: pytest.Monkey
         pytest.skip("no nvcc here")
     assert nvcc.root == Path(toolkit.CUDA_HOME)
     assert any((Path(path) / "cuda_runtime.h").exists() for path in toolkit.include_paths("cuda"))
-    assert str(nvcc.cudart) in toolkit.library_paths("cuda") or toolkit.torchs.CUDA_HOME
+    assert any((Path(path) / "libcudart.so").exists() for path in toolkit.library_paths("cuda"))
     assert check_compiler_abi_compatibility("c++")

@@ -113,6 +113,14 @@ def test_only_the_case_that_crashes_is_named() -> None:
     assert [f.case for f in record.failures] == ["f32[16] (sample 1)"]
 
 
+def test_pythons_report_of_a_crash_is_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
+    record = check(after(lambda: (print("before it"), sys.stdout.flush(), ctypes.string_at(0))))
+    assert len(record.failures) == 2
+    printed = capfd.readouterr().err
+    assert printed.count("before it") == 2
+    assert printed.count("Fatal Python error: Segmentation fault") == 1
+
+
 def test_a_check_that_ends_well_after_one_that_crashed() -> None:
     """Every check starts in a process that no earlier check has damaged."""
     calls = itertools.count()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch.utils import cpp_extension as torchs
 
 from opwright.build import cuda
@@ -10,12 +12,16 @@ from opwright.cpp_extension.objects import system_includes
 
 _nvcc = cuda.find_nvcc(Store().identities)
 
-CUDA_HOME = torchs.CUDA_HOME or (str(_nvcc.root) if _nvcc else None)
+# PyTorch takes the directory above that of the `nvcc` on PATH, where there is nothing if that is a script elsewhere.
+_torchs_home = torchs.CUDA_HOME
+if _nvcc and not Path(_torchs_home or "", "include", "cuda_runtime.h").exists():
+    _torchs_home = None
+CUDA_HOME = _torchs_home or (str(_nvcc.root) if _nvcc else None)
 
 
 def include_paths(device_type: str = "cpu", torch_include_dirs: bool = True) -> list[str]:
     """Returns the directories of headers that an extension for a kind of device needs."""
-    if device_type != "cuda" or torchs.CUDA_HOME or not _nvcc:
+    if device_type != "cuda" or _torchs_home or not _nvcc:
         return torchs.include_paths(device_type, torch_include_dirs)
     own = [str(path) for path in system_includes(_nvcc)[2:-1]]
     return [*(torchs.include_paths() if torch_include_dirs else []), *own]
@@ -23,7 +29,7 @@ def include_paths(device_type: str = "cpu", torch_include_dirs: bool = True) -> 
 
 def library_paths(device_type: str = "cpu", torch_include_dirs: bool = True, *args, **kwargs) -> list[str]:
     """Returns the directories of libraries that an extension for a kind of device needs."""
-    if device_type != "cuda" or torchs.CUDA_HOME or not _nvcc:
+    if device_type != "cuda" or _torchs_home or not _nvcc:
         return torchs.library_paths(device_type, torch_include_dirs, *args, **kwargs)
     return [*(torchs.library_paths() if torch_include_dirs else []), str(_nvcc.cudart)]
 

@@ -177,8 +177,12 @@ class Child:
         *lines, self._unread = self._unread.split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def end(self) -> None:
-        """Ends it, whatever it does, and shows what it has printed."""
+    def end(self, told: set[str]) -> None:
+        """Ends it, whatever it does, and shows what it has printed.
+
+        Args:
+            told: how other children have crashed: Python's report of each way to crash is shown once.
+        """
         was_alive = self._process.ended() is None
         self._process.kill()
         if not was_alive or self._why_killed:
@@ -187,10 +191,13 @@ class Child:
         self._process.let_go()
         os.close(self._events)
         os.close(self._output)
-        self._show_output()
+        self._show_output(told)
 
-    def _show_output(self) -> None:
-        text = self._kept.decode(errors="replace")
+    def _show_output(self, told: set[str]) -> None:
+        text, fatal, report = self._kept.decode(errors="replace").partition("Fatal Python error: ")
+        if fatal and (how := report.partition("\n")[0]) not in told:
+            told.add(how)
+            text += fatal + report
         if self._printed > len(self._kept):
             text += f"\n... {self._printed - len(self._kept)} more bytes\n"
         if text:

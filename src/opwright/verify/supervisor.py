@@ -68,7 +68,8 @@ def supervise(recipe: Recipe, work: Work, jobs: Sequence[Job], limits: Limits) -
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         groups.setdefault(group_of(job.prefix, job.check) if limits.processes > 1 else "", []).append(job)
-    waiting = [_Lane(work, group, limits, start) for group in groups.values()]
+    told: set[str] = set()
+    waiting = [_Lane(work, group, limits, start, told) for group in groups.values()]
     running = [waiting.pop(0)]
     results: dict[Job, Result] = {}
     deaths, given_up = 0, ""
@@ -115,12 +116,17 @@ class _Lane:
     """
 
     def __init__(
-        self, work: Work, jobs: Sequence[Job], limits: Limits, start: Callable[[Sequence[Job]], Start]
+        self,
+        work: Work,
+        jobs: Sequence[Job],
+        limits: Limits,
+        start: Callable[[Sequence[Job]], Start],
+        told: set[str],
     ) -> None:
         self.pending = list(jobs)
         self.child: Child | None = None
         self._work, self._limits, self._start = work, limits, start
-        self._deaths = 0
+        self._deaths, self._told = 0, told
 
     def start(self) -> None:
         """Starts a child where there is none, and something to do."""
@@ -134,7 +140,7 @@ class _Lane:
         found = {self.pending.pop(0): result for result in self.child.look()}
         self._deaths += sum(result.has_ended for result in found.values())
         if self.child.is_over:
-            self.child.end()
+            self.child.end(self._told)
             if self.pending and not self.child.is_done:  # else it has said which job was its last
                 job = self.pending.pop(0)
                 found[job] = self.child.death(job, self._work)
@@ -146,7 +152,7 @@ class _Lane:
 
     def end(self) -> None:
         if self.child is not None:
-            self.child.end()
+            self.child.end(self._told)
 
 
 def try_out(function: Callable[[], Any], limits: Limits) -> str:
@@ -171,5 +177,5 @@ def try_out(function: Callable[[], Any], limits: Limits) -> str:
     except Unfit:
         return ""
     finally:
-        child.end()
+        child.end(set())
     return "" if child.is_done else child.how_it_ended()

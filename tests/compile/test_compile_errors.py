@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -66,6 +67,7 @@ HINTS = {
     "missing brace": "a `}` is missing above that line",
     "pytorch header": "kernels see no PyTorch header",
     "missing header": "includes are found beside the source",
+    "type outside the family": "take it out of OPWRIGHT_KERNEL",
 }
 
 
@@ -75,9 +77,23 @@ def test_it_names_the_authors_line(kind: str, tmp_path: Path, snapshot: Snapshot
     text = failure(source, tmp_path)
     assert re.search(rf"<folder>/cpu\.cpp:{line}\b", text), text
     assert f"> {line:4} | {source.splitlines()[line - 1]}" in text
-    if kind in ("wrong signature", "wrong rank", "unknown operator"):  # our own words, not the compiler's
+    if kind in ("wrong signature", "wrong rank", "unknown operator", "type outside the family"):  # our own words, not the compiler's
         assert text == snapshot
     assert f"hint: {HINTS.get(kind, '')}" in text
+
+
+@pytest.mark.parametrize("wrong", ["Rounding::Up", "Roundin::up"])
+def test_names_of_a_choice_are_told(wrong: str, tmp_path: Path) -> None:
+    source = GOOD.replace("View<T, 1> output)", "Rounding rounding, View<T, 1> output)").replace("2 *", f"(rounding == {wrong}) *")
+    (tmp_path / "cpu.cpp").write_text(source)
+
+    @operator(f"compile_errors{next(_numbers)}::twice", cpu=str(tmp_path / "cpu.cpp"))
+    def twice(x: Float[Tensor, "n"], rounding: Literal["up", "to-nearest"] = "up") -> Float[Tensor, "n"]:
+        return x * 2
+
+    with pytest.raises(errors.CompileError) as caught:
+        twice(torch.ones(3))
+    assert caught.value.hint == "there are `Rounding::up`, `Rounding::to_nearest`"
 
 
 def test_the_log_has_everything(tmp_path: Path) -> None:

@@ -151,6 +151,26 @@ def list_of_numbers(x: Float[Tensor, "n"], k: list[int]) -> Float[Tensor, "n"]:
     return x * 2
 
 
+def pair_of_numbers(x: Float[Tensor, "n"], betas: tuple[float, float]) -> Float[Tensor, "n"]:
+    return x * betas[0]
+
+
+def list_of_results(x: Float[Tensor, "n"]) -> list[Float[Tensor, "n"]]:
+    return [x * 2]
+
+
+def any_number_of_results(x: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], ...]:
+    return (x * 2,)
+
+
+def number_as_result(x: Float[Tensor, "n"]) -> float:
+    return float(x.sum())
+
+
+def optional_result(x: Float[Tensor, "n"]) -> Float[Tensor, "n"] | None:
+    return x * 2
+
+
 def tuple_of_tensors(x: tuple[Float[Tensor, "n"], ...]) -> Float[Tensor, "n"]:
     return x[0] * 2
 
@@ -171,6 +191,7 @@ REFUSED = {
     errors.AnnotationError: [
         no_annotation, bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
         literal_numbers, bad_default, unbound_family, nothing_done, no_tensor, list_of_numbers,
+        pair_of_numbers, list_of_results, any_number_of_results, number_as_result, optional_result,
         tuple_of_tensors, numpy_array,
     ],
     errors.AxisError: [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opwright.build.causes import Failure, find_cause
+from opwright.build.glue import enumerator, enums_of
 from opwright.errors import ArchitectureError, BuildError, CompileError
 
 if TYPE_CHECKING:
@@ -47,7 +49,11 @@ _HELP = [
     (r"'(?:min|max|sort|fill|fill_n|copy|clamp|swap|nth_element)' is not a member of 'std'", "`#include <algorithm>`"),
     (r"'numeric_limits' is not a member of 'std'", "`#include <limits>`"),
     (r"expected unqualified-id before string constant", "a `}` is missing above that line"),
+    (r"the kernel has \S+, which is not in", "take it out of OPWRIGHT_KERNEL, or widen the annotation"),
 ]
+# What g++ and nvcc say of an enumerator, and g++ of an enum, that there is not.
+_NO_ENUMERATOR = re.compile(r"['‘]\w+['’] is not a member of ['‘](\w+)['’]|enum \"(\w+)\" has no member")
+_UNDECLARED = re.compile(r"['‘](\w+)['’] (?:has not been|was not) declared")
 
 
 def compile_error(request: Request, step: str, output: str, log: str) -> CompileError | ArchitectureError:
@@ -75,7 +81,7 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     at = _author_line(output.splitlines(), messages, first, sources)
     text = first["text"].removeprefix("static assertion failed: ")
     text = re.sub(r'^static assertion failed with "(.*)"$', r"\1", text)
-    hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "")
+    hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "") or _enum_hint(request, text)
     excerpt = _excerpt(request, at[0], at[1])
     exported = next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
     names = [d.name for d in request.unit]
@@ -95,6 +101,17 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         body="\n".join([*body, "", footer]),
         hint=hint or f"edit {at[0]}, and call again",
     )
+
+
+def _enum_hint(request: Request, text: str) -> str:
+    """Returns the names that a choice has in a kernel, where the error is about one that there is not."""
+    enums = enums_of(request.unit)
+    if wrong := _UNDECLARED.search(text):
+        name = next(iter(difflib.get_close_matches(wrong[1], enums, 1)), "")
+    else:
+        wrong = _NO_ENUMERATOR.search(text)
+        name = wrong[1] or wrong[2] if wrong else ""
+    return f"there are {', '.join(f'`{name}::{enumerator(c)}`' for c in enums[name])}" if name in enums else ""
 
 
 def text_error(

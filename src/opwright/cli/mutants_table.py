@@ -11,6 +11,10 @@ from opwright.cli.console import print_json, print_rows, progress, say
 if TYPE_CHECKING:
     from opwright.records import Mutant, MutantsRecord
 
+_HINTS = {
+    "survived": "no input of the checks shows it: give the operator samples that do, with `@{}.samples`",
+    "accused": "the operator itself fails this check: mend that first, `opwright verify` says more of it",
+}
 _OUTCOMES = {"survived": "SURVIVED", "accused": "ACCUSED", "passed": "passes"}
 
 
@@ -70,6 +74,7 @@ def print_table(records: list[MutantsRecord]) -> None:
         print(f"\n{_OUTCOMES[m.outcome]} {m.operator}: {m.kind}")
         if m.reason:
             print_rows([("  check", m.check), ("  found", m.reason)])
+        print_rows([("  hint", _HINTS[m.outcome].format(m.operator))])
 
 
 def _cell(mutant: Mutant | None, notes: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ from opwright.spec.contract import MISSING, Output, Parameter, TensorType
 from opwright.spec.dtypes import family, family_names
 
 _MUTATED = "opwright: this argument is written into"
+_FAMILIES_OF = {int: "Int64", float: "Float64", bool: "Bool"}
 
 
 class Mutates:
@@ -171,14 +172,30 @@ def read_outputs(annotation: Any, subject: str) -> tuple[Output, ...]:
     if isinstance(annotation, type) and hasattr(annotation, "_fields"):
         hints = typing.get_type_hints(annotation)
         return tuple(
-            Output(name, read_tensor_type(hints[name], name, subject)) for name in annotation._fields
+            Output(name, _read_output(hints[name], name, subject)) for name in annotation._fields
         )
     if get_origin(annotation) is tuple:
         return tuple(
-            Output(f"output{i}", read_tensor_type(item, f"output{i}", subject))
+            Output(f"output{i}", _read_output(item, f"output{i}", subject))
             for i, item in enumerate(get_args(annotation))
         )
-    return (Output("output", read_tensor_type(annotation, "output", subject)),)
+    return (Output("output", _read_output(annotation, "output", subject)),)
+
+
+def _read_output(annotation: Any, name: str, subject: str) -> TensorType:
+    arguments = get_args(annotation)
+    if get_origin(annotation) is list or annotation is ...:
+        item = _text(arguments[0]) if _is_tensor(*arguments[:1]) else 'Float[Tensor, "..."]'
+        hint = f"`tuple[{item}, {item}]`, as many as there are, or one tensor with an axis more"
+    elif annotation in (int, float, bool):
+        family = "Float" if annotation is float else _FAMILIES_OF[annotation]
+        hint = f'`{family}[Tensor, ""]`, a tensor without axes'
+    elif type(None) in arguments:
+        hint = "a result is always there: an empty tensor can stand for none"
+    else:
+        return read_tensor_type(annotation, name, subject)
+    got = [("got", "..." if annotation is ... else _text(annotation))]
+    raise AnnotationError(subject, f"`{name}`: this type cannot be returned", rows=got, hint=hint)
 
 
 def _check_default(read: Mapping[str, Any], default: Any, name: str, subject: str) -> None:
@@ -232,7 +249,11 @@ def _instead_of(annotation: Any, name: str) -> str:
     if get_origin(annotation) in (tuple, Sequence) and _is_tensor(*get_args(annotation)[:1]):
         return f"`{name}: list[{_text(get_args(annotation)[0])}]`"
     if get_origin(annotation) in (list, tuple, Sequence):
-        return f'`{name}: Int64[Tensor, "k"]`, or an argument for each number'
+        items = [item for item in get_args(annotation) if item is not ...]
+        if len(items) > 1:
+            return f"an argument for each: `{', '.join(f'{name}{i}: {_text(item)}' for i, item in enumerate(items))}`"
+        family = _FAMILIES_OF.get(items[0], "Int64") if items else "Int64"
+        return f'`{name}: {family}[Tensor, "k"]`, or an argument for each number'
     if annotation is str:
         return f'`{name}: Literal["a", "b"]`, with its choices'
     return f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]'

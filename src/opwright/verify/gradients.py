@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,11 @@ _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced",
 _UNITS_OF_LARGEST = 4.0
 # Of the inputs, up to which finite differences are taken one by one; second ones take that many squared.
 _MOST_ELEMENTS = 200
+_JACOBIANS = re.compile(
+    r"(?P<what>\w*Jacobian mismatch for output \d+ with respect to input \d+),"
+    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-z]*\]\])",
+    re.DOTALL,
+)
 
 
 def need_gradient(subject: Subject) -> None:
@@ -88,9 +95,25 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
             ran = True
             if is_lost(subject.device):
                 raise DeviceLost(str(error)) from error
-            yield Finding(str(case), first_line(error, 3))
+            yield Finding(str(case), _mismatch(str(error)) or first_line(error, 3))
     if cases and not ran:
         raise Skipped("no output is float64 where its inputs are: too coarse for finite differences")
+
+
+def _mismatch(text: str) -> str:
+    """Returns the first sentence of gradcheck's message and the worst element; "" where it shows no two matrices."""
+    found = _JACOBIANS.search(text)
+    try:
+        numerical, analytical = (torch.tensor(ast.literal_eval(found[key])) for key in ("numerical", "analytical"))
+    except (TypeError, ValueError, SyntaxError):  # no such message, or dots for its middle
+        return ""
+    if numerical.ndim != 2 or numerical.shape != analytical.shape:
+        return ""
+    row, column = divmod(int((numerical - analytical).abs().nan_to_num(torch.inf).argmax()), numerical.shape[1])
+    return (
+        f"{found['what']}: by element {row} of the input, element {column} of the output changes at a rate of "
+        f"{numerical[row, column]:g}, the gradient says {analytical[row, column]:g}"
+    )
 
 
 def as_function_of_tensors(

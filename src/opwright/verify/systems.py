@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from opwright.errors import ContractError
 from opwright.spec.axes import Fixed
@@ -174,9 +175,7 @@ def vmapped(subject: Subject) -> Iterator[Finding]:
         raise Skipped("it mutates, draws random numbers, or has sizes that depend on data")
     for case in subject.small_cases(torch.float64)[:2]:
         computed = subject.computed
-        positions = [
-            i for i, v in enumerate(case.values) if isinstance(v, torch.Tensor) and i not in computed
-        ]
+        positions = [i for i, v in enumerate(case.values) if tensors_of([v]) and i not in computed]
         if not positions:
             continue
         for chosen in [positions, *([p] for p in positions if len(positions) > 1)]:
@@ -185,23 +184,24 @@ def vmapped(subject: Subject) -> Iterator[Finding]:
 
 def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
     given = subject.inputs(case)
-    other = [v.flip(0) if i in chosen and v.ndim else v for i, v in enumerate(given)]
+    other = [tree_map(lambda t: t.flip(0) if t.ndim else t, v) if i in chosen else v for i, v in enumerate(given)]
     if subject.computed:
         with torch.no_grad():
             given, other = subject.with_computed(given), subject.with_computed(other)
         chosen = [*chosen, *(i for i in subject.computed if not torch.equal(given[i], other[i]))]
-    stacked = {i: torch.stack([given[i], other[i]], -1) for i in chosen}
+    stacked = {i: tree_map(lambda a, b: torch.stack([a, b], -1), given[i], other[i]) for i in chosen}
+    absent = tensors_of(given)[0].new_empty(0)
 
-    def call(*batched: torch.Tensor) -> Any:
+    def call(*batched: Any) -> Any:
         values = list(given)
-        for i, tensor in zip(chosen, batched, strict=True):
-            values[i] = tensor
+        for i, value in zip(chosen, batched, strict=True):
+            values[i] = value
         # The gradient of an absent argument is None or empty.
-        return tuple(given[chosen[0]].new_empty(0) if output is None else output for output in subject.call(values))
+        return tuple(absent if output is None else output for output in subject.call(values))
 
     with torch.no_grad():
         got = torch.vmap(call, in_dims=-1)(*stacked.values())
-        rows = [call(*(t.select(-1, k) for t in stacked.values())) for k in range(2)]
+        rows = [call(*tree_map(lambda t, k=k: t.select(-1, k), list(stacked.values()))) for k in range(2)]
     wanted = [torch.stack(column) for column in zip(*rows, strict=True)]
     # The reference may take part (and sum in another order): float64 leaves room for that.
     same = all(

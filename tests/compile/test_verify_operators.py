@@ -172,3 +172,25 @@ def test_what_does_not_compile_is_told_once(ns) -> None:
     (failure,) = record.failures
     assert "CompileError" in failure.message
     assert {c.reason for c in record.checks if c.outcome == "skipped"} == {"its kernels cannot be built or loaded"}
+
+
+def test_a_reference_that_takes_no_strides_or_no_float64_is_named(ns) -> None:
+    """With a kernel of its own it is the oracle that needs it, and one refusal does not end the check."""
+
+    @operator(f"{ns}::turned")
+    def turned(x: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
+        return torch.stack((-x.view(-1)[1::2], x.view(-1)[::2]), -1)
+
+    @operator(f"{ns}::weighted")
+    def weighted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * torch.dot(x, torch.ones(x.shape[0], dtype=torch.float32))
+
+    for function, text in (
+        (turned, "for a tensor laid out like this: a reference takes any strides"),
+        (weighted, "for the same values in float64: a reference takes the dtype of its arguments"),
+    ):
+        record = verify(function, quick=True, checks=["numerics"])
+        (failure,) = record.failures
+        assert failure.message.startswith("raised RuntimeError: ")
+        assert f", in its reference, {text}" in failure.message
+        assert record.checks[0].cases > 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,3 +40,12 @@ def need_operator(subject: Subject) -> Any:
 def first_line(error: object, lines: int = 1) -> str:
     text = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(text[:lines])[:400] or type(error).__name__
+
+
+def origin(error: BaseException, subject: Subject) -> str:
+    """Returns words to put behind an exception that comes from the reference of an operator; else ""."""
+    if subject.operator is None:
+        return ""
+    code = inspect.unwrap(subject.operator.declaration.reference).__code__
+    inside = any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return ", in its reference" if inside else ""

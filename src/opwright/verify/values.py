@@ -11,10 +11,10 @@ from opwright.dispatch.vmap import joined_axes
 from opwright.spec.samples import Case
 from opwright.verify.devices import DeviceLost
 from opwright.verify.difference import compare, pattern_of
-from opwright.verify.finding import Finding, Skipped, first_line, need_operator
+from opwright.verify.finding import Finding, Skipped, first_line, need_operator, origin
 from opwright.verify.oracle import Expected, expect
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import are_same, is_same, shares_memory, storage_bytes, tensors_of
+from opwright.verify.tensors import are_same, copy_of, is_same, shares_memory, storage_bytes, tensors_of
 
 RAISED = "raised "  # how the message of a finding starts that is about an exception
 
@@ -23,8 +23,28 @@ def numerics(subject: Subject) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; inputs unchanged; nothing aliased."""
     with torch.no_grad():
         for _, case in subject.cases():
-            expected = subject.remember(("numerics", id(case)), lambda case=case: expected_of(subject, case))
+            try:
+                expected = subject.remember(("numerics", id(case)), lambda case=case: expected_of(subject, case))
+            except Exception as error:
+                if subject.operator is None or isinstance(error, DeviceLost):
+                    raise
+                yield _raised(subject, case, error, f", {_why_refused(subject, case)}")
+                continue
             yield judge_call(subject, case, subject.inputs(case), expected)
+
+
+def _raised(subject: Subject, case: Case, error: Exception, more: str = "") -> Finding:
+    text = f"{RAISED}{type(error).__name__}: {first_line(error)}{origin(error, subject)}{more}"
+    return Finding(str(case), text)
+
+
+def _why_refused(subject: Subject, case: Case) -> str:
+    """Returns why the oracle cannot compute a case whose values the reference takes."""
+    try:
+        subject.reference(copy_of(case.values))
+    except Exception:  # whatever a reference may raise
+        return "for a tensor laid out like this: a reference takes any strides, with `.contiguous()` if it must"
+    return "for the same values in float64: a reference takes the dtype of its arguments"
 
 
 def expected_of(subject: Subject, case: Case) -> list[Expected | torch.Tensor | None]:
@@ -53,7 +73,7 @@ def judge_call(
     except DeviceLost:
         raise
     except Exception as error:
-        return Finding(str(case), f"{RAISED}{type(error).__name__}: {first_line(error)}")
+        return _raised(subject, case, error)
     finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
     results = [*outputs, *(values[i] for i in subject.mutated())]
     if len(results) != len(expected):

@@ -14,7 +14,7 @@ from opwright.records import CaseError, Check, Failure
 from opwright.spec.samples import Case
 from opwright.verify.callable_checks import check_for
 from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.finding import Finding, Skipped
+from opwright.verify.finding import Finding, Skipped, origin
 from opwright.verify.shrink import shrink
 from opwright.verify.state import Files, Guard
 from opwright.verify.subject import Subject
@@ -221,7 +221,8 @@ def _broken(error: BaseException, subject: Subject) -> Finding:
         message = f"the GPU accepts no more work after this call: {cause}"[:_LONGEST]
         return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU", has_ended=True)
     unbuilt = "its kernels cannot be built or loaded" if isinstance(error, BuildError) else ""
-    return Finding(case, f"raised {type(error).__name__}: {error}"[:_LONGEST], is_fatal=unbuilt)
+    text = f"raised {type(error).__name__}: {error}"[:_LONGEST]
+    return Finding(case, text + origin(error, subject), is_fatal=unbuilt)
 
 
 def failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding | None = None) -> Failure:

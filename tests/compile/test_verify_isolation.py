@@ -314,6 +314,7 @@ def test_an_operator_whose_kernel_crashes() -> None:
 def test_an_interrupt_ends_the_child(run_python, tmp_path: Path) -> None:
     program = f"""
 import os, pathlib, signal, threading, time, torch, opwright
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also below nohup
 pid = pathlib.Path({str(tmp_path / "pid")!r})
 def hang(x):
     pid.write_text(str(os.getpid()))

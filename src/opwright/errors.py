@@ -206,7 +206,7 @@ class ContractError(OpwrightError):
 
 
 class NotATensorError(ContractError, TypeError):
-    """An argument has the wrong kind: a number where a tensor is expected, or the reverse."""
+    """An argument has the wrong kind: a number where a tensor is expected, the reverse, or a sparse or nested tensor."""
 
     code = "OPW101"
 

@@ -54,6 +54,8 @@ WRONG = {
     "another device": (errors.DeviceError, {"table": torch.ones(7, 4, device="meta")}),
     "no such choice": (errors.OptionError, {"mode": "average"}),
     "a number for a choice": (errors.OptionError, {"mode": 1}),
+    "sparse": (errors.NotATensorError, {"table": torch.ones(7, 4).to_sparse()}),
+    "nested": (errors.NotATensorError, {"bias": torch.nested.nested_tensor([torch.ones(4)])}),
     "text for a number": (errors.NotATensorError, {"scale": "big"}),
 }
 

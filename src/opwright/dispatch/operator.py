@@ -354,7 +354,8 @@ class Operator:
         if found is not None:
             return found
         if text.startswith(prefix):
-            return KernelError(self.declaration.name, text.removeprefix(prefix))
+            given = [(name, describe(v)) for name, v in zip(names, values, strict=True)]
+            return KernelError(self.declaration.name, text.removeprefix(prefix), rows=given)
         return error
 
     def bump_versions(self, values: Sequence[Any]) -> None:

@@ -186,6 +186,7 @@ class _Binder:
             self._check_kind(parameter, self.arguments[parameter.name])
         tensors = list(self._tensors())
         for label, parameter, tensor in tensors:
+            self._check_layout(label, tensor)
             self._bind_dtype(label, parameter, tensor)
             self._bind_device(label, tensor)
             self._bind_sizes(label, parameter, tensor)
@@ -271,6 +272,17 @@ class _Binder:
         if value is None and parameter.default is not MISSING:
             return parameter.default
         return _nearest(value, parameter.choices)
+
+    def _check_layout(self, label: str, tensor: torch.Tensor) -> None:
+        if tensor.is_nested or tensor.layout != torch.strided:
+            what = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").removeprefix("_")
+            dense = f"torch.nested.to_padded_tensor({label}, 0.0)" if tensor.is_nested else f"{label}.to_dense()"
+            raise NotATensorError(
+                self.contract.subject,
+                f"`{label}` must be a dense tensor, with strides",
+                rows=[("got", f"{what} {short_name(tensor.dtype)} {tensor.device}")],
+                hint=f"`{dense}`",
+            )
 
     def _bind_dtype(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
         family = parameter.type.family
@@ -398,7 +410,7 @@ class _Binder:
                 self.contract.subject,
                 f"`{label}` is an expanded tensor, whose elements share memory: it cannot be written into",
                 rows=[(label, describe(tensor)), ("strides", str(list(tensor.stride())))],
-                hint=f"`{label}.contiguous()`",
+                hint=f"`{label} = {label}.contiguous()` before the call: it is that copy that is written into then",
             )
 
     def _require(

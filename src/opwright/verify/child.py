@@ -71,7 +71,8 @@ class Child:
     def __init__(self, start: Start, limits: Limits) -> None:
         self.limits = limits
         self.is_done = self.is_over = False
-        self._memory = limits.memory_bytes or _spare_memory() // (1 + limits.processes)
+        self._spare = _spare_memory()
+        self._memory = limits.memory_bytes or self._spare // (1 + limits.processes)
         counter = os.memfd_create("opwright-calls")  # shared: counts each time that the candidate is entered or left
         os.ftruncate(counter, _COUNTER_BYTES)
         self._calls = mmap.mmap(counter, _COUNTER_BYTES)
@@ -91,7 +92,7 @@ class Child:
             os.close(output)
         for descriptor in (self._events, self._output):
             os.set_blocking(descriptor, False)
-        self._first_bytes = self._process.resident_bytes()
+        self._first_bytes, self._is_settled = self._process.resident_bytes(), not self._process.settles
         self._stragglers = ""
 
     def look(self) -> list[Result]:
@@ -110,7 +111,7 @@ class Child:
             elif "unfit" in event:
                 raise Unfit(event["unfit"])
             elif "settled" in event:
-                self._first_bytes = self._process.resident_bytes()  # what PyTorch and CUDA take is not the candidate's
+                self._first_bytes, self._is_settled = self._process.resident_bytes(), True
             elif "raised" in event:
                 self._why_killed = f"raised {event['raised']}"
             else:
@@ -144,8 +145,10 @@ class Child:
         """Returns which limit it has passed; "" for none."""
         if self._printed > self.limits.output_bytes:
             return f"printed more than {self.limits.output_bytes / 2**20:g} MiB"
-        if self._process.resident_bytes() - self._first_bytes > self._memory:
-            return f"took more than {self._memory / 2**30:.3g} GiB of memory"
+        # What PyTorch and CUDA take until it is settled is not the candidate's.
+        most = self._memory if self._is_settled else max(self._memory, self._spare // 2)
+        if self._process.resident_bytes() - self._first_bytes > most:
+            return f"took more than {most / 2**30:.3g} GiB of memory"
         calls = self._calls[:]
         if calls != self._seen:
             self._seen, self._moved = calls, time.monotonic()

@@ -33,9 +33,11 @@ class Process:
 
     Attributes:
         pid: its number.
+        settles: whether it has to import PyTorch before it can do anything.
     """
 
     pid: int
+    settles = False
     _code: int | None = None
 
     def ended(self) -> int | None:
@@ -126,6 +128,8 @@ class Spawn(Process):
         main: `module:function`, called with `descriptors`, which it inherits.
         output: the descriptor that gets what it prints.
     """
+
+    settles = True
 
     def __init__(self, main: str, descriptors: Sequence[int], output: int) -> None:
         module, function = main.split(":")

@@ -62,6 +62,8 @@ def follow(environment: dict[str, str], wheel: Path, tmp_path: Path) -> Callable
         done = subprocess.run(
             ["bash", "-e", "-c", commands], cwd=folder, env=environment, capture_output=True, text=True
         )
+        if "PyTorch: CUDA cannot be found" in done.stderr:
+            pytest.skip("this torch has CUDA, and its CMake files find no CUDA toolkit here")
         log = (folder / "log").read_text() if (folder / "log").exists() else ""
         assert done.returncode == 0, (log + done.stdout + done.stderr)[-6000:]
         assert done.stdout.splitlines() == [line for line in text.splitlines() if not line.startswith("$ ")]

@@ -42,6 +42,8 @@ def cmake(*arguments: Any, fails: bool = False) -> str:
     """Returns what cmake writes."""
     done = subprocess.run([CMAKE, *map(str, arguments)], capture_output=True, text=True)
     text = done.stdout + done.stderr
+    if "PyTorch: CUDA cannot be found" in text:
+        pytest.skip("this torch has CUDA, and its CMake files find no CUDA toolkit here")
     assert (done.returncode != 0) == fails, text[-6000:]
     return text
 

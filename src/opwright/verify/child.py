@@ -180,7 +180,7 @@ class Child:
         *lines, self._unread = self._unread.split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def end(self, told: set[str]) -> None:
+    def end(self, told: set[str] | None = None) -> None:
         """Ends it, whatever it does, and shows what it has printed.
 
         Args:
@@ -194,7 +194,7 @@ class Child:
         self._process.let_go()
         os.close(self._events)
         os.close(self._output)
-        self._show_output(told)
+        self._show_output(set() if told is None else told)
 
     def _show_output(self, told: set[str]) -> None:
         text, fatal, report = self._kept.decode(errors="replace").partition("Fatal Python error: ")

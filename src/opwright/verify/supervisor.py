@@ -177,5 +177,5 @@ def try_out(function: Callable[[], Any], limits: Limits) -> str:
     except Unfit:
         return ""
     finally:
-        child.end(set())
+        child.end()
     return "" if child.is_done else child.how_it_ended()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from records_page import KINDS, PAGE, page, parts_of
@@ -120,6 +122,28 @@ def test_a_damaged_record_is_named(content: str, reason: str, tmp_path: Path) ->
         records.read(path)
     assert str(path) in str(caught.value)
     assert reason in str(caught.value)
+
+
+def other_candidate(content: dict) -> None:
+    (one,) = content["measurements"]
+    content["measurements"].append(one | {"timings": [one["timings"][0] | {"candidate": "eager"}]})
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content["machine"].update(copy_gb_s=-1.0), "-1 for copy_gb_s"),
+        (lambda content: content.update(host_us={"opwright": -2.0}), "-2 for the host time of opwright"),
+        (lambda content: content.update(name="ns::\ud800"), "surrogates not allowed"),
+        (other_candidate, "begin with different candidates: eager, opwright"),
+    ],
+)
+def test_a_record_that_no_report_can_show_is_damaged(damage: Callable[[dict], Any], reason: str, tmp_path: Path) -> None:
+    content = records.encodable(every_kind()[1])
+    damage(content)
+    (tmp_path / "damaged.json").write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=reason):
+        records.read(tmp_path / "damaged.json")
 
 
 def test_a_field_of_a_later_opwright_is_passed_over(tmp_path: Path) -> None:

@@ -206,6 +206,13 @@ class BenchRecord:
     refused: str = ""
     left_out: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        for name, host_us in self.host_us.items():
+            if host_us < 0:
+                raise ValueError(f"it has {host_us:g} for the host time of {name}")
+        if len(first := {m.timings[0].candidate for m in self.measurements if m.timings}) > 1:
+            raise ValueError(f"its measurements begin with different candidates: {', '.join(sorted(first))}")
+
     @property
     def on_gpu(self) -> bool:
         """Whether the times are device times of a GPU."""

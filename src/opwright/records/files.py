@@ -105,7 +105,11 @@ def read(path: Path) -> Record:
         RecordError: the file is damaged, or written by a newer version.
     """
     try:
-        return decoded(json.loads(path.read_bytes(), parse_float=_finite, parse_constant=_finite))
+        data = path.read_bytes()
+        content = json.loads(data, parse_float=_finite, parse_constant=_finite)
+        if b"\\ud" in data.lower():  # half of a pair of surrogates is no character, and cannot be written again
+            json.dumps(content, ensure_ascii=False).encode()
+        return decoded(content)
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
 

@@ -39,3 +39,8 @@ class Machine:
     gpu_memory_bytes: int | None = None
     gpu_l2_bytes: int | None = None
     multiprocessors: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("copy_gb_s", "compute_gflops"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"its machine has {getattr(self, name):g} for {name}")

@@ -79,6 +79,11 @@ def test_build(command, tmp_path: Path) -> None:
     again = command("--cache-dir", store, "build", "good.py")
     assert again.stdout == first.stdout
     assert "(1 cached)" in again.stderr
+    source = OPERATOR.format(name="plain", expression="")
+    (tmp_path / "plain.py").write_text(source[: source.index(", cpu=")] + source[source.index(')\ndef') :])
+    plain = command("build", "plain.py", OPWRIGHT_CACHE_DIR=store)
+    assert (plain.returncode, plain.stdout) == (5, "")
+    assert "Nothing to build: there are no kernels" in plain.stderr
     broken = command("build", "broken.py", OPWRIGHT_CACHE_DIR=store)
     assert broken.returncode == 2
     assert broken.stdout == ""
@@ -95,7 +100,9 @@ def test_verify_exit_codes(command, tmp_path: Path) -> None:
     assert bad.returncode == 1
     assert "FAILED numerics" in bad.stdout
     assert command("verify", "good.py", "--check", "nonsense").returncode == 2
-    assert command("verify", "good.py", "--only", "no such case", "--check", "numerics").returncode == 5
+    none = command("verify", "good.py", "--only", "no such case", "--check", "numerics")
+    assert none.returncode == 5
+    assert "contains 'no such case'" in none.stderr
     record = json.loads((tmp_path / "records" / "thrice.verify.json").read_text())
     assert record["name"] == "cli::thrice"
     assert record["failures"] == []

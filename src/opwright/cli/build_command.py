@@ -49,7 +49,10 @@ def build_operators(
         os.environ["OPWRIGHT_WITHOUT"] = ",".join(left if compile_commands else [*left, "compile_commands"])
     started = time.perf_counter()
     built, cached, libraries = 0, 0, []
-    for keys in kernels.libraries_of(_find(target)):
+    units = kernels.libraries_of(_find(target))
+    if not units:
+        say("Nothing to build: there are no kernels, and every call runs the reference")
+    for keys in units:
         # Before the build: what does not compile is to be opened in an editor.
         written = [str(path) for path in _write_commands(keys, target)] if compile_commands else []
         with progress("Building") as line:
@@ -78,9 +81,11 @@ def build_operators(
         for library in libraries:
             print(library["library"])
     count = built + cached
+    if not count:
+        return 5
     noun = "library" if count == 1 else "libraries"
     say(f"Built {count} {noun} in {time.perf_counter() - started:.2f} s ({cached} cached)")
-    return 0 if count else 5
+    return 0
 
 
 def save_record(library: Library, folder: Path) -> Path:

@@ -146,6 +146,8 @@ def verify_one(
     if record.in_process and how.get("isolated", True):
         say(f"note: it ran in this process, so a crash would have ended it: {record.in_process}")
     say(f"{word} {record.name} ({ran}) on {cases} cases in {time.perf_counter() - started:.1f} s")
+    if only and not cases:
+        say(f'hint: no description of a case, such as "f32[7, 2] (transposed)", contains {only!r}')
     return record
 
 

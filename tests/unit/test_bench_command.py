@@ -19,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from opwright import records
 from opwright.cli import base, bench_command, measuring
 from opwright.cli.bench_command import parse_axis, parse_cpus
-from opwright.cli.bench_tables import print_bench
+from opwright.cli.bench_tables import print_base, print_bench
 from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
 from opwright.records import BenchRecord, Comparison, Conditions, Machine, Measurement, Timing
 
@@ -230,6 +230,26 @@ def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: py
     assert len(sides) == 2 * 4 * 2 * 8  # visits of a pair to an input, blocks of a visit, and pairs
     assert sides.count("base") == sides.count("now")
     assert all(set(sides[i : i + 2]) == {"base", "now"} for i in range(0, len(sides), 2))
+
+
+def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    """Calls of minutes were made by the hundred."""
+    monkeypatch.setattr(base, "Worker", PretendWorker)
+    monkeypatch.setattr(PretendWorker, "US", {"base": 0.7e6, "now": 10.0})
+    monkeypatch.setattr(PretendWorker, "asked", [])
+    for name in ("root", "tree"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "op.py").write_text("")
+    request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.1, "precision": 0.0}
+    operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
+    record = base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", None).run()
+    assert len(PretendWorker.asked) == 2
+    assert record.rows == []
+    (told,) = record.left_out
+    assert re.fullmatch(r"forward f32\[8\]: a call of the base takes 0.7\d* s; `--seconds 2` has time for it", told)
+    print_base(record)
+    assert told in capsys.readouterr().err
+    assert base._exit_code([record]) == 5
 
 
 @pytest.mark.parametrize(

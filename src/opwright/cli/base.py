@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ _MOST_PAIRS = 16
 _VISITS = 4  # to each input, by turns: a mood of the machine lasts for seconds
 _BLOCKS = 2  # of each process of a pair in each visit, in turns
 _BLOCK_SECONDS = 0.05
+_LONGEST_CALL = 0.5  # of the seconds asked for, which are at least one: fewer than a hundred calls of a version prove nothing
 
 
 def compare_with_base(
@@ -180,6 +182,7 @@ class Duel:
         }
         self._limit, self._precision, self._threads = request["seconds"], request["precision"], threads
         self._missing: set[str] = set()
+        self._left_out: dict[str, str] = {}  # what each was
         self._names = {"base": base, "now": "now"}
 
     def run(self) -> BaseRecord:
@@ -194,6 +197,9 @@ class Duel:
                 line.update(f"pair {number + 1} of processes")
                 for name, pair in self._pair(number).items():
                     found.setdefault(name, []).append(pair)
+                found = {name: pairs for name, pairs in found.items() if name not in self._left_out}
+                if not found:
+                    break
                 if number + 1 < FEWEST_PAIRS:
                     continue
                 rows = [row_of(name, pairs, len(found)) for name, pairs in found.items()]
@@ -211,6 +217,7 @@ class Duel:
             seconds=time.time() - started,
             device=self._operator["device"],
             missing=sorted(self._missing),
+            left_out=list(self._left_out.values()),
         )
 
     def _pair(self, number: int) -> dict[str, tuple[list[float], list[float]]]:
@@ -224,14 +231,22 @@ class Duel:
             self._missing |= set(inputs["now"]) ^ set(inputs["base"])
             found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in shared}
             for visit, name, block in itertools.product(range(_VISITS), shared, range(_BLOCKS)):
+                if name in self._left_out:
+                    continue
                 order = ("base", "now") if (number + visit + block) % 2 else ("now", "base")
                 for side in order:
                     sides[side].ask(name)
                     found[name][side == "now"].append(min(self._answer(side, answers[side])["block"]))
+                self._leave_out_if_slow(name, found[name][0][-1] / 1e6)
             return found
         finally:
             for worker in sides.values():
                 worker.close()
+
+    def _leave_out_if_slow(self, name: str, call_s: float) -> None:
+        if call_s > _LONGEST_CALL * max(self._limit, 1.0):
+            enough = math.ceil(call_s / _LONGEST_CALL)
+            self._left_out[name] = f"{name}: a call of the base takes {call_s:.3g} s; `--seconds {enough}` has time for it"
 
     def _core(self, number: int) -> int | None:
         """Returns the core for both versions: one whose neighbour is busy is slow for as long as that is, for both."""

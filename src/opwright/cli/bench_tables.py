@@ -112,5 +112,7 @@ def print_base(record: BaseRecord) -> None:
     print_rows(rows)
     for missing in record.missing:
         say(f"not in both: {missing}")
+    for each in record.left_out:
+        say(f"left out: {each}")
     if record.is_hint:
         say(f"This is a hint only: {record.reason}.")

@@ -40,6 +40,7 @@ class BaseRecord:
         reason: why it is only a hint.
         rows: one for each input that both have.
         missing: inputs that only one of them has.
+        left_out: inputs on which a call takes too long to be compared in the time asked for, and how long.
     """
 
     name: str
@@ -54,6 +55,7 @@ class BaseRecord:
     is_hint: bool = False
     reason: str = ""
     missing: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def slower(self) -> list[BaseRow]:

@@ -60,8 +60,8 @@ class Callables:
 
     Attributes:
         name: of the candidate.
-        parameters: parameters and buffers of a reference that is a module.
-        are_shared: whether the candidate, a module too, gets them.
+        parameters: parameters and buffers of a reference that is a module, if the candidate, a module too, gets them.
+        are_shared: whether it does.
         note: how its parameters differ, where they do.
         reference: what is called as the reference.
     """
@@ -71,14 +71,14 @@ class Callables:
         self._target, self.reference = _plain(target), _plain(reference)
         self.parameters: dict[str, torch.Tensor] = {}
         self.are_shared, self.note = False, ""
-        if isinstance(self.reference, torch.nn.Module):
-            named = (*self.reference.named_parameters(), *self.reference.named_buffers())
-            self.parameters = {_own_name(name): tensor.detach().clone() for name, tensor in named}
-            if isinstance(self._target, torch.nn.Module):
-                self.note = _mismatch(self._target, self.reference)
-                self.are_shared = not self.note
+        self._renamed: dict[str, str] = {}
         self._differentiable = 0  # parameters come before buffers
-        if isinstance(self.reference, torch.nn.Module) and self.are_shared:
+        if isinstance(self.reference, torch.nn.Module) and isinstance(self._target, torch.nn.Module):
+            self._renamed = _renamed(self._target, self.reference)
+            self.note = "" if self._renamed else _mismatch(self._target, self.reference)
+            self.are_shared = not self.note
+        if self.are_shared:
+            self.parameters = {name: tensor.detach().clone() for name, tensor in _state_of(self.reference).items()}
             self._differentiable = len(list(self.reference.parameters()))
         self._may_alias = False
         self._keys: list[str] | None = None
@@ -98,22 +98,24 @@ class Callables:
     def call_reference(self, values: Sequence[Any]) -> list[Any]:
         """Calls the reference with the values of a case; returns the leaves of its result."""
         with self.formulas_for(values):
-            outputs, self._keys = self._call(self.reference, values, takes_parameters=True)
+            outputs, self._keys = self._call(self.reference, values)
         inputs = _storages(values)
         self._may_alias = any(s in inputs for s in _storages(outputs))
         return outputs
 
     def formulas_for(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which the reference computes as an oracle, where these values are an oracle's."""
-        is_oracle = _has_double(values) and not values[-1].is_double
-        return oracle_formulas() if is_oracle else contextlib.nullcontext()
+        return oracle_formulas() if self._is_oracle(values) else contextlib.nullcontext()
+
+    def _is_oracle(self, values: Sequence[Any]) -> bool:
+        return _has_double(values) and not values[-1].is_double
 
     def call(self, values: Sequence[Any]) -> list[Any]:
         """Calls the candidate with the values of a case; returns the leaves of its result.
 
         What shares memory with an argument is copied if the reference's result has just done so as well.
         """
-        outputs, keys = self._call(self._target, values, takes_parameters=self.are_shared)
+        outputs, keys = self._call(self._target, values)
         if self._keys is not None and keys != self._keys:
             raise TypeError(f"returned {_describe(keys)}, expected {_describe(self._keys)}")
         if self._may_alias:
@@ -121,18 +123,25 @@ class Callables:
             outputs = [o.clone() if o is not None and _storages([o]) & inputs else o for o in outputs]
         return outputs
 
-    def _call(self, function: Any, values: Sequence[Any], takes_parameters: bool) -> tuple[list[Any], list[str]]:
+    def _call(self, function: Any, values: Sequence[Any]) -> tuple[list[Any], list[str]]:
         *leaves, assembly = values
         args, kwargs, given = assembly.split(leaves)
-        if not takes_parameters or not isinstance(function, torch.nn.Module):
+        is_reference = function is self.reference
+        if not isinstance(function, torch.nn.Module) or not (self.are_shared or is_reference):
             return flatten(function(*args, **kwargs))
-        state = dict(zip(self.parameters, given, strict=True))
+        own = _state_of(function)
+        if self.are_shared:
+            state = dict(zip(self.parameters, given, strict=True))
+            state = state if is_reference else {self._renamed.get(name, name): v for name, v in state.items()}
+        else:  # of the reference alone: the candidate has its own
+            is_wide = self._is_oracle(values)
+            state = {name: v.double() if is_wide and v.is_floating_point() else v for name, v in own.items()}
         names = {_own_name(name): name for name, _ in (*function.named_parameters(), *function.named_buffers())}
         buffers = {_own_name(name) for name, _ in function.named_buffers()}
-        state = {name: v.clone() if name in buffers else v for name, v in state.items() if name in names}
+        state = {name: v.clone() if name in buffers else v for name, v in state.items() if name in own}
         result = functional_call(function, {names[name]: v for name, v in state.items()}, args, kwargs)
         outputs, keys = flatten(result)
-        if function.training:  # statistics of a batch norm, say
+        if self.are_shared and self.reference.training:  # statistics of a batch norm, say
             outputs += [v.detach() for name, v in state.items() if name in buffers]
         return outputs, keys
 
@@ -159,6 +168,20 @@ def _plain(function: Any) -> Any:
 
 def _own_name(name: str) -> str:
     return name.replace("_orig_mod.", "")  # torch.compile puts that in front
+
+
+def _state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the parameters of a module, then its buffers, by name."""
+    return {_own_name(name): tensor for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+
+def _renamed(target: torch.nn.Module, reference: torch.nn.Module) -> dict[str, str]:
+    """Returns the name in the target of each part of a reference's state; none, unless names alone differ."""
+    own, wanted = _state_of(target), _state_of(reference)
+    alike = len(own) == len(wanted) and all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(own.values(), wanted.values(), strict=True)
+    )
+    return dict(zip(wanted, own, strict=True)) if alike and set(own) != set(wanted) else {}
 
 
 def _mismatch(target: torch.nn.Module, reference: torch.nn.Module) -> str:

@@ -63,6 +63,18 @@ def derived_cases(
             pairs = zip(reference(to_oracle(list(case.values))), reference(to_oracle(list(other.values))), strict=True)
             return any(isinstance(a, torch.Tensor) and not torch.equal(a, b) for a, b in pairs)
 
+    def is_limit(case: Case, at: int) -> bool:
+        """Whether -inf in an argument gives what ever larger negative numbers tend to, as it does where it is a mask."""
+        with torch.no_grad():
+            exact = to_oracle(list(case.values))
+            large = [v.clamp(min=-_LARGE) if i == at else v for i, v in enumerate(to_oracle(list(case.values)))]
+            pairs = list(zip(reference(exact), reference(large), strict=True))
+        return all(
+            torch.allclose(_bounded(a), _bounded(b), rtol=1e-6, atol=1e-6)
+            for a, b in pairs
+            if isinstance(a, torch.Tensor)
+        )
+
     for case in given:
         if sum(t.numel() for t in tensors_of(case.values)) > _MOST_ELEMENTS:
             continue
@@ -80,7 +92,7 @@ def derived_cases(
         # With no finite result to start from, numbers are no guide to which others would be in its domain.
         free = [i for i in tensors if accepts(case) and bool((case.values[i] != case.values[i].round()).any())]
         if free:
-            yield from _other_values(case, free, accepts, depends)
+            yield from _other_values(case, free, accepts, depends, is_limit)
         for layout in LAYOUTS:
             if not (mutates and layout == "expanded"):  # writing through stride 0 has no defined result
                 changed = _with(case, layout, {i: _laid_out(case.values[i], layout) for i in tensors})
@@ -95,6 +107,11 @@ def derived_cases(
 
 def _is_finite(exact: Any, plain: Any) -> bool:
     return not isinstance(exact, torch.Tensor) or bool(torch.isfinite(exact).all())
+
+
+def _bounded(value: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in float64 in which all that is very large is the same."""
+    return value.double().clamp(-_LARGE / 1e10, _LARGE / 1e10)
 
 
 def _is_alike(exact: Any, plain: Any) -> bool:
@@ -141,7 +158,11 @@ def _integers(case: Case, count: int) -> dict[int, torch.Tensor]:
 
 
 def _other_values(
-    case: Case, free: Sequence[int], accepts: Callable[..., bool], depends: Callable[[Case, Case], bool]
+    case: Case,
+    free: Sequence[int],
+    accepts: Callable[..., bool],
+    depends: Callable[[Case, Case], bool],
+    is_limit: Callable[[Case, int], bool],
 ) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(0)
 
@@ -168,19 +189,21 @@ def _other_values(
     for at in free:
         for what, values in _with_infinities(case.values[at]):
             changed = _with(case, f"a row of argument {at} {what}", {at: values})
-            # A NaN of the reference may come from its formula: infinity less infinity.
-            if accepts(changed, is_finite=False, is_number=True, is_real=True):
+            # A NaN of the reference may come from its formula: infinity less infinity; and so may a zero.
+            if accepts(changed, is_finite=False, is_number=True, is_real=True) and is_limit(changed, at):
                 yield changed
     kinds = (("special values", _FINITE), ("values of all sizes", _SIZES), ("infinities and NaN", _NOT_FINITE))
     for label, special in kinds:
-        for values in _tried(case.values[free[0]], special):
-            changed = _with(case, label, {free[0]: values})
-            if accepts(changed, is_finite=special is _FINITE, is_number=special is _SIZES):
-                yield changed
-                break
+        for part, numbers in _parts(case.values[free[0]], special):
+            for values in _tried(case.values[free[0]], numbers, special is _FINITE):
+                changed = _with(case, f"{label}{part}", {free[0]: values})
+                if accepts(changed, is_finite=special is _FINITE, is_number=special is _SIZES):
+                    yield changed
+                    break
         for at in free if len(free) > 1 and special is not _SIZES else ():  # what the others hold may hide them
-            numbers = _NEUTRAL if special is _FINITE else _NEUTRAL[::-1]  # 0 times infinity is NaN
-            for number, values in itertools.product(numbers, _tried(case.values[at], special)):
+            neutral = _NEUTRAL if special is _FINITE else _NEUTRAL[::-1]  # 0 times infinity is NaN
+            _, numbers = next(_parts(case.values[at], special))
+            for number, values in itertools.product(neutral, _tried(case.values[at], numbers, special is _FINITE)):
                 filled = {at: values}
                 others = {i: torch.full_like(case.values[i], number) for i in free if i != at}
                 changed = _with(case, f"{label} in argument {at}, others {number:g}", filled | others)
@@ -189,20 +212,22 @@ def _other_values(
                     break
 
 
-def _tried(tensor: torch.Tensor, numbers: Sequence[float]) -> Iterator[torch.Tensor]:
+def _parts(tensor: torch.Tensor, numbers: Sequence[float]) -> Iterator[tuple[str, Sequence[float]]]:
+    """Yields as many of these numbers at a time as a tensor has room for, among finite ones tiny ones of its dtype."""
+    if numbers is _FINITE:
+        info = torch.finfo(tensor.dtype)
+        numbers = (*numbers, info.tiny, -info.tiny / 2, info.eps)
+    for part in range(min(math.ceil(len(numbers) / tensor.numel()), _MOST_PARTS)):
+        some = numbers[part * tensor.numel() : (part + 1) * tensor.numel()]
+        yield f", part {part + 1}" if part else "", some
+
+
+def _tried(tensor: torch.Tensor, numbers: Sequence[float], is_finite: bool) -> Iterator[torch.Tensor]:
     """Yields a tensor with these numbers; of finite ones, where that is not accepted, those without sign, and from 0 to 1."""
-    filled = _filled(tensor, numbers)
-    yield from (filled, filled.abs(), filled.clamp(0, 1)) if numbers is _FINITE else (filled,)
-
-
-def _filled(tensor: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
-    """Returns a copy in float64 that starts with these numbers, among finite ones with tiny ones of its dtype."""
-    info = torch.finfo(tensor.dtype)
-    more = (info.tiny, -info.tiny / 2, info.eps) if numbers is _FINITE else ()
-    drawn = tensor.detach().double().reshape(-1).clone()
-    special = torch.tensor([*numbers, *more], dtype=torch.float64)
-    drawn[: len(special)] = special[: drawn.numel()]
-    return drawn.view(tensor.shape)
+    filled = tensor.detach().double().reshape(-1).clone()
+    filled[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+    filled = filled.view(tensor.shape)
+    yield from (filled, filled.abs(), filled.clamp(0, 1)) if is_finite else (filled,)
 
 
 def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -218,6 +243,8 @@ def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
 
 
 _FAR = 100.0
+_MOST_PARTS = 8
+_LARGE = 1e30
 _FINITE = (0.0, -0.0, 1.0, -1.0, *(s * m for m in (0.5, 2, 3, 4, 5, 6, 8, 10, 13, 20, 40) for s in (1, -1)))
 _SIZES = tuple(s * 10.0**e for e in (2, 3, 4, 5, 6, 8, 12, 20, 30, -2, -4, -6, -12, -20, -30) for s in (1, -1))
 _NOT_FINITE = (math.inf, -math.inf, math.nan)

@@ -5,18 +5,23 @@ so at -8 it is off by 2 %, and at -9 it is zero. There the oracle takes another 
 
 And the oracle asks how far a reference moves when each intermediate result is rounded. An operator that is many
 steps in one has its intermediate results too: they are those of its decomposition.
+
+What a reference holds, weights or constants, and what it makes, as torch.zeros(n), comes in float64 as well.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_map
+
+from opwright.verify.tensors import tensors_of
 
 _aten = torch.ops.aten
 _STEPS = get_decompositions(
@@ -103,11 +108,32 @@ class _OracleFormulas(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         mode = _get_current_dispatch_mode()  # this one is not current in here
+        args = _widened(func, args)
+        if not args or not tensors_of(args):
+            return _wide(func(*args, **kwargs))
         if not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64):
             return func(*args, **kwargs)
         if isinstance(mode, Rounding) and func in _STEPS_IN_SINGLE:
             return mode.in_single(_STEPS_IN_SINGLE[func], *args, **kwargs)
         return (_STEPS if mode is not None else _STABLE).get(func, func)(*args, **kwargs)
+
+
+def _widened(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Returns arguments in float64, where some are and others, what a reference holds, are not.
+
+    PyTorch refuses many of such mixtures. What is written into stays as it is.
+    """
+    dtypes = {tensor.dtype for tensor in tensors_of(args) if tensor.is_floating_point()}
+    if len(dtypes) < 2 or torch.float64 not in dtypes:
+        return args
+    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+    return [a if is_written else tree_map(_wide, a) for a, is_written in zip(args, written, strict=False)]
+
+
+def _wide(value: Any) -> Any:
+    """Returns a floating-point tensor in float64, anything else as it is."""
+    is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+    return value.to(torch.float64) if is_narrow else value
 
 
 class Rounding(TorchDispatchMode):

@@ -184,6 +184,8 @@ class _Jitter(Rounding):
     def _move(self, value: Any, unit: float) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in _ORACLES:
             return value
+        if value.is_meta or value._is_zerotensor():  # zeros without memory, as the derivative of torch.round
+            return value
         if value.is_complex():  # a product of complex numbers cancels in each of its parts
             steps = [self._steps(value) for _ in range(2)]
             return value + torch.complex(*steps).mul_(unit).mul_(value.abs())

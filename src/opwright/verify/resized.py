@@ -23,7 +23,7 @@ _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where
 # Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
 _MOST_ELEMENTS, _MOST_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
 _WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
-_NARROW = (2, 3)  # not 1: that is where a view will do for a sum
+_NARROW = (2, 3)
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
 # measured may be slower, and a candidate, which is called once.
 _ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
@@ -46,10 +46,16 @@ def resized_cases(subject: Subject) -> Iterator[Case]:
         leading = next(_leading(case), None)
         sizes = leading.shape[::-1] if leading is not None else ()
         for size in dict.fromkeys(s for s in sizes if s > 1):
-            for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW,):
+            # One row, but no other axis of one: what was made for weights of 3 would be repeated along it without an error.
+            for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW, (1,)):
                 found = next((made for n in tried if (made := _of_size(subject, case, size, n)) is not None), None)
                 if found is not None:
                     yield found
+
+
+def is_of_one(case: Case) -> bool:
+    """Returns whether an axis of a sample has one entry here: where a view will do for a sum."""
+    return ", 1 where " in case.label
 
 
 def enlarged(subject: Subject, bytes_of_outputs: int) -> Case | None:

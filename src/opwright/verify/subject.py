@@ -23,7 +23,7 @@ from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
-from opwright.verify.oracle import few_threads
+from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.tensors import copy_of, guarded, is_same, poison_memory_for, tensors_of
 
@@ -176,6 +176,21 @@ class Subject:
         rows = [("the first", str(refused[0])), ("it says", said)]
         raise CheckError(name, f"its reference takes none of its {kind}", rows=rows, hint=hint)
 
+    def _refuse_no_oracle(self, given: list[Case]) -> None:
+        """Raises CheckError where the reference takes the samples, but not in float64: there is no oracle then."""
+        for case in given[:1]:
+            try:
+                with torch.no_grad():
+                    self.reference([to_oracle(v) for v in case.values])
+            except Exception as error:
+                self.reference(copy_of(case.values))  # what it raises here is its own
+                raise CheckError(
+                    self.name,
+                    "its reference cannot compute in float64, which every result is held against",
+                    rows=[("on", str(case)), ("it says", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")],
+                    hint="a reference takes the dtype of its arguments: `torch.zeros(n, dtype=x.dtype)`, `weight.to(x.dtype)`",
+                ) from None
+
     def accepts(self, case: Case) -> bool:
         if self.operator is None:
             return True
@@ -190,6 +205,7 @@ class Subject:
     def _all_cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
         if self.operator is None:
             given = self.callables.cases(self._samples)
+            self._refuse_no_oracle(given)
             self._cases = [(_dtype_of(case), case) for case in given]  # enough for `mutated`
             more = derived_cases(
                 given,

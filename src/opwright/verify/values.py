@@ -17,6 +17,7 @@ from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, shares_memory, storage_bytes, tensors_of
 
 RAISED = "raised "  # how the message of a finding starts that is about an exception
+SHARES = "shares memory"
 
 
 def numerics(subject: Subject) -> Iterator[Finding]:
@@ -134,9 +135,9 @@ def _side_effects(
         return "an argument was written to during the call, and then restored"
     for i, output in enumerate(outputs):
         if shares_memory([output], values):
-            return f"output {i} shares memory with an argument"
+            return f"output {i} {SHARES} with an argument"
         if subject.operator is not None and shares_memory([output], outputs[:i]):
-            return f"output {i} shares memory with another output"
+            return f"output {i} {SHARES} with another output"
     return ""
 
 

@@ -52,6 +52,8 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
         ),
     )
     same = same | (expected.overflowed & ~torch.isfinite(value))  # an intermediate result has no room
+    if expected.is_loose:
+        same = same | (torch.isinf(exact) & torch.isnan(value)) | (torch.isnan(exact) & torch.isinf(value))
     ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))
     ratio = torch.where(near_limit & same, torch.zeros_like(ratio), ratio)
     if expected.is_negative_zero is not None:

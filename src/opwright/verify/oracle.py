@@ -41,6 +41,7 @@ class Expected:
         overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
         lean: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
+        is_loose: whether NaN and infinities are as right as each other.
     """
 
     exact: torch.Tensor
@@ -50,6 +51,7 @@ class Expected:
     dtype: torch.dtype
     lean: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
+    is_loose: bool = False
 
 
 def to_oracle(value: Any) -> Any:

@@ -33,7 +33,9 @@ _MOST_THRESHOLD_BYTES = 32 * 2**20  # which a process arrives at by itself when 
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
-    """The peak of a call is at most twice what PyTorch needs for the same computation, and its outputs once more; of a callable four times.
+    """The peak of a call is at most twice what PyTorch needs for the same computation, and its outputs once more.
+
+    For a callable four times that, or four times its inputs.
 
     On a GPU PyTorch's allocator says it. On the CPU it is the growth of the resident memory of the process: all
     that is touched, in whatever way it was allocated, but not what was allocated and left alone.
@@ -53,9 +55,14 @@ def memory(subject: Subject) -> Iterator[Finding]:
                 values = subject.inputs(case)
                 measured.append(peak_of(lambda call=call, values=values: call(values), subject.device))
             peaks[whose] = max(measured) if whose == "reference" else sorted(measured)[1]
-        made = sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(subject.inputs(case))))
-    multiple = _MULTIPLE if subject.operator is not None else _MULTIPLE_OF_STEPS
-    allowed = multiple * max(peaks["reference"], made) + made + _SLACK_BYTES
+        values = subject.inputs(case)
+        made = sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(values)))
+    needed = max(peaks["reference"], made)
+    if subject.operator is not None:
+        allowed = _MULTIPLE * needed + made + _SLACK_BYTES
+    else:
+        given = sum(storage_bytes(t).numel() for t in tensors_of(values))
+        allowed = _MULTIPLE_OF_STEPS * max(needed, given) + made + _SLACK_BYTES
     message = ""
     if peaks["it"] > allowed:
         message = (

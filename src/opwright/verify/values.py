@@ -9,6 +9,7 @@ import torch
 
 from opwright.dispatch.vmap import joined_axes
 from opwright.spec.samples import Case
+from opwright.verify.derived import holds_infinities
 from opwright.verify.devices import DeviceLost
 from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator, origin
@@ -56,7 +57,11 @@ def expected_of(subject: Subject, case: Case) -> list[Expected | torch.Tensor | 
         outputs = subject.reference(values)
         return [*outputs, *(values[i] for i in subject.mutated())]
 
-    return expect(reference, case.values)
+    found = expect(reference, case.values)
+    for each in found:
+        if isinstance(each, Expected):
+            each.is_loose = subject.operator is None and holds_infinities(case)
+    return found
 
 
 def judge_call(

@@ -7,6 +7,7 @@ its samples: one that raises where they are others is not accused.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -196,7 +197,8 @@ def _is_slow(subject: Subject, case: Case, seconds: float) -> bool:
 def _outputs(subject: Subject, case: Case, is_finite: bool = False) -> list[torch.Tensor]:
     """Returns the outputs of the reference; none if it refuses, or where they must be finite and are not."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whether that is an input is only asked here
             exact = tensors_of(subject.reference([to_oracle(v) for v in case.values]))
             plain = tensors_of(subject.reference(copy_of(list(case.values))))
     except Exception:  # whatever a reference may raise to refuse

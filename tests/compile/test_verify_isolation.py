@@ -98,7 +98,8 @@ HARM = {
 def test_harm_is_a_finding_and_the_run_goes_on(kind: str) -> None:
     action, text = HARM[kind]
     before = children()
-    record = check(after(action), memory_bytes=2**28)
+    # Only what hangs has to pass the limit of time; a busy machine needs more than that for the others.
+    record = check(after(action), memory_bytes=2**28, timeout_s=1.0 if kind in ("hang", "stop") else 30.0)
     assert record.in_process == ""
     assert [c.outcome for c in record.checks] == ["failed", "failed"]  # the second was tried as well
     for failure in record.failures:

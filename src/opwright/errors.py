@@ -19,7 +19,8 @@
     │   ├── DeviceError (ValueError)          OPW105
     │   ├── OptionError (ValueError)          OPW106
     │   ├── OutError (ValueError)             OPW107
-    │   └── NotDifferentiableError (RuntimeError)  OPW108
+    │   ├── NotDifferentiableError (RuntimeError)  OPW108
+    │   └── OverlapError (ValueError)         OPW109
     ├── BuildError (RuntimeError)             a kernel cannot be built or loaded      OPW2xx
     │   ├── NoCompilerError                   OPW201
     │   ├── CompileError                      OPW202
@@ -246,7 +247,12 @@ class OptionError(ContractError, ValueError):
 
 
 class OutError(ContractError, ValueError):
-    """`out=` has not the shape, dtype or device of the result, or takes part in autograd."""
+    """`out=` differs from the result in shape, dtype or device, shares memory, or takes part in autograd.
+
+    A tensor of `out=` may have any strides, and may lie on an argument: the kernel then writes into memory
+    of its own, and the result is copied. Its own elements must not share memory, as those of an expanded
+    tensor do, and neither must two tensors of `out=`.
+    """
 
     code = "OPW107"
 
@@ -255,6 +261,16 @@ class NotDifferentiableError(ContractError, RuntimeError):
     """A gradient was asked of an operator that has none, as one that mutates its arguments."""
 
     code = "OPW108"
+
+
+class OverlapError(ContractError, ValueError):
+    """An argument that the operator writes into shares memory with another argument.
+
+    The result would depend on the order in which the kernel reads and writes. Tensors that lie between
+    each other without a common element, such as two columns of one matrix, are accepted.
+    """
+
+    code = "OPW109"
 
 
 # --- builds ---------------------------------------------------------------------------------------------

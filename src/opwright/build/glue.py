@@ -197,9 +197,11 @@ class _Tables:
                 value = f"{prefix}_value"
                 needs = sum(1 << self.variables[name] for name in axis.names)
                 switches = sum(1 << self.variables[name] for name in axis.names if name in self.numbers)
-                self.lines.append(
-                    f"static i64 {value}(const i64 *v) {{ return {axis.to_c(self._variable)}; }}"
-                )
+                self.lines += [
+                    f"static i64 {value}(const i64 *v, i32 *has_none) {{",
+                    f"  return narrow({axis.to_c(self._variable)}, has_none);",
+                    "}",
+                ]
                 unknown = [name for name in axis.names if name in self.solved]
                 if unknown:
                     name = next((n for n in unknown if n not in self.known), unknown[0])
@@ -215,8 +217,9 @@ class _Tables:
 
         self.lines += [
             f"static i64 {function}(const i64 *v, i64 size) {{  // linear in {unknown}",
-            f"  const i64 base = {at(0)}, slope = {at(1)} - base;",
-            "  return slope && (size - base) % slope == 0 ? (size - base) / slope : -1;",
+            "  i32 none = 0, *has_none = &none;",
+            f"  const Wide base = {at(0)}, slope = {at(1)} - base, rest = size - base;",
+            "  return !none && slope && rest % slope == 0 ? narrow(rest / slope, has_none) : -1;",
             "}",
         ]
 

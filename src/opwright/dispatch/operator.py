@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from opwright.spec.cost import Cost, default_cost
 from opwright.spec.declaration import Declaration, declare, declare_backward
 from opwright.spec.dryrun import dry_run
 from opwright.spec.dtypes import describe
+from opwright.spec.memory import find_shared, overlaps_itself
 from opwright.spec.schema import out_names, schema_of
 
 
@@ -250,7 +250,7 @@ class Operator:
         """Computes into given tensors and returns them.
 
         Raises:
-            OutError: they have not the shape, dtype or device of the result, or need a gradient.
+            OutError: they differ from the result in shape, dtype or device, share memory, or need a gradient.
         """
         outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
         if torch.compiler.is_compiling():
@@ -267,45 +267,53 @@ class Operator:
         return out
 
     def _check_out(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
-        contract = self.contract
+        contract, name = self.contract, self.declaration.name
         bindings = contract.bind(dict(zip([p.name for p in contract.parameters], values, strict=True)))
         if torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs]):
-            raise OutError(
-                self.declaration.name, "`out=` takes no part in autograd", hint="`with torch.no_grad():`"
-            )
+            raise OutError(name, "`out=` takes no part in autograd", hint="`with torch.no_grad():`")
         if len(outs) != len(contract.outputs):
             raise OutError(
-                self.declaration.name,
+                name,
                 "`out=` has the wrong number of tensors",
                 rows=[("got", str(len(outs))), ("expected", str(len(contract.outputs)))],
             )
         for output, tensor in zip(contract.outputs, outs, strict=True):
-            shape = contract.output_shape(output, bindings)
+            axes = {getattr(axis, "name", None) for axis in output.type.axes}
+            is_known = axes.isdisjoint(contract.data_dependent)
+            shape = contract.output_shape(output, bindings) if is_known else tuple(tensor.shape)
             dtype = contract.output_dtype(output, bindings)
-            if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            if overlaps_itself(tensor):
+                is_expanded = 0 in tensor.stride()
                 raise OutError(
-                    self.declaration.name,
-                    "`out=` is an expanded tensor, whose elements share memory",
+                    name,
+                    f"`out=` is an {'expanded' if is_expanded else 'overlapping'} tensor, whose elements share memory",
                     rows=[("out", describe(tensor)), ("strides", str(list(tensor.stride())))],
                     hint="`out.contiguous()`",
                 )
             if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device != bindings.device:
-                expected = torch.empty(shape, dtype=dtype, device="meta")
-                text = describe(expected).replace("meta", str(bindings.device))
-                raise OutError(
-                    self.declaration.name,
-                    f"`out=` must have the shape, dtype and device of `{output.name}`",
-                    rows=[("out", describe(tensor)), ("expected", text)],
-                    hint="`torch.empty_like(result)` of a first call without `out=`",
-                )
-        for one, other in itertools.combinations(outs, 2):
-            if _share_elements(one, other):
-                raise OutError(
-                    self.declaration.name,
-                    "two tensors of `out=` share memory",
-                    rows=[("one", describe(one)), ("other", describe(other))],
-                    hint="a tensor of its own for each result",
-                )
+                text = describe(torch.empty(shape, dtype=dtype, device="meta")).replace("meta", str(bindings.device))
+                raise self._wrong_out(output.name, tensor, text)
+        mutated = [(p.name, v) for p, v in zip(contract.parameters, values, strict=True) if p.mutated]
+        written = [(label, tensor) for label, value in mutated for tensor in tensors_in([value])]
+        written += [(o.name, tensor) for o, tensor in zip(contract.outputs, outs, strict=True)]
+        found = find_shared([tensor for _, tensor in written], [True] * len(written))
+        if found is not None:
+            (one, tensor), (other, other_tensor) = written[found[0]], written[found[1]]
+            is_out = {one, other} <= {o.name for o in contract.outputs}
+            raise OutError(
+                name,
+                "two tensors of `out=` share memory" if is_out else "`out=` shares memory with a mutated argument",
+                rows=[(one, describe(tensor)), (other, describe(other_tensor))],
+                hint="a tensor of its own for each result",
+            )
+
+    def _wrong_out(self, result: str, tensor: torch.Tensor, expected: str) -> OutError:
+        return OutError(
+            self.declaration.name,
+            f"`out=` must have the shape, dtype and device of `{result}`",
+            rows=[("out", describe(tensor)), ("expected", expected)],
+            hint="`torch.empty_like(result)` of a first call without `out=`",
+        )
 
     def _record_first(self, compute: Callable[..., Any], *values: Any) -> Any:
         """Makes the node when the first call is recorded: that takes as long as all the rest of a declaration."""
@@ -400,8 +408,11 @@ class Operator:
         if self._can_load(values):
             named = dict(zip(out_names(self.contract), outs, strict=True))
             return self.entries.public_out(*values[: self._positional], **self._keywords(values), **named)
-        self._bind(values)
-        for out, result in zip(outs, unpack(self._run_reference(values), self.contract), strict=True):
+        self._check_out(values, outs)
+        results = unpack(self._run_reference(values), self.contract)
+        for output, out, result in zip(self.contract.outputs, outs, results, strict=True):
+            if out.shape != result.shape:  # along an axis whose size only the data know
+                raise self._wrong_out(output.name, out, describe(result))
             out.copy_(result)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
@@ -429,21 +440,6 @@ class Operator:
 
     def _bind(self, values: Sequence[Any]) -> None:
         self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
-
-
-def _share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether two tensors have an element in common; of those with gaps, whether they are the same."""
-    if not one.numel() or not other.numel():
-        return False
-    try:
-        (start, first), (next_start, second) = sorted(
-            ((t.data_ptr(), t) for t in (one, other)), key=lambda pair: pair[0]
-        )
-    except RuntimeError:  # tensors without memory
-        return False
-    is_dense = first.is_contiguous() and second.is_contiguous()
-    reaches = is_dense and start + first.numel() * first.element_size() > next_start
-    return start != 0 and (start == next_start or reaches)
 
 
 def operator_of(target: Any) -> Operator | None:

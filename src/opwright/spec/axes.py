@@ -90,18 +90,22 @@ class Computed(NamedTuple):
         return value if value >= 0 and value * slope + at[0] == size else None
 
     def to_c(self, variable: Callable[[str], str]) -> str:
-        """Returns the expression in C, with `variable(name)` for each name; all sizes are int64."""
+        """Returns the expression in C, a `Wide` of glue.h, with `variable(name)` for each name.
+
+        Where there is no such number, it sets `*has_none`.
+        """
         return _to_c(self._tree, variable)
 
 
 Axis = Named | Fixed | Variadic | Anonymous | Computed
 
+# What an operator is in Python, and the function of glue.h that computes it.
 _OPERATORS: dict[type[ast.operator], tuple[Callable[[Any, Any], Any], str]] = {
-    ast.Add: (operator.add, "+"),
-    ast.Sub: (operator.sub, "-"),
-    ast.Mult: (operator.mul, "*"),
-    ast.FloorDiv: (operator.floordiv, "/"),
-    ast.Mod: (operator.mod, "%"),
+    ast.Add: (operator.add, "plus"),
+    ast.Sub: (operator.sub, "minus"),
+    ast.Mult: (operator.mul, "times"),
+    ast.FloorDiv: (operator.floordiv, "floor_divide"),
+    ast.Mod: (operator.mod, "floor_modulo"),
 }
 _CALLS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
 
@@ -128,17 +132,14 @@ def _to_c(node: ast.expr, variable: Callable[[str], str]) -> str:
         case ast.Name(id=name):
             return variable(name)
         case ast.UnaryOp(operand=operand):
-            return f"(-{_to_c(operand, variable)})"
-        case ast.BinOp(left=left, op=ast.FloorDiv() | ast.Mod() as op, right=right):
-            # Python's floor, not C's truncation.
-            name = "floor_div" if isinstance(op, ast.FloorDiv) else "floor_mod"
-            return f"{name}({_to_c(left, variable)}, {_to_c(right, variable)})"
+            return f"minus(0, {_to_c(operand, variable)}, has_none)"
         case ast.BinOp(left=left, op=op, right=right):
-            return f"({_to_c(left, variable)} {_OPERATORS[type(op)][1]} {_to_c(right, variable)})"
+            return f"{_OPERATORS[type(op)][1]}({_to_c(left, variable)}, {_to_c(right, variable)}, has_none)"
         case ast.Call(func=ast.Name(id=name), args=args):
+            function = "least" if name == "min" else "most"
             text = _to_c(args[0], variable)
             for arg in args[1:]:
-                text = f"{name}_of({text}, {_to_c(arg, variable)})"
+                text = f"{function}({text}, {_to_c(arg, variable)})"
             return text
     raise AssertionError(node)
 

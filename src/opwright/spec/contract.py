@@ -14,11 +14,13 @@ from opwright.errors import (
     DtypeError,
     NotATensorError,
     OptionError,
+    OverlapError,
     RankError,
     ShapeError,
 )
 from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
 from opwright.spec.dtypes import Family, describe, short_name
+from opwright.spec.memory import find_shared, overlaps_itself
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
 
@@ -190,9 +192,10 @@ class _Binder:
             self._bind_dtype(label, parameter, tensor)
             self._bind_device(label, tensor)
             self._bind_sizes(label, parameter, tensor)
-            self._check_mutated(label, parameter, tensor)
         for label, parameter, tensor in tensors:
             self._check_computed(label, parameter, tensor)
+        if self.contract.mutated:
+            self._check_mutated(tensors)
         if not tensors:
             raise NotATensorError(
                 self.contract.subject,
@@ -379,7 +382,7 @@ class _Binder:
                 if not names or not self.found.sizes.keys() >= set(names):
                     continue
                 size = self._evaluate(Computed(str(axis)))
-                if isinstance(size, int) and size < 0:
+                if isinstance(size, int) and not 0 <= size < 1 << 63:
                     raise self._no_size(f"`{output.name}` would have {axis} = {size} elements along an axis", names)
 
     def _evaluate(self, axis: Computed) -> Any:
@@ -401,17 +404,26 @@ class _Binder:
             hint=f"print {' and '.join(f'`{label}`' for label in notes)} before the call",
         )
 
-    def _check_mutated(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
-        if not parameter.mutated:
+    def _check_mutated(self, tensors: Sequence[tuple[str, Parameter, torch.Tensor]]) -> None:
+        for label, parameter, tensor in tensors:
+            if parameter.mutated and overlaps_itself(tensor):
+                raise ShapeError(
+                    self.contract.subject,
+                    f"`{label}` is an expanded tensor, whose elements share memory: it cannot be written into",
+                    rows=[(label, describe(tensor)), ("strides", str(list(tensor.stride())))],
+                    hint=f"`{label} = {label}.contiguous()` before the call: it is that copy that is written into then",
+                )
+        found = find_shared([t for _, _, t in tensors], [p.mutated for _, p, _ in tensors])
+        if found is None:
             return
-        pairs = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(isinstance(size, int) and isinstance(step, int) and size > 1 and not step for size, step in pairs):
-            raise ShapeError(
-                self.contract.subject,
-                f"`{label}` is an expanded tensor, whose elements share memory: it cannot be written into",
-                rows=[(label, describe(tensor)), ("strides", str(list(tensor.stride())))],
-                hint=f"`{label} = {label}.contiguous()` before the call: it is that copy that is written into then",
-            )
+        (written, _, one), (label, parameter, other) = tensors[found[0]], tensors[found[1]]
+        rule = "two mutated arguments share memory" if parameter.mutated else f"`{written}` is written and shares memory with `{label}`"
+        raise OverlapError(
+            self.contract.subject,
+            rule,
+            rows=[(written, describe(one)), (label, describe(other))],
+            hint=f"`{label}.clone()` in place of `{label}`",
+        )
 
     def _require(
         self,

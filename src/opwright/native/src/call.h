@@ -14,6 +14,7 @@ typedef struct {
   u64 bound;       // mask of the bound variables
   i32 device_type, device_index, dtype;
   i32 has_device, gives_out, is_coded;
+  i32 is_deep;     // a tensor has more than kMaxDims axes
   i32 num_scratch;
   Handle scratch[kMaxScratch];
   char *message;
@@ -30,5 +31,14 @@ static __thread Call *running;  // the call whose kernel is being launched by th
   do {                                                                             \
     if (expression) FAIL(call, "%s: %s failed", (call)->op->name, #expression);    \
   } while (0)
+
+static inline i64 min_of(i64 a, i64 b) { return a < b ? a : b; }
+static inline i64 max_of(i64 a, i64 b) { return a > b ? a : b; }
+
+static i64 numel(const Tensor *t) {
+  i64 count = 1;
+  for (i64 d = 0; d < t->ndim; ++d) count *= t->sizes[d];
+  return count;
+}
 
 static u64 no_data;  // what the views of empty tensors point to: only absent ones are null

@@ -6,7 +6,9 @@
 static int inspect(Call *call, Tensor *t, Handle handle) {
   t->handle = handle;
   t->copy = 0;
+  t->is_shared = 0;
   SHIM(call, aoti_torch_get_dim(handle, &t->ndim));
+  call->is_deep |= t->ndim > kMaxDims;
   SHIM(call, aoti_torch_get_sizes(handle, &t->sizes));
   SHIM(call, aoti_torch_get_strides(handle, &t->strides));
   SHIM(call, aoti_torch_get_dtype(handle, &t->dtype));
@@ -29,6 +31,7 @@ static int read_list(Call *call, Value *value, Handle list) {
   u64 count;
   SHIM(call, torch_list_size(list, &count));
   value->tensors = malloc((count ? count : 1) * sizeof(Tensor));
+  if (!value->tensors) FAIL(call, "%s: there is no memory for a list of %llu tensors", call->op->name, count);
   for (u64 i = 0; i < count; ++i) {
     u64 item;
     SHIM(call, torch_list_get_item(list, i, &item));
@@ -155,6 +158,16 @@ static int bind_tensor(Call *call, const char *name, const TensorType *type, con
   return 0;
 }
 
+// The size of a computed axis whose variables are bound.
+static int evaluate(Call *call, const Axis *axis, i64 *size) {
+  i32 has_none = 0;
+  *size = axis->value(call->variables, &has_none);
+  if (has_none) {
+    FAIL(call, "%s: the axis %s has no size: it divides by zero, or exceeds 64 bits", call->op->name, axis->text);
+  }
+  return 0;
+}
+
 // True when everything that the axis computes from is bound, but for what it may solve for.
 static int is_computable(const Call *call, const Axis *axis) {
   const u64 missing = axis->needs & ~call->bound;
@@ -182,7 +195,8 @@ static int check_computed(Call *call, const char *name, const TensorType *type, 
         call->variables[axis->solves] = value;
         call->bound |= 1ULL << axis->solves;
       }
-      const i64 expected = axis->value(call->variables);
+      i64 expected;
+      if (evaluate(call, axis, &expected)) return 1;
       if (size != expected) {
         FAIL(call, "%s: axis %d of `%s` has size %lld, expected %s = %lld", call->op->name, d, name,
              size, axis->text, expected);

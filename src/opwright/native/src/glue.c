@@ -1,6 +1,7 @@
 // The steps of a call. Compiled once for each compiler, as one unit so that they inline into each
 // other; generated sources bring the tables.
 #include "contract.c"
+#include "overlap.c"
 #include "memory.c"
 #include "tensor.c"
 
@@ -15,7 +16,8 @@ enum Emptiness { kNoneEmpty, kAllEmpty, kSomeEmpty };
 static int is_left_out(const Call *call, const TensorType *type) {
   for (i32 a = 0; a < type->rank; ++a) {
     const Axis *axis = &type->axes[a];
-    if (axis->kind != kComputed || !axis->switches || axis->value(call->variables)) continue;
+    i32 has_none = 0;
+    if (axis->kind != kComputed || !axis->switches || axis->value(call->variables, &has_none)) continue;
     u64 on = 0;
     for (i32 v = 0; v < call->op->num_variables; ++v) on |= (u64)!!call->variables[v] << v;
     if (!(axis->switches & on)) return 1;
@@ -119,11 +121,16 @@ static void release(Call *call, int failed) {
 
 i32 opwright_has_no_python;
 
-// Lets the reference compute: for a dtype that the kernel was not instantiated for, and beside empty
-// outputs. Arguments are handed on with references of their own.
+// Lets the reference compute: for a dtype that the kernel was not instantiated for, beside empty outputs,
+// and for tensors of more axes than the glue handles. Arguments are handed on with references of their own.
 static int call_reference(Call *call) {
   const Operator *op = call->op;
   u64 stack[2 * kMaxArguments];
+  for (i32 i = 0; i < op->num_outputs && !call->is_deep; ++i) {  // sizes that exceed 64 bits wrap in PyTorch
+    i64 sizes[kMaxDims + kMaxRank];
+    i32 ndim;
+    if (output_shape(call, i, sizes, &ndim)) return 1;
+  }
   for (i32 i = 0; i < op->num_arguments; ++i) {
     const Argument *argument = &op->arguments[i];
     const Value *value = &call->values[i];
@@ -161,16 +168,16 @@ static int call_reference(Call *call) {
       t->handle = (Handle)stack[i];
       continue;
     }
-    t->handle = (Handle)call->stack[op->num_arguments + i];
     const i32 failed = aoti_torch_copy_(t->handle, (Handle)stack[i], 0);
     aoti_torch_delete_tensor_object((Handle)stack[i]);
-    if (failed) FAIL(call, "%s: out has not the shape of the result", op->name);
+    if (failed) FAIL(call, "%s: the result cannot be copied into out", op->name);
   }
   return 0;
 }
 
 static const Kernel *part_for(const Call *call, const Kernel *kernels) {
   const int is_single = call->op->scalar_family < 0;
+  if (call->is_deep) return 0;
   for (const Kernel *part = kernels; part != kernels + kParts; ++part) {
     if (!part->launch) continue;
     if (is_single || (call->dtype >= 0 && *part->dtypes >> call->dtype & 1)) return part;
@@ -194,11 +201,11 @@ void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Fo
   for (i32 i = 0; i < op->num_families; ++i) families[i] = -1;
   for (i32 i = 0; i < op->num_outputs; ++i) outputs[i].handle = 0, outputs[i].copy = 0;
 
-  int failed = read(&call, tensors) || check(&call);
+  int failed = read(&call, tensors) || check(&call) || (call.gives_out && read_out(&call)) || check_written(&call);
   const Kernel *kernel = failed ? 0 : part_for(&call, kernels);
   if (!failed && !kernel) {
     failed = call_reference(&call);
-  } else if (!failed && !(failed = allocate(&call))) {
+  } else if (!failed && !(failed = !call.gives_out && allocate(&call))) {
     const enum Emptiness empty = emptiness(&call);
     if (empty == kNoneEmpty) failed = compute(&call, kernel);
     if (empty == kSomeEmpty) failed = call_reference(&call);

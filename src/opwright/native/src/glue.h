@@ -79,14 +79,16 @@ extern ScaledSum aoti_torch_cuda_baddbmm_out __attribute__((weak));
 
 // ---- libc and the C++ run time ------------------------------------------------------------------------
 
-extern int snprintf(char *, u64, const char *, ...);
-extern void *malloc(u64);
+typedef __SIZE_TYPE__ Size;
+extern int snprintf(char *, Size, const char *, ...);
+extern void *malloc(Size);
 extern void free(void *);
+extern void qsort(void *, Size count, Size size, int (*compare)(const void *, const void *));
 extern int strcmp(const char *, const char *);
-extern int strncmp(const char *, const char *, u64);
-extern u64 strlen(const char *);
+extern int strncmp(const char *, const char *, Size);
+extern Size strlen(const char *);
 // `operator delete`: libtorch hands an optional over in a cell that it made with `new`.
-extern void *operator_new(u64) __asm__("_Znwm");
+extern void *operator_new(Size) __asm__("_Znwm");
 extern void operator_delete(void *) __asm__("_ZdlPv");
 
 // ---- tables -------------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ typedef struct {
   const char *text;            // as written, for messages
   i64 size;                    // kFixed
   i32 variable;                // kNamedAxis; kVariadic: index of the bound shape, -1 when it has no name
-  i64 (*value)(const i64 *);   // kComputed
+  i64 (*value)(const i64 *, i32 *has_none);  // kComputed; sets `has_none` where there is no such size
   i32 solves;                  // kComputed: the variable that only this axis can bind, else -1
   i64 (*solve)(const i64 *, i64);  // kComputed with solves: its value, -1 when there is none
   u64 needs;                   // kComputed: mask of the variables it reads, without `solves`
@@ -158,6 +160,7 @@ typedef struct {
   i64 *sizes, *strides;
   i32 dtype;
   Handle copy;                  // what the kernel sees in place of `handle`, if anything
+  i32 is_shared;                // `out` lies on an argument that the kernel reads
   u64 view[1 + 2 * kMaxRank];   // a View<T, R>: data, sizes, strides
 } Tensor;
 
@@ -175,11 +178,35 @@ typedef struct {
   const i64 *sizes;
 } Shape;
 
-#define kNoSize (-(1LL << 40))  // what a division by zero gives: the size of no axis
-static inline i64 floor_div(i64 a, i64 b) { return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : kNoSize; }
-static inline i64 floor_mod(i64 a, i64 b) { return b ? a - floor_div(a, b) * b : kNoSize; }
-static inline i64 min_of(i64 a, i64 b) { return a < b ? a : b; }
-static inline i64 max_of(i64 a, i64 b) { return a > b ? a : b; }
+// Arithmetic of computed axes, in 128 bits, so that what one step takes too far the next may bring back.
+typedef __int128 Wide;
+static inline Wide plus(Wide a, Wide b, i32 *has_none) {
+  *has_none |= __builtin_add_overflow(a, b, &a);
+  return a;
+}
+static inline Wide minus(Wide a, Wide b, i32 *has_none) {
+  *has_none |= __builtin_sub_overflow(a, b, &a);
+  return a;
+}
+static inline Wide times(Wide a, Wide b, i32 *has_none) {
+  *has_none |= __builtin_mul_overflow(a, b, &a);
+  return a;
+}
+// As Python's // and %: rounded down.
+static inline Wide floor_divide(Wide a, Wide b, i32 *has_none) {
+  if (b == -1) return minus(0, a, has_none);
+  *has_none |= !b;
+  return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : 0;
+}
+static inline Wide floor_modulo(Wide a, Wide b, i32 *has_none) {
+  return minus(a, times(floor_divide(a, b, has_none), b, has_none), has_none);
+}
+static inline Wide least(Wide a, Wide b) { return a < b ? a : b; }
+static inline Wide most(Wide a, Wide b) { return a > b ? a : b; }
+static inline i64 narrow(Wide value, i32 *has_none) {
+  *has_none |= value != (i64)value;
+  return (i64)value;
+}
 
 // ---- what glue.c offers to the generated source -----------------------------------------------------------
 

@@ -6,9 +6,12 @@
 static int empty_tensor(Call *call, i64 ndim, const i64 *sizes, i32 dtype, Handle *made) {
   i64 strides[kMaxDims];
   i64 step = 1;
+  if (ndim > kMaxDims) FAIL(call, "%s: a tensor of %lld axes, more than %d", call->op->name, ndim, kMaxDims);
   for (i64 d = ndim - 1; d >= 0; --d) {
     strides[d] = step;
-    step *= sizes[d] > 1 ? sizes[d] : 1;
+    if (__builtin_mul_overflow(step, max_of(sizes[d], 1), &step)) {
+      FAIL(call, "%s: a tensor with more elements than 64 bits count", call->op->name);
+    }
   }
   SHIM(call, aoti_torch_empty_strided(ndim, sizes, strides, dtype, call->device_type,
                                       call->device_index, made));
@@ -18,6 +21,10 @@ static int empty_tensor(Call *call, i64 ndim, const i64 *sizes, i32 dtype, Handl
 static int is_absent(const Call *call, i32 output) {
   const i32 of = call->op->outputs[output].gradient_of;
   return of >= 0 && !call->values[of].count;
+}
+
+static int refuse_depth(Call *call, const Output *output) {
+  FAIL(call, "%s: `%s` would have more than %d axes", call->op->name, output->name, kMaxDims);
 }
 
 // `sizes` has room for kMaxDims + kMaxRank.
@@ -32,9 +39,8 @@ static int output_shape(Call *call, i32 index, i64 *sizes, i32 *ndim) {
     const Axis *axis = &output->type.axes[a];
     if (axis->kind == kVariadic) {
       const Shape *shape = &call->shapes[axis->variable];
-      if (shape->length < 0 || *ndim + shape->length > kMaxDims) {
-        FAIL(call, "%s: the axes %s are not bound", call->op->name, axis->text);
-      }
+      if (shape->length < 0) FAIL(call, "%s: the axes %s are not bound", call->op->name, axis->text);
+      if (*ndim + shape->length > kMaxDims) return refuse_depth(call, output);
       for (i32 k = 0; k < shape->length; ++k) sizes[(*ndim)++] = shape->sizes[k];
       continue;
     }
@@ -46,13 +52,12 @@ static int output_shape(Call *call, i32 index, i64 *sizes, i32 *ndim) {
       size = call->variables[axis->variable];
     } else if (axis->kind == kComputed) {
       if (axis->needs & ~call->bound) FAIL(call, "%s: the axis %s is not bound", call->op->name, axis->text);
-      size = axis->value(call->variables);
+      if (evaluate(call, axis, &size)) return 1;
     }
     if (size < 0) FAIL(call, "%s: the axis %s would have size %lld", call->op->name, axis->text, size);
     sizes[(*ndim)++] = size;
   }
-  if (*ndim > kMaxDims) FAIL(call, "%s: `%s` would have %d axes", call->op->name, output->name, *ndim);
-  return 0;
+  return *ndim > kMaxDims ? refuse_depth(call, output) : 0;
 }
 
 static int output_dtype(Call *call, const Output *output, i32 *dtype) {
@@ -71,41 +76,41 @@ static int cannot_allocate(Call *call, const char *what, i32 ndim, const i64 *si
   FAIL(call, "%s: cannot allocate `%s` [%s]", call->op->name, what, shape);
 }
 
-static int allocate(Call *call) {
+// Reads the tensors of the out variant and holds them to the contract.
+static int read_out(Call *call) {
   const Operator *op = call->op;
   for (i32 i = 0; i < op->num_outputs; ++i) {
-    const Output *output = &op->outputs[i];
     Tensor *t = &call->outputs[i];
     i64 sizes[kMaxDims + kMaxRank];
-    i32 ndim, dtype;
-    if (output_shape(call, i, sizes, &ndim) || output_dtype(call, output, &dtype)) return 1;
-    if (!call->gives_out) {
-      Handle made;
-      if (empty_tensor(call, ndim, sizes, dtype, &made)) {
-        return cannot_allocate(call, output->name, ndim, sizes);
-      }
-      if (inspect(call, t, made)) return 1;
-      continue;
-    }
+    i32 ndim, dtype, device_type, device_index;
+    if (output_shape(call, i, sizes, &ndim) || output_dtype(call, &op->outputs[i], &dtype)) return 1;
     if (inspect(call, t, (Handle)call->stack[op->num_arguments + i])) return 1;
-    i32 differs = t->ndim != ndim || t->dtype != dtype;
-    for (i32 d = 0; !differs && d < ndim; ++d) differs = t->sizes[d] != sizes[d];
-    i32 device_type, device_index;
     SHIM(call, aoti_torch_get_device_type(t->handle, &device_type));
     SHIM(call, aoti_torch_get_device_index(t->handle, &device_index));
-    differs |= device_type != call->device_type || device_index != call->device_index;
+    i32 differs = t->ndim != ndim || t->dtype != dtype || device_type != call->device_type ||
+                  device_index != call->device_index;
+    for (i32 d = 0; !differs && d < ndim; ++d) differs = t->sizes[d] != sizes[d];
     if (differs) FAIL(call, "%s: out has not the shape, dtype and device of the result", op->name);
   }
   return 0;
 }
 
-// ---- view -----------------------------------------------------------------------------------------------------
-
-static i64 numel(const Tensor *t) {
-  i64 count = 1;
-  for (i64 d = 0; d < t->ndim; ++d) count *= t->sizes[d];
-  return count;
+static int allocate(Call *call) {
+  const Operator *op = call->op;
+  for (i32 i = 0; i < op->num_outputs; ++i) {
+    i64 sizes[kMaxDims + kMaxRank];
+    i32 ndim, dtype;
+    Handle made;
+    if (output_shape(call, i, sizes, &ndim) || output_dtype(call, &op->outputs[i], &dtype)) return 1;
+    if (empty_tensor(call, ndim, sizes, dtype, &made)) {
+      return cannot_allocate(call, op->outputs[i].name, ndim, sizes);
+    }
+    if (inspect(call, &call->outputs[i], made)) return 1;
+  }
+  return 0;
 }
+
+// ---- view -----------------------------------------------------------------------------------------------------
 
 // Fills sizes and strides of the view; returns 0 when a variadic axis cannot be one dimension.
 static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i64 *strides, u64 *view) {
@@ -132,46 +137,22 @@ static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i6
   return 1;
 }
 
-static int overlaps(Call *call, const Tensor *out, const char *data) {
-  // The address range of `out` against those of the inputs; elements are at most 8 bytes.
-  i64 low = 0, high = 0;
-  for (i64 d = 0; d < out->ndim; ++d) {
-    const i64 reach = (out->sizes[d] - 1) * out->strides[d];
-    *(reach < 0 ? &low : &high) += reach;
-  }
-  for (i32 i = 0; i < call->op->num_arguments; ++i) {
-    for (i64 k = 0; k < call->values[i].count; ++k) {
-      const Tensor *t = &call->values[i].tensors[k];
-      const void *other;
-      if (torch_get_const_data_ptr(t->handle, &other)) return 1;
-      i64 from = 0, to = 0;
-      for (i64 d = 0; d < t->ndim; ++d) {
-        const i64 reach = (t->sizes[d] - 1) * t->strides[d];
-        *(reach < 0 ? &from : &to) += reach;
-      }
-      const char *begin = (const char *)other + from * 8, *end = (const char *)other + (to + 1) * 8;
-      if (begin < data + (high + 1) * 8 && data + low * 8 < end) return 1;
-    }
-  }
-  return 0;
+// True when a kernel may see the memory of a tensor itself; else it sees a dense copy. A tensor that is read
+// or mutated may have any strides that fit the view; an output is contiguous, and nothing else lies on it.
+static int is_usable(const Call *call, const TensorType *type, Tensor *t, i32 dtype, int is_output) {
+  if (dtype != t->dtype) return 0;
+  if (is_output && call->gives_out && (t->is_shared || !is_contiguous(t))) return 0;
+  return collapse(type, t->ndim, t->sizes, t->strides, t->view);
 }
 
 // Prepares what the kernel sees of one tensor. `writes`: it is an output or mutated.
 static int make_view(Call *call, const TensorType *type, Tensor *t, int writes, int is_output) {
   const i32 dtype = type->kernel_dtype >= 0 ? type->kernel_dtype : t->dtype;
   void *data;
-  for (i64 d = 0; writes && d < t->ndim; ++d) {
-    if (t->sizes[d] > 1 && t->strides[d] == 0) {
-      FAIL(call, "%s: it cannot write into an expanded tensor, whose elements share memory", call->op->name);
-    }
-  }
-  int direct = dtype == t->dtype && collapse(type, t->ndim, t->sizes, t->strides, t->view);
-  if (direct) {
+  if (is_usable(call, type, t, dtype, is_output)) {
     SHIM(call, writes ? torch_get_mutable_data_ptr(t->handle, &data)
                       : torch_get_const_data_ptr(t->handle, (const void **)&data));
-    if (is_output && call->gives_out && overlaps(call, t, data)) direct = 0;
-  }
-  if (!direct) {
+  } else {
     i64 *sizes, *strides;
     if (empty_tensor(call, t->ndim, t->sizes, dtype, &t->copy)) return 1;
     if (!is_output) SHIM(call, aoti_torch_copy_(t->copy, t->handle, 0));

@@ -33,7 +33,10 @@ KERNEL_FLAGS = (
     "-ffile-prefix-map=" + str(NATIVE) + "=opwright",
 )
 # -O1: -O2 takes 0.09 s longer and is not faster. -fexceptions: errors are raised through the glue.
-GLUE_FLAGS = ("-x", "c", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-w")
+GLUE_FLAGS = (
+    "-x", "c", "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-fexceptions",
+    "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
+)  # fmt: skip
 LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-Wl,-z,defs", "-Wl,--build-id=none")
 
 

@@ -4,10 +4,10 @@
 __attribute__((visibility("default"))) const char *opwright_level(void) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const int v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  __attribute__((unused)) const int v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                  __builtin_cpu_supports("avx512vl");
-  const int bf16 = v4 && __builtin_cpu_supports("avx512bf16");
+  __attribute__((unused)) const int bf16 = v4 && __builtin_cpu_supports("avx512bf16");
 #if defined(OPWRIGHT_HAS_v4amx)
   if (bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16")) return "v4amx";
 #endif

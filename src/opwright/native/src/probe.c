@@ -60,7 +60,7 @@ static int probe_once(const Operator *op, const Kernel *kernels, const u64 *give
   const Kernel *kernel = 0;
   int failed = last >= kRead && read(&call, tensors);
   if (!failed && last >= kCheck) {
-    failed = check(&call);
+    failed = check(&call) || check_written(&call);
     kernel = failed ? 0 : part_for(&call, kernels);
     if (!failed && !kernel) {
       snprintf(message, kMessage, "%s: there is no kernel for this dtype", op->name);
@@ -80,7 +80,7 @@ static int probe_once(const Operator *op, const Kernel *kernels, const u64 *give
 }
 
 // Calls so many times up to a step. Returns what is wrong, or null.
-static const char *probe(const Operator *op, const Kernel *kernels, const u64 *given, i32 last, i64 count) {
+static inline const char *probe(const Operator *op, const Kernel *kernels, const u64 *given, i32 last, i64 count) {
   static char message[kMessage];
   for (i64 i = 0; i < count; ++i) {
     if (probe_once(op, kernels, given, (enum ProbedStep)last, message)) return message;

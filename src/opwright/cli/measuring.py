@@ -25,6 +25,7 @@ from opwright.records import BenchRecord
 _CLOCK_FACTOR = 2.0
 _TICK_SECONDS = 0.25
 _PATIENCE = 10  # with what is no call of a candidate: verify, the reference in float64
+_MIN_OWN_SECONDS = 600  # for the same, however short the limit of a call is: a busy machine starts slowly
 _MOST_OUTPUT, _SHOWN_OUTPUT = 16 * 2**20, 64 * 1024  # bytes
 _MEMORY_SHARE = 0.75  # of what the machine has to spare when the process begins
 TIMEOUT_S = 120.0
@@ -165,7 +166,7 @@ class Worker:
         beats, who, _ = self._pulse.read()
         if beats != self._beats:
             self._beats, self._moved = beats, time.monotonic()
-        seconds = self._timeout_s * (1 if who else _PATIENCE)
+        seconds = self._timeout_s if who else max(_MIN_OWN_SECONDS, self._timeout_s * _PATIENCE)
         if time.monotonic() - self._moved < seconds:
             return ""
         return f"did not return within {seconds:g} s"

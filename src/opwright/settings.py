@@ -1,6 +1,6 @@
 """The settings of Opwright: environment variables, each the twin of a flag.
 
-OPWRIGHT_CACHE_DIR        --cache-dir        where builds are kept
+OPWRIGHT_CACHE_DIR        --cache-dir        where builds are kept, in a directory `opwright-store`
 OPWRIGHT_CXX              --cxx              the C++ compiler
 OPWRIGHT_CXXFLAGS         --cxxflags         flags added after Opwright's own
 OPWRIGHT_JOBS             --jobs             compilers running at the same time
@@ -22,13 +22,18 @@ from opwright.errors import SettingError
 
 
 def cache_dir() -> Path:
-    """Returns the directory of the store; nothing is created."""
+    """Returns the directory that caches lie in, which may hold other things too; nothing is created."""
     named = os.environ.get("OPWRIGHT_CACHE_DIR")
     if named:
         return Path(named).expanduser().absolute()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("opwright"))
+
+
+def store_dir() -> Path:
+    """Returns the directory of the store, which holds nothing else; nothing is created."""
+    return cache_dir() / "opwright-store"
 
 
 def cxx() -> str | None:

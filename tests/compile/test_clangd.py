@@ -270,7 +270,7 @@ def torch_includes() -> list[str]:
 def test_extension(project: Path, clangd, tmp_path: Path) -> None:
     file = project / "extension.cpp"
     file.write_text(EXTENSION)
-    gone = tmp_path / "store" / "work" / "1234"  # where a build ran
+    gone = tmp_path / "store" / "opwright-store" / "work" / "build-1234"  # where a build ran
     line = (
         f"ccache c++ -DTORCH_EXTENSION_NAME=extension -Winvalid-pch -include {gone}/extension.h -std=c++20 "
         f"-fPIC -O2 -fno-gnu-unique -fvar-tracking-assignments -Wno-maybe-uninitialized -c extension.cpp -o 0.o"

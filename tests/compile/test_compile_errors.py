@@ -138,8 +138,8 @@ def test_a_failed_build_leaves_nothing_and_can_be_mended(
     for _ in range(2):
         with pytest.raises(errors.CompileError):
             op(torch.ones(3))
-    assert not list((tmp_path / "store").glob("entries/*/*"))
-    assert not list((tmp_path / "store" / "work").glob("*"))
+    assert not list((tmp_path / "store").glob("opwright-store/entries/*/*"))
+    assert not list((tmp_path / "store").glob("opwright-store/work/*"))
     path.write_text(GOOD)
     assert op(torch.ones(3)).tolist() == [2.0] * 3
 

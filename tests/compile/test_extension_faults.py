@@ -44,9 +44,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def left_in(store: Path) -> list[str]:
     """Returns what a failed build left behind. An object that was finished before another source failed is kept."""
-    found = [
-        str(path.relative_to(store)) for name in ("work", "extensions") for path in store.glob(f"{name}/*")
-    ]
+    found = [str(path) for name in ("work", "extensions") for path in store.glob(f"opwright-store/{name}/*")]
     return found + broken_in(store)
 
 
@@ -54,8 +52,9 @@ def broken_in(store: Path) -> list[str]:
     """Returns the entries of the store that are not whole."""
     found = []
     for folder in ("extensions", "objects"):
-        whole = {entry.path for entry in Store(store, folder).entries()}
-        found += [str(path.relative_to(store)) for path in store.glob(f"{folder}/*/*") if path not in whole]
+        root = store / "opwright-store"
+        whole = {entry.path for entry in Store(root, folder).entries()}
+        found += [str(path.relative_to(root)) for path in root.glob(f"{folder}/*/*") if path not in whole]
     return found
 
 
@@ -216,7 +215,7 @@ def test_a_build_directory_that_cannot_be_made(store: Path, project: Path, below
     with pytest.raises(errors.OpwrightError, match=r"(?s)build_directory.*file"):
         load("exported", [str(project / "k.cpp")], build_directory=str(project / "file" / below))
     assert files_of(project) == before
-    assert list(store.glob("work/*")) == []
+    assert list(store.glob("opwright-store/work/*")) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes to read-only directories")
@@ -396,7 +395,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also below nohup
     process = start("interrupted", SLOW + source(5), store, before=listens)
     limit = time.monotonic() + 60
-    while not list(store.glob("work/*/output*.txt")) and time.monotonic() < limit:
+    while not list(store.glob("opwright-store/work/*/output*.txt")) and time.monotonic() < limit:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
     _, err = process.communicate(timeout=60)

@@ -70,7 +70,7 @@ def run(code: str, store: Path, **env: str) -> tuple[str, str, int]:
 
 
 def libraries(store: Path) -> list[Path]:
-    return sorted(store.glob("entries/*/*/library.so"))
+    return sorted(store.glob("opwright-store/entries/*/*/library.so"))
 
 
 def test_second_process_needs_no_compiler(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_without_compiler_kernels_can_be_required(tmp_path: Path) -> None:
 def test_a_killed_build_is_made_again_at_once(tmp_path: Path) -> None:
     process = start(program(2, slow=True), tmp_path)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("work/*/unit.c")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("opwright-store/work/*/unit.c")) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)  # the compilers with it, in the middle of their work
     process.communicate()
@@ -109,7 +109,7 @@ def test_a_killed_build_is_made_again_at_once(tmp_path: Path) -> None:
 def test_killing_only_the_python_process_does_not_block_the_next(tmp_path: Path) -> None:
     process = start(program(3, slow=True), tmp_path)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("work/*/unit.c")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("opwright-store/work/*/unit.c")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()  # its compilers live on and must not hold the lock
     process.communicate()
@@ -178,7 +178,7 @@ def test_a_library_of_another_source_is_not_taken(tmp_path: Path) -> None:
 def test_a_store_of_another_user_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     assert run(program(9), store)[0] == "9.0"
-    os.chown(store, 12345, 12345)
+    os.chown(store / "opwright-store", 12345, 12345)
     _, err, code = run(program(9), store)
     assert code != 0
     assert "OPW205" in err
@@ -189,7 +189,7 @@ def test_a_store_of_another_user_is_refused(tmp_path: Path) -> None:
 def test_a_store_that_others_can_write_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     assert run(program(9), store)[0] == "9.0"
-    store.chmod(store.stat().st_mode | stat.S_IWOTH)
+    (store / "opwright-store").chmod(0o777)
     _, err, code = run(program(9), store)
     assert code != 0
     assert "OPW205" in err
@@ -199,7 +199,7 @@ def test_a_store_that_others_can_write_is_refused(tmp_path: Path) -> None:
 def test_the_store_is_private(tmp_path: Path) -> None:
     store = tmp_path / "store"
     run(program(9), store)
-    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    assert stat.S_IMODE((store / "opwright-store").stat().st_mode) == 0o700
 
 
 def test_a_store_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

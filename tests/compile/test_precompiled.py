@@ -47,7 +47,7 @@ def test_headers_are_precompiled_once_and_used(tmp_path: Path) -> None:
     assert "/headers/" not in first
     deadline = time.monotonic() + 400
     while (
-        len(list(tmp_path.glob("headers/*/prefix.h.gch"))) < 2
+        len(list(tmp_path.glob("opwright-store/headers/*/prefix.h.gch"))) < 2
     ):  # code and bindings, by a process left behind
         assert time.monotonic() < deadline
         time.sleep(0.5)
@@ -65,21 +65,27 @@ def test_a_header_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: p
     from opwright.build.store import Store
 
     header = precompiled.Header("code", shutil.which("c++"), ("-no-such-flag",), ("x",))
-    assert precompiled.make(header, [], Store(tmp_path)) is None
-    assert precompiled.find(header, Store(tmp_path)) is None
-    assert list((tmp_path / "work").iterdir()) == []
+    store = Store(tmp_path / "store")
+    assert precompiled.make(header, [], store) is None
+    assert precompiled.find(header, store) is None
+    assert list((store.root / "work").iterdir()) == []
     file = tmp_path / "file"
     file.touch()
     assert precompiled.make(header, [], Store(file / "below")) is None
 
 
 def test_the_least_recently_used_go(tmp_path: Path) -> None:
-    for i in range(9):
-        (tmp_path / str(i)).mkdir()
-        (tmp_path / str(i) / "prefix.h").touch()
-        os.utime(tmp_path / str(i) / "prefix.h", (i, i))
-    precompiled._drop_oldest(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5", "6", "7", "8"]
+    from opwright.build.store import Store
+
+    Store(tmp_path).make_root()
+    for name in [*(f"{i:040}" for i in range(9)), "mine"]:
+        (tmp_path / "headers" / name).mkdir(parents=True)
+        (tmp_path / "headers" / name / "prefix.h").touch()
+        used = int(name) if name != "mine" else 0
+        os.utime(tmp_path / "headers" / name / "prefix.h", (used, used))
+    Store(tmp_path).drop_oldest_headers(6)
+    left = sorted(path.name for path in (tmp_path / "headers").iterdir())
+    assert left == [*(f"{i:040}" for i in range(3, 9)), "mine"]
 
 
 def test_another_torch_is_another_object(monkeypatch: pytest.MonkeyPatch) -> None:

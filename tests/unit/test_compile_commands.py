@@ -44,12 +44,12 @@ def test_gcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.h").touch()
     line = (
         "ccache /usr/bin/g++-12 -MMD -MF a.d -DNAME=x -D OTHER -UNDEBUG -I inc -I../up -isystem /opt/torch "
-        "-include own.h -include all.h -include store/pch/extension.h -Istore/pch -include cstdio "
+        "-include own.h -include all.h -include opwright-store/pch/extension.h -Iopwright-store/pch -include cstdio "
         "-Winvalid-pch -Werror -Werror=return-type -Wall -Wno-maybe-uninitialized -Wl,-O1 -Wp,-DX "
         "-fno-gnu-unique -fvar-tracking -fno-exceptions -fopenmp -mavx256-split-unaligned-load -mavx512bf16 "
         "-march=native -std=gnu++17 -O2 -g -Xlinker -I -L/lib -lfoo -c a.cpp -o a.o"
     )
-    found = from_compiler(line.replace("store/", f"{tmp_path}/store/").split(), tmp_path, Path("a.cpp"))
+    found = from_compiler(line.replace("opwright-store/", f"{tmp_path}/store/opwright-store/").split(), tmp_path, Path("a.cpp"))
     assert (found.directory, found.file) == (str(tmp_path), str(tmp_path / "a.cpp"))
     assert list(found.arguments) == [
         "/usr/bin/g++-12", "-DNAME=x", "-DOTHER", "-UNDEBUG", "-I", str(tmp_path / "inc"),
@@ -128,7 +128,7 @@ def test_what_belongs_to_no_project(project: Path, monkeypatch: pytest.MonkeyPat
     assert project_of(project.parent / "a.cpp") is None
     assert project_of(project / ".venv/lib/python3.11/site-packages/x/a.cpp") is None
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(project / ".cache"))
-    assert project_of(project / ".cache" / "work" / "inline0.cpp") is None
+    assert project_of(project / ".cache" / "opwright-store" / "work" / "inline0.cpp") is None
     (project / "src").mkdir()
     monkeypatch.setenv("HOME", str(project))
     assert project_of(project / "src" / "a.cpp") is None

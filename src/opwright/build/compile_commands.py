@@ -109,7 +109,7 @@ def _kept(words: Iterable[str], directory: Path, *, is_clang: bool) -> Iterator[
 def _is_for_builds(path: str) -> bool:
     """Whether a header, or a folder of headers, is precompiled or lighter: clang cannot use gcc's."""
     full = Path(path)
-    own = (_LIGHT, settings.cache_dir())
+    own = (_LIGHT, settings.store_dir())
     return any(full.is_relative_to(folder) for folder in own) or os.path.exists(f"{path}.gch")
 
 
@@ -191,7 +191,7 @@ def project_of(path: Path) -> Path | None:
     What is installed or in the store belongs to none, nor does what lies loose in a home directory.
     """
     path = Path(os.path.abspath(path))
-    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(settings.cache_dir()):
+    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(settings.store_dir()):
         return None
     home = os.path.expanduser("~")
     for folder in map(str, path.parents):  # strings: this is part of every build, and Path takes 5x longer

@@ -1,18 +1,22 @@
 """The store of builds: content-addressed, safe under any number of processes, never trusted blindly.
 
+    <root>/CACHEDIR.TAG                           marks the directory as the store's
     <root>/entries/<request>/<build>/library.so   the library (objects/, extensions/: other products)
                                      record.json  digest, files that were read, compiler, seconds
                                      build.log    what the compilers said
     <root>/headers/<key>/         precompiled headers of extensions
     <root>/support/<key>/         objects that every build of one compiler links, with their digests
     <root>/locks/<request>.lock                   held while a request is built
-    <root>/work/<random>/                         a build in progress
+    <root>/work/build-<random>/                   a build in progress, which holds build-<random>.lock
     <root>/compilers/                             identities of compilers seen
     <root>/limits/<key>.json                      what a machine can do at best, measured by the benchmark
 
 A *request* is the SHA-256 of everything that is known before the compiler runs: sources, glue, flags,
 machine, target ABI. A *build* adds what only the compiler knows: its identity and the files that it
 read. So a hit needs no compiler, and several compilers can share a store.
+
+The root is a directory of the store alone, inside the one that OPWRIGHT_CACHE_DIR names. Only what has the form
+of the store's own names is ever removed, and symbolic links are not followed.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -34,7 +39,19 @@ from opwright import settings
 from opwright.errors import StoreError, StoreOwnerError
 
 _PRODUCTS = {"entries": "library.so", "objects": "object.o", "extensions": "extension.so"}
-_STALE_SECONDS = 24 * 3600  # a work directory this old belongs to a build that was killed
+_STALE_SECONDS = 24 * 3600  # a work directory this old, and not locked, belongs to a build that was killed
+
+MARKER = "CACHEDIR.TAG"  # https://bford.info/cachedir/: tools for backups skip such a directory
+_MARKER_TEXT = """Signature: 8a477f597d28d172789f06886806bc55
+# Builds of Opwright, made again when they are needed. `opwright cache clean` removes them.
+"""
+# The forms of the names that the store makes. Nothing else is removed.
+_REQUEST, _BUILD, _WORK = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{32}"), re.compile(r"build-[0-9a-f]{16}")
+_LOCK = re.compile(_WORK.pattern + r"\.lock")
+_FILES = {
+    "compilers": re.compile(r"([0-9a-f]{32}|host-[\w-]+)(\.\d+)?"),
+    "limits": re.compile(r"[0-9a-f]{32}\.([0-9a-f]{8}|json)"),
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +104,7 @@ class Store:
     """
 
     def __init__(self, root: Path | None = None, folder: str = "entries") -> None:
-        self.root = root or settings.cache_dir()
+        self.root = root or settings.store_dir()
         self._folder = folder
         self.product = _PRODUCTS[folder]
 
@@ -116,8 +133,8 @@ class Store:
             return None
         except OSError as error:
             raise _store_error(self.root, error) from error
-        self._check_owner(self.root)
-        self._check_owner(folder)
+        for place in (self.root, folder.parent, folder):
+            self._check_owner(place)
         for name in candidates:
             entry = self._read(folder / name)
             if entry is None or compiler not in (None, entry.record.compiler):
@@ -138,7 +155,14 @@ class Store:
         return entry if entry and entry.record.request == path.parent.name else None
 
     def _check_owner(self, path: Path) -> None:
-        info = os.stat(path)
+        info = os.lstat(path)
+        if not stat.S_ISDIR(info.st_mode):
+            raise StoreOwnerError(
+                str(path),
+                "a directory of the store is a symbolic link or a file",
+                rows=[("expected", "a directory"), ("links to", os.path.realpath(path))],
+                hint="`export OPWRIGHT_CACHE_DIR=/path/to/another`; that directory itself may be a link",
+            )
         if info.st_uid != os.geteuid():
             raise StoreOwnerError(
                 str(path),
@@ -167,7 +191,7 @@ class Store:
         import filelock
 
         try:
-            self._make(self.root)
+            self.make_root()
             self._make(self.root / "locks")
             lock = filelock.FileLock(self.root / "locks" / f"{request}.lock")
             with contextlib.suppress(filelock.Timeout):
@@ -186,16 +210,25 @@ class Store:
         Raises:
             StoreError: the disk is full or read-only, also when that shows inside the block.
         """
-        path = self.root / "work" / secrets.token_hex(8)
+        import filelock
+
+        path = self.root / "work" / f"build-{secrets.token_hex(8)}"
+        lock = filelock.FileLock(f"{path}.lock")
         try:
+            self.make_root()
             self._make(path.parent)
-            self._sweep(path.parent)
+            self._sweep(_STALE_SECONDS)
+            lock.acquire()  # what is locked is in use, however old it looks
             path.mkdir(mode=0o700)
             yield path
         except OSError as error:
             raise _store_error(self.root, error) from error
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            if lock.is_locked:
+                with contextlib.suppress(OSError):
+                    os.unlink(lock.lock_file)
+                lock.release()
 
     def publish(self, work: Path, request: str, record: BuildRecord) -> Entry:
         """Moves a finished build into place, all at once."""
@@ -203,16 +236,23 @@ class Store:
         for name in (self.product, "record.json"):
             with open(work / name, "rb") as f:
                 os.fsync(f.fileno())
-        folder = self.root / self._folder / request
-        self._make(folder.parent)
-        self._make(folder)
-        target = folder / _build_name(record)
+        target = self.root / self._folder / request / _build_name(record)
         if target.exists():  # an earlier build that was found damaged or out of date
-            doomed = self.root / "work" / secrets.token_hex(8)
-            target.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-        work.rename(target)
+            self._discard(target)
+        self.put(work, target)
         return Entry(target, record, self.product)
+
+    def put(self, staged: Path, target: Path) -> None:
+        """Moves a finished directory into its place, all at once."""
+        while True:
+            for folder in (target.parent.parent, target.parent):
+                self._make(folder)
+            try:
+                staged.rename(target)
+                return
+            except FileNotFoundError:  # `clean` has removed the empty folder just now
+                if not staged.exists():
+                    raise
 
     def alias(self, entry: Entry, request: str, compiler: str) -> None:
         """Makes a build the answer to another request too, one for a part of it, where it has none yet."""
@@ -220,10 +260,8 @@ class Store:
         with self.work() as staged:
             os.link(entry.library, staged / "library.so")
             (staged / "record.json").write_text(json.dumps(asdict(record)))
-            target = self.root / "entries" / request / _build_name(record)
-            self._make(target.parent)
             with contextlib.suppress(OSError):  # there is one
-                staged.rename(target)
+                self.put(staged, self.root / "entries" / request / _build_name(record))
 
     def support(self, key: str) -> Path | None:
         """Returns the directory of the objects that every build links, or None when it is not whole."""
@@ -238,71 +276,171 @@ class Store:
 
     def publish_support(self, work: Path, key: str, names: Sequence[str]) -> Path:
         """Moves freshly built objects into place, and returns where they are."""
-        staged = self.root / "work" / secrets.token_hex(8)
         target = self.root / "support" / key
-        self._make(target.parent)
-        staged.mkdir(mode=0o700)
-        digests = {}
-        for name in names:
-            (work / name).rename(staged / name)
-            digests[name] = digest_of((staged / name).read_bytes())
-        (staged / "digests.json").write_text(json.dumps(digests))
-        try:
-            if target.exists() and self.support(key) is None:
-                target.rename(self.root / "work" / secrets.token_hex(8))  # damaged
-            staged.rename(target)
-        except OSError:  # another build was first
-            if self.support(key) is None:
-                raise
-            shutil.rmtree(staged, ignore_errors=True)
+        with self.work() as staged:
+            digests = {}
+            for name in names:
+                (work / name).rename(staged / name)
+                digests[name] = digest_of((staged / name).read_bytes())
+            (staged / "digests.json").write_text(json.dumps(digests))
+            try:
+                if target.exists() and self.support(key) is None:
+                    self._discard(target)  # damaged
+                self.put(staged, target)
+            except OSError:  # another build was first
+                if self.support(key) is None:
+                    raise
         return target
 
     def entries(self) -> Iterator[Entry]:
         """Yields every whole entry."""
-        for path in sorted((self.root / self._folder).glob("*/*")):
+        for path in self._builds(self._folder):
             entry = self._read(path)
             if entry:
                 yield entry
 
     def size_bytes(self) -> int:
         """Returns the bytes that the store takes."""
-        return sum(p.stat().st_size for p in self.root.rglob("*") if p.is_file())
+        total = 0
+        for folder, _, names in os.walk(self.root) if self._exists() else ():
+            for name in names:
+                with contextlib.suppress(OSError):  # removed at this moment
+                    total += os.lstat(os.path.join(folder, name)).st_size
+        return total
 
     def prune(self, older_than_days: float) -> int:
-        """Removes entries made before that many days ago and what killed builds left; returns a count."""
+        """Removes entries made before that many days ago and what killed builds left; returns a count.
+
+        Raises:
+            StoreOwnerError: the store's directory is not the store's.
+        """
         count = 0
         limit = time.time() - older_than_days * 86400
-        for path in [path for folder in _PRODUCTS for path in (self.root / folder).glob("*/*")]:
-            entry = read_entry(path, _PRODUCTS[path.parent.parent.name])
-            if entry is None or entry.record.created < limit:
-                shutil.rmtree(path, ignore_errors=True)
-                count += 1
-                with contextlib.suppress(OSError):
-                    path.parent.rmdir()
-        for path in (self.root / "headers").glob("*"):
+        for folder, product in _PRODUCTS.items():
+            for path in self._builds(folder):
+                entry = read_entry(path, product)
+                if entry is None or entry.record.created < limit:
+                    count += self._remove(path)
+        for path in self._named("headers", _REQUEST):
             with contextlib.suppress(OSError):
                 if (path / "prefix.h").stat().st_mtime < limit:  # its last use
-                    shutil.rmtree(path, ignore_errors=True)
-                    count += 1
-        self._sweep(self.root / "work")
+                    count += self._remove(path)
+        self._sweep(_STALE_SECONDS)
         return count
 
     def clean(self) -> int:
-        """Removes every entry; returns how many there were."""
-        count = sum(len(list((self.root / folder).glob("*/*"))) for folder in _PRODUCTS)
-        for name in (*_PRODUCTS, "headers", "work", "compilers", "support", "limits"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
+        """Removes every entry, except builds in progress; returns how many there were.
+
+        Raises:
+            StoreOwnerError: the store's directory is not the store's.
+        """
+        count = sum(self._remove(path) for folder in _PRODUCTS for path in self._builds(folder))
+        for folder in ("headers", "support"):
+            for path in self._named(folder, _REQUEST):
+                self._remove(path)
+        for folder, form in _FILES.items():
+            for path in self._named(folder, form, is_file=True):
+                path.unlink(missing_ok=True)
+        self._sweep(0)
         return count
+
+    def drop_oldest_headers(self, kept: int) -> None:
+        """Removes precompiled headers, except those that were used last."""
+
+        def used(path: Path) -> float:
+            try:
+                return (path / "prefix.h").stat().st_mtime
+            except OSError:
+                return time.time()
+
+        for path in sorted(self._named("headers", _REQUEST), key=used, reverse=True)[kept:]:
+            self._remove(path)
+
+    def make_root(self) -> None:
+        """Makes the store's directory, and marks it.
+
+        Raises:
+            StoreOwnerError: there is a directory of this name that Opwright has not made.
+        """
+        self._make(self.root)
+        # Listed before the marker is looked for: another process that makes the store writes the marker first.
+        if os.listdir(self.root):
+            self._check_marker()
+        else:
+            with contextlib.suppress(FileExistsError), open(self.root / MARKER, "x") as f:
+                f.write(_MARKER_TEXT)
+
+    def _check_marker(self) -> None:
+        if not (self.root / MARKER).exists():
+            raise StoreOwnerError(
+                str(self.root),
+                "the directory has files, and Opwright has not made it",
+                rows=[("expected", f"an empty directory, or a store with its {MARKER}")],
+                hint="`export OPWRIGHT_CACHE_DIR=/path/to/another`",
+            )
+
+    def _exists(self) -> bool:
+        """Returns whether there is a store; one that is not Opwright's is an error."""
+        if not os.path.lexists(self.root):
+            return False
+        self._check_owner(self.root)
+        if os.listdir(self.root):
+            self._check_marker()
+        return True
 
     def _make(self, path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_owner(path)
 
-    def _sweep(self, work: Path) -> None:
-        for path in work.glob("*"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+    # --- what there is to remove --------------------------------------------------------------------------
+
+    def _named(self, folder: str, form: re.Pattern[str], *, is_file: bool = False) -> list[Path]:
+        """Returns what lies in a folder of the store and has a name of the store; links are skipped."""
+        place = self.root / folder
+        return _listed(place, form, is_file) if self._exists() and not place.is_symlink() else []
+
+    def _builds(self, folder: str) -> list[Path]:
+        return [path for request in self._named(folder, _REQUEST) for path in _listed(request, _BUILD)]
+
+    def _remove(self, path: Path) -> int:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # the last build of a request
+        return 1
+
+    def _discard(self, path: Path) -> None:
+        """Takes a directory out of its place, all at once."""
+        doomed = self.root / "work" / f"build-{secrets.token_hex(8)}"
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _sweep(self, age_seconds: float) -> None:
+        """Removes what killed builds left in `work`. Their locks are free: the system releases those of the dead."""
+        import filelock
+
+        left = {path.with_suffix("") for path in self._named("work", _LOCK, is_file=True)}
+        for path in left.union(self._named("work", _WORK)):
+            lock = f"{path}.lock"
+            with contextlib.suppress(OSError, filelock.Timeout):
+                age = time.time() - os.lstat(path if path.exists() else lock).st_mtime
+                if age < age_seconds:
+                    continue
+                with filelock.FileLock(lock, timeout=0):
                     shutil.rmtree(path, ignore_errors=True)
+                    os.unlink(lock)
+
+
+def _listed(folder: Path, form: re.Pattern[str], is_file: bool = False) -> list[Path]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(
+                Path(entry.path)
+                for entry in found
+                if form.fullmatch(entry.name)
+                and (entry.is_file if is_file else entry.is_dir)(follow_symlinks=False)
+            )
+    except OSError:
+        return []
 
 
 def read_entry(path: Path, product: str = "library.so") -> Entry | None:
@@ -343,5 +481,5 @@ def _store_error(root: Path, error: OSError) -> StoreError:
         str(root),
         "the disk of the store is full" if full else "the store cannot be written",
         rows=[("reason", error.strerror or str(error)), ("at", str(error.filename or root))],
-        hint="`opwright cache prune`" if full else "`export OPWRIGHT_CACHE_DIR=/a/directory/of/yours`",
+        hint="`opwright cache prune`" if full else "`export OPWRIGHT_CACHE_DIR=/path/to/another`",
     )

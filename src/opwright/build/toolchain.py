@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opwright import settings
-from opwright.errors import NoCompilerError
+from opwright.build.store import Store
+from opwright.errors import NoCompilerError, StoreOwnerError
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 INCLUDE = NATIVE / "include"
@@ -83,6 +84,7 @@ def remember(subject: str | None, identities: Path, ask: Callable[[], str], name
 
     Args:
         subject: what the answer depends on; None asks anew.
+        identities: a directory that exists, or that of a store, which is made.
         name: the name of the file that holds the answer, in place of a digest of `subject`.
     """
     key = name or hashlib.sha256(str(subject).encode()).hexdigest()[:32]
@@ -94,13 +96,14 @@ def remember(subject: str | None, identities: Path, ask: Callable[[], str], name
             pass
     answer = ask()
     try:
-        identities.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        identities.mkdir(mode=0o700, exist_ok=True)
+        if not identities.is_dir():
+            Store(identities.parent).make_root()
+            identities.mkdir(mode=0o700, exist_ok=True)
         temporary = identities / f"{key}.{os.getpid()}"
         temporary.write_text(answer)
         temporary.rename(remembered)
-    except OSError:
-        pass  # a read-only store: the compiler is asked again next time
+    except (OSError, StoreOwnerError):
+        pass  # a store that cannot be written: the compiler is asked again next time
     return answer
 
 

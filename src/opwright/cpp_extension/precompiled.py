@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,10 +113,8 @@ def make(header: Header, includes: Sequence[str], store: Store, *, wait: bool = 
             ]
             if subprocess.run(command, cwd=work, capture_output=True).returncode != 0:
                 return None
-            target = store.root / "headers" / header.key
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-            work.rename(target)
-            _drop_oldest(target.parent)
+            store.put(work, store.root / "headers" / header.key)
+            store.drop_oldest_headers(_KEPT)
         except Exception:  # whatever is wrong with the store: the text can be included all the same
             return None
     return find(header, store)
@@ -157,14 +154,3 @@ def run(arguments: str) -> None:
     store = Store(Path(orders["store"]))
     for kind, compiler, flags, identity in orders["headers"]:
         make(Header(kind, compiler, tuple(flags), tuple(identity)), orders["includes"], store, wait=False)
-
-
-def _drop_oldest(folder: Path) -> None:
-    def used(path: Path) -> float:
-        try:
-            return (path / "prefix.h").stat().st_mtime
-        except OSError:
-            return time.time()
-
-    for path in sorted(folder.iterdir(), key=used, reverse=True)[_KEPT:]:
-        shutil.rmtree(path, ignore_errors=True)

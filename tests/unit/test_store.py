@@ -1,0 +1,214 @@
+"""The store removes what it has made, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from opwright.build.store import MARKER, BuildRecord, Entry, Store, digest_of
+from opwright.cli import main
+from opwright.errors import StoreOwnerError
+
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the directory that OPWRIGHT_CACHE_DIR names."""
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def build(store: Store, request: str = "a" * 40, text: bytes = b"library") -> Entry:
+    with store.work() as work:
+        (work / store.product).write_bytes(text)
+        record = BuildRecord(request, digest_of(text), "g++", {}, ["m::op"], {}, time.time())
+        return store.publish(work, request, record)
+
+
+def make_old(path: Path, days: float = 2) -> None:
+    """Makes a directory and what is in it that old."""
+    then = time.time() - days * DAY
+    for each in [*path.rglob("*"), path]:
+        os.utime(each, (then, then), follow_symlinks=False)
+
+
+def make_project(folder: Path) -> Path:
+    (folder / "thesis").mkdir(parents=True)
+    (folder / "thesis" / "data.txt").write_text("years of work")
+    make_old(folder)
+    return folder / "thesis" / "data.txt"
+
+
+def cache_command(verb: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(sys, "argv", ["opwright", "cache", verb])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
+
+
+NAMES = ["work", "objects", "entries", "extensions", "headers", "support", "compilers", "locks", "limits"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_project_beside_the_store_stays(cache: Path, name: str) -> None:
+    """OPWRIGHT_CACHE_DIR may name a directory that is used for other things too."""
+    data = make_project(cache / name)
+    build(Store())
+    assert Store().prune(0) == 1
+    build(Store())
+    assert Store().clean() == 1
+    assert data.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_store_has_not_made_inside_it_stays(cache: Path, name: str) -> None:
+    entry = build(Store())
+    data = make_project(Store().root / name)
+    beside = make_project(entry.path.parent / "mine")
+    assert Store().prune(0) == 1
+    build(Store())
+    assert Store().clean() == 1
+    assert data.exists()
+    assert beside.exists()
+
+
+@pytest.mark.parametrize("name", ["work", "objects", "entries", "headers", "limits", "compilers"])
+def test_a_link_in_the_store_is_not_followed(cache: Path, tmp_path: Path, name: str) -> None:
+    other = Store(tmp_path / "other", "objects")
+    entry = build(other)
+    (other.root / "work").rename(tmp_path / "work")
+    target = tmp_path / "target"
+    for folder in ("a" * 40, "build-" + "b" * 16):
+        make_project(target / folder / ("c" * 32))
+    (target / ("d" * 32)).write_text("identity")
+    (target / ("d" * 32 + ".json")).write_text("limits")
+    entry.path.parent.rename(target / ("e" * 40))
+    make_old(target)
+    Store().make_root()
+    (Store().root / name).symlink_to(target)
+    before = sorted(target.rglob("*"))
+    size = Store().size_bytes()
+    assert size < 1000
+    Store().prune(0)
+    Store().clean()
+    assert sorted(target.rglob("*")) == before
+
+
+def test_links_below_the_folders_are_not_followed(cache: Path, tmp_path: Path) -> None:
+    data = make_project(tmp_path / "target")
+    build(Store())
+    for place in (f"entries/{'b' * 40}", f"entries/{'a' * 40}/{'c' * 32}", f"work/build-{'d' * 16}"):
+        (Store().root / place).symlink_to(tmp_path / "target")
+    make_old(Store().root)
+    assert Store().prune(0) == 1
+    assert Store().clean() == 0
+    assert data.exists()
+
+
+def test_a_store_that_is_a_link_is_refused(cache: Path, tmp_path: Path) -> None:
+    real = Store(tmp_path / "real")
+    entry = build(real)
+    cache.mkdir()
+    (cache / "opwright-store").symlink_to(real.root)
+    for act in (Store().clean, Store().size_bytes, lambda: Store().prune(0), lambda: build(Store())):
+        with pytest.raises(StoreOwnerError, match="symbolic link") as caught:
+            act()
+        assert "OPWRIGHT_CACHE_DIR" in caught.value.hint
+    assert entry.library.exists()
+
+
+def test_a_cache_directory_that_is_a_link_is_used(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    cache.symlink_to(tmp_path / "scratch")
+    build(Store())
+    assert (tmp_path / "scratch" / "opwright-store" / "entries").is_dir()
+    assert Store().clean() == 1
+
+
+def test_a_directory_of_the_stores_name_that_is_someone_elses_is_refused(cache: Path) -> None:
+    data = make_project(cache / "opwright-store" / "work")
+    for act in (Store().clean, Store().size_bytes, lambda: Store().prune(0), lambda: build(Store())):
+        with pytest.raises(StoreOwnerError, match="Opwright has not made it"):
+            act()
+    assert data.exists()
+    assert not (cache / "opwright-store" / MARKER).exists()
+
+
+def test_an_empty_directory_becomes_the_store(cache: Path) -> None:
+    (cache / "opwright-store").mkdir(parents=True)
+    (cache / "opwright-store").chmod(0o700)
+    build(Store())
+    assert (cache / "opwright-store" / MARKER).read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+
+
+def test_identities_of_compilers_make_a_whole_store(cache: Path) -> None:
+    """They are remembered before anything is built."""
+    from opwright.build.toolchain import remember
+
+    assert remember("subject", Store().identities, lambda: "answer") == "answer"
+    assert remember("subject", Store().identities, lambda: "another") == "answer"
+    assert (Store().root / MARKER).exists()
+    build(Store())
+
+
+def test_what_a_killed_build_left_is_swept_after_a_day(cache: Path) -> None:
+    program = """
+import os
+from opwright.build.store import Store
+work = Store().work()
+path = work.__enter__()
+(path / "unit.o").touch()
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False)
+    (left,) = (path for path in (Store().root / "work").iterdir() if path.is_dir())
+    build(Store())
+    assert left.exists()  # it may be a build on another machine that shares the disk
+    make_old(left)
+    build(Store())
+    assert list((Store().root / "work").iterdir()) == []
+
+
+def test_a_live_build_keeps_its_folder_however_old_it_looks(cache: Path) -> None:
+    program = """
+import sys
+from opwright.build.store import Store
+with Store().work() as path:
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        path = Path(process.stdout.readline().strip())
+        (path / "unit.o").touch()
+        make_old(path, days=400)
+        build(Store())
+        Store().prune(0)
+        Store().clean()
+        assert (path / "unit.o").exists()
+        process.communicate("")
+    assert not path.exists()
+    assert list((Store().root / "work").iterdir()) == []
+
+
+def test_the_cache_commands(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_project(cache / "work")
+    entry = build(Store())
+    for verb, out in (("dir", f"{cache}/opwright-store\n"), ("size", f"{Store().size_bytes()}\n")):
+        assert not cache_command(verb, monkeypatch)
+        assert capsys.readouterr().out == out
+    assert not cache_command("prune", monkeypatch)
+    assert entry.library.exists()
+    assert not cache_command("clean", monkeypatch)
+    assert "Removed 1 build\n" in capsys.readouterr().err
+    assert data.exists()
+    assert not entry.library.exists()

@@ -109,8 +109,7 @@ __global__ void __launch_bounds__(1024)
   // Loads in flight: a read of what another multiprocessor wrote takes most of a microsecond.
   constexpr int kAtOnce = 4;
   S sum = 0;
-  let_next_start();
-  wait_for_previous();
+  let_next_start();  // waits for the kernel in front, too
   if (column < n) {
     const S* at = partial + y * n + column;
     const int64_t step = down * n;

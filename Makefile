@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full test-gpu lint bench clean
+.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize-gpu lint bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -19,9 +19,24 @@ test: .venv/tests
 test-full: .venv/tests
 	$(PYTEST)
 
-# On a machine that has torch with CUDA and nvcc: nothing is installed, $(PYTHON) runs the tests as it is.
-test-gpu:
-	PYTHONPATH=src:ops/src $(PYTHON) -m pytest -m gpu tests/gpu tests/compile/test_verify_cuda.py tests/examples
+# On a machine that has torch with CUDA and nvcc: nothing is installed, $(PYTHON) runs the tests as it is. They take
+# turns on one GPU; those that measure it, or end work on it, run alone.
+GPU_PYTEST = OMP_WAIT_POLICY=passive PYTHONPATH=$(CURDIR)/src:$(CURDIR)/ops/src$${PYTHONPATH:+:$$PYTHONPATH} \
+  $(PYTHON) -m pytest
+GPU_TESTS := tests/gpu tests/compile/test_verify_cuda.py tests/examples
+GPU_WORKERS ?= 8
+
+test-gpu: test-gpu-shared test-gpu-alone
+
+test-gpu-shared:
+	$(GPU_PYTEST) -n $(GPU_WORKERS) --dist worksteal -m "gpu and not alone and not sanitizer" $(GPU_TESTS)
+
+test-gpu-alone:
+	$(GPU_PYTEST) -m "gpu and alone" $(GPU_TESTS)
+
+# Every kernel with inputs and outputs of many layouts, under the tools of compute-sanitizer.
+sanitize-gpu:
+	$(GPU_PYTEST) -n $(GPU_WORKERS) --dist worksteal -m sanitizer tests/gpu
 
 lint: .venv/tests
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ def row_grid(meta):
 @triton.heuristics({"BLOCK": lambda args: triton.next_power_of_2(args["columns"])})
 @triton.jit
 def row_sum_kernel(x, out, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     values = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0.0)

@@ -201,6 +201,7 @@ def test_a_right_callable() -> None:
 # --- bench -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_bench_gives_device_time_without_the_host() -> None:
     """A copy of 256 MiB at the measured rate, in spite of a host that needs five milliseconds for the call."""
     import time
@@ -226,6 +227,7 @@ def test_bench_gives_device_time_without_the_host() -> None:
     assert not m.in_cache
 
 
+@pytest.mark.alone
 def test_bench_is_cold() -> None:
     """8 MiB fit the L2: warm they are faster than from memory, and cold they are not."""
     x = torch.randn(2 << 20, device="cuda")
@@ -237,6 +239,7 @@ def test_bench_is_cold() -> None:
     assert m.timings[0].warm_us < 0.85 * m.timings[0].median_us
 
 
+@pytest.mark.alone
 def test_bench_names_a_call_that_waits() -> None:
     x = torch.randn(1 << 20, device="cuda")
     record = opwright.bench(

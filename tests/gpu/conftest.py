@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -16,6 +18,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no GPU, or a torch without CUDA"))
         elif item.get_closest_marker("two_gpus") and count < 2:
             item.add_marker(pytest.mark.skip(reason="needs two GPUs, there is one"))
+
+
+@pytest.fixture(autouse=True)
+def _large_memory_returned() -> Iterator[None]:
+    """Gives back what a test of large tensors leaves in PyTorch's cache: other processes test on this GPU."""
+    yield
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > 1 << 30:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_operators import broken, plus, square, total
+from gpu_operators import broken, column_sums, early, late, plus, square, total
 from jaxtyping import Float
+from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
+from opwright_ops.d_sigmoid.op import d_sigmoid
 
 import opwright
 from opwright.errors import DeviceError, KernelError
@@ -29,6 +31,41 @@ def test_layouts() -> None:
     out = torch.zeros(10, 20, 30, device="cuda").transpose(0, 1)
     assert plus(x, out=out) is out
     assert torch.equal(out, x + 1)
+
+
+@pytest.mark.parametrize("max_chunks", [1, 3, 65535])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_column_sums_of_grids_of_several_layers(dtype: torch.dtype, max_chunks: int) -> None:
+    """Sums of layers had one place, and the end of the last row was counted twice."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    for rows, n in [(1, 1), (13, 1964), (777, 3), (5000, 77), (9000, 8), (300, 1030), (2050, 256), (101, 100)]:
+        # Sums of small integers are exact; 16 bits hold those of a few of them.
+        x = torch.randint(-3, 4, (rows, n), device="cuda", generator=generator).to(dtype)
+        if dtype == torch.float16:
+            x[torch.randperm(rows, device="cuda", generator=generator)[500:]] = 0
+        for view in (x, x.mT.contiguous().mT, x[:, 1:]):
+            if view.numel():
+                assert torch.equal(column_sums(view, max_chunks), view.double().sum(0).to(dtype)), (rows, n)
+
+
+_BETWEEN = {
+    "d_sigmoid": lambda x: d_sigmoid(x),
+    "bias_gelu": lambda x: bias_gelu(x, x[0]),
+    "bias_gelu_backward": lambda x: bias_gelu_backward(x, x, x[0]),
+}
+
+
+@pytest.mark.parametrize("between", _BETWEEN)
+def test_no_kernel_starts_beside_the_one_before_the_last(between: str) -> None:
+    """A kernel between two others let the third start while it still waited for the first."""
+    one, small = torch.ones(1, device="cuda"), torch.randn(64, 64, device="cuda")
+    late(one, 1), _BETWEEN[between](small), early(one)  # they are built
+    for _ in range(5):
+        written = torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+        late(one, 2_000_000, out=written)  # 2 ms
+        _BETWEEN[between](small)
+        assert early(written).item() == 1
 
 
 def test_empty_tensors_launch_nothing() -> None:

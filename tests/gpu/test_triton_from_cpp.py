@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,15 @@ def pytest_generate_tests(metafunc: Any) -> None:
         metafunc.parametrize("dtype", NAMES, ids=str)
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: Any) -> ctypes.CDLL:
-    os.environ["OPWRIGHT_TRITON"] = f"python={sys.executable}"
-    os.environ["OPWRIGHT_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    path = runtime.build(Path(__file__).with_name("triton_library.cpp"), ("-shared",))
-    loaded = ctypes.CDLL(str(path))
-    loaded.triton_launch.restype = loaded.triton_load_pack.restype = ctypes.c_char_p
-    return loaded
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: Any) -> Iterator[ctypes.CDLL]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPWRIGHT_TRITON", f"python={sys.executable}")
+        patch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        path = runtime.build(Path(__file__).with_name("triton_library.cpp"), ("-shared",))
+        loaded = ctypes.CDLL(str(path))
+        loaded.triton_launch.restype = loaded.triton_load_pack.restype = ctypes.c_char_p
+        yield loaded
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import opwright_ops
@@ -84,6 +85,29 @@ def test_matmul_sizes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     size = expected.abs().max()
     allowed = 4 * (own.double() - expected).abs().max() + 8 * torch.finfo(dtype).eps * size
     assert (got.double() - expected).abs().max() <= allowed
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """Columns of 20,000,000 elements: the depth of a tile times their stride was computed in 32 bits."""
+    columns = torch.empty(257, 20_000_000, device="cuda", dtype=torch.float16)
+    near = torch.randn(257, 50, device="cuda", dtype=torch.float16) / 4
+    far = columns[:, -50:].copy_(near).t()
+    near = near.t()
+    for k in (256, 257):
+        x, w = slice(None, 16), slice(16, None)
+        got = matmul_bias_gelu(far[x, :k], far[w, :k], far[w, 0])
+        torch.testing.assert_close(got, matmul_bias_gelu(near[x, :k], near[w, :k], near[w, 0]), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(softmax(far), softmax(near))
+
+
+def test_a_row_of_almost_2_31_elements() -> None:
+    x = torch.zeros(1, (1 << 31) - 1, device="cuda", dtype=torch.bfloat16)
+    x[0, :2] = x[0, -2:] = 30.0  # exp(30) each, beside a sum of 2^31
+    y = softmax(x)
+    wanted = torch.tensor([1.0, math.exp(-30)], dtype=torch.float64) / (4 + (x.numel() - 4) * math.exp(-30))
+    edges = [y[0, 0].item(), y[0, -1].item(), y[0, 2].item(), y[0, -3].item(), y[0, 1 << 30].item()]
+    expected = wanted[[0, 0, 1, 1, 1]]
+    torch.testing.assert_close(torch.tensor(edges, dtype=torch.float64), expected, rtol=2**-8, atol=0)
 
 
 def test_in_torch_compile() -> None:

@@ -9,6 +9,7 @@ from candidate_modules import ACTING
 import opwright
 from opwright.verify.processes import children
 
+pytestmark = pytest.mark.alone
 LOST = "the GPU accepts no more work after this call"
 HARM = {
     "crash": ("ctypes.string_at(0)", "SIGSEGV (Segmentation fault)"),

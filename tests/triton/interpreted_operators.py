@@ -80,9 +80,14 @@ def main() -> None:
             compare(f"bias_gelu {dtype} {approximate}", output[:, 1:], gelu(z, approximate)[:, 1:])
             assert output[0, 0] == 0
     matmul = load(folder, "matmul_bias_gelu")
-    for m, n, k in ((5, 7, 9), (40, 70, 33)):
-        x, w, bias = strided(m, k, dtype=torch.float32), strided(n, k, dtype=torch.float32), torch.randn(n)
-        output = torch.empty(m, n)
+    # Elements of a row so far apart that 32 bits do not count to the last ones; memory of 300 pages is touched.
+    columns = torch.empty(300, 8_500_000, dtype=torch.float16)
+    far = columns[:, :23].normal_().t()
+    cases = [(strided(m, k, dtype=torch.float32), strided(n, k, dtype=torch.float32)) for m, n, k in ((5, 7, 9), (40, 70, 33))]
+    for x, w in (*cases, (far[:16], far[16:])):
+        (m, k), n, dtype = x.shape, len(w), x.dtype
+        bias = torch.randn(n, dtype=dtype)
+        output = torch.empty(m, n, dtype=dtype)
         matmul.matmul_bias_gelu(x, w, bias, "tanh", output)
         wanted = gelu(x.double() @ w.double().T + bias.double(), "tanh")
         size = (x.abs() @ w.abs().T).max().item()  # what the rounding of the sum is relative to

@@ -107,8 +107,7 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks)
   using S = compute_t<T>;
   constexpr int kAtOnce = kForwardAtOnce<T, N>;  // and no more: tiled so
   const Lot<N> lot(rows, depth);
-  opwright::let_next_start();
-  opwright::wait_for_previous();
+  opwright::let_next_start();  // waits for the kernel in front, too
   const T* from = input.at(lot);
   T* to = output.at(lot);
   const int64_t from_step = lot.step * input.panel, to_step = lot.step * output.panel;

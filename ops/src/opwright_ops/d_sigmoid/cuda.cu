@@ -40,8 +40,7 @@ __global__ void __launch_bounds__(kThreads)
                      Line<const T> z, Line<T> output) {
   if (kKnown != Known::no) is_backward = kKnown == Known::backward;
   const Lot<N> lot(rows, depth);
-  opwright::let_next_start();
-  opwright::wait_for_previous();
+  opwright::let_next_start();  // waits for the kernel in front, too
   const int64_t at = lot.first * rows.width + lot.column;
   const int64_t step = lot.step * rows.width;
   Pack<T, N> packs[kAtOnce<T, N>], grads[kAtOnce<T, N>];

@@ -52,20 +52,24 @@ def matmul_bias_gelu_kernel(
     EVEN_K: tl.constexpr,
 ):
     program = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles_m, tiles_n = (m - 1) // BLOCK_M + 1, (n - 1) // BLOCK_N + 1  # no sum beyond m and n, which may be 2^31 - 1
     group = program // (GROUP * tiles_n)
     first_m = group * GROUP
     group_rows = min(tiles_m - first_m, GROUP)
     tile_m = first_m + program % (GROUP * tiles_n) % group_rows
     tile_n = program % (GROUP * tiles_n) // group_rows
 
-    rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    columns = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    # Triton's integers have the 32 bits that each of them needs, their products need 64: a transposed input has
+    # columns of millions of elements.
+    input_row, input_column = tl.cast(input_row, tl.int64), tl.cast(input_column, tl.int64)
+    weight_row, weight_column = tl.cast(weight_row, tl.int64), tl.cast(weight_column, tl.int64)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
     a = input + (rows % m)[:, None] * input_row + depth[None, :] * input_column
     b = weight + (columns % n)[None, :] * weight_row + depth[:, None] * weight_column
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, k, BLOCK_K):
+    for first in range(0, tl.cast(k, tl.int64), BLOCK_K):
         if EVEN_K:
             left, right = tl.load(a), tl.load(b)
         else:
@@ -76,10 +80,10 @@ def matmul_bias_gelu_kernel(
         a += BLOCK_K * input_column
         b += BLOCK_K * weight_column
 
-    x = total + tl.load(bias + columns * bias_stride, mask=columns < n).to(tl.float32)[None, :]
+    x = total + tl.load(bias + columns.to(tl.int64) * bias_stride, mask=columns < n).to(tl.float32)[None, :]
     y = gelu(x, APPROXIMATE)
     inside = (rows < m)[:, None] & (columns < n)[None, :]
-    tl.store(output + rows[:, None] * n + columns[None, :], y.to(output.dtype.element_ty), mask=inside)
+    tl.store(output + rows[:, None].to(tl.int64) * n + columns[None, :], y.to(output.dtype.element_ty), mask=inside)
 
 
 def matmul_bias_gelu(input, weight, bias, approximate, output):

@@ -26,10 +26,10 @@ def long_softmax_kernel(input, output, n, row_stride, column_stride, BLOCK: tl.c
     lane = tl.arange(0, BLOCK)
     largest = tl.full((BLOCK,), -float("inf"), wide)
     total = tl.zeros((BLOCK,), wide)
-    for first in range(0, n, BLOCK):
-        column = first + lane
+    for block in range(0, (n - 1) // BLOCK + 1):
+        column, inside = block * BLOCK + lane, lane < n - block * BLOCK
         at = input + row * row_stride + column.to(tl.int64) * column_stride
-        x = tl.load(at, mask=column < n, other=-float("inf")).to(wide)
+        x = tl.load(at, mask=inside, other=-float("inf")).to(wide)
         new = tl.maximum(largest, x)
         # A lane that has seen nothing but -inf keeps a sum of zero.
         shift = tl.where(new == -float("inf"), 0.0, new)
@@ -37,12 +37,12 @@ def long_softmax_kernel(input, output, n, row_stride, column_stride, BLOCK: tl.c
         largest = new
     top = tl.max(largest, 0)
     total = tl.sum(total * libdevice.exp(largest - top), 0)
-    for first in range(0, n, BLOCK):
-        column = first + lane
+    for block in range(0, (n - 1) // BLOCK + 1):
+        column, inside = block * BLOCK + lane, lane < n - block * BLOCK
         at = input + row * row_stride + column.to(tl.int64) * column_stride
-        x = tl.load(at, mask=column < n, other=-float("inf")).to(wide)
+        x = tl.load(at, mask=inside, other=-float("inf")).to(wide)
         y = libdevice.exp(x - top) / total
-        tl.store(output + row * n + column, y.to(output.dtype.element_ty), mask=column < n)
+        tl.store(output + row * n + column, y.to(output.dtype.element_ty), mask=inside)
 
 
 def softmax(input, output):

@@ -65,9 +65,10 @@ struct Partials {
 
 template <typename S>
 Partials<S> partials_of(const Rows& rows, const Tiling& tiling, int pack) {
-  if (tiling.grid.y == 1 && rows.height == 1) return {nullptr, 0, false};
+  const int64_t chunks = chunks_of(tiling);
+  if (chunks == 1 && rows.height == 1) return {nullptr, 0, false};
   const bool is_folded = rows.height > 1 && rows.n * 2 <= int64_t{tiling.block.x} * pack;
-  const int64_t count = int64_t{tiling.grid.y} * (is_folded ? tiling.grid.x : rows.height);
+  const int64_t count = chunks * (is_folded ? tiling.grid.x : rows.height);
   return {scratch<S>(count * rows.n), static_cast<int32_t>(count), is_folded};
 }
 
@@ -78,10 +79,10 @@ __device__ OPWRIGHT_INLINE void write_column_sums(const S (&sums)[N], const Rows
                                                   int64_t output_stride) {
   const S* totals = block_column_sums<S, N>(sums);
   const int columns = blockDim.x * N, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * columns, chunk = chunk_of_block();
   if (partials.is_folded) {
     const int n = static_cast<int>(rows.n), offset = static_cast<int>(first % n);
-    const int64_t row = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+    const int64_t row = chunk * gridDim.x + blockIdx.x;
     for (int c = thread; c < n; c += kThreads) {
       S sum = 0;
       for (int i = c < offset ? c - offset + n : c - offset; i < columns; i += n) sum += totals[i];
@@ -90,7 +91,7 @@ __device__ OPWRIGHT_INLINE void write_column_sums(const S (&sums)[N], const Rows
     return;
   }
   for (int i = thread; i < columns && first + i < rows.width; i += kThreads) {
-    if (partials.partial) partials.partial[blockIdx.y * rows.width + first + i] = totals[i];
+    if (partials.partial) partials.partial[chunk * rows.width + first + i] = totals[i];
     else output[(first + i) * output_stride] = T(totals[i]);
   }
 }
@@ -108,8 +109,7 @@ __global__ void __launch_bounds__(1024)
   // Loads in flight: a read of what another multiprocessor wrote takes most of a microsecond.
   constexpr int kAtOnce = 4;
   S sum = 0;
-  let_next_start();
-  wait_for_previous();
+  let_next_start();  // waits for the kernel in front, too
   if (column < n) {
     const S* at = partial + y * n + column;
     const int64_t step = down * n;

@@ -79,6 +79,8 @@ struct Shape {
   int deep;               // panels that a thread goes through, where there are that many
   int across = kThreads;  // widest block, as long as there are panels for the threads below
   int64_t blocks = 0;     // blocks to have at least; threads go less deep for it
+  // Chunks along gridDim.y, at most; gridDim.z counts on. CUDA allows 65535; tests take fewer.
+  int64_t max_chunks = 65535;
 };
 
 inline Tiling tile(const Rows& rows, Shape shape) {
@@ -91,18 +93,24 @@ inline Tiling tile(const Rows& rows, Shape shape) {
   const int64_t slabs = (rows.width + columns - 1) / columns;
   int64_t chunks = (rows.panels + down * shape.deep - 1) / (down * shape.deep);
   if (slabs * chunks < shape.blocks) chunks = shape.blocks / slabs > 0 ? shape.blocks / slabs : 1;
-  constexpr int64_t kMostChunks = 65535;  // the limit of gridDim.y; then gridDim.z counts on
   const int64_t depth = ((rows.panels + chunks - 1) / chunks + down - 1) / down * down;
   chunks = (rows.panels + depth - 1) / depth;
-  const int64_t layers = (chunks + kMostChunks - 1) / kMostChunks;
+  const int64_t layers = (chunks + shape.max_chunks - 1) / shape.max_chunks;
   return {dim3(static_cast<unsigned>(slabs), static_cast<unsigned>((chunks + layers - 1) / layers),
                static_cast<unsigned>(layers)),
           dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)),
           static_cast<int32_t>(depth)};
 }
 
+// The chunks of a grid, and the one of this block. A grid of several layers has a few more than the
+// tensor needs where their number does not divide by that of the layers: the last ones are empty.
+inline int64_t chunks_of(const Tiling& tiling) { return int64_t{tiling.grid.y} * tiling.grid.z; }
+__device__ inline int32_t chunk_of_block() {
+  return static_cast<int32_t>(blockIdx.z * gridDim.y + blockIdx.y);
+}
+
 // What one thread has to do: columns column..column + N of the panels first, first + step, ...
-// before `end`.
+// before `end`. An empty chunk has none.
 template <int N>
 struct Lot {
   int64_t column;             // in the panel: row * n + rest
@@ -113,7 +121,7 @@ struct Lot {
 
   __device__ Lot(const Rows& rows, int32_t depth) {
     column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-    const int32_t begin = static_cast<int32_t>(blockIdx.z * gridDim.y + blockIdx.y) * depth;
+    const int32_t begin = chunk_of_block() * depth;
     first = begin + static_cast<int32_t>(threadIdx.y);
     step = static_cast<int32_t>(blockDim.y);
     end = depth < rows.panels - begin ? begin + depth : rows.panels;
@@ -124,7 +132,7 @@ struct Lot {
       row = static_cast<uint32_t>(column) / static_cast<uint32_t>(rows.n);
       rest = static_cast<uint32_t>(column) - row * static_cast<uint32_t>(rows.n);
     }
-    if (column >= rows.width) {
+    if (column >= rows.width || begin >= rows.panels) {
       end = first;
     } else if (end == rows.panels && column + N > rows.last) {
       --end;

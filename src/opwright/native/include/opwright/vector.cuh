@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "opwright/entry.h"
 #include "opwright/types.h"
 #include "opwright/vec.h"
 

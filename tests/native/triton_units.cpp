@@ -5,6 +5,7 @@
 //   {"do": "sha256", "hex": ...}              {"ok": ...}
 //   {"do": "float", "bits": ...}              {"ok": float_text of it}
 //   {"do": "value", "text": ...}              {"ok": parse_value and value_text_of}
+//   {"do": "cdiv", "a": ..., "b": ...}        {"ok": ...}
 //   {"do": "evaluate", "form": ..., "args": {name: VALUE text}}
 //                                             {"ok": the value's text}
 #include <cstdio>
@@ -65,6 +66,7 @@ std::string answer(const Json& request) {
   if (what == "float") {
     return json_quoted(float_text(__builtin_bit_cast(double, std::stoull(request["bits"].text))));
   }
+  if (what == "cdiv") return std::to_string(opwright::triton::cdiv(request["a"].integer, request["b"].integer));
   if (what == "value") return json_quoted(value_text_of(parse_value(request["text"].text)));
   const Expression expression(request["form"]);
   return json_quoted(value_text_of(expression.evaluate([&](std::string_view name) {

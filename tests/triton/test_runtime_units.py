@@ -352,6 +352,22 @@ def test_integer_expressions(ask: Any) -> None:
     assert wrong == [], f"{len(wrong)} of {len(forms)}; the shortest: {sorted(map(str, wrong), key=len)[:6]}"
 
 
+EXTREMES = [0, 1, -1, 2, -7, 64, 2**62 + 1, 2**63 - 1, -(2**63) + 1, -(2**63)]
+
+
+def test_expressions_of_the_largest_integers(ask: Any) -> None:
+    pick = random.Random(7)
+    forms = [random_form(pick, lambda: pick.choice(EXTREMES), 2) for _ in range(1500)]
+    assert check(ask, forms, {}) == []
+
+
+def test_cdiv_of_the_largest_integers(ask: Any) -> None:
+    asked = [(a, b) for a in EXTREMES for b in EXTREMES]
+    replies = ask([{"do": "cdiv", "a": a, "b": b} for a, b in asked])
+    for (a, b), reply in zip(asked, replies):
+        assert reply.get("ok") == (-(-a // b) if b > 0 else None), (a, b)
+
+
 def test_what_python_refuses_is_refused(ask: Any) -> None:
     pick = random.Random(6)
     leaves = [*(["arg", name] for name in INTEGERS), 0, 1, -1, 2, 0.5, None, ["str", "a"]]

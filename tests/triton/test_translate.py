@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -117,6 +118,21 @@ def probe(
     return input * 2
 
 
+class PythonTriton:
+    """Triton's own functions, of 3.6 and 3.9."""
+
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        return (a + b - 1) // b
+
+    @staticmethod
+    def next_power_of_2(n: int) -> int:
+        n -= 1
+        for shift in (1, 2, 4, 8, 16, 32):
+            n |= n >> shift
+        return n + 1
+
+
 class Recorder:
     """Stands for a kernel of the file while its launch function runs in Python."""
 
@@ -139,18 +155,10 @@ def run_in_python(text: str, arguments: tuple[Any, ...]) -> list[Any]:
     """What the launch function launches when Python runs it."""
     launches: list[Any] = []
     names = "out a b c d e f g h K".split()
-    triton = type(
-        "triton",
-        (),
-        {
-            "cdiv": staticmethod(lambda a, b: (a + b - 1) // b),
-            "next_power_of_2": staticmethod(lambda n: 1 << (n - 1).bit_length()),
-        },
-    )
     scope = {
         "ints_kernel": Recorder(launches, names, {"K": 7}),
         "floats_kernel": Recorder(launches, "out x y flag NAME pointer".split(), {}),
-        "triton": triton,
+        "triton": PythonTriton,
         "torch": torch,
         "SCALE": 3,
     }
@@ -291,6 +299,110 @@ def test_launch_function(
             if isinstance(wanted, float):
                 wanted = struct.unpack("<f", struct.pack("<f", wanted))[0]
             assert value == wanted, (argument, value, wanted)
+
+
+# Launch functions that compare an expression of integers with what Python made of it.
+EXTREMES = [0, 1, -1, 2, -2, 3, -3, 7, -7, 63, 64, 2**31, 2**32 + 1, 2**62, 2**62 + 1, -(2**62), 2**63 - 1, -(2**63) + 1, -(2**63)]
+EXPRESSIONS = [
+    "a + b", "a - b", "a * b", "a // b", "a % b", "a ** b", "a << b", "a >> b", "-a", "abs(a)", "a // 4 * 2 + b % 5",
+    "triton.cdiv(a, b)", "triton.next_power_of_2(a)", "int(a * 2.5)", "int(a / b)", "-9223372036854775808 + a",
+]  # fmt: skip
+INTEGERS_MAIN = """
+#include <iostream>
+#include <string>
+int main() {
+  const opwright::View<const float, 1> input = {nullptr, {1}, {1}};
+  const opwright::View<float, 1> output = {nullptr, {1}, {1}};
+  int64_t number, a, b, expected;
+  while (std::cin >> number >> a >> b >> expected) {
+    try {
+      switch (number) {
+CASES
+      }
+      std::cout << "equal\\n";
+    } catch (const std::exception& error) {
+      std::cout << error.what() << "\\n";
+    }
+  }
+}
+"""
+
+
+def integers(input: Float[Tensor, "n"], *, a: int = 0, b: int = 0, expected: int = 0) -> Float[Tensor, "n"]:
+    return input * 2
+
+
+def python_integer(expression: str, a: int, b: int) -> int | str:
+    """What Python makes of an expression, or what the error says."""
+    if "**" in expression and b < 0:
+        return "the exponent is negative"
+    if ("**" in expression and abs(a) > 1 and b > 64) or ("<<" in expression and a != 0 and b > 64):
+        return "beyond 64 bits"  # Python would take all memory
+    if ("**" in expression or "<<" in expression) and b > 64:
+        b = 64 + b % 2
+    try:
+        scope = {"a": a, "b": b, "triton": PythonTriton}
+        value = eval(expression, scope)
+    except ZeroDivisionError:
+        return "by zero"
+    except ValueError:
+        return "a negative shift"
+    return value if -(2**63) <= value < 2**63 else "beyond 64 bits"
+
+
+def test_integers_never_wrap_or_trap() -> None:
+    """The largest, the smallest and their neighbours give Python's number, or an error that names the expression."""
+    declaration = declare("translated::integers", integers, kernels={})
+    signature = kernel_signature(declaration, "cuda")
+    parts = ['#pragma GCC diagnostic ignored "-Wunused-parameter"']
+    parts += [header_text([declaration], "cuda").replace("#pragma once", ""), '#include "opwright/triton/operator.h"']
+    for i, expression in enumerate(EXPRESSIONS):
+        text = f"""
+def integers(input, a, b, expected, output):
+    assert {expression} == expected, "differs"
+    if input.numel() == 1:
+        return
+    ints_kernel[(1,)](output, 1, 2, 3, 4, 5, 6, 7, 8)
+"""
+        body = translate(read_launch_file("integers", "triton.py", KERNELS + text), [declaration.contract], [signature])
+        body = body.split("#include", 1)[1].split("\n", 1)[1].split("OPWRIGHT_KERNEL(", 1)[0]
+        parts.append(f"namespace case{i} {{\n{body}\n}}")
+    call = "      case {0}: case{0}::integers<float>(input, a, b, expected, output, nullptr); break;"
+    parts.append(INTEGERS_MAIN.replace("CASES", "\n".join(call.format(i) for i in range(len(EXPRESSIONS)))))
+    source = stub.BUILD / "translated" / "integers.cpp"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text("\n".join(parts))
+    program = runtime.build(source, ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1"))
+    asked = [(i, a, b) for i in range(len(EXPRESSIONS)) for a in EXTREMES for b in EXTREMES]
+    expected = [python_integer(EXPRESSIONS[i], a, b) for i, a, b in asked]
+    lines = [f"{i} {a} {b} {e if isinstance(e, int) else 0}" for (i, a, b), e in zip(asked, expected)]
+    env = {**stub.environment(), "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([program], input="\n".join(lines), env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = done.stdout.splitlines()
+    assert len(answers) == len(asked)
+    wrong = []
+    for (i, a, b), wanted, answer in zip(asked, expected, answers):
+        expression = EXPRESSIONS[i]
+        # (a + b - 1) // b of the smallest a and a negative b has an intermediate that does not fit.
+        if expression.startswith("triton.cdiv") and b < 0 and a == -(2**63):
+            wanted = "beyond 64 bits"
+        pattern = "equal" if isinstance(wanted, int) else rf"`.+` \(triton\.py:\d+\): .*{wanted}.*"
+        if not re.fullmatch(pattern, answer):
+            wrong.append((expression, a, b, wanted, answer))
+    assert wrong == []
+
+
+def test_a_constant_beyond_64_bits_is_refused(snapshot: Any) -> None:
+    with pytest.raises(CompileError) as raised:
+        translated("\ndef probe(input, other, mode, k, scale, output):\n    a = k + 9223372036854775808\n")
+    assert str(raised.value) == snapshot
+
+
+def test_a_path_with_quotes_and_newlines_compiles() -> None:
+    text = translated(LAUNCHES["arithmetic"], 'a "quoted"\nfolder\\/triton.py')
+    assert '"a \\"quoted\\"\\nfolder\\\\/triton.py"' in text
+    assert not [line for line in text.splitlines() if line.startswith("folder")]
 
 
 REFUSED = {

@@ -8,43 +8,13 @@
 #include <map>
 #include <stdexcept>
 
+#include "opwright/triton/integers.h"
 #include "opwright/triton/value.h"
 
 namespace opwright::triton::detail {
 namespace {
 
 [[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
-
-[[noreturn]] void overflow() { fail("an integer goes beyond 64 bits"); }
-
-int64_t add(int64_t a, int64_t b) {
-  int64_t out;
-  if (__builtin_add_overflow(a, b, &out)) overflow();
-  return out;
-}
-int64_t subtract(int64_t a, int64_t b) {
-  int64_t out;
-  if (__builtin_sub_overflow(a, b, &out)) overflow();
-  return out;
-}
-int64_t multiply(int64_t a, int64_t b) {
-  int64_t out;
-  if (__builtin_mul_overflow(a, b, &out)) overflow();
-  return out;
-}
-
-int64_t floor_divide(int64_t a, int64_t b) {
-  if (b == 0) fail("division by zero");
-  if (b == -1) return subtract(0, a);
-  return a / b - (a % b != 0 && (a % b < 0) != (b < 0));
-}
-
-int64_t floor_modulo(int64_t a, int64_t b) {
-  if (b == 0) fail("modulo by zero");
-  if (b == -1) return 0;
-  const int64_t rest = a % b;
-  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
-}
 
 // As CPython does it: the remainder first, with the sign of the divisor.
 double float_modulo(double a, double b) {
@@ -61,14 +31,6 @@ double float_floor_divide(double a, double b) {
   if (quotient == 0) return std::copysign(0.0, a / b);
   const double down = std::floor(quotient);
   return quotient - down > 0.5 ? down + 1 : down;
-}
-
-int64_t power(int64_t base, int64_t exponent) {
-  if (base == 0 || base == 1) return exponent == 0 ? 1 : base;
-  if (base == -1) return exponent % 2 ? -1 : 1;
-  int64_t result = 1;
-  for (int64_t i = 0; i < exponent; ++i) result = multiply(result, base);
-  return result;
 }
 
 constexpr int kUnordered = 2;  // a NaN
@@ -324,22 +286,22 @@ Value Expression::evaluate(const Lookup& lookup) const {
   switch (operation_) {
     case O::kAdd:
       if (is_float) return Value::of_float(x + y);
-      return Value::of_int(add(a.integer, b.integer));
+      return Value::of_int(python::add(a.integer, b.integer, fail));
     case O::kSubtract:
       if (is_float) return Value::of_float(x - y);
-      return Value::of_int(subtract(a.integer, b.integer));
+      return Value::of_int(python::subtract(a.integer, b.integer, fail));
     case O::kMultiply:
       if (is_float) return Value::of_float(x * y);
-      return Value::of_int(multiply(a.integer, b.integer));
+      return Value::of_int(python::multiply(a.integer, b.integer, fail));
     case O::kDivide:
-      if (y == 0) fail("division by zero");
-      return Value::of_float(static_cast<double>(a.as_long_double() / b.as_long_double()));
+      if (is_float) return Value::of_float(python::divide(x, y, fail));
+      return Value::of_float(python::divide(a.integer, b.integer, fail));
     case O::kFloorDivide:
       if (is_float) return Value::of_float(float_floor_divide(x, y));
-      return Value::of_int(floor_divide(a.integer, b.integer));
+      return Value::of_int(python::floor_divide(a.integer, b.integer, fail));
     case O::kModulo:
       if (is_float) return Value::of_float(float_modulo(x, y));
-      return Value::of_int(floor_modulo(a.integer, b.integer));
+      return Value::of_int(python::modulo(a.integer, b.integer, fail));
     case O::kPower:
       if (x == 0 && y < 0) fail("zero to a negative power");
       if (is_float || b.integer < 0) {
@@ -348,36 +310,25 @@ Value Expression::evaluate(const Lookup& lookup) const {
         if (std::isinf(raised) && std::isfinite(x) && std::isfinite(y)) fail("a power beyond the range of floats");
         return Value::of_float(raised);
       }
-      return Value::of_int(power(a.integer, b.integer));
+      return Value::of_int(python::power(a.integer, b.integer, fail));
     case O::kShiftLeft:
-      if (integer_of(b) < 0 || b.integer > 62) fail("a shift by more than 62 bits");
-      return Value::of_int(multiply(integer_of(a), int64_t{1} << b.integer));
+      return Value::of_int(python::shift_left(integer_of(a), integer_of(b), fail));
     case O::kShiftRight:
-      if (integer_of(b) < 0) fail("a negative shift");
-      return Value::of_int(integer_of(a) >> (b.integer > 63 ? 63 : b.integer));
+      return Value::of_int(python::shift_right(integer_of(a), integer_of(b), fail));
     case O::kBitAnd: return of_bits(a, b, integer_of(a) & integer_of(b));
     case O::kBitOr: return of_bits(a, b, integer_of(a) | integer_of(b));
     case O::kBitXor: return of_bits(a, b, integer_of(a) ^ integer_of(b));
     case O::kNegate:
       if (is_float) return Value::of_float(-x);
-      return Value::of_int(subtract(0, a.integer));
+      return Value::of_int(python::negate(a.integer, fail));
     case O::kAbs:
       if (is_float) return Value::of_float(std::fabs(x));
-      if (a.integer >= 0) return Value::of_int(a.integer);
-      return Value::of_int(subtract(0, a.integer));
+      return Value::of_int(python::absolute(a.integer, fail));
     case O::kInt:
       if (!is_float) return Value::of_int(a.integer);
-      if (!(std::fabs(x) < 9.2e18)) fail("a float has no integer");
-      return Value::of_int(static_cast<int64_t>(x));
-    case O::kCdiv: {
-      return Value::of_int(floor_divide(subtract(add(integer_of(a), integer_of(b)), 1), b.integer));
-    }
-    case O::kNextPowerOf2: {
-      if (integer_of(a) > (int64_t{1} << 62)) overflow();
-      int64_t out;
-      for (out = a.integer <= 0 ? 0 : 1; out && out < a.integer;) out <<= 1;
-      return Value::of_int(out);
-    }
+      return Value::of_int(python::truncate(x, fail));
+    case O::kCdiv: return Value::of_int(python::cdiv(integer_of(a), integer_of(b), fail));
+    case O::kNextPowerOf2: return Value::of_int(python::next_power_of_2(integer_of(a), fail));
     default: fail("no operation");
   }
 }

@@ -20,12 +20,16 @@ std::string dimensions(int64_t x, int64_t y, int64_t z) {
 // Memory of one launch, given back in the stream's order.
 class Scratch {
  public:
-  Scratch(uint64_t bytes, uint64_t alignment, Stream stream, const Description& description)
+  Scratch(uint64_t bytes_each, unsigned __int128 programs, uint64_t alignment, Stream stream,
+          const Description& description)
       : allocator_(scratch_allocator()), stream_(stream) {
-    if (bytes == 0) return;
-    memory_ = allocator_.allocate(bytes, alignment, stream, allocator_.data);
+    if (bytes_each == 0) return;
+    const unsigned __int128 all = bytes_each * programs;  // a grid has fewer than 2^93 programs
+    const auto bytes = static_cast<uint64_t>(all);
+    if (bytes == all) memory_ = allocator_.allocate(bytes, alignment, stream, allocator_.data);
     if (!memory_) {
-      throw Error(Cause::kDriver, subject_of(description) + ": no scratch memory\n\n  needed  " + std::to_string(bytes) +
+      throw Error(Cause::kDriver, subject_of(description) + ": no scratch memory\n\n  needed  " +
+                                      (bytes == all ? std::to_string(bytes) : "more than 2^64") +
                                       " bytes\n\nhint: opwright::triton::set_scratch_allocator takes them from elsewhere.");
     }
   }
@@ -236,10 +240,10 @@ void launch_special(const KernelState& kernel, const Entry& entry, Call& call, S
   check_devices(kernel, entry, call);
   if (checks) check_pointers(kernel, entry, call);
 
-  const uint64_t programs = static_cast<uint64_t>(grid.x) * static_cast<uint64_t>(grid.y) *
-                            static_cast<uint64_t>(grid.z) * entry.ctas;
-  const Scratch scratch(compiled.scratch_bytes * programs, compiled.scratch_alignment, stream, description);
-  const Scratch profile(compiled.profile_bytes * programs, compiled.profile_alignment, stream, description);
+  const auto programs = static_cast<unsigned __int128>(grid.x * entry.ctas) * static_cast<uint64_t>(grid.y) *
+                        static_cast<uint64_t>(grid.z);
+  const Scratch scratch(compiled.scratch_bytes, programs, compiled.scratch_alignment, stream, description);
+  const Scratch profile(compiled.profile_bytes, programs, compiled.profile_alignment, stream, description);
   std::vector<uint64_t> memory(entry.buffer_size / 8 + 24);
   const auto misaligned = reinterpret_cast<uintptr_t>(memory.data()) % 64;
   auto* buffer = reinterpret_cast<unsigned char*>(memory.data()) + (misaligned ? 64 - misaligned : 0);

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+
+#include "opwright/triton/error.h"
 
 struct CUstream_st;
 
@@ -15,7 +18,10 @@ struct Grid {
   int64_t x = 1, y = 1, z = 1;
 };
 
-// a / b, rounded up.
-inline constexpr int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// a / b, rounded up, for a positive b. Throws Error for any other.
+inline constexpr int64_t cdiv(int64_t a, int64_t b) {
+  if (b <= 0) throw Error(Cause::kArgument, "`cdiv(a, b)`: b must be positive\n\n  b  " + std::to_string(b));
+  return a / b + (a % b > 0);
+}
 
 }  // namespace opwright::triton

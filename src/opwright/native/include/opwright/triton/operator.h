@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "opwright/triton.h"
+#include "opwright/triton/integers.h"
 #include "opwright/view.h"
 
 namespace opwright::triton {
@@ -22,27 +23,14 @@ struct as_pointer<View<T, R>> {
   }
 };
 
-namespace python {
-
-// Python's integers as far as 64 bits go: // and % round down.
-inline int64_t floor_divide(int64_t a, int64_t b) {
-  if (b == 0) throw Error(Cause::kArgument, "division by zero");
-  return a / b - (a % b != 0 && (a < 0) != (b < 0));
-}
-inline int64_t modulo(int64_t a, int64_t b) { return a - floor_divide(a, b) * b; }
-inline int64_t cdiv(int64_t a, int64_t b) { return floor_divide(a + b - 1, b); }
-inline int64_t next_power_of_2(int64_t a) {
-  int64_t power = a <= 0 ? 0 : 1;
-  while (power && power < a) power <<= 1;
-  return power;
-}
-inline int64_t power(int64_t base, int64_t exponent) {
-  int64_t result = 1;
-  for (int64_t i = 0; i < exponent; ++i) result *= base;
-  return result;
-}
-
-}  // namespace python
+// An expression of a launch function; called, it throws an error that names it.
+struct Place {
+  const char* expression;
+  const char* line;  // "triton.py:7"
+  [[noreturn, gnu::cold, gnu::noinline]] void operator()(const char* why) const {
+    throw Error(Cause::kArgument, std::string("`") + expression + "` (" + line + "): " + why);
+  }
+};
 
 // Prepares an operator's library: who compiles, where the cache is, and the pack triton.opk beside its triton.py
 // if there is one, as a package brings it. Returns null, or what is wrong, until the thread's next call.

@@ -59,6 +59,7 @@ std::unique_ptr<unsigned char[]> exact(const std::string& bytes) {
 }
 
 enum Outcome { kRight = 0, kRefused = 1, kWrong = 2, kForeign = 3, kCrash = 4 };
+constexpr int kFirstStatus = 64;  // the exit status of kRight: a sanitizer's report ends with 1
 const char* const kNames[] = {"right", "refused", "wrong", "foreign", "crash"};
 
 // In the child: what each launch gave, and the worst of it.
@@ -100,15 +101,15 @@ int in_child(const std::string& bytes, const std::vector<std::string>& expected,
   const pid_t child = fork();
   if (child == 0) {
     close(pipe_ends[0]);
-    if (!errors && !freopen("/dev/null", "w", stderr)) _exit(kCrash);
+    if (!errors && !freopen("/dev/null", "w", stderr)) _exit(kFirstStatus + kCrash);
     truncate(record.c_str(), 0) == 0 || std::ofstream(record);
     const auto start = reinterpret_cast<int (*)(const char*)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "stub_record"));
     start(record.c_str());
     std::vector<std::string> found;
     std::string text;
     const int outcome = attempt(bytes, expected, found, text);
-    if (write(pipe_ends[1], text.data(), std::min<size_t>(text.size(), 4000)) < 0) _exit(kCrash);
-    _exit(outcome);
+    if (write(pipe_ends[1], text.data(), std::min<size_t>(text.size(), 4000)) < 0) _exit(kFirstStatus + kCrash);
+    _exit(kFirstStatus + outcome);
   }
   close(pipe_ends[1]);
   char buffer[4096];
@@ -117,7 +118,8 @@ int in_child(const std::string& bytes, const std::vector<std::string>& expected,
   close(pipe_ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) < kCrash ? WEXITSTATUS(status) : kCrash;
+  const int outcome = WIFEXITED(status) ? WEXITSTATUS(status) - kFirstStatus : int{kCrash};
+  return outcome >= kRight && outcome < kCrash ? outcome : int{kCrash};
 }
 
 void flip(const std::string& good, const std::vector<std::string>& expected, int count, unsigned seed) {

@@ -92,6 +92,16 @@ def test_frozen_without_python(entries: list[Entry], tmp_path: Path) -> None:
     assert stub.unpack_params(records[0], "QiQQ") == [0x1000, 5, 0, 0]
 
 
+def test_scratch_memory_that_64_bits_cannot_count(entries: list[Entry], tmp_path: Path) -> None:
+    kernel = changed(one(entries, "left"), global_scratch=[1 << 32, 16])
+    content = pack([kernel, one(entries, "left", None)])
+    launches = [left(grid=[2**31 - 1, 8]), left(grid=[1])]
+    (error, fine), records = run(tmp_path, [content], launches)
+    assert "no scratch memory\n\n  needed  more than 2^64 bytes" in error
+    assert fine is None
+    assert len(records) == 1
+
+
 def test_each_gpu_gets_the_cubin_of_its_architecture(entries: list[Entry], tmp_path: Path) -> None:
     launches = [left(device=device) for device in (0, 1, 0, 2)]
     errors, records = run(tmp_path, [pack(entries)], launches, devices=4, arch="90,80,86,100")
@@ -357,6 +367,12 @@ def descriptions_of(entries: list[Entry]) -> Iterator[tuple[str, str, Any]]:
         ("grid that is no expression", ["grids"], {"g": {"expression": "x"}}),
     ):
         yield name, json.dumps(put(described, path, value)), "any"
+    deep = "(" * 3_000_000  # more than a stack holds
+    for name, path, value in (
+        ("default of 3 MB of parentheses", ["params"], [*described["params"], {"name": "q", "default": deep}]),
+        ("autotune of 3 MB of parentheses", ["autotune"], {"configs": [{"constexprs": {"C": deep}}]}),
+    ):
+        yield name, json.dumps(put(described, path, value)), "refused"
     for name, text in (
         ("a list", "[1, 2]"),
         ("null", "null"),
@@ -456,6 +472,13 @@ def hostile(entries: list[Entry]) -> dict[str, tuple[bytes, str]]:
             ),
             outcome,
         )
+    tuned = put(described["left"], ["autotune"], {"key": ["n"], "configs": [{}, {}]})
+    table = {"file": str(KERNELS), "function": "left", "arch": 90, "gpu": "GPU"}
+    table["rows"] = [{"key": ["(" * 3_000_000, "i32"], "config": 1}]
+    found["table of 3 MB of parentheses"] = (
+        raw_pack([*without("left", kind="description"), row(tuned), row(table)], blobs),
+        "refused",
+    )
     elf = blobs[0]
     for name, blob in (
         ("empty", b""),

@@ -59,6 +59,7 @@ std::map<std::string, std::string> texts_of(const Json& object) {
       case Json::Type::kFloat: texts[name] = float_text(value.number); break;
       default: texts[name] = "None";
     }
+    parse_value(texts[name]);  // throws here, not at the call that needs it
   }
   return texts;
 }
@@ -90,6 +91,7 @@ std::unique_ptr<Description> read_description(const Json& record) {
     parameter.name = item["name"].text;
     parameter.type = item["type"].text;
     parameter.default_value = item["default"].text;
+    parse_value(parameter.default_value);  // throws here, not at the call that needs it
     parameter.is_constexpr = item["constexpr"].truth();
     parameter.specializes = item["specialize"].truth();
     parameter.specializes_alignment = item["align"].truth();

@@ -8,6 +8,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "opwright/triton/error.h"
 #include "opwright/triton/integers.h"
 #include "opwright/triton/value.h"
 
@@ -76,15 +77,20 @@ Value of_bits(const Value& a, const Value& b, int64_t bits) {
   return are_bools ? Value::of_bool(bits) : Value::of_int(bits);
 }
 
-// Reads a value from the front of a text.
-Value read_value(std::string_view& text);
+constexpr int kMaxDepth = 64;  // of tuples, as of JSON
 
-Value read_tuple(std::string_view& text) {
+// Reads a value from the front of a text.
+Value read_value(std::string_view& text, int depth);
+
+Value read_tuple(std::string_view& text, int depth) {
+  if (depth == kMaxDepth) {
+    throw Error(Cause::kArgument, "a value nests more than " + std::to_string(kMaxDepth) + " tuples");
+  }
   Value tuple;
   tuple.type = Value::Type::kTuple;
   text.remove_prefix(1);
   while (!text.empty() && text[0] != ')') {
-    tuple.items.push_back(read_value(text));
+    tuple.items.push_back(read_value(text, depth + 1));
     while (!text.empty() && (text[0] == ',' || text[0] == ' ')) text.remove_prefix(1);
   }
   if (!text.empty()) text.remove_prefix(1);
@@ -112,13 +118,18 @@ Value read_word(std::string_view word) {
   return {};
 }
 
-Value read_value(std::string_view& text) {
-  if (text[0] == '(') return read_tuple(text);
+Value read_value(std::string_view& text, int depth) {
+  if (text[0] == '(') return read_tuple(text, depth);
   size_t end = 0;
   if (text[0] == '"') {
     for (end = 1; end < text.size() && text[end] != '"'; ++end) end += text[end] == '\\';
     end = std::min(end + 1, text.size());
-    const Value value = Value::of_text(parse_json(text.substr(0, end)).text);
+    Value value;
+    try {
+      value = Value::of_text(parse_json(text.substr(0, end)).text);
+    } catch (const std::runtime_error& error) {
+      throw Error(Cause::kArgument, std::string("the string of a value cannot be read: ") + error.what());
+    }
     text.remove_prefix(end);
     return value;
   }
@@ -183,7 +194,7 @@ std::string value_text_of(const Value& value) {
   return text + (value.items.size() == 1 ? ",)" : ")");
 }
 
-Value parse_value(std::string_view text) { return text.empty() ? Value() : read_value(text); }
+Value parse_value(std::string_view text) { return text.empty() ? Value() : read_value(text, 0); }
 
 Expression::Expression(const Json& form) {
   switch (form.type) {

@@ -32,7 +32,8 @@ struct Value {
   bool is_number() const { return type == Type::kBool || type == Type::kInt || type == Type::kFloat; }
 };
 
-// The text of a value in a key, and back; parse_value returns None for texts that are no plain value.
+// The text of a value in a key, and back; parse_value returns None for texts that are no plain value, and throws Error
+// for an open string and for tuples nested deeper than 64.
 std::string value_text_of(const Value& value);
 Value parse_value(std::string_view text);
 

@@ -385,7 +385,13 @@ Choice choose_configuration(const Description& description, int arch, const std:
       if (!same_file(record["file"].text, description.file)) continue;
       for (const Json& row : record["rows"].items) {
         const auto index = static_cast<size_t>(row["config"].integer);
-        const double apart = distance(row);
+        double apart = HUGE_VAL;
+        try {
+          apart = distance(row);
+        } catch (const Error& error) {
+          throw Error(Cause::kPack, "the pack " + pack->name() + " cannot be used: its table for " +
+                                        subject_of(description) + ": " + error.what());
+        }
         if (apart < least && index < description.configurations.size()) {
           least = apart;
           best = index;

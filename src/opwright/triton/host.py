@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import threading
+from typing import Any
 
 from opwright import settings
 from opwright.errors import LoadError
@@ -16,12 +17,26 @@ _replies = threading.local()
 
 
 @_COMPILER
-def _compile(request: bytes) -> int:
+def _compile(request: bytes) -> int | None:
+    """Returns the address of the reply, or None after Ctrl-C: an exception cannot leave a callback.
+
+    The runtime then raises the signal again, so that the caller of the launch gets the KeyboardInterrupt.
+    """
+    try:
+        try:
+            reply = _answer(json.loads(request))
+        except (Exception, SystemExit) as error:
+            reply = {"error": {"kind": "internal", "message": f"the compile failed: {error!r}"}}
+        _replies.buffer = ctypes.create_string_buffer(json.dumps(reply).encode())  # until this thread's next request
+        return ctypes.addressof(_replies.buffer)
+    except KeyboardInterrupt:
+        return None
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from opwright.triton import worker
 
-    reply = json.dumps(worker.handle(json.loads(request))).encode()
-    _replies.buffer = ctypes.create_string_buffer(reply)  # until this thread's next request
-    return ctypes.addressof(_replies.buffer)
+    return worker.handle(request)
 
 
 def attach(library: ctypes.CDLL, subject: str) -> None:

@@ -211,6 +211,7 @@ std::vector<std::unique_ptr<Entry>> all_entries(const Maker& maker) {
       entries.back() = maker.make(&configuration);
       is_any = true;
     } catch (const Error& error) {
+      if (error.cause() == Cause::kInterrupted) throw;
       // Too much shared memory for this GPU, for one: Triton passes over such a configuration, too.
       if (first_failure.empty()) first_failure = error.what();
     }

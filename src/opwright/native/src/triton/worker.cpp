@@ -200,10 +200,19 @@ Json ask_process(const ProcessSettings& settings, const std::string& request, co
                                   "OPWRIGHT_TRITON=python=/path/to/venv/bin/python");
 }
 
+Json ask_host(Compiler compiler, const std::string& request, const std::string& subject) {
+  if (const char* reply = compiler(("{\"id\": 0, " + request + "}").c_str())) return parse_json(reply);
+  // Ctrl-C, whose exception could not leave the callback. The host's handler gets the signal again and acts once the
+  // launch has returned.
+  struct sigaction handler;
+  if (sigaction(SIGINT, nullptr, &handler) == 0 && handler.sa_handler != SIG_DFL) raise(SIGINT);
+  throw Error(Cause::kInterrupted, subject + ": its compile was interrupted");
+}
+
 }  // namespace
 
 Json ask_worker(const ProcessSettings& settings, const std::string& request, const std::string& subject) {
-  const Json reply = settings.compiler ? parse_json(settings.compiler(("{\"id\": 0, " + request + "}").c_str()))
+  const Json reply = settings.compiler ? ask_host(settings.compiler, request, subject)
                                        : ask_process(settings, request, subject);
   if (!reply["ok"].is_null()) return reply["ok"];
   const Json& error = reply["error"];

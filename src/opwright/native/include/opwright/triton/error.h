@@ -15,6 +15,7 @@ enum class Cause {
   kCapturing,    // a compile or a load would be needed during graph capture
   kSetting,      // OPWRIGHT_TRITON
   kDriver,       // no driver, or an error of the driver
+  kInterrupted,  // Ctrl-C during a compile in this process
 };
 
 // The text names the kernel, its file and line, the argument, what was expected and given, and what to do.

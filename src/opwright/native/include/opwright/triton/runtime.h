@@ -64,7 +64,7 @@ void set_scratch_allocator(const ScratchAllocator& allocator);  // default: cuMe
 
 // In a process that is Python: compiles by a callback instead of a worker. The request and the reply
 // are the worker's JSON lines; the callback returns memory that stays valid until its next call in
-// the same thread.
+// the same thread, or nullptr if Ctrl-C interrupted it, which the launch passes on to the process's handler.
 using Compiler = const char* (*)(const char* request);
 void set_compiler(Compiler compiler);
 

@@ -200,24 +200,19 @@ struct Maker {
   }
 };
 
-// Every configuration that compiles.
-std::vector<std::unique_ptr<Entry>> all_entries(const Maker& maker) {
-  std::vector<std::unique_ptr<Entry>> entries;
-  std::string first_failure;
-  bool is_any = false;
+std::vector<Candidate> all_candidates(const Maker& maker) {
+  std::vector<Candidate> candidates;
   for (const Configuration& configuration : maker.description.configurations) {
-    entries.emplace_back();
+    Candidate& candidate = candidates.emplace_back();
     try {
-      entries.back() = maker.make(&configuration);
-      is_any = true;
+      candidate.entry = maker.make(&configuration);
     } catch (const Error& error) {
       if (error.cause() == Cause::kInterrupted) throw;
       // Too much shared memory for this GPU, for one: Triton passes over such a configuration, too.
-      if (first_failure.empty()) first_failure = error.what();
+      candidate.failure = error;
     }
   }
-  if (!is_any) throw Error(Cause::kCompile, first_failure);
-  return entries;
+  return candidates;
 }
 
 // The entry of an autotuned kernel: by the packs' tables, or measured now where that is asked for.
@@ -240,10 +235,10 @@ std::unique_ptr<Entry> tuned_entry(const Maker& maker, Stream stream, const Grid
     if (known != maker.kernel.tuned.end()) {
       choice.index = known->second;
     } else {
-      std::vector<std::unique_ptr<Entry>> entries = all_entries(maker);
-      choice.index = fastest(maker.kernel, entries, maker.call, stream, grid);
+      std::vector<Candidate> candidates = all_candidates(maker);
+      choice.index = fastest(maker.kernel, candidates, maker.call, stream, grid);
       maker.kernel.tuned[name] = choice.index;
-      return std::move(entries[choice.index]);
+      return std::move(candidates[choice.index].entry);
     }
   }
   return maker.make(&description.configurations[choice.index]);

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "compiled.h"
 #include "cuda.h"
 #include "description.h"
+#include "opwright/triton/error.h"
 #include "opwright/triton/kernel.h"
 
 namespace opwright::triton::detail {
@@ -100,9 +102,15 @@ struct Choice {
 std::vector<std::string> tuning_texts(const std::vector<Value>& key, const std::vector<Node>& nodes);
 // The choice of the tables in the packs: exact, else the nearest that was measured, else the first.
 Choice choose_configuration(const Description& description, int arch, const std::vector<std::string>& texts);
-// Measures entries that launch the same call, nullptr for those that do not compile; returns the fastest's index.
-size_t fastest(const KernelState& kernel, const std::vector<std::unique_ptr<Entry>>& entries, Call& call,
-               Stream stream, const GridOfCall& grid);
+// A configuration that is to be measured: its entry, or why it cannot be launched.
+struct Candidate {
+  std::unique_ptr<Entry> entry;
+  std::optional<Error> failure;
+};
+// Measures candidates that launch the same call, one for each configuration; returns the fastest's index. Throws
+// Error if none can be launched.
+size_t fastest(const KernelState& kernel, std::vector<Candidate>& candidates, Call& call, Stream stream,
+               const GridOfCall& grid);
 
 // Writes the plan of a call's parameters. Throws Error(kPack) if record and call do not belong together.
 void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<Node>& nodes, int slot_count,

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kRounds = 5;
 constexpr int kLaunchesPerRound = 4;
+constexpr size_t kMaxListed = 16;  // of the configurations in an error
 
 class Timer {
  public:
@@ -39,29 +40,59 @@ class Timer {
   Event start_ = nullptr, end_ = nullptr;
 };
 
+// "BLOCK=256, num_warps=2".
+std::string text_of(const Configuration& configuration) {
+  std::string text;
+  for (const auto* values : {&configuration.constexprs, &configuration.options}) {
+    for (const auto& [name, value] : *values) text += (text.empty() ? "" : ", ") + name + "=" + value;
+  }
+  return text;
+}
+
+// Throws: no candidate can be launched. Lists them, each with the rule that it broke, and shows the first error whole.
+[[noreturn]] void refuse_all(const Description& description, const std::vector<Candidate>& candidates) {
+  const std::string subject = subject_of(description) + ": ";
+  std::string rows;
+  for (size_t i = 0; i < std::min(candidates.size(), kMaxListed); ++i) {
+    std::string rule = candidates[i].failure->what();
+    if (rule.starts_with(subject)) rule.erase(0, subject.size());
+    rows += "  " + text_of(description.configurations[i]) + "\n    " + rule.substr(0, rule.find('\n')) + "\n";
+  }
+  if (candidates.size() > kMaxListed) {
+    rows += "  and " + std::to_string(candidates.size() - kMaxListed) + " more\n";
+  }
+  const Error& first = *candidates.front().failure;
+  throw Error(first.cause(), subject + "none of its configurations can be launched\n\n" + rows +
+                                 "\nThe first error:\n\n" + first.what());
+}
+
 }  // namespace
 
-size_t fastest(const KernelState& kernel, const std::vector<std::unique_ptr<Entry>>& entries, Call& call,
-               Stream stream, const GridOfCall& grid) {
+size_t fastest(const KernelState& kernel, std::vector<Candidate>& candidates, Call& call, Stream stream,
+               const GridOfCall& grid) {
   Timer timer(stream);
-  std::vector<float> least(entries.size(), HUGE_VALF);
-  std::vector<bool> runs(entries.size(), true);
+  std::vector<float> least(candidates.size(), HUGE_VALF);
   // In turns, so that a change of the clocks meets all of them; the first round warms up.
   for (int round = -1; round < kRounds; ++round) {
-    for (size_t i = 0; i < entries.size(); ++i) {
-      if (!entries[i] || !runs[i]) continue;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (candidates[i].failure) continue;
+      const Entry* entry = candidates[i].entry.get();
       try {
-        const Grid extents = grid.compute(grid.given, &kernel, entries[i].get(), call);
+        const Grid extents = grid.compute(grid.given, &kernel, entry, call);
         const float elapsed = timer.milliseconds([&] {
-          for (int j = 0; j < kLaunchesPerRound; ++j) launch(&kernel, entries[i].get(), call, stream, extents);
+          for (int j = 0; j < kLaunchesPerRound; ++j) launch(&kernel, entry, call, stream, extents);
         });
         if (round >= 0) least[i] = std::min(least[i], elapsed);
-      } catch (const Error&) {
-        runs[i] = false;  // this GPU refuses it; if it refuses all, the launch proper says why
+      } catch (const Error& error) {
+        candidates[i].failure = error;  // this GPU refuses it
+        least[i] = HUGE_VALF;
       }
     }
   }
-  return static_cast<size_t>(std::min_element(least.begin(), least.end()) - least.begin());
+  const auto best = std::min_element(least.begin(), least.end());
+  const auto index = static_cast<size_t>(best - least.begin());
+  if (candidates[index].failure) refuse_all(*kernel.description.load(std::memory_order_acquire), candidates);
+  return index;
 }
 
 }  // namespace opwright::triton::detail

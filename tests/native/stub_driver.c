@@ -55,6 +55,7 @@ static bool oversized_shared;
 static Context primaries[kMaxDevices];
 static int num_contexts;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+FREE_IN_CHILD(lock)
 
 // What differs between architectures, from NVIDIA's table of compute capabilities.
 typedef struct {

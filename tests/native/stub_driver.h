@@ -195,6 +195,13 @@ extern bool stub_slow_launch;  // the recorder runs
 extern bool stub_has_faults;   // failures are injected
 extern int stub_global_captures;
 
+// A child of fork may call the stub, whatever the other threads were doing: the mutex is free there.
+#define FREE_IN_CHILD(mutex)                                                                       \
+  static void free_##mutex(void) { mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }           \
+  __attribute__((constructor)) static void free_##mutex##_in_child(void) {                         \
+    pthread_atfork(NULL, NULL, free_##mutex);                                                      \
+  }
+
 // A plain load; relaxed, so that a sanitiser knows that another thread may write.
 #define IS_SET(flag) __atomic_load_n(&(flag), __ATOMIC_RELAXED)
 

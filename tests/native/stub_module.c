@@ -13,6 +13,7 @@
 enum { kDefaultShared = 49152 };  // of a block, without opting in
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+FREE_IN_CHILD(lock)
 
 static bool is_module(const Module* module) {
   return module != NULL && module->magic == kModuleMagic;

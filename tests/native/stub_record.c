@@ -13,6 +13,7 @@ bool stub_slow_launch;
 bool stub_has_faults;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+FREE_IN_CHILD(lock)
 static Thread* threads;
 static uint64_t forgotten[kFunctions];  // counts at the last reset
 static int record_file = -1;

@@ -14,6 +14,7 @@ Stream stub_streams[kMaxStreams];
 int stub_global_captures;
 static int num_streams;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+FREE_IN_CHILD(lock)
 
 Stream* stub_stream(void* handle) {
   uintptr_t distance = (uintptr_t)handle - (uintptr_t)stub_streams;

@@ -1,4 +1,4 @@
-"""The compiler of a process that is Python: what Ctrl-C does while it compiles."""
+"""The compiler of a process that is Python: what Ctrl-C and fork do while it is at work."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ except KeyboardInterrupt as error:
     print("KeyboardInterrupt", error.__context__)
 print(library.launch(file, 3))
 """
+FORKED = """
+thread = threading.Thread(target=library.launch, args=(file, 3))
+thread.start()
+while not os.path.exists(marker):
+    time.sleep(0.01)
+if os.fork() == 0:
+    signal.alarm(60)
+    wrong = library.launch(file, 3), library.launch(file, 4)
+    print("child", wrong, flush=True)
+    os._exit(0)
+print("status", os.wait()[1], flush=True)
+thread.join()
+print("parent", library.launch(file, 3), library.launch(file, 5))
+"""
 
 
 def run_host(python: Path, folder: Path, script: str, act: str) -> list[str]:
@@ -65,3 +79,9 @@ def test_ctrl_c_during_a_compile_is_a_keyboard_interrupt(python: Path, tmp_path:
     act = "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     assert run_host(python, tmp_path, INTERRUPTED, act) == ["KeyboardInterrupt None", "None"]
     assert len(stub.read_records(tmp_path / "record.jsonl")) == 1
+
+
+def test_a_fork_during_a_compile_of_the_process(python: Path, tmp_path: Path) -> None:
+    """The child compiles the kernel that the parent's thread was at, and another."""
+    lines = run_host(python, tmp_path, FORKED, "time.sleep(3)")
+    assert lines == ["child (None, None)", "status 0", "parent None None"]

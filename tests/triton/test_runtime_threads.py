@@ -20,6 +20,7 @@ from opwright.triton.worker.packfile import Entry, pack
 pytestmark = pytest.mark.compiler
 KERNELS = synthetic_packs.KERNELS / "pack_kernels.py"
 PROGRAM = runtime.ROOT / "tests" / "native" / "triton_threads.cpp"
+FORK_PROGRAM = runtime.ROOT / "tests" / "native" / "triton_fork.cpp"
 SANITIZERS = {
     "thread": ("-fsanitize=thread", "-g1"),
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1"),
@@ -120,3 +121,42 @@ def test_two_gpus_load_large_shared_memory_at_once(entries: list[Entry], tmp_pat
     (_, *errors), records = run("thread", many(entries, shared=100_000), tmp_path, threads=16, rounds=1)
     assert errors == []
     assert {record["shared"] for record in records} == {100_000}
+
+
+# A worker that refuses everything after a moment, and says whose child it is.
+REFUSING_WORKER = """#!{python} -S
+import json, os, sys, time
+for line in sys.stdin:
+    time.sleep(0.02)
+    error = {{"kind": "compile", "message": f"the worker of {{os.getppid()}}."}}
+    print(json.dumps({{"id": json.loads(line)["id"], "error": error}}), flush=True)
+"""
+FORKS = 40
+
+
+@pytest.mark.parametrize("flags", [(), SANITIZERS["thread"]], ids=["plain", "thread"])
+def test_a_child_of_fork_launches_loads_and_compiles(
+    entries: list[Entry], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """Whatever the other threads of the parent hold at that moment: mutexes, a compile, the workers' pipes."""
+    # For another number of warps, too, which a thread of the parent asks for.
+    content = [entry for entry in entries if "key" not in entry.record]
+    for entry in entries:
+        if "key" in entry.record:
+            base = entry.record["key"].removesuffix("=1")
+            options = ["", *(f"; num_warps={warps}" for warps in range(1, 5))]
+            keys = [f"{base}={constant}{more}" for constant in range(CLASSES) for more in options]
+            content += [synthetic_packs.changed(entry, key=key) for key in keys]
+    path, worker = tmp_path / "many.opk", tmp_path / "python"
+    path.write_bytes(pack(content))
+    worker.write_text(REFUSING_WORKER.format(python=sys.executable))
+    worker.chmod(0o755)
+    env = stub.environment(folder=stub.build(flags=flags)) | {
+        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:die_after_fork=0",
+        "OPWRIGHT_TRITON": f"python={worker},workers=2,timeout=10",
+        "OPWRIGHT_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    command = [runtime.build(FORK_PROGRAM, flags), *map(str, (KERNELS, CLASSES, path, FORKS))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "", done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -6,14 +6,18 @@ import ctypes
 import importlib.util
 import json
 import os
+import sys
 import threading
 from typing import Any
 
 from opwright import settings
 from opwright.errors import LoadError
+from opwright.triton.packs.workers import WorkerPool
 
 _COMPILER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 _replies = threading.local()
+_compiling: set[int] = set()  # the threads that compile at the moment
+_workers: WorkerPool | None = None  # in a child of fork that cannot compile in its own process
 
 
 @_COMPILER
@@ -34,9 +38,30 @@ def _compile(request: bytes) -> int | None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from opwright.triton import worker
+    if _workers is not None:
+        del request["id"]  # the pool numbers the requests of its workers
+        return _workers.ask(sys.executable, request)
+    _compiling.add(threading.get_ident())
+    try:
+        from opwright.triton import worker
 
-    return worker.handle(request)
+        return worker.handle(request)
+    finally:
+        _compiling.discard(threading.get_ident())
+
+
+def _prepare_child() -> None:
+    """Lets workers compile in a child of fork if another thread was compiling.
+
+    That thread may have held locks of Python's imports, of Triton or of LLVM, which nobody releases in the child.
+    """
+    global _workers
+    if _workers is not None or _compiling - {threading.get_ident()}:
+        _workers = WorkerPool()
+    _compiling.clear()
+
+
+os.register_at_fork(after_in_child=_prepare_child)
 
 
 def attach(library: ctypes.CDLL, subject: str) -> None:

@@ -86,12 +86,7 @@ std::shared_ptr<Compiled> read_compiled(std::shared_ptr<const Pack> pack, const 
   return compiled;
 }
 
-LoadedFunction Compiled::function_in(Context context, Device device, const std::string& subject,
-                                     bool is_capturing) {
-  const std::lock_guard lock(mutex_);
-  for (const auto& [known, function] : functions_) {
-    if (known == context) return function;
-  }
+LoadedFunction Compiled::load(Device device, const std::string& subject, bool is_capturing) const {
   const Driver& cuda_driver = driver();
   const auto capturing = [&] {
     return Error(Cause::kCapturing, subject + ": it is not loaded yet, and cannot be while a graph is captured\n\n"
@@ -172,7 +167,6 @@ LoadedFunction Compiled::function_in(Context context, Device device, const std::
   if (ctas == 16) {
     verify(cuda_driver.function_set(function, kFunctionNonPortableCluster, 1), "cuFuncSetAttribute");
   }
-  functions_.emplace_back(context, loaded);
   return loaded;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,12 +47,10 @@ struct Compiled {
   std::vector<CubinParameter> parameters;
   std::vector<TmaRecipe> recipes;
 
-  // The function in a context, loaded if need be. `is_capturing` refuses that.
-  LoadedFunction function_in(Context context, Device device, const std::string& subject, bool is_capturing);
+  std::vector<std::pair<Context, LoadedFunction>> functions;  // under the mutex of `shared()`
 
- private:
-  std::mutex mutex_;
-  std::vector<std::pair<Context, LoadedFunction>> functions_;
+  // Loads the function in the current context, which is of this device. `is_capturing` refuses that.
+  LoadedFunction load(Device device, const std::string& subject, bool is_capturing) const;
 };
 
 // Reads a kernel's record and checks it against the limits of any GPU. Throws Error(kPack).

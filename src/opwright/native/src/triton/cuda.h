@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 #include "opwright/triton/driver.h"
@@ -114,6 +115,8 @@ struct Driver {
 #undef OPWRIGHT_DECLARE
   int cuda_version = 0;  // the newest CUDA that the driver supports, as 12080
 };
+
+extern std::mutex driver_mutex;  // held while the driver is initialized
 
 // Loads the driver once; throws Error(kDriver) if there is none.
 const Driver& driver();

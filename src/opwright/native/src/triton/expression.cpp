@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
+#include <span>
 #include <stdexcept>
 
 #include "opwright/triton/error.h"
@@ -207,21 +207,22 @@ Expression::Expression(const Json& form) {
   }
   using O = Operation;
   struct Form {
+    std::string_view name;
     O operation;
     size_t least, most;
   };
-  static const std::map<std::string, Form, std::less<>> forms = {
-      {"+", {O::kAdd, 2, 2}}, {"-", {O::kSubtract, 2, 2}}, {"*", {O::kMultiply, 2, 2}},
-      {"/", {O::kDivide, 2, 2}}, {"//", {O::kFloorDivide, 2, 2}}, {"%", {O::kModulo, 2, 2}},
-      {"**", {O::kPower, 2, 2}}, {"<<", {O::kShiftLeft, 2, 2}}, {">>", {O::kShiftRight, 2, 2}},
-      {"&", {O::kBitAnd, 2, 2}}, {"|", {O::kBitOr, 2, 2}}, {"^", {O::kBitXor, 2, 2}},
-      {"==", {O::kEqual, 2, 2}}, {"!=", {O::kNotEqual, 2, 2}}, {"<", {O::kLess, 2, 2}},
-      {"<=", {O::kLessEqual, 2, 2}}, {">", {O::kGreater, 2, 2}}, {">=", {O::kGreaterEqual, 2, 2}},
-      {"and", {O::kAnd, 1, 64}}, {"or", {O::kOr, 1, 64}}, {"not", {O::kNot, 1, 1}},
-      {"neg", {O::kNegate, 1, 1}}, {"if", {O::kIf, 3, 3}}, {"tuple", {O::kTuple, 0, 64}}};
-  static const std::map<std::string, Form, std::less<>> calls = {
-      {"cdiv", {O::kCdiv, 2, 2}}, {"min", {O::kMin, 1, 64}}, {"max", {O::kMax, 1, 64}},
-      {"next_power_of_2", {O::kNextPowerOf2, 1, 1}}, {"abs", {O::kAbs, 1, 1}}, {"int", {O::kInt, 1, 1}}};
+  static constexpr Form kForms[] = {
+      {"+", O::kAdd, 2, 2}, {"-", O::kSubtract, 2, 2}, {"*", O::kMultiply, 2, 2},
+      {"/", O::kDivide, 2, 2}, {"//", O::kFloorDivide, 2, 2}, {"%", O::kModulo, 2, 2},
+      {"**", O::kPower, 2, 2}, {"<<", O::kShiftLeft, 2, 2}, {">>", O::kShiftRight, 2, 2},
+      {"&", O::kBitAnd, 2, 2}, {"|", O::kBitOr, 2, 2}, {"^", O::kBitXor, 2, 2},
+      {"==", O::kEqual, 2, 2}, {"!=", O::kNotEqual, 2, 2}, {"<", O::kLess, 2, 2},
+      {"<=", O::kLessEqual, 2, 2}, {">", O::kGreater, 2, 2}, {">=", O::kGreaterEqual, 2, 2},
+      {"and", O::kAnd, 1, 64}, {"or", O::kOr, 1, 64}, {"not", O::kNot, 1, 1},
+      {"neg", O::kNegate, 1, 1}, {"if", O::kIf, 3, 3}, {"tuple", O::kTuple, 0, 64}};
+  static constexpr Form kCalls[] = {
+      {"cdiv", O::kCdiv, 2, 2}, {"min", O::kMin, 1, 64}, {"max", O::kMax, 1, 64},
+      {"next_power_of_2", O::kNextPowerOf2, 1, 1}, {"abs", O::kAbs, 1, 1}, {"int", O::kInt, 1, 1}};
   const std::string& head = form[0].text;
   if (head == "str" || head == "arg") {
     if (form.items.size() != 2 || form[1].type != Json::Type::kString) fail("no expression: " + head);
@@ -230,14 +231,15 @@ Expression::Expression(const Json& form) {
     return;
   }
   const bool is_call = head == "call";
-  const auto& table = is_call ? calls : forms;
-  const auto found = table.find(is_call ? form[1].text : head);
+  const std::span<const Form> table = is_call ? std::span<const Form>(kCalls) : std::span<const Form>(kForms);
+  const std::string& name = is_call ? form[1].text : head;
+  const auto found = std::find_if(table.begin(), table.end(), [&](const Form& one) { return one.name == name; });
   const size_t first = is_call ? 2 : 1;
-  if (found == table.end() || form.items.size() < first + found->second.least ||
-      form.items.size() > first + found->second.most) {
+  if (found == table.end() || form.items.size() < first + found->least ||
+      form.items.size() > first + found->most) {
     fail("no expression: " + head);
   }
-  operation_ = found->second.operation;
+  operation_ = found->operation;
   for (size_t i = first; i < form.items.size(); ++i) operands_.emplace_back(form[i]);
 }
 

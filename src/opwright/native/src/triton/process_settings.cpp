@@ -15,10 +15,10 @@ namespace opwright::triton {
 namespace detail {
 
 std::atomic<uint32_t> watching{0};
+std::mutex settings_mutex;
 
 namespace {
 
-std::mutex mutex;
 std::shared_ptr<const ProcessSettings> current;
 std::atomic<const LaunchHooks*> hooks{nullptr};
 std::atomic<const ScratchAllocator*> allocator{nullptr};
@@ -88,7 +88,7 @@ void read_environment(ProcessSettings& settings) {
   }
 }
 
-std::shared_ptr<const ProcessSettings> snapshot() {  // mutex held
+std::shared_ptr<const ProcessSettings> snapshot() {  // settings_mutex held
   if (!current) {
     auto settings = std::make_shared<ProcessSettings>();
     read_environment(*settings);
@@ -99,7 +99,7 @@ std::shared_ptr<const ProcessSettings> snapshot() {  // mutex held
 
 template <typename Change>
 void change(const Change& apply) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(settings_mutex);
   auto changed = std::make_shared<ProcessSettings>(*snapshot());
   apply(*changed);
   current = changed;
@@ -119,7 +119,7 @@ void pool_release(void* memory, Stream stream, void*) {
 }  // namespace
 
 std::shared_ptr<const ProcessSettings> process_settings() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(settings_mutex);
   return snapshot();
 }
 

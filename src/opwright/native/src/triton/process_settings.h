@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct ProcessSettings {
   Compiler compiler = nullptr;
   std::vector<std::shared_ptr<const Pack>> packs;
 };
+
+extern std::mutex settings_mutex;
 
 // A snapshot that later changes leave alone.
 std::shared_ptr<const ProcessSettings> process_settings();

@@ -30,7 +30,7 @@ const Description& ensure_description(KernelState& kernel) {
   if (known) return *known;
   // Asked without the lock: it may take a second, and a second answer does no harm.
   std::unique_ptr<Description> found = obtain_description(kernel.file, kernel.function);
-  const std::lock_guard lock(kernel.mutex);
+  const std::lock_guard lock(shared().mutex);
   known = kernel.description.load(std::memory_order_acquire);
   if (known) return *known;
   if (!kernel.table.load()) kernel.table.store(new Table(kFirstTableSize), std::memory_order_release);
@@ -90,33 +90,35 @@ std::map<std::string, std::string> decide(const Description& description, const 
   return decided;
 }
 
-// The compiled kernel of a key: one thread gets it, the others wait.
-std::shared_ptr<Compiled> compiled_once(KernelState& kernel, const Description& description, int arch,
-                                        const std::vector<std::string>& classes,
-                                        const std::map<std::string, std::string>& options, bool capturing) {
+// The compiled kernel of a key.
+std::shared_ptr<Compiled> compiled_kernel(KernelState& kernel, const Description& description, int arch,
+                                          const std::vector<std::string>& classes,
+                                          const std::map<std::string, std::string>& options, bool capturing) {
   const std::string key = std::to_string(arch) + " " + key_text(classes, options);
-  std::unique_lock lock(kernel.mutex);
-  while (true) {
-    const auto found = kernel.compiled.find(key);
-    if (found != kernel.compiled.end()) return found->second;
-    if (kernel.in_flight.insert(key).second) break;
-    kernel.changed.wait(lock);
-  }
-  lock.unlock();
-  std::shared_ptr<Compiled> compiled;
-  try {
-    compiled = obtain_compiled(description, kernel.file, arch, classes, options, capturing);
-  } catch (...) {
-    lock.lock();
-    kernel.in_flight.erase(key);
-    kernel.changed.notify_all();
-    throw;
-  }
-  lock.lock();
-  kernel.in_flight.erase(key);
-  kernel.compiled[key] = compiled;
-  kernel.changed.notify_all();
-  return compiled;
+  return make_once(
+      &kernel, key,
+      [&]() -> std::optional<std::shared_ptr<Compiled>> {
+        const auto found = kernel.compiled.find(key);
+        if (found == kernel.compiled.end()) return {};
+        return found->second;
+      },
+      [&] { return obtain_compiled(description, kernel.file, arch, classes, options, capturing); },
+      [&](const std::shared_ptr<Compiled>& compiled) { kernel.compiled[key] = compiled; });
+}
+
+// Its function in the current context.
+LoadedFunction loaded_function(Compiled& compiled, Context context, Device device, const std::string& subject,
+                               bool capturing) {
+  return make_once(
+      &compiled, std::to_string(reinterpret_cast<uintptr_t>(context)),
+      [&]() -> std::optional<LoadedFunction> {
+        for (const auto& [known, function] : compiled.functions) {
+          if (known == context) return function;
+        }
+        return {};
+      },
+      [&] { return compiled.load(device, subject, capturing); },
+      [&](const LoadedFunction& function) { compiled.functions.emplace_back(context, function); });
 }
 
 void fill_launch(Entry& entry, const Compiled& compiled, bool is_oversize) {
@@ -151,7 +153,7 @@ void insert(const Table& table, const Entry* entry) {
 // Publishes an entry. A table that is half full is replaced by one twice as large, and kept: a launch in
 // another thread may be reading it.
 void publish(KernelState& kernel, const Entry* entry) {
-  const std::lock_guard lock(kernel.mutex);
+  const std::lock_guard lock(shared().mutex);
   const Table* table = kernel.table.load(std::memory_order_relaxed);
   if (2 * (kernel.entry_count + 1) > table->mask + 1) {
     auto* larger = new Table(2 * (table->mask + 1));
@@ -184,8 +186,8 @@ struct Maker {
     complete_call(description, decided, entry->nodes);
     const std::vector<std::string> classes = class_texts(description, entry->nodes);
     const std::string subject = subject_of(description);
-    entry->compiled = compiled_once(kernel, description, arch, classes, options, capturing);
-    const LoadedFunction loaded = entry->compiled->function_in(context, device, subject, capturing);
+    entry->compiled = compiled_kernel(kernel, description, arch, classes, options, capturing);
+    const LoadedFunction loaded = loaded_function(*entry->compiled, context, device, subject, capturing);
     entry->function = loaded.function;
     plan_parameters(*entry, *entry->compiled, entry->nodes, call.slot_count, subject);
     fill_launch(*entry, *entry->compiled, loaded.is_oversize);
@@ -230,57 +232,25 @@ std::unique_ptr<Entry> tuned_entry(const Maker& maker, Stream stream, const Grid
   if (!choice.is_exact && process_settings()->tunes && grid.compute && is_repeatable && !maker.capturing) {
     std::string name = std::to_string(maker.device);
     for (const std::string& text : texts) name += "\n" + text;
-    const std::lock_guard lock(maker.kernel.tuning);
-    const auto known = maker.kernel.tuned.find(name);
-    if (known != maker.kernel.tuned.end()) {
-      choice.index = known->second;
-    } else {
-      std::vector<Candidate> candidates = all_candidates(maker);
-      choice.index = fastest(maker.kernel, candidates, maker.call, stream, grid);
-      maker.kernel.tuned[name] = choice.index;
-      return std::move(candidates[choice.index].entry);
-    }
+    std::vector<Candidate> candidates;
+    choice.index = make_once(
+        &maker.kernel, "tune",
+        [&]() -> std::optional<size_t> {
+          const auto known = maker.kernel.tuned.find(name);
+          if (known == maker.kernel.tuned.end()) return {};
+          return known->second;
+        },
+        [&] {
+          candidates = all_candidates(maker);
+          return fastest(maker.kernel, candidates, maker.call, stream, grid);
+        },
+        [&](size_t index) { maker.kernel.tuned[name] = index; });
+    if (!candidates.empty()) return std::move(candidates[choice.index].entry);
   }
   return maker.make(&description.configurations[choice.index]);
 }
 
-struct Registry {
-  std::mutex mutex;
-  std::map<std::string, std::unique_ptr<KernelState>, std::less<>> kernels;
-};
-
-Registry& registry() {
-  static auto* registry = new Registry;  // never destroyed: static kernels launch until the end
-  return *registry;
-}
-
-KernelState* state_of(std::string_view file, std::string_view function,
-                      const std::map<std::string, std::string>& options) {
-  std::string name = std::string(file) + "\n" + std::string(function);
-  for (const auto& [option, value] : options) name += "\n" + option + "=" + value;
-  const std::lock_guard lock(registry().mutex);
-  std::unique_ptr<KernelState>& state = registry().kernels[name];
-  if (!state) {
-    state = std::make_unique<KernelState>();
-    state->file = file;
-    state->function = function;
-    state->options = options;
-  }
-  return state.get();
-}
-
 }  // namespace
-
-KernelState* find_kernel(std::string_view file, std::string_view function) {
-  return state_of(file, function, {});
-}
-
-KernelState* with_options(const KernelState* kernel,
-                          const std::vector<std::pair<std::string, std::string>>& options) {
-  std::map<std::string, std::string> all = kernel->options;
-  for (const auto& [name, value] : options) all[name] = value;
-  return state_of(kernel->file, kernel->function, all);
-}
 
 const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> texts, Stream stream,
                      GridOfCall grid) {

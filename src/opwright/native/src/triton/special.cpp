@@ -184,8 +184,7 @@ Value evaluate_heuristic(const Description& description, const Heuristic& heuris
 }
 
 uint32_t decorate(const Description& description, Call& call) {
-  static const std::vector<std::string> no_texts;
-  const std::vector<Node> nodes = read_call(description, call, no_texts);
+  const std::vector<Node> nodes = read_call(description, call, {});
   uint64_t* const extra = call.words + call.word_count;
   size_t count = 0;
   const auto push = [&](const Value& value) {

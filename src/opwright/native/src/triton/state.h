@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiled.h"
@@ -79,14 +80,51 @@ struct KernelState {
   std::atomic<const Description*> description{nullptr};
   std::atomic<const Table*> table{nullptr};
 
-  std::mutex mutex;
-  std::condition_variable changed;
+  // Under the mutex of `shared()`.
   size_t entry_count = 0;
-  std::set<std::string> in_flight;                            // arch and key being compiled
   std::map<std::string, std::shared_ptr<Compiled>> compiled;  // by arch and key
-  std::mutex tuning;                                          // held while configurations are measured
   std::map<std::string, size_t> tuned;                        // what was measured here, by tuning_texts
 };
+
+// What all misses share, under one mutex that is held for moments only. A fork takes it, so that the child finds
+// everything whole; work that takes longer is a name in `in_flight`, which the child forgets.
+struct Shared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, std::unique_ptr<KernelState>, std::less<>> kernels;  // by file, function and options
+  std::set<std::pair<const void*, std::string>> in_flight;                   // the work's owner, and what it is
+};
+Shared& shared();
+
+// Returns what `find` finds or `make` makes. One thread at a time makes what has this owner and name, and the
+// others wait for it. `find` (which gives a std::optional) and `keep` run under the mutex of `shared()`.
+template <typename Find, typename Make, typename Keep>
+auto make_once(const void* owner, const std::string& name, const Find& find, const Make& make, const Keep& keep) {
+  Shared& all = shared();
+  struct Turn {
+    Shared& all;
+    std::unique_lock<std::mutex> lock;
+    std::pair<const void*, std::string> work;
+    bool is_mine = false;
+    ~Turn() {
+      if (!is_mine) return;
+      if (!lock.owns_lock()) lock.lock();
+      all.in_flight.erase(work);
+      all.changed.notify_all();
+    }
+  } turn{all, std::unique_lock(all.mutex), {owner, name}};
+  while (true) {
+    if (auto known = find()) return *std::move(known);
+    turn.is_mine = all.in_flight.insert(turn.work).second;
+    if (turn.is_mine) break;
+    all.changed.wait(turn.lock);
+  }
+  turn.lock.unlock();
+  auto made = make();
+  turn.lock.lock();
+  keep(made);
+  return made;
+}
 
 // Where a description and a compiled kernel come from: packs, the cache, the worker.
 std::unique_ptr<Description> obtain_description(const std::string& file, const std::string& function);

@@ -12,7 +12,8 @@
 #include <condition_variable>
 #include <cstring>
 #include <memory>
-#include <mutex>
+#include <new>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
@@ -21,6 +22,9 @@
 extern char** environ;
 
 namespace opwright::triton::detail {
+
+std::mutex workers_mutex;
+
 namespace {
 
 // The current folder is not searched: a json.py there is not the worker's.
@@ -30,6 +34,8 @@ constexpr char kProgram[] =
 class Worker {
  public:
   Worker(const std::string& python, const std::string& folder) {
+    // A fork while the pipes are made would leave the child with the worker's ends of them.
+    const std::lock_guard lock(workers_mutex);
     int to[2], from[2];
     if (pipe2(to, O_CLOEXEC) != 0) throw std::runtime_error(std::strerror(errno));
     if (pipe2(from, O_CLOEXEC) != 0) {
@@ -59,15 +65,30 @@ class Worker {
       close(read_);
       throw std::runtime_error(std::strerror(failed));
     }
+    all().insert(this);
   }
 
   ~Worker() {
-    close(write_);
-    close(read_);
+    {
+      const std::lock_guard lock(workers_mutex);
+      all().erase(this);
+      close_pipes();
+    }
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
   Worker(const Worker&) = delete;
+
+  // Those of this process, idle and busy; under workers_mutex.
+  static std::set<Worker*>& all() {
+    static auto* all = new std::set<Worker*>;
+    return *all;
+  }
+
+  void close_pipes() {
+    close(write_);
+    close(read_);
+  }
 
   // Throws std::runtime_error if the worker dies, is too slow or sends no JSON.
   Json ask(const std::string& request, int timeout_s) {
@@ -142,24 +163,25 @@ class Worker {
   std::string received_;
 };
 
-// The workers that wait for work. They belong to the process that started them: a fork has none.
+// The workers that wait for work, and how many have some; under workers_mutex.
 struct Pool {
-  std::mutex mutex;
   std::condition_variable freed;
   std::vector<std::pair<std::string, std::unique_ptr<Worker>>> idle;  // by Python
   int busy = 0;
-  pid_t owner = getpid();
 };
 
 Pool& pool() {
   static Pool* pool = new Pool;  // never destroyed: threads may still compile at exit
-  if (pool->owner != getpid()) pool = new Pool;
   return *pool;
 }
 
+// Runs when the library is loaded, before any thread can hold the guards of these statics, which no child of fork
+// could release.
+[[maybe_unused]] const bool are_made = (pool(), Worker::all(), true);
+
 std::unique_ptr<Worker> take(const ProcessSettings& settings) {
   Pool& workers = pool();
-  std::unique_lock lock(workers.mutex);
+  std::unique_lock lock(workers_mutex);
   workers.freed.wait(lock, [&] { return workers.busy < settings.workers; });
   ++workers.busy;
   for (auto it = workers.idle.begin(); it != workers.idle.end(); ++it) {
@@ -173,7 +195,7 @@ std::unique_ptr<Worker> take(const ProcessSettings& settings) {
 
 void give_back(const ProcessSettings& settings, std::unique_ptr<Worker> worker) {
   Pool& workers = pool();
-  const std::lock_guard lock(workers.mutex);
+  const std::lock_guard lock(workers_mutex);
   --workers.busy;
   if (worker) workers.idle.emplace_back(settings.python, std::move(worker));
   workers.freed.notify_one();
@@ -210,6 +232,16 @@ Json ask_host(Compiler compiler, const std::string& request, const std::string& 
 }
 
 }  // namespace
+
+void forget_workers() {
+  Pool& workers = pool();
+  for (Worker* worker : Worker::all()) worker->close_pipes();
+  Worker::all().clear();
+  for (auto& idle : workers.idle) idle.second.release();  // its end is the parent's
+  workers.idle.clear();
+  workers.busy = 0;
+  new (&workers.freed) std::condition_variable;  // the old one counts threads that are not here
+}
 
 Json ask_worker(const ProcessSettings& settings, const std::string& request, const std::string& subject) {
   const Json reply = settings.compiler ? ask_host(settings.compiler, request, subject)

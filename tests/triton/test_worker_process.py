@@ -84,6 +84,64 @@ def test_modules_of_one_name_in_two_folders(newest: Any, tmp_path: Path) -> None
     assert seen[0] == seen[2] != seen[1]
 
 
+# A package that can be imported once, as PyTorch and NumPy, and where it lies: its file from the test's folder, the
+# folder that PYTHONPATH names, and an installer's record, if any.
+ONCE = "import builtins\nassert not hasattr(builtins, 'once'), 'imported twice'\nbuiltins.once = True\n"
+INSTALLED_ELSEWHERE = {
+    "another environment": ("other/lib/python3/site-packages/once", "other/lib/python3/site-packages", None),
+    "pip install --target": ("target/once", "target", "target/once-1.dist-info"),
+    "links to a cache": ("cache/once", "linked", "cache/once-1.dist-info"),
+    "links to another environment": ("other/dist-packages/once", "linked", None),
+    "checkout of PyTorch": ("pytorch/torch", "pytorch", None),
+}
+
+
+@pytest.mark.parametrize("layout", INSTALLED_ELSEWHERE)
+def test_a_package_installed_elsewhere_is_imported_once(
+    layout: str, triton_pythons: Any, tmp_path: Path
+) -> None:
+    """A worker describes a second file that imports PyTorch from outside the interpreter's prefix."""
+    package, folder, record = (part and tmp_path / part for part in INSTALLED_ELSEWHERE[layout])
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(ONCE)
+    if record:
+        record.mkdir()
+        (record / "RECORD").write_text(f"{package.name}/__init__.py,,\nonce-1.dist-info/RECORD,,\n")
+    if not folder.exists():
+        folder.mkdir()
+        (folder / package.name).symlink_to(package)
+    started = Worker(max(triton_pythons), tmp_path, PYTHONPATH=str(folder))
+    for name in ("a", "b"):
+        file = _write(tmp_path / "kernels" / f"{name}.py", "1", f"import {package.name}")
+        sources = [path for path, _ in started.describe(file, "k")["sources"]]
+        assert [path for path in sources if str(tmp_path) in path] == [str(file)]
+    started.close()
+
+
+@pytest.mark.parametrize("layout", ["link in site-packages", "beside installed packages"])
+def test_a_project_among_installed_packages_is_the_authors(
+    layout: str, triton_pythons: Any, tmp_path: Path
+) -> None:
+    """Its edited module is seen, although `site-packages` links to it or `pip install --target` was given its folder."""
+    project, folder = tmp_path / "project", tmp_path / "project"
+    (project / "once-1.dist-info").mkdir(parents=True)
+    (project / "once-1.dist-info/RECORD").write_text("once/__init__.py,,\n")
+    (project / "mine").mkdir()
+    if layout == "link in site-packages":
+        folder = tmp_path / "site-packages"
+        folder.mkdir()
+        (folder / "mine").symlink_to(project / "mine")
+    started = Worker(max(triton_pythons), tmp_path, PYTHONPATH=str(folder))
+    file = _write(tmp_path / "k.py", "VALUE", "from mine import VALUE")
+    seen = []
+    for value in (1, 2):
+        text = f"import triton.language as tl\nVALUE = tl.constexpr({value})\n"
+        (project / "mine/__init__.py").write_text(text)
+        seen.append(started.compile(file, "k", ["*i32"])["sha256"])
+    started.close()
+    assert seen[0] != seen[1]
+
+
 def test_relative_imports_in_a_package(newest: Any, tmp_path: Path) -> None:
     package = tmp_path / "ops" / "inner"
     package.mkdir(parents=True)

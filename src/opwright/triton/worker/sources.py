@@ -9,6 +9,7 @@ had imported before stay as they are: a second copy would run their side effects
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -18,7 +19,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -27,14 +28,26 @@ from typing import Any
 from .errors import WorkerError, author_place, first_paragraph, line_of
 
 _OPWRIGHT = Path(os.path.realpath(__file__)).parents[2]
-_INSTALLED = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in {
-        _OPWRIGHT,
+# PyTorch, and Triton as far as it is not loaded yet, cannot be imported twice. Both are named because developers use
+# them from a checkout, which no installer has recorded.
+_IMPORTED_ONCE = ("torch", "triton")
+
+
+def _installed_folders() -> tuple[str, ...]:
+    folders = [
+        str(_OPWRIGHT),
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *(site.getsitepackages() if hasattr(site, "getsitepackages") else ()),
-    }
-)
+    ]
+    for name in _IMPORTED_ONCE:
+        with suppress(ImportError, ValueError):  # of a module that has no spec
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.origin is not None:  # not a mere folder of that name
+                folders += spec.submodule_search_locations or ()
+    return tuple(os.path.realpath(folder) + os.sep for folder in dict.fromkeys(folders))
+
+
+_INSTALLED = _installed_folders()
 
 
 class KernelFile:
@@ -200,8 +213,37 @@ def _author_modules(texts: dict[str, bytes], root: str) -> Iterator[None]:
 
 
 def is_authors_path(path: str | None) -> bool:
-    """Whether a file is the author's: neither of the standard library, nor installed, nor of Opwright."""
-    return bool(path) and not (os.path.realpath(path) + os.sep).startswith(_INSTALLED)  # type: ignore[arg-type]
+    """Whether a file is the author's: neither of the standard library, nor installed, nor of Opwright.
+
+    Links are followed: a project that is linked into `site-packages` remains its author's.
+    """
+    if not path:
+        return False
+    path = os.path.realpath(path)
+    return not ((path + os.sep).startswith(_INSTALLED) or _is_installed_elsewhere(path))
+
+
+def _is_installed_elsewhere(path: str) -> bool:
+    """Whether a file is installed outside this interpreter's folders, which a `.pth`, PYTHONPATH or a link leads to."""
+    parts = path.split(os.sep)
+    if not {"site-packages", "dist-packages"}.isdisjoint(parts[:-1]):
+        return True
+    # `pip install --target`, or the cache of an installer that links: a record beside the package names it.
+    return any(
+        parts[depth] in _recorded_names(os.sep.join(parts[:depth]) or os.sep)
+        for depth in range(1, len(parts))
+    )
+
+
+@functools.cache
+def _recorded_names(folder: str) -> frozenset[str]:
+    """Returns the packages and modules of a folder that an installer has recorded there."""
+    names: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        with suppress(OSError):
+            lines = record.read_text("utf-8", "replace").splitlines()
+            names.update(line.partition(",")[0].partition("/")[0] for line in lines)
+    return frozenset(names)
 
 
 def _module_path(module: Any) -> str | None:

@@ -202,7 +202,7 @@ def refuse_unverified(
         raise NotVerifiedError(
             checked.name,
             "no check of its results applies, so it is not measured",
-            rows=[(check.title, check.reason) for check in checked.checks],
+            rows=[(check.title, check.note) for check in checked.checks],
         )
     if not checked.passed:
         first = checked.failures[0]

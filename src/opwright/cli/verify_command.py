@@ -140,19 +140,21 @@ def verify_one(
         save_in(out, record)
     if not quiet:
         print_record(record)
-    cases = sum(c.cases for c in record.checks)
-    word = "Verified" if record.passed else "Failed" if record.failures else "Nothing ran for"
+    cases = sum(c.cases for c in record.checks) - record.undecided
+    undecided = f"; {record.undecided} undecided" if record.undecided else ""
+    unproven = "Undecided:" if undecided else "Nothing ran for"
+    word = "Verified" if record.passed else "Failed" if record.failures else unproven
     ran = " and ".join(record.backends) or "nothing ran to its end"
     if record.in_process and how.get("isolated", True):
         say(f"note: it ran in this process, so a crash would have ended it: {record.in_process}")
-    say(f"{word} {record.name} ({ran}) on {cases} cases in {time.perf_counter() - started:.1f} s")
-    if only and not cases:
+    say(f"{word} {record.name} ({ran}) on {cases} cases in {time.perf_counter() - started:.1f} s{undecided}")
+    if only and not cases and not undecided:
         say(f'hint: no description of a case, such as "f32[7, 2] (transposed)", contains {only!r}')
     return record
 
 
 def print_record(record: VerifyRecord) -> None:
-    """Prints the checks of a record, then its failures in full."""
+    """Prints the checks of a record, then its failures in full, and an undecided case of each check."""
     rows = [("check", "outcome", "cases", "worst ulp", "error/allowed", "")]
     for c in record.checks:
         rows.append(
@@ -162,10 +164,16 @@ def print_record(record: VerifyRecord) -> None:
                 str(c.cases) if c.cases else "",
                 "" if c.worst_ulp is None else f"{c.worst_ulp:.3g}",
                 "" if c.worst_ratio is None else f"{c.worst_ratio:.2f}",
-                c.reason,
+                c.note,
             )
         )
     print_rows(rows)
+    for c in record.checks:
+        if c.undecided:
+            first, *others = c.undecided
+            more = f" (and {len(others)} more cases)" if others else ""
+            print(f"\nUNDECIDED {c.title}")
+            print_rows([("  case", first.case), ("  found", first.reason + more)])
     for failure in record.failures:
         print(f"\nFAILED {failure.title}")
         print_rows(

@@ -8,7 +8,7 @@ from opwright.records.build import BuildRecord, BuildStep, KernelUse
 from opwright.records.call import CallPart, CallRecord
 from opwright.records.files import Record, builtins_of, decoded, encodable, read, save, save_in
 from opwright.records.machine import VERSION, Machine
-from opwright.records.verify import CaseError, Check, Failure, Mutant, MutantsRecord, VerifyRecord
+from opwright.records.verify import CaseError, Check, Failure, Mutant, MutantsRecord, Undecided, VerifyRecord
 from opwright.records.versions import BaseRecord, BaseRow
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "MutantsRecord",
     "Record",
     "Timing",
+    "Undecided",
     "VerifyRecord",
     "builtins_of",
     "decoded",

@@ -22,12 +22,25 @@ class CaseError:
 
 
 @dataclass
+class Undecided:
+    """A case in which the oracle may be off by more than the result is.
+
+    Attributes:
+        case: the input, as in a Failure.
+        reason: which elements differ, by how much, and why the oracle cannot tell which is right.
+    """
+
+    case: str
+    reason: str
+
+
+@dataclass
 class Check:
     """One kind of check, over all its cases.
 
     Attributes:
         name: "numerics", "gradcheck", "opcheck", "compile", ...
-        outcome: "passed", "failed" or "skipped".
+        outcome: "passed", "failed", "skipped", or "undecided" where the oracle could decide no case.
         cases: how many inputs were tried.
         reason: why it was skipped.
         worst_ulp: largest error seen, in units in the last place of the output's dtype.
@@ -35,6 +48,7 @@ class Check:
         seconds: how long it took.
         device: "cpu", "cuda" or "cuda:1"; "" in records of before there was a choice: the CPU.
         errors: of each case, where the check compares numbers; empty where nobody kept them.
+        undecided: the cases that neither passed nor failed.
     """
 
     name: str
@@ -46,11 +60,23 @@ class Check:
     seconds: float = 0.0
     device: str = ""
     errors: list[CaseError] = field(default_factory=list)
+    undecided: list[Undecided] = field(default_factory=list)
 
     @property
     def title(self) -> str:
         """The name, with the device in front where that is not the CPU."""
         return _titled(self.name, self.device)
+
+    @property
+    def note(self) -> str:
+        """Why it was skipped, or how many cases are undecided: `2 cases undecided`; else ""."""
+        count = len(self.undecided)
+        return f"{count} {'case' if count == 1 else 'cases'} undecided" if count else self.reason
+
+    @property
+    def explanation(self) -> str:
+        """The note, with the reason of the first undecided case."""
+        return ": ".join([self.note, *(case.reason for case in self.undecided[:1])])
 
 
 @dataclass
@@ -108,8 +134,13 @@ class VerifyRecord:
     in_process: str = ""
 
     @property
+    def undecided(self) -> int:
+        """How many cases neither passed nor failed, since the oracle could not decide them."""
+        return sum(len(check.undecided) for check in self.checks)
+
+    @property
     def passed(self) -> bool:
-        """Whether every check that ran has passed, and at least one ran."""
+        """Whether no check has failed, and at least one has passed."""
         return not self.failures and any(check.outcome == "passed" for check in self.checks)
 
 

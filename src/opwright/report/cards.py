@@ -102,9 +102,14 @@ class Card:
 
     @property
     def cases(self) -> int:
-        """How many inputs the checks that passed have tried."""
+        """How many inputs the checks that passed have found right."""
         checks = self.verify.checks if self.verify else []
-        return sum(check.cases for check in checks if check.outcome == "passed")
+        return sum(check.cases - len(check.undecided) for check in checks if check.outcome == "passed")
+
+    @property
+    def undecided(self) -> int:
+        """How many inputs the oracle could not decide."""
+        return self.verify.undecided if self.verify else 0
 
     @property
     def measurements(self) -> list[Measurement]:

@@ -10,7 +10,7 @@ from opwright.report.cards import Card
 from opwright.report.quantities import plural
 
 _BACKWARD = "backward: "
-_SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–"}
+_SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–", "undecided": "?"}
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Field:
     """One check of one operator on one device.
 
     Attributes:
-        outcome: "passed", "failed", "skipped", or "" where it is not in the record.
+        outcome: "passed", "failed", "skipped", "undecided", or "" where it is not in the record.
         text: what a reader sees: a sign, and for a skipped check the letter of its reason.
         told: the same in words.
     """
@@ -90,4 +90,8 @@ def _field(check: Check | None, letters: dict[str, str]) -> Field:
     if check.outcome == "skipped":
         letter = letters.get(check.reason, "")
         return Field("skipped", f"{sign} {letter}".rstrip(), f"skipped: {check.reason}".rstrip(": "))
-    return Field(check.outcome, sign, f"{check.outcome}, {plural(check.cases, 'case')}")
+    told = f"{check.outcome}, {plural(check.cases, 'case')}"
+    if check.undecided:
+        sign = f"{sign} ?" if sign != "?" else sign
+        told += f", {len(check.undecided)} undecided"
+    return Field(check.outcome, sign, told)

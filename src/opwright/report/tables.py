@@ -120,7 +120,7 @@ def list_checks(card: Card) -> list[CheckRow]:
             worst_ratio="" if (ratio := _worst_ratio(check)) is None else "infinite" if math.isinf(ratio) else round_to(ratio),
             ratio=ratio,
             time=with_unit(check.seconds * 1e6, TIME) if check.seconds else "",
-            reason=check.reason,
+            reason=check.explanation,
         )
         for check in (card.verify.checks if card.verify else [])
     ]
@@ -132,9 +132,10 @@ def _worst_ratio(check: Check) -> float | None:
 
 
 def count_outcomes(card: Card) -> str:
-    """Returns how many checks passed, failed and were skipped: `36 checks: 30 passed, 6 skipped`."""
+    """Returns how many checks had each outcome: `36 checks: 30 passed, 6 skipped`."""
     outcomes = Counter(check.outcome for check in (card.verify.checks if card.verify else []))
-    told = ", ".join(f"{outcomes[name]} {name}" for name in ("failed", "passed", "skipped") if outcomes[name])
+    names = ("failed", "passed", "undecided", "skipped")
+    told = ", ".join(f"{outcomes[name]} {name}" for name in names if outcomes[name])
     return f"{plural(outcomes.total(), 'check')}: {told}"
 
 

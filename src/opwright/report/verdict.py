@@ -47,6 +47,8 @@ def judge_all(cards: Sequence[Card]) -> str:
     if unverified:
         text += f"{len(unverified)} NOT verified ({', '.join(unverified)}), the others "
     text += f"right on {plural(cases, 'case')}" if cases else "verified"
+    undecided = sum(card.undecided for card in cards)
+    text += f", {undecided} undecided" if undecided else ""
     if len(unverified) == len(cards):
         text = f"{total}: NOT verified"
     if refused:
@@ -94,8 +96,9 @@ def _correctness(card: Card) -> str:
         untimed = card.refusal or card.bench is None
         return "verified" if card.is_verified else "no record of verify" if untimed else "NOT verified"
     if not card.is_verified:
-        return "NOT verified, no check ran"
-    return f"right on {plural(card.cases, 'case')}"
+        why = f"{plural(card.undecided, 'case')} undecided" if card.undecided else "no check ran"
+        return f"NOT verified, {why}"
+    return f"right on {plural(card.cases, 'case')}" + (f", {card.undecided} undecided" if card.undecided else "")
 
 
 def _speed(card: Card) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -106,6 +107,8 @@ def _run(operator: Operator, check: str, device: str, settings: Mapping[str, Any
         pytest.fail("\n\n".join(map(describe_failure, record.failures)), pytrace=False)
     if not record.passed:
         pytest.skip(_reason(record))
+    if record.undecided:
+        warnings.warn(_reason(record), stacklevel=2)
 
 
 def describe_failure(failure: Failure) -> str:
@@ -117,5 +120,5 @@ def describe_failure(failure: Failure) -> str:
 
 
 def _reason(record: VerifyRecord) -> str:
-    reasons = dict.fromkeys(check.reason for check in record.checks if check.reason)
+    reasons = dict.fromkeys(check.explanation for check in record.checks if check.note)
     return "; ".join(reasons) or "no case applies"

@@ -59,7 +59,7 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
     values = subject.inputs(case)
     values[pair[1]] = values[pair[0]]
     try:
-        expected = expect(subject.reference, copy_of(values, CPU) if subject.operator is not None else values)
+        expected = expect(subject.reference, copy_of(values, CPU if subject.operator is not None else None))
     except Exception:  # that is no input of it
         return ""
     for output, wanted in zip(subject.run(values), expected, strict=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,17 +21,49 @@ class Difference:
         worst_ratio: largest error over allowance; above 1 is wrong. inf: a NaN or infinity too many or
             too few.
         wrong: mask of the wrong elements.
+        message: what is wrong; "" if nothing is.
+        undecided: which elements differ by more than is allowed, but by less than the oracle itself may be off.
     """
 
     worst_ulp: float
     worst_ratio: float
     wrong: torch.Tensor
     message: str = ""
+    undecided: str = ""
+
+
+_collected: list[list[str]] = []
+
+
+@contextlib.contextmanager
+def collect_undecided() -> Iterator[list[str]]:
+    """Collects what could not be decided in all comparisons within."""
+    _collected.append([])
+    try:
+        yield _collected[-1]
+    finally:
+        _collected.pop()
 
 
 def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
-    """Returns how far an output, on any device, is from what it must be."""
+    """Returns how far an output, on any device, is from what it must be.
+
+    What seems wrong is compared again with how far the oracle may be off; and if nothing in it is farther off than
+    that, with the oracle in more digits.
+    """
     got = got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device)
+    found = _compare_once(got, expected)
+    if found.message and isinstance(expected, Expected) and expected.refinement is not None:
+        expected = expected.with_doubt()
+        found = _compare_once(got, expected)
+        if found.undecided:
+            found = _compare_once(got, expected.in_more_digits())
+    if found.undecided and _collected:
+        _collected[-1].append(found.undecided)
+    return found
+
+
+def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     if isinstance(expected, torch.Tensor):
         wrong = got != expected
         ratio = math.inf if bool(wrong.any()) else 0.0
@@ -63,6 +97,13 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     normal = finite & (exact.abs() >= torch.finfo(expected.dtype).smallest_normal)
     ulps = torch.where(normal, error / expected.ulp, torch.zeros_like(error))
     wrong = ratio > 1
+    undecided = ""
+    if expected.doubt is not None and bool(wrong.any()):
+        is_open = wrong & (error > 0) & (error <= expected.allowance + expected.doubt)
+        if bool(is_open.any()):
+            undecided = _describe_undecided(got, expected, torch.where(is_open, ratio, 0.0))
+            wrong = wrong & ~is_open
+            ratio, ulps = (torch.where(is_open, 0.0, x) for x in (ratio, ulps))
     if not got.numel():
         return Difference(0.0, 0.0, wrong)
     message = _describe_worst(got, expected, ratio, error) if bool(wrong.any()) else ""
@@ -78,7 +119,7 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
                     f"{allowed:.2g} are allowed: they are not rounded to nearest"
                 )
                 break
-    return Difference(float(ulps.max()), worst, wrong, message)
+    return Difference(float(ulps.max()), worst, wrong, message, undecided if not message else "")
 
 
 def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, error: torch.Tensor) -> str:
@@ -91,6 +132,19 @@ def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, 
     if math.isfinite(value) and math.isfinite(exact):
         text += f", off by {error.reshape(-1)[at].item() / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed"
     return text
+
+
+def _describe_undecided(got: torch.Tensor, expected: Expected, ratio: torch.Tensor) -> str:
+    at = int(ratio.argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    value, exact, ulp, allowed, unknown = (
+        t.reshape(-1)[at].item() for t in (got, expected.exact, expected.ulp, expected.allowance, expected.doubt)
+    )
+    return (
+        f"{int((ratio > 0).sum())} of {got.numel()} elements are undecided; worst at {index}: got {value:.9g}, the "
+        f"reference gives {exact:.9g}, off by {abs(value - exact) / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed "
+        f"and the reference itself may be off by {unknown / ulp:.3g}; {expected.reason}"
+    )
 
 
 def _describe_exact(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:

@@ -18,6 +18,7 @@ class Skipped(Exception):
 class Finding:
     """What a check found on one case; `message` is empty when it passes.
 
+    `undecided`: why the oracle cannot say whether it passes; "" if it can.
     `is_fatal`: further calls may crash the process, so no other check runs; the text says why. `has_ended`: it is
     this process alone that can make no further calls; another one can.
     """
@@ -29,6 +30,7 @@ class Finding:
     worst_ratio: float | None = None
     is_fatal: str = ""
     has_ended: bool = False
+    undecided: str = ""
 
 
 def need_operator(subject: Subject) -> Any:

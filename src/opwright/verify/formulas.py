@@ -89,7 +89,7 @@ def _attention(
 
 # PyTorch's own decomposition of it is one operator again.
 _STEPS[_aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention
-_STABLE = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu_backward}
+STABLE_FORMULAS = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu_backward}
 
 
 def oracle_formulas() -> contextlib.AbstractContextManager[Any]:
@@ -115,7 +115,7 @@ class _OracleFormulas(TorchDispatchMode):
             return func(*args, **kwargs)
         if isinstance(mode, Rounding) and func in _STEPS_IN_SINGLE:
             return mode.in_single(_STEPS_IN_SINGLE[func], *args, **kwargs)
-        return (_STEPS if mode is not None else _STABLE).get(func, func)(*args, **kwargs)
+        return (_STEPS if isinstance(mode, Rounding) else STABLE_FORMULAS).get(func, func)(*args, **kwargs)
 
 
 def _widened(func: Any, args: Sequence[Any]) -> Sequence[Any]:

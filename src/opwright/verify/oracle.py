@@ -3,20 +3,28 @@
 No tolerance is set by hand. A kernel is compared, element by element, with what PyTorch gets for the
 same computation in the same dtype, and with how far the reference moves when each of its intermediate
 results is off by one rounding. So an ill-conditioned element allows what it must, and no other does.
+
+Float64 is not exact either: a reference may cancel, and a candidate in float64 is as good as the oracle. Where the
+two differ by more than is allowed, but by less than the oracle may err, the reference is computed once more, in twice
+the digits (`wide.py`). Where that cannot be done, the difference decides nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from opwright.verify.formulas import oracle_formulas
 from opwright.verify.jitter import jittered
 from opwright.verify.tensors import copy_of, tensors_of
+from opwright.verify.wide import NotWide, Reference, compute_wide, estimate_error
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
 _MULTIPLE = 4.0
@@ -42,6 +50,10 @@ class Expected:
         lean: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
         is_loose: whether NaN and infinities are as right as each other.
+        doubt: how far `exact` itself may be off, per element; None until `with_doubt`.
+        reason: why it may be off.
+        refinement: computes the doubt, and the output in more digits; None for exact values.
+        output: which output this is.
     """
 
     exact: torch.Tensor
@@ -52,6 +64,35 @@ class Expected:
     lean: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
     is_loose: bool = False
+    doubt: torch.Tensor | None = None
+    reason: str = ""
+    refinement: Refinement | None = None
+    output: int = 0
+
+    def with_doubt(self) -> Expected:
+        """Returns the same, with how far it may be off."""
+        return replace(self, doubt=self.refinement.errors[self.output])
+
+    def in_more_digits(self) -> Expected:
+        """Returns the same from the reference in twice the digits, where that can be done. Needs the doubt."""
+        if isinstance(self.refinement.wide, str):
+            return replace(self, reason=self.refinement.wide)
+        found = self.refinement.wide[self.output].double()
+        # A result farther away than float64 may err is another function: then neither is known to be right.
+        is_same = (found == self.exact) | (found.isnan() & self.exact.isnan())
+        is_known = is_same | ((found - self.exact).abs() <= self.doubt)
+        exact = torch.where(is_known, found, self.exact)
+        expected = _expected(exact, self.refinement.eager[self.output], self.refinement.rounding[self.output])
+        return replace(
+            self,
+            exact=exact,
+            allowance=torch.maximum(self.allowance, expected.allowance),
+            ulp=expected.ulp,
+            overflowed=expected.overflowed,
+            lean=expected.lean,
+            doubt=torch.where(is_known, 0.0, self.doubt),
+            reason="in more digits the reference is another function than in float64",
+        )
 
 
 def to_oracle(value: Any) -> Any:
@@ -74,20 +115,19 @@ def to_oracle(value: Any) -> Any:
     return [to_oracle(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def expect(
-    reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any], seed: int = 0
-) -> list[Expected | torch.Tensor | None]:
+def expect(reference: Reference, values: Sequence[Any], seed: int = 0) -> list[Expected | torch.Tensor | None]:
     """Returns what each output must be; outputs that are not floating-point come as they must be exactly.
 
     Args:
         reference: the computation; takes the arguments, returns the outputs.
-        values: the arguments, in the dtype under test.
+        values: the arguments, in the dtype under test; they stay as they are until results are compared.
     """
     with few_threads(values):
         exact = reference([to_oracle(v) for v in values])
         eager = reference([copy_of(v) for v in values])
         spreads = _spread(reference, values, exact, eager, seed)
         nudged = _nudged(reference, values)
+    refinement = Refinement(reference, values, exact, eager, seed)
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain, spread) in enumerate(zip(exact, eager, spreads, strict=True)):
         if value is None or plain is None:
@@ -96,7 +136,7 @@ def expect(
             found.append(plain)
         else:
             expected = _expected(value.double(), plain, spread)
-            expected.lean = lean_of(plain.double(), expected)
+            expected.refinement, expected.output = refinement, i
             if nudged is not None:
                 expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
             found.append(expected)
@@ -127,7 +167,7 @@ _FEW_ELEMENTS = 2**19
 _NUDGE = 2.0**-100
 
 
-def _nudged(reference: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any]) -> Sequence[Any] | None:
+def _nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
     """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
     has_zeros = False
 
@@ -184,7 +224,58 @@ def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) ->
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
     overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
-    return Expected(exact, allowance, ulp, overflowed, plain.dtype)
+    expected = Expected(exact, allowance, ulp, overflowed, plain.dtype)
+    expected.lean = lean_of(plain.double(), expected)
+    return expected
+
+
+class Refinement:
+    """How far a reference in float64 may be off, and its results in more digits; both computed on first use."""
+
+    def __init__(
+        self, reference: Reference, values: Sequence[Any], exact: Sequence[Any], eager: Sequence[Any], seed: int
+    ) -> None:
+        self.eager = eager
+        self._reference, self._values, self._exact, self._seed = reference, values, exact, seed
+
+    @functools.cached_property
+    def rounding(self) -> list[torch.Tensor]:
+        """How far each result moves when every step is rounded to float64.
+
+        An operator that is several steps in one is taken step by step, since the candidate may take them so.
+        """
+
+        def in_steps(values: Sequence[Any]) -> Sequence[Any]:
+            with oracle_formulas():
+                return self._reference(values)
+
+        with few_threads(self._values), torch.no_grad():
+            return _spread(in_steps, self._values, self._exact, self._exact, self._seed)
+
+    @functools.cached_property
+    def errors(self) -> list[torch.Tensor | None]:
+        """How far each result may be off; None for what is not floating-point."""
+        with few_threads(self._values), torch.no_grad():
+            try:
+                found = estimate_error(self._reference, to_oracle(self._values))
+            except Exception:  # whatever a reference raises that takes float64 alone
+                found = [
+                    torch.full_like(e, math.inf) if isinstance(e, torch.Tensor) and e.is_floating_point() else None
+                    for e in self._exact
+                ]
+        return [
+            None if error is None else torch.maximum(error, _MULTIPLE * rounding)
+            for error, rounding in zip(found, self.rounding, strict=True)
+        ]
+
+    @functools.cached_property
+    def wide(self) -> list[Any] | str:
+        """The results, computed in twice the digits; or why they cannot be."""
+        try:
+            with few_threads(self._values), torch.no_grad():
+                return compute_wide(self._reference, to_oracle(self._values))
+        except NotWide as problem:
+            return f"the reference may cancel in float64, and cannot be computed in more digits: {problem}"
 
 
 def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -198,7 +289,7 @@ def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _spread(
-    reference: Callable[[Sequence[Any]], Sequence[Any]],
+    reference: Reference,
     values: Sequence[Any],
     exact: Sequence[Any],
     eager: Sequence[Any],

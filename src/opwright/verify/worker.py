@@ -10,10 +10,11 @@ import torch
 
 from opwright.dispatch import kernels
 from opwright.errors import BuildError
-from opwright.records import CaseError, Check, Failure
+from opwright.records import CaseError, Check, Failure, Undecided
 from opwright.spec.samples import Case
 from opwright.verify.callable_checks import check_for
 from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.difference import collect_undecided
 from opwright.verify.finding import Finding, Skipped, origin
 from opwright.verify.shrink import shrink
 from opwright.verify.state import Files, Guard
@@ -163,12 +164,15 @@ class Work:
                 and job.check not in _RANDOM_CHECKS
             ):
                 raise Skipped("it draws random numbers")
-            for finding in check_for(job.check, subject)(subject):
-                note()
-                if self.only in finding.case or finding.is_fatal:
-                    findings.append(finding)
-                    if finding.message and smallest is None:
-                        smallest = subject.current
+            with collect_undecided() as differences:
+                for finding in check_for(job.check, subject)(subject):
+                    note()
+                    finding.undecided = "" if finding.message else "; ".join(dict.fromkeys(differences))
+                    differences.clear()
+                    if self.only in finding.case or finding.is_fatal:
+                        findings.append(finding)
+                        if finding.message and smallest is None:
+                            smallest = subject.current
         except Skipped as skip:
             if not any(finding.message for finding in findings):
                 reason, findings = str(skip), []
@@ -178,18 +182,21 @@ class Work:
         note()
         changes |= dict.fromkeys((*left_behind(), *self.files.take()), "after the check")
         bad = [finding for finding in findings if finding.message]
+        undecided = [Undecided(f.case, f.undecided[:_LONGEST]) for f in findings if f.undecided]
+        compared = [f for f in findings if f.worst_ratio is not None and not f.undecided]
         ulps = [f.worst_ulp for f in findings if f.worst_ulp is not None]
         ratios = [f.worst_ratio for f in findings if f.worst_ratio is not None]
         check = Check(
             job.name,
-            "failed" if bad or changes else "passed" if findings else "skipped",
+            _outcome(bool(bad or changes), len(findings), len(undecided)),
             cases=len(findings),
             reason="" if findings or changes else reason,
             worst_ulp=max(ulps, default=None),
             worst_ratio=max(ratios, default=None),
             seconds=time.perf_counter() - start,
             device=device,
-            errors=[CaseError(f.case, f.worst_ulp, f.worst_ratio) for f in findings if f.worst_ratio is not None],
+            errors=[CaseError(f.case, f.worst_ulp, f.worst_ratio) for f in compared],
+            undecided=undecided,
         )
         fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
         has_ended = any(f.has_ended for f in findings)
@@ -212,6 +219,12 @@ class Work:
 def skipped(job: Job, reason: str) -> Result:
     """Returns the result of a job that is not run."""
     return Result(Check(job.name, "skipped", reason=reason, device=str(job.device)))
+
+
+def _outcome(has_failed: bool, cases: int, undecided: int) -> str:
+    if has_failed:
+        return "failed"
+    return "skipped" if not cases else "undecided" if undecided == cases else "passed"
 
 
 def _broken(error: BaseException, subject: Subject) -> Finding:

@@ -246,10 +246,11 @@ def test_kernels_and_references_refuse_the_same_views(accumulate):
         expected = overlaps_itself(view) or find_shared([view, other], [True, False]) is not None
         try:
             accumulate.operator.kernel(view, other, torch.zeros(size))
-            assert not expected
-        except RuntimeError as error:
-            assert expected, (size, view.stride(), view.storage_offset(), other.stride(), error)
-            refused += 1
+            is_refused = False
+        except RuntimeError:
+            is_refused = True
+        assert is_refused == expected, (size, view.stride(), view.storage_offset(), other.stride())
+        refused += is_refused
     assert 20 < refused < 380
 
 
@@ -281,7 +282,8 @@ def test_sizes_that_exceed_64_bits_are_refused(sized, entries, dtype):
         assert [t.numel() for t in entry(x, 3, 2)] == [12, 1]
         assert [t.numel() for t in entry(x, 3, -1)] == [12, 7]  # rounded down, as in Python
         for k, s in ((2**62, 1), (2**62 + 1, 1), (2**61, 1), (2**63 - 1, 1), (-(2**63), 1), (-1, -(2**63)), (0, 1)):
-            with pytest.raises((ShapeError, RuntimeError), match="elements along an axis|has no size|divides by zero|would have size"):
+            refusal = r"elements along an axis|has no size|divides by zero|would have size"
+            with pytest.raises((ShapeError, RuntimeError), match=refusal):
                 entry(x, k, s)
 
 

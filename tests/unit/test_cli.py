@@ -166,9 +166,9 @@ def test_explain(command, snapshot: SnapshotAssertion) -> None:
 
 @pytest.mark.compiler
 def test_cache(command, tmp_path: Path) -> None:
-    store = str(tmp_path / "own store")
-    env = {"OPWRIGHT_CACHE_DIR": store}
-    assert command("cache", "dir", **env).stdout.strip() == store
+    folder = tmp_path / "own folder"
+    env = {"OPWRIGHT_CACHE_DIR": str(folder)}
+    assert command("cache", "dir", **env).stdout.strip() == str(folder / "opwright-store")
     assert command("cache", "size", **env).stdout.strip() == "0"
     library = Path(command("build", "good.py", **env).stdout.strip())
     assert int(command("cache", "size", **env).stdout) > library.stat().st_size

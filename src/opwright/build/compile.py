@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opwright import settings
 from opwright.build import compile_commands, cuda
+from opwright.build.changes import FileChanged, Watch, build_unchanged
 from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import compile_error
 from opwright.build.glue import glue_text, header_text, kernel_signature
@@ -44,7 +45,7 @@ class Request:
         unit: the operators of the library.
         backends: whose kernels it holds.
         sources: the sources of each backend.
-        texts: their contents, in the same order.
+        texts: their contents, which a build of the request is made from.
         launches: the C++ of the launch functions in a `triton.py`, by its source.
         glue, headers: generated from the contracts; a header for each backend.
         flags: of each backend's compiler.
@@ -54,7 +55,7 @@ class Request:
     unit: tuple[Declaration, ...]
     backends: tuple[str, ...]
     sources: dict[str, tuple[Source, ...]]
-    texts: tuple[str, ...]
+    texts: dict[Source, str]
     launches: dict[Source, str]
     glue: str
     headers: dict[str, str]
@@ -63,7 +64,7 @@ class Request:
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = [f"format {_FORMAT}", headers_digest(), *GLUE_FLAGS, *LINK_FLAGS, self.glue, *self.texts]
+        parts = [f"format {_FORMAT}", headers_digest(), *GLUE_FLAGS, *LINK_FLAGS, self.glue, *self.texts.values()]
         for backend in self.backends:
             parts += [backend, *self.flags[backend], self.headers[backend]]
         if "cpu" in self.backends:
@@ -80,6 +81,11 @@ class Request:
         return any(source.backend == "cuda" for source in self.sources.get("cuda", ()))
 
     @property
+    def compiled_files(self) -> set[Path]:
+        """The sources that compilers read from where the author keeps them."""
+        return {source.path for source in self.texts if source.path and source.backend != "triton"}
+
+    @property
     def subject(self) -> str:
         """The operator that errors are about."""
         return next((d.name for d in self.unit if d.forward is None), self.unit[0].name)
@@ -90,30 +96,41 @@ class Request:
         return cuda.known_architectures(nvcc) if nvcc else []
 
 
-def make_request(unit: Sequence[Declaration], backends: Sequence[str]) -> Request:
-    """Returns the request for the kernels of a unit, from the sources as they are now."""
+def make_request(
+    unit: Sequence[Declaration], backends: Sequence[str], texts: Mapping[Source, str] | None = None
+) -> Request:
+    """Returns the request for the kernels of a unit.
+
+    Args:
+        texts: those of the sources; by default as they are now.
+    """
     sources = {b: tuple(dict.fromkeys(d.sources[b] for d in unit if b in d.sources)) for b in backends}
+    texts = {s: texts[s] if texts else s.read() for found in sources.values() for s in found}
     return Request(
         unit=tuple(unit),
         backends=tuple(backends),
         sources=sources,
-        texts=tuple(source.read() for found in sources.values() for source in found),
-        launches={
-            source: _translated(source, unit)
-            for found in sources.values()
-            for source in found
-            if source.backend == "triton"
-        },
+        texts=texts,
+        launches={s: _translated(s, text, unit) for s, text in texts.items() if s.backend == "triton"},
         glue=glue_text(unit, backends),
         headers={backend: header_text(unit, backend) for backend in backends},
         flags={backend: _flags(backend) for backend in backends},
     )
 
 
-def _translated(source: Source, unit: Sequence[Declaration]) -> str:
+def _as_it_is_now(request: Request) -> Request:
+    """Returns the request for the same kernels, from the sources as they are now."""
+    texts = {source: source.read() for source in request.texts}
+    if texts == request.texts:
+        return request
+    launches = {source: _translated(source, texts[source], request.unit) for source in request.launches}
+    return replace(request, texts=texts, launches=launches)
+
+
+def _translated(source: Source, text: str, unit: Sequence[Declaration]) -> str:
     """Returns the C++ of a `triton.py`."""
     held = [d for d in unit if d.sources.get("cuda") == source]
-    file = read_launch_file(held[0].name, source.origin, source.read())
+    file = read_launch_file(held[0].name, source.origin, text)
     signatures = [kernel_signature(declaration, "cuda") for declaration in held]
     return translate(file, [declaration.contract for declaration in held], signatures)
 
@@ -143,11 +160,17 @@ class Tools:
 def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
     """Returns the build of a request, and whether it had to be made.
 
+    Where a file changes while compilers read it, what is built in the end is the text that it has then.
+
     Raises:
         NoCompilerError: it is not in the store, and there is no compiler.
-        CompileError: a source does not compile.
+        CompileError: a source does not compile, or does not stop changing.
         StoreError: the store cannot be written, or belongs to someone else.
     """
+    return build_unchanged(request.subject, lambda watch: _ensure_built(_as_it_is_now(request), store, watch))
+
+
+def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, bool]:
     tools = _find_tools(request, store)
     entry = store.find(request.key, tools.identity)
     if entry:
@@ -158,7 +181,7 @@ def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
         if entry:
             return entry, False
         with store.work() as work:
-            return _build(request, tools, store, work), True
+            return _build(request, tools, store, work, watch), True
 
 
 def _find_tools(request: Request, store: Store) -> Tools:
@@ -186,8 +209,11 @@ def _require(tools: Tools, request: Request) -> None:
         )
 
 
-def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
+def _build(request: Request, tools: Tools, store: Store, work: Path, watch: Watch) -> Entry:
     start = time.perf_counter()
+    for path in request.compiled_files:
+        watch.look(path)
+    _check_sources(request)
     _check_exports(request)
     compiler = tools.compiler
     (work / "unit.c").write_text(request.glue)
@@ -213,6 +239,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
     except HostRefused:
         kernels.host = cuda.choose_host_compiler(tools.nvcc, compiler, store.identities, request.subject)
         seconds = _run_all(commands | kernels.commands(), work, request, starts)
+    files = _files_read(request, tools, work, watch)
     if support is None:
         support = store.publish_support(work, _support_key(compiler), SUPPORT)
     shared = [str(support / name) for name in SUPPORT if not (request.has_own_runtime and name == "glue.o")]
@@ -229,7 +256,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
         request=request.key,
         library=digest_of((work / "library.so").read_bytes()),
         compiler=tools.identity,
-        files=_files_read(request, tools, work),
+        files=files,
         operators=[d.qualified_name for d in request.unit],
         seconds=seconds,
         created=time.time(),
@@ -240,14 +267,25 @@ def _build(request: Request, tools: Tools, store: Store, work: Path) -> Entry:
     entry = store.publish(work, request.key, record)
     if len(request.backends) > 1:
         for backend in request.backends:  # so that a call, which asks for one backend, finds it too
-            part = make_request(request.unit, (backend,))
+            part = make_request(request.unit, (backend,), request.texts)
             store.alias(entry, part.key, _find_tools(part, store).identity)
     return entry
 
 
+def _check_sources(request: Request) -> None:
+    """Raises FileChanged if a source is not what the request was made from."""
+    for source, text in request.texts.items():
+        try:
+            is_same = source.read() == text
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise FileChanged(source.path)
+
+
 def _check_exports(request: Request) -> None:
     """Refuses sources that export nothing: the reference would run, and nobody would know."""
-    written = [s.read() for found in request.sources.values() for s in found if s.backend != "triton"]
+    written = [text for source, text in request.texts.items() if source.backend != "triton"]
     if all("OPWRIGHT_KERNEL(" in text for text in written):
         return
     raise CompileError(
@@ -330,7 +368,7 @@ class _Kernels:
                     self._compiles.append(("triton", path, f"kernel{i}_triton", ""))
                     continue
                 path = source.path or self._write(f"source{i}_{backend}", backend, source)
-                for part in cuda.parts_of(source.read()) if backend == "cuda" else ("",):
+                for part in cuda.parts_of(request.texts[source]) if backend == "cuda" else ("",):
                     self._compiles.append((backend, path, f"kernel{i}_{backend}{part}", part))
         self.objects = [f"{stem}.o" for _, _, stem, _ in self._compiles]
         for backend, header in request.headers.items():
@@ -405,21 +443,23 @@ def _run_all(
     except StepFailed as failed:
         if "cuda" in request.backends and cuda.is_refusal(failed.output):
             raise HostRefused from None
+        _check_sources(request)
         raise compile_error(request, failed.step, failed.output, failed.log) from None
 
 
-def _files_read(request: Request, tools: Tools, work: Path) -> dict[str, str]:
-    """Returns the digests of the files that the sources included, Opwright's own and systems' left out."""
-    own = {str(source.path) for found in request.sources.values() for source in found}
+def _files_read(request: Request, tools: Tools, work: Path, watch: Watch) -> dict[str, str]:
+    """Returns the digests of the files that the sources included, Opwright's own and systems' left out.
+
+    Raises:
+        FileChanged: a source or one of them changed meanwhile.
+    """
+    own = request.compiled_files
     known = [NATIVE, work.resolve(), *([tools.nvcc.root] if tools.nvcc else [])]
-    found: dict[str, str] = {}
-    for path in work.glob("*.d"):
-        for name in _dependencies(path.read_text()):
-            full = (work / name).resolve()
-            if str(full) in own or any(full.is_relative_to(folder) for folder in known):
-                continue
-            found[str(full)] = digest_of(full.read_bytes())
-    return found
+    read = {(work / name).resolve() for path in work.glob("*.d") for name in _dependencies(path.read_text())}
+    included = {path for path in read - own if not any(path.is_relative_to(folder) for folder in known)}
+    digests = watch.digests(own | included)
+    _check_sources(request)
+    return {str(path): digests[path] for path in sorted(included)}
 
 
 def _dependencies(text: str) -> list[str]:

@@ -16,7 +16,8 @@ from setuptools.command.build_ext import build_ext
 from torch.utils import cpp_extension as torchs
 
 from opwright.build import compile_commands, cuda
-from opwright.build.store import Store
+from opwright.build.changes import Watch, build_unchanged
+from opwright.build.store import Entry, Store
 from opwright.build.toolchain import Compiler, identify
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
 from opwright.cpp_extension.objects import Objects, Source, system_includes, torch_folder
@@ -167,13 +168,18 @@ class BuildExtension(torchs.BuildExtension):
                 )
             text = path.read_text(encoding="utf-8")
             made.append(Source(language, text, path, flags, own_folders, extension.name.split(".")[-1]))
-        with store.work() as work:
-            compiling = Objects(extension.name, compiler, nvcc, store, work)
-            compile_commands.record(
-                compile_commands.from_compiler(command, work, path)
-                for path, command in compiling.commands(made)
-            )
-            entries, seconds = compiling.compile(made)
+
+        def compile_all(watch: Watch) -> tuple[list[Entry], dict[str, float]]:
+            now = [source.as_it_is_now() for source in made]
+            with store.work() as work:
+                compiling = Objects(extension.name, compiler, nvcc, store, work, watch)
+                compile_commands.record(
+                    compile_commands.from_compiler(command, work, path)
+                    for path, command in compiling.commands(now)
+                )
+                return compiling.compile(now)
+
+        entries, seconds = build_unchanged(extension.name, compile_all)
         known = len(entries) - len(seconds)
         print(f"{extension.name}: {len(seconds)} compiled, {known} taken from the store", file=sys.stderr)
         for entry, place in zip(entries, objects, strict=True):

@@ -6,11 +6,12 @@ import re
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opwright import settings
 from opwright.build import compile_commands, cuda
+from opwright.build.changes import Watch, build_unchanged
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
@@ -44,6 +45,10 @@ class Extension:
         self.with_cuda |= any(source.language == "cuda" for source in self.sources)
         self.roots = [root for source in self.sources for root in source.roots]
 
+    def as_it_is_now(self) -> Extension:
+        """Returns the extension with the texts that its files have now."""
+        return replace(self, sources=[source.as_it_is_now() for source in self.sources])
+
     @property
     def key(self) -> str:
         parts = [
@@ -58,11 +63,17 @@ class Extension:
 def build(extension: Extension) -> tuple[Entry, bool]:
     """Returns the build of an extension, and whether a compiler ran.
 
+    Where a file changes while compilers read it, what is built in the end is the text that it has then.
+
     Raises:
         NoCompilerError: it is not in the store, and there is no compiler.
-        CompileError: a source does not compile, or the objects do not link.
+        CompileError: a source does not compile or does not stop changing, or the objects do not link.
         StoreError: the store cannot be written.
     """
+    return build_unchanged(extension.name, lambda watch: _ensure_built(extension.as_it_is_now(), watch))
+
+
+def _ensure_built(extension: Extension, watch: Watch) -> tuple[Entry, bool]:
     store = Store(folder="extensions")
     compiler = find_compiler(store.identities)
     identity = compiler.identity if compiler else None
@@ -81,7 +92,7 @@ def build(extension: Extension) -> tuple[Entry, bool]:
             return entry, False
         nvcc = find_nvcc(extension.name, store) if extension.with_cuda else None
         with store.work() as work:
-            return _build(extension, compiler, nvcc, store, work), True
+            return _build(extension, compiler, nvcc, store, work, watch), True
 
 
 def find_nvcc(subject: str, store: Store) -> cuda.Nvcc:
@@ -102,10 +113,10 @@ def find_nvcc(subject: str, store: Store) -> cuda.Nvcc:
 
 
 def _build(
-    extension: Extension, compiler: Compiler, nvcc: cuda.Nvcc | None, store: Store, work: Path
+    extension: Extension, compiler: Compiler, nvcc: cuda.Nvcc | None, store: Store, work: Path, watch: Watch
 ) -> Entry:
     start = time.perf_counter()
-    objects = Objects(extension.name, compiler, nvcc, store, work)
+    objects = Objects(extension.name, compiler, nvcc, store, work, watch)
     compile_commands.record(
         compile_commands.from_compiler(command, work, path)
         for path, command in objects.commands(extension.sources)

@@ -15,11 +15,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opwright import settings
 from opwright.build import cuda
+from opwright.build.changes import FileChanged, Watch
 from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
@@ -60,6 +61,10 @@ class Source:
     name: str = ""
     prefix: str = ""
     parts: tuple[tuple[str, str], ...] = ()
+
+    def as_it_is_now(self) -> Source:
+        """Returns the source with the text that its file has now."""
+        return replace(self, text=self.path.read_text(encoding="utf-8")) if self.path else self
 
     @property
     def suffix(self) -> str:
@@ -114,10 +119,13 @@ class Objects:
     Args:
         subject: the extension's name, for errors.
         work: a directory of this build alone.
+        watch: of the files that are compiled.
     """
 
-    def __init__(self, subject: str, compiler: Compiler, nvcc: Nvcc | None, store: Store, work: Path) -> None:
-        self.subject, self.compiler, self.nvcc, self.work = subject, compiler, nvcc, work
+    def __init__(
+        self, subject: str, compiler: Compiler, nvcc: Nvcc | None, store: Store, work: Path, watch: Watch
+    ) -> None:
+        self.subject, self.compiler, self.nvcc, self.work, self.watch = subject, compiler, nvcc, work, watch
         self.store = Store(store.root, "objects")
         self.launcher = _launcher()
         self.host = cuda.host_compiler(nvcc, compiler, store.identities) if nvcc else ""
@@ -133,7 +141,11 @@ class Objects:
         Raises:
             BindingsFailed: only generated bindings do not compile.
             CompileError: a source does not compile. The objects of the others are kept.
+            FileChanged: a file is not what it was when its source was read.
         """
+        for path in {source.path for source in sources} - {None}:
+            self.watch.look(path)
+        _check(sources)
         found = [self._known(source) for source in sources]
         missing = [i for i, entry in enumerate(found) if entry is None]
         seconds: dict[str, float] = {}
@@ -148,6 +160,7 @@ class Objects:
             failed = {i: text for i, text in failed.items() if i not in again}
             failed |= self._attempt(sources, again, found, seconds, whole=True)
         if failed:
+            _check(sources)
             first = min(failed)
             if sources[first].prefix == "bindings":
                 raise BindingsFailed
@@ -198,9 +211,13 @@ class Objects:
             return self.store.publish(work, key, record)
 
     def _files_read(self, source: Source, index: int) -> tuple[dict[str, str], bool]:
-        """Returns the digests of the files that a source includes, and whether its extension's name matters."""
+        """Returns the digests of the files that a source includes, and whether its extension's name matters.
+
+        Raises:
+            FileChanged: the source or one of them changed meanwhile.
+        """
         uses_name = bool(source.name) and _NAME in source.text
-        found: dict[str, str] = {}
+        included = []
         body = (self.work / f"{index}.d").read_text().replace("\\\n", " ").split(":", 1)[1]
         apart = [self.store.root / "headers", self.work, EXTENSION, *([self.nvcc.root] if self.nvcc else [])]
         for word in re.findall(r"(?:\\[ #]|\S)+", body):
@@ -208,10 +225,11 @@ class Objects:
             full = Path(os.path.normpath(self.work / name))
             if full == source.path or any(full.is_relative_to(folder) for folder in apart):
                 continue
-            data = full.read_bytes()
-            uses_name |= bool(source.name) and _NAME.encode() in data
-            found[_place(full, source.roots)] = digest_of(data)
-        return found, uses_name
+            included.append(full)
+            uses_name |= bool(source.name) and _NAME.encode() in full.read_bytes()
+        digests = self.watch.digests([*([source.path] if source.path else []), *included])
+        _check([source])
+        return {_place(path, source.roots): digests[path] for path in included}, uses_name
 
     # --- compiling ---------------------------------------------------------------------------------------
 
@@ -328,6 +346,17 @@ class Objects:
         return [
             word for folder in (EXTENSION, *system_includes(self.nvcc)) for word in ("-isystem", str(folder))
         ]
+
+
+def _check(sources: Sequence[Source]) -> None:
+    """Raises FileChanged if the file of a source has another text now."""
+    for source in sources:
+        try:
+            is_same = source.as_it_is_now() == source
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise FileChanged(source.path)
 
 
 def _may_need_whole(source: Source, output: str) -> bool:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from opwright import Mutates, operator
@@ -298,6 +298,24 @@ def test_more_elements_than_64_bits_count(ns):
     for a in (2**22, 2**31, 2**32, 2**62):
         with pytest.raises(KernelError, match="cannot allocate"):
             huge(torch.ones(1), a)
+
+
+def test_empty_tensor_with_an_axis_that_exceeds_64_bits_is_refused(ns):
+    # The axes of `*b` are one axis of the kernel's view, whose size was -2^63 or 0 for these shapes.
+    source = HEAD + """
+    template <typename T> void width(View<const T, 2> x, View<int64_t, 1> output) { output(0) = x.size(1); }
+    OPWRIGHT_KERNEL(width, float)"""
+
+    @operator(f"{ns}::width", cpu=source)
+    def width(x: Float[Tensor, "n *b"]) -> Int64[Tensor, "1"]:
+        return torch.tensor([x.shape[1:].numel()])
+
+    assert width(torch.empty(0, 3, 4)).item() == 12
+    assert width(torch.empty(0).as_strided((0, 3, 4), (1, 2**62, 2**62))).item() == 12
+    for sizes in ((2**32, 2**31), (2**32, 2**32), (2**40, 2**40)):
+        x = torch.empty(0).as_strided((0, *sizes), (1, sizes[1], 1))
+        with pytest.raises(KernelError, match="more elements than 64 bits count"):
+            width(x)
 
 
 def test_glue_compiles_without_warnings(sized, accumulate, row_sums, tmp_path):

@@ -117,17 +117,16 @@ static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i6
   i64 *out_sizes = (i64 *)view + 1, *out_strides = out_sizes + type->rank;
   for (i32 a = 0, d = 0; a < type->rank; ++a) {
     const i32 length = type->axes[a].kind == kVariadic ? (i32)ndim - (type->rank - 1) : 1;
-    i64 size = 1, stride = 1, is_empty = 0;
+    i64 size = 1, stride = 1, step, is_empty = 0;
     for (i32 k = d + length - 1; k >= d; --k) {
       if (sizes[k] == 1) continue;
       is_empty |= sizes[k] == 0;
       if (size == 1) {
         size = sizes[k];
         stride = strides[k];
-      } else if (is_empty || strides[k] == size * stride) {
-        size *= sizes[k];
-      } else {
-        return 0;
+      } else if (!is_empty && (__builtin_mul_overflow(size, stride, &step) || strides[k] != step ||
+                               __builtin_mul_overflow(size, sizes[k], &size))) {
+        return 0;  // only tensors without elements have strides or sizes that exceed 64 bits
       }
     }
     out_sizes[a] = is_empty ? 0 : size;

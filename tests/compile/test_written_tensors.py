@@ -318,6 +318,25 @@ def test_empty_tensor_with_an_axis_that_exceeds_64_bits_is_refused(ns):
             width(x)
 
 
+def test_strides_of_an_empty_tensor_do_not_reach_kernels(ns):
+    # A kernel that adds `stride * size` to a pointer would overflow, although nothing is read.
+    source = HEAD + """
+    template <typename T> void strides(View<const T, 2> x, View<int64_t, 1> output) {
+      output(0) = x.stride(0), output(1) = x.stride(1);
+    }
+    OPWRIGHT_KERNEL(strides, float)"""
+
+    @operator(f"{ns}::strides", cpu=source)
+    def strides(x: Float[Tensor, "n m"]) -> Int64[Tensor, "2"]:
+        return torch.tensor(x.contiguous().stride())
+
+    for sizes in ((0, 5), (5, 0), (0, 0)):
+        for steps in ((2**62, 2**62), (0, 0), (1, 7)):
+            x = torch.empty(0).as_strided(sizes, steps)
+            assert strides(x).tolist() == [max(sizes[1], 1), 1]
+    assert strides(torch.empty(3, 8)[:, ::2]).tolist() == [8, 2]
+
+
 def test_glue_compiles_without_warnings(sized, accumulate, row_sums, tmp_path):
     unit = [op.operator.declaration for op in (sized,)]
     (tmp_path / "unit.c").write_text(glue_text(unit, ["cpu"]))

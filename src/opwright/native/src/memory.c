@@ -112,12 +112,14 @@ static int allocate(Call *call) {
 
 // ---- view -----------------------------------------------------------------------------------------------------
 
-// Fills sizes and strides of the view; returns 0 when a variadic axis cannot be one dimension.
+// Fills sizes and strides of the view; returns 0 when a variadic axis cannot be one dimension. A tensor without
+// elements can have any strides: kernels see those of a contiguous one.
 static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i64 *strides, u64 *view) {
   i64 *out_sizes = (i64 *)view + 1, *out_strides = out_sizes + type->rank;
+  i64 step, has_elements = 1;
   for (i32 a = 0, d = 0; a < type->rank; ++a) {
     const i32 length = type->axes[a].kind == kVariadic ? (i32)ndim - (type->rank - 1) : 1;
-    i64 size = 1, stride = 1, step, is_empty = 0;
+    i64 size = 1, stride = 1, is_empty = 0;
     for (i32 k = d + length - 1; k >= d; --k) {
       if (sizes[k] == 1) continue;
       is_empty |= sizes[k] == 0;
@@ -131,7 +133,14 @@ static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i6
     }
     out_sizes[a] = is_empty ? 0 : size;
     out_strides[a] = stride;
+    has_elements &= !is_empty;
     d += length;
+  }
+  if (has_elements) return 1;
+  step = 1;
+  for (i32 a = type->rank - 1; a >= 0; --a) {
+    out_strides[a] = step;
+    if (__builtin_mul_overflow(step, max_of(out_sizes[a], 1), &step)) return 0;
   }
   return 1;
 }

@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize-gpu lint bench clean
+.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu lint bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -33,6 +33,12 @@ test-gpu-shared:
 
 test-gpu-alone:
 	$(GPU_PYTEST) -m "gpu and alone" $(GPU_TESTS)
+
+# 100,000 calls with drawn arguments, Opwright's C and C++ under the address sanitizer and UBSan; needs g++.
+CALLS ?= 100000
+sanitize: .venv/tests
+	$(BIN)/pytest tests/sanitize
+	$(BIN)/python tests/sanitize/fuzz.py --calls $(CALLS)
 
 # Every kernel with inputs and outputs of many layouts, under the tools of compute-sanitizer.
 sanitize-gpu:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from opwright import Mutates, operator
@@ -300,6 +300,43 @@ def test_more_elements_than_64_bits_count(ns):
     for a in (2**22, 2**31, 2**32, 2**62):
         with pytest.raises(KernelError, match="cannot allocate"):
             huge(torch.ones(1), a)
+
+
+def test_empty_tensor_with_an_axis_that_exceeds_64_bits_is_refused(ns):
+    # The axes of `*b` are one axis of the kernel's view, whose size was -2^63 or 0 for these shapes.
+    source = HEAD + """
+    template <typename T> void width(View<const T, 2> x, View<int64_t, 1> output) { output(0) = x.size(1); }
+    OPWRIGHT_KERNEL(width, float)"""
+
+    @operator(f"{ns}::width", cpu=source)
+    def width(x: Float[Tensor, "n *b"]) -> Int64[Tensor, "1"]:
+        return torch.tensor([x.shape[1:].numel()])
+
+    assert width(torch.empty(0, 3, 4)).item() == 12
+    assert width(torch.empty(0).as_strided((0, 3, 4), (1, 2**62, 2**62))).item() == 12
+    for sizes in ((2**32, 2**31), (2**32, 2**32), (2**40, 2**40)):
+        x = torch.empty(0).as_strided((0, *sizes), (1, sizes[1], 1))
+        with pytest.raises(KernelError, match="more elements than 64 bits count"):
+            width(x)
+
+
+def test_strides_of_an_empty_tensor_do_not_reach_kernels(ns):
+    # A kernel that adds `stride * size` to a pointer would overflow, although nothing is read.
+    source = HEAD + """
+    template <typename T> void strides(View<const T, 2> x, View<int64_t, 1> output) {
+      output(0) = x.stride(0), output(1) = x.stride(1);
+    }
+    OPWRIGHT_KERNEL(strides, float)"""
+
+    @operator(f"{ns}::strides", cpu=source)
+    def strides(x: Float[Tensor, "n m"]) -> Int64[Tensor, "2"]:
+        return torch.tensor(x.contiguous().stride())
+
+    for sizes in ((0, 5), (5, 0), (0, 0)):
+        for steps in ((2**62, 2**62), (0, 0), (1, 7)):
+            x = torch.empty(0).as_strided(sizes, steps)
+            assert strides(x).tolist() == [max(sizes[1], 1), 1]
+    assert strides(torch.empty(3, 8)[:, ::2]).tolist() == [8, 2]
 
 
 def test_glue_compiles_without_warnings(sized, accumulate, row_sums, tmp_path):

@@ -5,6 +5,15 @@
 
 using namespace opwright_ops;
 
+namespace {
+
+// More rows than steps would be left as they are.
+void check_kept(int64_t keep_cells, int64_t keep_gates) {
+  opwright::check((keep_cells | keep_gates) >> 1 == 0, "`keep_cells` and `keep_gates` must be 0 or 1");
+}
+
+}  // namespace
+
 template <typename T>
 void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
           View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
@@ -28,6 +37,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
       reset,     seed,
       reverse,   options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
+  check_kept(keep_cells, keep_gates);
   const Schedule schedule(input.size(0), input.size(1), reverse, lengths);
   Parameters<E, O> layer;
   read_parameters<E>(layer, a);
@@ -77,7 +87,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
       forward.template run<false>(member);
   });
   finish(forward, h_0, output, h_n, c_n);
-  (void)keep_cells, (void)keep_gates, (void)tier, (void)precision;
+  (void)tier, (void)precision;
 }
 OPWRIGHT_KERNEL(lstm, float, double, opwright::half, opwright::bfloat16)
 
@@ -165,6 +175,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       reset,     seed,
       reverse,   options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
+  check_kept(keep_cells, keep_gates);
   const Schedule schedule(input.size(0), input.size(1), reverse, lengths);
   Parameters<E, O> layer;
   read_parameters<E>(layer, a);
@@ -379,7 +390,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       grad_c_0(entry, u) = static_cast<T>(sweep.grad_c[place * layer.Hp + u]);
     }
   }
-  (void)keep_cells, (void)keep_gates, (void)tier, (void)precision;
+  (void)tier, (void)precision;
 }
 OPWRIGHT_KERNEL(lstm_backward, float, double, opwright::half, opwright::bfloat16)
 

@@ -110,6 +110,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                 R = weight_hh.size(1);
   opwright::check(weight_hr.defined() || R == H,
                   "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
+  opwright::check((keep_cells | keep_gates) >> 1 == 0, "`keep_cells` and `keep_gates` must be 0 or 1");
   const bool norms = norm_c.defined();
   Scratch scratch;
   E* bias = scratch.take<E>(4 * H);
@@ -223,7 +224,6 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                    borrow(output.data(), {steps * B, R}));
     take_last<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, h_0, output, steps, reverse, h_n);
   }
-  (void)keep_cells, (void)keep_gates;
 }
 OPWRIGHT_KERNEL(lstm, float, double, opwright::half, opwright::bfloat16)
 
@@ -253,6 +253,7 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                 R = weight_hh.size(1), rows = steps * B, width = 4 * H;
   opwright::check(weight_hr.defined() || R == H,
                   "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
+  opwright::check((keep_cells | keep_gates) >> 1 == 0, "`keep_cells` and `keep_gates` must be 0 or 1");
   const bool is_projected = weight_hr.defined(), is_normalised = norm_c.defined();
   Scratch scratch;
   const bool is_saved = gates.numel() && !is_normalised;
@@ -440,6 +441,5 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   }
   for (int64_t k = 0; peephole.defined() && k < 3; ++k)
     sum(sweep.of_peephole + k * B * H, nullptr, nullptr, B, H, grad_peephole.data() + k * H, none);
-  (void)keep_cells, (void)keep_gates;
 }
 OPWRIGHT_KERNEL(lstm_backward, float, double, opwright::half, opwright::bfloat16)

@@ -12,6 +12,7 @@ from opwright_ops.lstm.reference import (
     Cell,
     Step,
     check,
+    check_kept,
     initial,
     masks,
     rows_of,
@@ -104,6 +105,7 @@ def lstm(
         arXiv:1606.01305; h_mask: Gal and Ghahramani, arXiv:1512.05287.
     """
     check(weight_hh, weight_hr, norm_ih, norm_hh, norm_c)
+    check_kept(keep_cells, keep_gates)
     input, h_0, c_0 = without_rest(input, lengths), *initial(input, h_0, c_0, weight_hh)
     cell = Cell(
         weight_hh, sum_of(bias_ih, bias_hh), weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
@@ -139,6 +141,7 @@ def lstm_backward(
     keep_cells=0, keep_gates=0, tier="auto", fp32_precision="ieee",
 ):  # fmt: skip
     check(weight_hh, weight_hr, norm_ih, norm_hh, norm_c)
+    check_kept(keep_cells, keep_gates)
     input, h, c = without_rest(input, lengths), *initial(input, h_0, c_0, weight_hh)
     cell = Cell(
         weight_hh, sum_of(bias_ih, bias_hh), weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,

@@ -177,6 +177,16 @@ def check(weight_hh: Tensor, weight_hr: Tensor | None, *norms: Tensor | None) ->
         raise ValueError("`lstm`: `norm_ih`, `norm_hh` and `norm_c` come together")
 
 
+def check_kept(keep_cells: int, keep_gates: int) -> None:
+    """Refuses more rows of cells or gates than there are steps.
+
+    Raises:
+        ValueError: one of them is neither 0 nor 1.
+    """
+    if any(kept not in (0, 1) for kept in (keep_cells, keep_gates)):
+        raise ValueError("`lstm`: `keep_cells` and `keep_gates` must be 0 or 1")
+
+
 def initial(
     input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weight_hh: Tensor
 ) -> tuple[Tensor, Tensor]:

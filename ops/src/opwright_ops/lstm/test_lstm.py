@@ -307,6 +307,15 @@ def test_what_the_annotations_cannot_say_is_refused(without_kernels) -> None:
     assert texts[:2] == texts[2:]
 
 
+def test_more_rows_than_steps_are_refused(without_kernels) -> None:
+    # The rows behind the steps were memory that nothing had been written into.
+    given = arguments((2, 2, 1, 3, 3), "bias", EXACT)
+    for entry in (lstm, without_kernels):
+        for options in ({"keep_cells": 2}, {"keep_gates": 3}):
+            with pytest.raises((opwright.errors.KernelError, ValueError), match="must be 0 or 1"):
+                entry(*given, **options)
+
+
 @pytest.mark.slow
 @pytest.mark.compiler
 def test_verify() -> None:

@@ -112,9 +112,11 @@ static int allocate(Call *call) {
 
 // ---- view -----------------------------------------------------------------------------------------------------
 
-// Fills sizes and strides of the view; returns 0 when a variadic axis cannot be one dimension.
+// Fills sizes and strides of the view; returns 0 when a variadic axis cannot be one dimension. A tensor without
+// elements can have any strides: kernels see those of a contiguous one.
 static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i64 *strides, u64 *view) {
   i64 *out_sizes = (i64 *)view + 1, *out_strides = out_sizes + type->rank;
+  i64 step, has_elements = 1;
   for (i32 a = 0, d = 0; a < type->rank; ++a) {
     const i32 length = type->axes[a].kind == kVariadic ? (i32)ndim - (type->rank - 1) : 1;
     i64 size = 1, stride = 1, is_empty = 0;
@@ -124,15 +126,21 @@ static int collapse(const TensorType *type, i64 ndim, const i64 *sizes, const i6
       if (size == 1) {
         size = sizes[k];
         stride = strides[k];
-      } else if (is_empty || strides[k] == size * stride) {
-        size *= sizes[k];
-      } else {
-        return 0;
+      } else if (!is_empty && (__builtin_mul_overflow(size, stride, &step) || strides[k] != step ||
+                               __builtin_mul_overflow(size, sizes[k], &size))) {
+        return 0;  // only tensors without elements have strides or sizes that exceed 64 bits
       }
     }
     out_sizes[a] = is_empty ? 0 : size;
     out_strides[a] = stride;
+    has_elements &= !is_empty;
     d += length;
+  }
+  if (has_elements) return 1;
+  step = 1;
+  for (i32 a = type->rank - 1; a >= 0; --a) {
+    out_strides[a] = step;
+    if (__builtin_mul_overflow(step, max_of(out_sizes[a], 1), &step)) return 0;
   }
   return 1;
 }

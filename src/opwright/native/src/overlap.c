@@ -67,7 +67,7 @@ static int is_contiguous(const Tensor *t) {
   i64 step = 1;
   for (i64 d = t->ndim - 1; d >= 0; --d) {
     if (t->sizes[d] != 1 && t->strides[d] != step) return 0;
-    step *= t->sizes[d];
+    if (__builtin_mul_overflow(step, t->sizes[d], &step)) return 0;  // only of a tensor without elements
   }
   return 1;
 }

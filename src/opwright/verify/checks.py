@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from opwright.verify.boundaries import boundaries
 from opwright.verify.calls import determinism, fresh_data, global_state
 from opwright.verify.concurrency import graph_replays, other_device, side_stream, threads
 from opwright.verify.finding import Finding
@@ -21,6 +22,7 @@ CHECKS: dict[str, Check] = {
     "outputs written": outputs_written,
     "guard bands": guard_bands,
     "numerics": numerics,
+    "boundaries": boundaries,
     "fresh data": fresh_data,
     "determinism": determinism,
     "global state": global_state,

@@ -106,3 +106,96 @@ def test_integers_that_are_no_indices_take_every_value(ns, loop: str, is_right: 
         return torch.where(torch.arange(x.shape[1]) < lengths[:, None], x, 0).sum(-1)
 
     assert (judge(first_sum, "boundaries") == "") == is_right
+
+
+# --- special values ----------------------------------------------------------------------------------------
+
+ROW_MAX = """
+#include <opwright/kernel.h>
+template <typename T>
+void row_max(opwright::View<const T, 2> x, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    const int64_t n = x.size(1);
+    T best = x(i, 0);
+    for (int64_t j = 1; j < n; ++j) {
+      const bool is_nan = x(i, j) != x(i, j);
+      if (WHERE && is_nan) continue;
+      if (!(best >= x(i, j)) && best == best) best = x(i, j);
+    }
+    output(i) = best;
+  }
+}
+OPWRIGHT_KERNEL(row_max, float)
+"""
+
+
+@pytest.mark.parametrize("where", ["false", "j >= 4", "j >= 16", "j == n - 1", "j >= n / 16 * 16", "j >= 1500"])
+def test_special_values_at_every_place_of_a_row(ns, where: str) -> None:
+    @opwright.operator(f"{ns}::row_max", cpu=ROW_MAX.replace("WHERE", where))
+    def row_max(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+        return x.amax(-1)
+
+    assert (judge(row_max, "boundaries") == "") == (where == "false")
+
+
+SHIFT = """
+#include <opwright/kernel.h>
+template <typename T>
+void shift(opwright::View<const T, 2> x, opwright::View<const T, 1> bias, opwright::View<T, 2> output) {
+  const int64_t m = x.size(0), n = x.size(1);
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      const T value = x(i, j) + bias(j);
+      output(i, j) = WRONG ? T(0.5) : value;
+    }
+}
+OPWRIGHT_KERNEL(shift, float)
+"""
+
+
+def make_shift(ns: str, wrong: str):
+    @opwright.operator(f"{ns}::shift", cpu=SHIFT.replace("WRONG", wrong))
+    def shift(x: Float[Tensor, "*batch n"], bias: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
+        return x + bias
+
+    return shift
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "j >= 16 && bias(j) - bias(j) != 0",
+        "j == n - 1 && bias(j) != bias(j)",
+        "j % 16 == 5 && x(i, j) > 3e38f && x(i, j) - x(i, j) == 0",
+        "j > 40 && x(i, j) != 0 && x(i, j) < 1e-38f && x(i, j) > -1e-38f",
+        "j > 40 && x(i, j) == -1.0f / 0.0f",
+    ],
+)
+def test_special_values_after_the_first_vector(ns, wrong: str) -> None:
+    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+
+
+# --- sizes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "n == 192 && j == 191",
+        "n % 96 == 0 && j == n - 1",
+        "n == 65 && j == 64",
+        "n == 1023 && j == 5",
+        "m % 64 == 0 && n % 64 == 0 && i == m - 1",
+        "m == 191 && n == 193 && i == m - 1",
+        "m == 384 && i > 380",
+        "i * n + j >= 1 << 17",
+        "i * n + j == (1 << 18) + 1",
+        "j == 1 << 18",
+    ],
+)
+def test_sizes_at_the_multiples_of_tiles(ns, wrong: str) -> None:
+    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+
+
+def test_right_kernels_pass_at_all_boundaries(ns) -> None:
+    assert judge(make_shift(ns, "false"), "boundaries") == ""

@@ -5,6 +5,8 @@ The reference says where a boundary is: which integers it takes, and which it re
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from opwright.spec.contract import Parameter
 from opwright.spec.samples import Case, Fill, Sweep
 from opwright.verify.devices import DeviceLost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
+from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, tensors_of
 from opwright.verify.values import expected_of, judge_call
@@ -31,7 +34,10 @@ _ACCEPTED = "returned a result"
 
 
 def boundaries(subject: Subject) -> Iterator[Finding]:
-    """Indices and integers of the whole range that the reference takes; what it refuses is refused."""
+    """Integers of the whole range that the reference takes, special values at every place, sizes beside those of tiles.
+
+    What the reference refuses is refused.
+    """
     need_operator(subject)
     if subject.has_samples:
         raise Skipped("its inputs are its samples")
@@ -46,6 +52,8 @@ def boundaries(subject: Subject) -> Iterator[Finding]:
 def boundary_cases(subject: Subject) -> Iterator[Case]:
     """Yields the cases; those that the reference refuses are among them."""
     yield from _index_cases(subject)
+    yield from _special_cases(subject)
+    yield from _size_cases(subject)
 
 
 def _judge(subject: Subject, case: Case) -> Finding:
@@ -181,7 +189,7 @@ def _index_cases(subject: Subject) -> Iterator[Case]:
                 if value is not None and not takes(value):
                     yield filled(_one(count, value), sizes, f"with {value}")
         axis = next((name for name, size in sizes.items() if size == found.high + 1), None)
-        if is_index and axis is not None and axis not in _axes_of(parameter):
+        if is_index and axis is not None and axis not in _axis_names(parameter):
             long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
             ends = found._replace(high=_TABLE_ROWS - 1, low=-_TABLE_ROWS if found.low == -sizes[axis] else found.low)
             for values in _spread_over(ends, _count(maker, parameter, dtype, long)):
@@ -235,6 +243,138 @@ def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
     yield torch.randint(low, high + 1, (count,), generator=generator)
 
 
+# --- special values ----------------------------------------------------------------------------------------
+
+
+def _special_cases(subject: Subject) -> Iterator[Case]:
+    """Yields special values at every place of a row: row r has one of them, in column r.
+
+    A tensor without rows has them in all places at once, and then, since one NaN hides the others in a sum, one alone.
+    """
+    maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
+    family = subject.contract.scalar_family
+    options = maker.option_sets()
+    pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
+    pairs += [(main_dtype(subject), each) for each in options[1:]] if subject.effort != "quick" else []
+    for dtype, chosen in pairs:
+        for parameter in subject.contract.tensors:
+            if parameter.kind == "tensor" and parameter.type.family.has_floats:
+                yield from _special_in(subject, maker, parameter, dtype, chosen)
+
+
+def _special_in(
+    subject: Subject, maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, options: dict[str, Any]
+) -> Iterator[Case]:
+    name, axes = parameter.name, _axis_names(parameter)
+
+    def made(label: str, sizes: dict[str, int], place: Callable[[torch.Tensor, torch.Tensor], None]) -> Case:
+        def fill(shape: tuple[int, ...], own: torch.dtype) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(0)
+            values = torch.randn(shape, generator=generator, dtype=torch.float64)
+            info = torch.finfo(own)
+            numbers = (*_NOT_FINITE, -0.0, info.max, -info.max, info.tiny / 2, -info.tiny * info.eps)
+            place(values, torch.tensor(numbers, dtype=torch.float64))
+            return values.to(own)
+
+        others = dict.fromkeys((BATCH, *maker.long_axes()), 2)
+        return _made(maker, f"{label} of {name}", dtype, others | sizes, {name: fill}, options)
+
+    if not axes or axes[-1] not in (BATCH, *maker.long_axes()):
+        return
+    row_axis = next((axis for axis in axes[:-1] if axis == BATCH or axis in maker.long_axes()), None)
+    if row_axis not in (None, axes[-1]):
+        sizes = {axes[-1]: _WIDTH, row_axis: _SPECIAL * _WIDTH}
+        diagonal = made("special values at every place", sizes, _place_diagonally)
+        if not _is_cheap(subject, diagonal):
+            return
+        yield diagonal
+        if dtype == main_dtype(subject):
+            sizes = {axes[-1]: _WIDE, row_axis: _WIDE_ROWS}
+            yield made("special values in wide rows", sizes, _place_diagonally)
+        return
+    yield made("special values at every place", {axes[-1]: _SPECIAL * _WIDTH}, _place_everywhere)
+    for number in _NOT_FINITE:
+        for at in (_WIDTH // 2, _WIDTH - 1):
+
+            def place(values: torch.Tensor, _: torch.Tensor, at: int = at, number: float = number) -> None:
+                values[..., at] = number
+
+            yield made(f"{number} at {at}", {axes[-1]: _WIDTH}, place)
+
+
+def _place_diagonally(values: torch.Tensor, special: torch.Tensor) -> None:
+    """Puts a special value into each row: each of them into every column, or into columns at equal distances."""
+    width = values.shape[-1]
+    rows = values.view(-1, width)
+    row = torch.arange(len(rows))
+    step = max(width * len(special) // len(rows), 1)
+    rows[row, (row // len(special) * step + row % len(special) // 2) % width] = special[row % len(special)]
+
+
+def _place_everywhere(values: torch.Tensor, special: torch.Tensor) -> None:
+    """Fills a tensor with special values so that each stands at every distance from a multiple of a power of two."""
+    at = torch.arange(values.numel())
+    values.view(-1)[at] = special[(at + at // len(special)) % len(special)]
+
+
+def _is_cheap(subject: Subject, case: Case) -> bool:
+    """Returns whether the reference takes a case, in little time."""
+    try:
+        return not takes_longer(subject.reference, lambda: copy_of(case.values), _CHEAP_SECONDS)
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+
+
+_NOT_FINITE = (math.nan, math.inf, -math.inf)
+_SPECIAL = 8  # special values
+_WIDTH = 67  # of a row: four vectors of 16 elements, and a remainder
+_WIDE, _WIDE_ROWS = 2051, 32
+_CHEAP_SECONDS = 0.02
+
+
+# --- sizes -------------------------------------------------------------------------------------------------
+
+
+def _size_cases(subject: Subject) -> Iterator[Case]:
+    """Yields sizes at the multiples of tiles and beside them, along one axis and along two, and one beyond 2^17 elements."""
+    maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
+    options = itertools.cycle(maker.option_sets())
+    family = subject.contract.scalar_family
+    main = main_dtype(subject)
+    axes = [*dict.fromkeys(axis for p in subject.contract.tensors for axis in _axis_names(p))]
+    axes = [axis for axis in axes if axis == BATCH or axis in maker.long_axes()]
+
+    def made(dtype: torch.dtype | None, sizes: dict[str, int]) -> Case:
+        label = ", ".join(f"{size} along {axis}" for axis, size in sizes.items())
+        return _made(maker, label, dtype, dict.fromkeys(axes, 3) | sizes, options=next(options))
+
+    for axis in axes:
+        for size in _TILES:
+            if not _is_cheap(subject, made(main, {axis: size})):
+                break
+            for near in (size - 1, size, size + 1):
+                yield made(main, {axis: near})
+            if family and len(family.dtypes) > 1 and subject.effort != "quick":
+                yield made(family.dtypes[-1], {axis: size})
+    for first, second in itertools.combinations(axes, 2):
+        for size in (size for size in _TILES if size <= _MAX_SQUARE):
+            if not _is_cheap(subject, made(main, {first: size, second: size})):
+                break
+            for a, b in ((0, 0), (-1, 1), (1, -1)):
+                yield made(main, {first: size + a, second: size + b})
+    for axis in axes:
+        parts = [made(main, {axis: size}) for size in parts_of(_MANY)]
+        if not is_out_of_reach(subject.reference, parts, _MAX_MADE, lambda part: not _is_cheap(subject, part)):
+            yield made(main, {axis: _MANY})
+
+
+# Powers of two, and three times those: what tiles and blocks are multiples of.
+_TILES = tuple(sorted((*(2**k for k in range(3, 13)), *(3 * 2**k for k in range(3, 10)))))
+_MAX_SQUARE = 384
+_MANY = 2**18 + 3  # along one axis
+_MAX_MADE = 2**22  # elements of a tensor that the reference makes on the way
+
+
 # --- making cases ------------------------------------------------------------------------------------------
 
 
@@ -259,10 +399,9 @@ def _made(
     )
 
 
-def _axes_of(parameter: Parameter) -> set[str]:
-    """Returns the names of the axes of a tensor that may have any size."""
-    found = {axis.name for axis in parameter.type.axes if isinstance(axis, Named)}
-    return found | ({BATCH} if any(isinstance(axis, Variadic) for axis in parameter.type.axes) else set())
+def _axis_names(parameter: Parameter) -> list[str]:
+    """Returns the name of each axis of a tensor, in order; "" for one of fixed or computed size."""
+    return [BATCH if isinstance(a, Variadic) else a.name if isinstance(a, Named) else "" for a in parameter.type.axes]
 
 
 def _count(maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, sizes: dict[str, int]) -> int:

@@ -49,9 +49,7 @@ def _why_refused(subject: Subject, case: Case) -> str:
     return "for the same values in float64: a reference takes the dtype of its arguments"
 
 
-def expected_of(
-    subject: Subject, case: Case, is_narrow: bool = False
-) -> list[Expected | torch.Tensor | None]:
+def expected_of(subject: Subject, case: Case) -> list[Expected | torch.Tensor | None]:
     """Returns what the outputs of a case must be, and behind them the arguments that are written into."""
 
     def reference(values: Any) -> list[Any]:
@@ -59,7 +57,7 @@ def expected_of(
         outputs = subject.reference(values)
         return [*outputs, *(values[i] for i in subject.mutated())]
 
-    found = expect(reference, case.values, is_narrow=is_narrow)
+    found = expect(reference, case.values, is_narrow=True)
     for each in found:
         if isinstance(each, Expected):
             each.is_loose = subject.operator is None and holds_infinities(case)

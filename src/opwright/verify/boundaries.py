@@ -288,7 +288,7 @@ def _special_in(
         if not _is_cheap(subject, diagonal):
             return
         yield diagonal
-        if dtype == main_dtype(subject):
+        if dtype == main_dtype(subject) and options == maker.option_sets()[0]:
             sizes = {axes[-1]: _WIDE, row_axis: _WIDE_ROWS}
             yield made("special values in wide rows", sizes, _place_diagonally)
         return
@@ -338,7 +338,7 @@ _CHEAP_SECONDS = 0.02
 def _size_cases(subject: Subject) -> Iterator[Case]:
     """Yields sizes at the multiples of tiles and beside them, along one axis and along two, and one beyond 2^17 elements."""
     maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
-    options = itertools.cycle(maker.option_sets())
+    options, beside = itertools.cycle(maker.option_sets()), itertools.cycle((-1, 1))
     family = subject.contract.scalar_family
     main = main_dtype(subject)
     axes = [*dict.fromkeys(axis for p in subject.contract.tensors for axis in _axis_names(p))]
@@ -346,7 +346,7 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
 
     def made(dtype: torch.dtype | None, sizes: dict[str, int], chosen: dict[str, Any] | None = None) -> Case:
         label = ", ".join(f"{size} along {axis}" for axis, size in sizes.items())
-        return _made(maker, label, dtype, dict.fromkeys(axes, 3) | sizes, options=chosen or next(options))
+        return _made(maker, label, dtype, dict.fromkeys(axes, 2) | sizes, options=chosen or next(options))
 
     for axis in axes:
         for size in _TILES:
@@ -354,14 +354,14 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
                 break
             for near in (size - 1, size, size + 1):
                 yield made(main, {axis: near})
-            if family and len(family.dtypes) > 1 and subject.effort != "quick":
+            if family and len(family.dtypes) > 1 and size in _TILES_OF_OTHERS:
                 yield made(family.dtypes[-1], {axis: size})
     for first, second in itertools.combinations(axes, 2):
         for size in (size for size in _TILES if size <= _MAX_SQUARE):
             if not _is_cheap(subject, made(main, {first: size, second: size})):
                 break
-            for a, b in ((0, 0), (-1, 1), (1, -1)):
-                yield made(main, {first: size + a, second: size + b})
+            for near in (0, next(beside)):
+                yield made(main, {first: size + near, second: size - near})
     for axis in axes:
         usual = maker.option_sets()[0]
         parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
@@ -371,6 +371,7 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
 
 # Powers of two, and three times those: what tiles and blocks are multiples of.
 _TILES = tuple(sorted((*(2**k for k in range(3, 13)), *(3 * 2**k for k in range(3, 10)))))
+_TILES_OF_OTHERS = (64, 192, 256, 1024)  # in the last dtype, whose vectors are the longest
 _MAX_SQUARE = 384
 _MANY = 2**17 + 3  # along one axis
 _MAX_MADE = 2**22  # elements of a tensor that the reference makes on the way

@@ -199,3 +199,89 @@ def test_sizes_at_the_multiples_of_tiles(ns, wrong: str) -> None:
 
 def test_right_kernels_pass_at_all_boundaries(ns) -> None:
     assert judge(make_shift(ns, "false"), "boundaries") == ""
+
+
+# --- options -----------------------------------------------------------------------------------------------
+
+ROLL = """
+#include <opwright/kernel.h>
+template <typename T>
+void roll(opwright::View<const T, 2> x, int64_t by, opwright::View<T, 2> output) {
+  const int64_t n = x.size(1);
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < n; ++j) output(i, j) = x(i, PLACE);
+}
+OPWRIGHT_KERNEL(roll, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "is_right"),
+    [
+        ("(j - by % n + 2 * n) % n", True),
+        ("(j + n - by % n) % n", True),
+        ("(j - (by < 0 ? 0 : by) % n + 2 * n) % n", False),
+        ("(j - int32_t(by) % n + 2 * n) % n", False),
+        ("((j - (by == INT64_MIN ? 0 : by)) % n + n) % n", False),
+    ],
+)
+def test_options_are_negative_zero_and_extreme(ns, place: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::roll", cpu=ROLL.replace("PLACE", place))
+    def roll(x: Float[Tensor, "*batch n"], by: int = 1) -> Float[Tensor, "*batch n"]:
+        n = x.shape[-1]
+        return x[..., (torch.arange(n) - by % max(n, 1)) % max(n, 1)]
+
+    assert (judge(roll, "boundaries") == "") == is_right
+
+
+COLUMN = """
+#include <opwright/kernel.h>
+template <typename T>
+void column(opwright::View<const T, 2> x, int64_t at, opwright::View<T, 1> output) {
+  const int64_t n = x.size(1);
+  BEFORE;
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i, at);
+}
+OPWRIGHT_KERNEL(column, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "is_right"),
+    [
+        ("at = opwright::check_index(at, n)", True),
+        ('opwright::check(0 <= at && at < n, "no such column")', False),
+        ("at = at < 0 ? 0 : at < n ? at : n - 1", False),
+        ("if (at < 0) at += n; at = at < n ? at : n - 1", False),
+        ("at = opwright::check_index(at < n ? at : n - 1, n)", False),
+    ],
+)
+def test_options_that_the_reference_refuses_are_refused(ns, before: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::column", cpu=COLUMN.replace("BEFORE", before))
+    def column(x: Float[Tensor, "*batch n"], at: int = 1) -> Float[Tensor, "*batch"]:
+        return x.select(-1, at).clone()
+
+    assert (judge(column, "boundaries") == "") == is_right
+
+
+SOFT = """
+#include <opwright/kernel.h>
+#include <cmath>
+template <typename T>
+void leaky(opwright::View<const T, 1> x, double slope, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = FORMULA;
+}
+OPWRIGHT_KERNEL(leaky, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("formula", "is_right"),
+    [("x(i) > 0 ? x(i) : T(slope) * x(i)", True), ("std::fmax(x(i), T(slope) * x(i))", False)],
+)
+def test_numbers_are_negative_zero_and_extreme(ns, formula: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::leaky", cpu=SOFT.replace("FORMULA", formula))
+    def leaky(x: Float[Tensor, "*s"], slope: float = 0.01) -> Float[Tensor, "*s"]:
+        return torch.where(x > 0, x, slope * x)
+
+    assert (judge(leaky, "boundaries") == "") == is_right

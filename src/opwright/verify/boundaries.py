@@ -19,6 +19,7 @@ from opwright.spec.contract import Parameter
 from opwright.spec.samples import Case, Fill, Sweep
 from opwright.verify.devices import DeviceLost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
+from opwright.verify.oracle import to_oracle
 from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, tensors_of
@@ -54,6 +55,7 @@ def boundary_cases(subject: Subject) -> Iterator[Case]:
     yield from _index_cases(subject)
     yield from _special_cases(subject)
     yield from _size_cases(subject)
+    yield from _option_cases(subject)
 
 
 def _judge(subject: Subject, case: Case) -> Finding:
@@ -241,6 +243,58 @@ def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
     yield torch.tensor((special * -(-count // len(special)))[:count])
     low, high = max(found.low, -(2**17)), min(found.high, 2**17)
     yield torch.randint(low, high + 1, (count,), generator=generator)
+
+
+# --- options -----------------------------------------------------------------------------------------------
+
+
+def _option_cases(subject: Subject) -> Iterator[Case]:
+    """Yields integers and numbers among the options that are negative, zero, extreme, and those just refused."""
+    maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
+    usual = maker.option_sets()[0]
+    sizes = maker.base_sizes() | {BATCH: 3}
+    for parameter in subject.contract.parameters:
+        name = parameter.name
+        if parameter.kind not in ("int", "float") or name in maker.names:  # a size of an input is that input's
+            continue
+
+        def made(value: float, name: str = name) -> Case:
+            return _made(maker, f"{name} of {value}", main_dtype(subject), sizes, options=usual | {name: value})
+
+        if parameter.kind == "float":
+            tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)))
+            yield from (made(v) for v in tried if _is_refused(subject, made(v)) or _is_finite(subject, made(v)))
+            continue
+        found = _find_range(lambda value: _takes(subject, made(value)), usual[name], -(2**63), 2**63 - 1)
+        if found is None:
+            continue
+        for value in dict.fromkeys((0, -1, 1, found.low, found.high, found.below, found.above)):
+            if value in (None, usual[name]):
+                continue
+            case = made(value)
+            taken = _takes(subject, case)
+            if taken is False and _is_refused(subject, case) or taken and (abs(value) < 2 or _is_finite(subject, case)):
+                yield case
+
+
+def _is_refused(subject: Subject, case: Case) -> bool:
+    """Returns whether the reference refuses a case, and not for want of memory, of which a kernel may need less."""
+    try:
+        subject.reference(copy_of(case.values))
+    except MemoryError:
+        return False
+    except Exception as error:  # whatever a reference may raise to refuse
+        return not any(word in str(error) for word in ("alloc", "memory", "overflow", "Storage size"))
+    return False
+
+
+def _is_finite(subject: Subject, case: Case) -> bool:
+    """Returns whether the results are numbers, in float64 too: what else a formula gives depends on its order."""
+    try:
+        found = [subject.reference(copy_of(case.values)), subject.reference([to_oracle(v) for v in case.values])]
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+    return all(bool(torch.isfinite(t).all()) for outputs in found for t in tensors_of(outputs))
 
 
 # --- special values ----------------------------------------------------------------------------------------

@@ -285,3 +285,54 @@ def test_numbers_are_negative_zero_and_extreme(ns, formula: str, is_right: bool)
         return torch.where(x > 0, x, slope * x)
 
     assert (judge(leaky, "boundaries") == "") == is_right
+
+
+# --- outputs in other memory -------------------------------------------------------------------------------
+
+
+def write_densely(values, outs, right) -> None:
+    """Takes a strided output for a dense one."""
+    outs.as_strided(outs.shape, right.stride()).copy_(right)
+
+
+def write_around(values, outs, right) -> None:
+    outs.copy_(right)
+    memory = outs.as_strided((outs.untyped_storage().nbytes() // outs.element_size(),), (1,), 0)
+    kept = torch.zeros_like(memory, dtype=torch.bool)
+    kept.as_strided(outs.shape, outs.stride(), outs.storage_offset()).fill_(True)
+    if not outs.is_contiguous():
+        memory[~kept] = 0
+
+
+def write_first(values, outs, right) -> None:
+    """Writes into the output before it has read all of its input."""
+    outs.zero_()
+    outs.copy_(values[0] + values[1])
+
+
+@pytest.mark.parametrize("write", [write_densely, write_around, write_first])
+def test_outputs_of_every_layout_and_in_the_memory_of_an_argument(ns, write, monkeypatch) -> None:
+    shift = make_shift(ns, "false")
+
+    def call_with_out(values, out):
+        write(values, out, values[0] + values[1])
+        return out
+
+    assert judge(shift, "outputs written") == ""
+    monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
+    assert judge(shift, "outputs written").startswith("outputs written")
+
+
+def test_an_output_that_shares_memory_with_itself_must_be_refused(ns, monkeypatch) -> None:
+    shift = make_shift(ns, "false")
+    whole = shift.operator.call_with_out
+    seen = []
+
+    def call_with_out(values, out):
+        if 0 in out.stride():
+            seen.append(out)
+            return out
+        return whole(values, out)
+
+    monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
+    assert "expanded `out=`: it is accepted, although its elements share memory" in judge(shift, "outputs written")

@@ -273,7 +273,7 @@ def _option_cases(subject: Subject) -> Iterator[Case]:
                 continue
             case = made(value)
             taken = _takes(subject, case)
-            if taken is False and _is_refused(subject, case) or taken and (abs(value) < 2 or _is_finite(subject, case)):
+            if (taken is False and _is_refused(subject, case)) or (taken and (abs(value) < 2 or _is_finite(subject, case))):
                 yield case
 
 

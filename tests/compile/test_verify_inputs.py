@@ -336,3 +336,23 @@ def test_an_output_that_shares_memory_with_itself_must_be_refused(ns, monkeypatc
 
     monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
     assert "expanded `out=`: it is accepted, although its elements share memory" in judge(shift, "outputs written")
+
+
+PRODUCT = """
+#include <opwright/kernel.h>
+template <typename T>
+void product(opwright::View<const T, 1> x, opwright::View<const T, 1> y, opwright::View<T, 1> output) {
+  const bool is_shared = y.data() > x.data() && y.data() < x.data() + x.size(0);
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) * y(WRONG ? 0 : i);
+}
+OPWRIGHT_KERNEL(product, float)
+"""
+
+
+@pytest.mark.parametrize("wrong", ["false", "is_shared"])
+def test_arguments_that_overlap(ns, wrong: str) -> None:
+    @opwright.operator(f"{ns}::product", cpu=PRODUCT.replace("WRONG", wrong))
+    def product(x: Float[Tensor, "*s"], y: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return x * y
+
+    assert (judge(product, "determinism") == "") == (wrong == "false")

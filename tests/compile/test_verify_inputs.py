@@ -356,3 +356,31 @@ def test_arguments_that_overlap(ns, wrong: str) -> None:
         return x * y
 
     assert (judge(product, "determinism") == "") == (wrong == "false")
+
+
+# --- chunks ------------------------------------------------------------------------------------------------
+
+NEIGHBOURS = """
+#include <opwright/kernel.h>
+template <typename T>
+void double_(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
+  const int64_t n = x.size(0);
+  opwright::parallel_for(n, opwright::grain_of(1), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) output(i) = WRONG ? T(0) : T(2) * x(i);
+  });
+}
+OPWRIGHT_KERNEL(double_, float)
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong", ["false", "begin > 100000000", "begin > 0 && i == begin", "end < n && i == end - 1", "begin % 16 && i > 900"]
+)
+def test_boundaries_of_chunks_fall_everywhere(ns, wrong: str) -> None:
+    @opwright.operator(f"{ns}::double_", cpu=NEIGHBOURS.replace("WRONG", wrong))
+    def double_(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return 2 * x
+
+    found = judge(double_, "chunks")
+    assert found.startswith("" if wrong in ("false", "begin > 100000000") else "chunks: "), found
+    assert bool(found) == (wrong not in ("false", "begin > 100000000"))

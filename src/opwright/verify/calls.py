@@ -93,7 +93,7 @@ def _have_bits(tensors: list[torch.Tensor], bits: list[torch.Tensor]) -> bool:
 def fresh_data(subject: Subject) -> Iterator[Finding]:
     """New values in the same memory: the outputs follow, also where ends, sum and extremes stay the same."""
     with torch.no_grad():
-        for case in _representatives(subject):
+        for case in representatives(subject):
             at = subject.free_tensors(case)
             if not at:
                 continue
@@ -136,7 +136,7 @@ def _is_input(subject: Subject, variant: Case) -> bool:
     return True
 
 
-def _representatives(subject: Subject) -> list[Case]:
+def representatives(subject: Subject) -> list[Case]:
     """Returns a small input of each dtype, and a large one."""
     if subject.operator is None or subject.has_samples:
         return subject.run_cases()

@@ -33,7 +33,8 @@
     │   ├── ArchitectureError                 OPW209
     │   └── ExtensionError (ValueError)       OPW211
     ├── KernelError (RuntimeError)            a kernel gave up while running          OPW203
-    │   └── DeviceFaultError                  OPW210
+    │   ├── DeviceFaultError                  OPW210
+    │   └── OutOfBoundsError (IndexError)     OPW213
     └── CheckError                            verify, bench and the commands          OPW3xx
         ├── NotVerifiedError                  OPW301
         ├── TargetError                       OPW302
@@ -317,6 +318,12 @@ class DeviceFaultError(KernelError):
     """
 
     code = "OPW210"
+
+
+class OutOfBoundsError(KernelError, IndexError):
+    """A kernel was given an index outside of its dimension, and said so through `opwright::check_index`."""
+
+    code = "OPW213"
 
 
 class StoreError(BuildError):

@@ -38,6 +38,10 @@ class Library:
         """Takes its kernels back. The library itself stays: a call may still be running in it."""
         self.handle.opwright_unregister(backend.encode())
 
+    def limit_chunks(self, steps: int) -> None:
+        """Lets chunks of `parallel_for` have at most so many steps; 0: as many as suit the threads."""
+        self.handle.opwright_set_chunk_steps(ctypes.c_int64(steps))
+
 
 def load(entry: Entry) -> Library:
     """Loads a library whose digest the store has just checked.

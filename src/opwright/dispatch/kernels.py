@@ -223,6 +223,11 @@ def unload(declaration: Declaration) -> None:
                 library.unregister(backend)
 
 
+def library_of(operator: Operator, backend: str) -> Registrable | None:
+    """Returns the library that holds the operator's kernels for a backend; None where none is loaded."""
+    return _loaded.get(unit_key(operator.declaration, backend))
+
+
 def is_loaded(operator: Operator, backend: str) -> bool:
     """Returns whether the operator's kernels for a backend are the registered ones."""
     return unit_key(operator.declaration, backend) in _loaded

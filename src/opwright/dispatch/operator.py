@@ -24,7 +24,7 @@ from opwright.dispatch.gate import gate, normalizer
 from opwright.dispatch.node import recorder
 from opwright.dispatch.reference import conforming, tensors_in
 from opwright.dispatch.vmap import vmap_kernel
-from opwright.errors import DeclarationError, KernelError, OpwrightError, OutError
+from opwright.errors import DeclarationError, KernelError, OpwrightError, OutError, OutOfBoundsError
 from opwright.spec.contract import ContractError
 from opwright.spec.cost import Cost, default_cost
 from opwright.spec.declaration import Declaration, declare, declare_backward
@@ -32,6 +32,8 @@ from opwright.spec.dryrun import dry_run
 from opwright.spec.dtypes import describe
 from opwright.spec.memory import find_shared, overlaps_itself
 from opwright.spec.schema import out_names, schema_of
+
+_INDEX_ERROR = "IndexError: "  # what the text of `opwright::check_index` starts with
 
 
 def operator(
@@ -363,7 +365,9 @@ class Operator:
             return found
         if text.startswith(prefix):
             given = [(name, describe(v)) for name, v in zip(names, values, strict=True)]
-            return KernelError(self.declaration.name, text.removeprefix(prefix), rows=given)
+            said = text.removeprefix(prefix)
+            raised = OutOfBoundsError if said.startswith(_INDEX_ERROR) else KernelError
+            return raised(self.declaration.name, said.removeprefix(_INDEX_ERROR), rows=given)
         return error
 
     def bump_versions(self, values: Sequence[Any]) -> None:

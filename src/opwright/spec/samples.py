@@ -33,6 +33,9 @@ LONG = {"quick": 16_411, "default": 65_601, "full": 65_601}
 
 EFFORTS = ("quick", "default", "full")
 
+# Makes a tensor of a shape and dtype.
+Fill = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -334,6 +337,7 @@ class Sweep:
         apart: bool = False,
         every: str | None = None,
         absent: frozenset[str] | set[str] = frozenset(),
+        filled: Mapping[str, Fill] | None = None,
     ) -> Case:
         """Returns a case with these sizes and options.
 
@@ -342,6 +346,7 @@ class Sweep:
             special: the tensors that get special values, and how far the list of them is turned.
             apart: whether those are spread over the tensor.
             every: the tensor that gets every finite value of a 16-bit type.
+            filled: what makes the values of a tensor, in place of random numbers, by name.
         """
         generator = torch.Generator().manual_seed(self.seed)
         special = special or {}
@@ -355,9 +360,10 @@ class Sweep:
                 count = 3 if parameter.kind == "tensors" else 1
                 own = layout if isinstance(layout, str) else layout.get(parameter.name, "contiguous")
                 shift = special.get(parameter.name)
+                fill = (filled or {}).get(parameter.name)
                 made = [
                     self._tensor(
-                        parameter, dtype, sizes, batch, own, scale, shift, apart, parameter.name == every, generator
+                        parameter, dtype, sizes, batch, own, scale, shift, apart, parameter.name == every, generator, fill
                     )
                     for _ in range(count)
                 ]
@@ -410,12 +416,15 @@ class Sweep:
         apart: bool,
         every: bool,
         generator: torch.Generator,
+        given: Fill | None,
     ) -> torch.Tensor:
         shape = shape_of(parameter.type, sizes, batch)
         own = tensor_dtype(self.contract, parameter.type, dtype)
         smallest = min([size for size in shape if size > 0], default=2)
 
         def fill(wanted: tuple[int, ...]) -> torch.Tensor:
+            if given is not None:
+                return given(wanted, own)
             if own == torch.bool:
                 return torch.rand(wanted, generator=generator) > 0.5
             if not own.is_floating_point:

@@ -23,7 +23,7 @@ from opwright.verify.values import expected_of, judge_call
 def determinism(subject: Subject) -> Iterator[Finding]:
     """The same input twice, with another one in between, gives the same bits, in memory of its own.
 
-    And one tensor for two arguments gives what two equal ones would.
+    And one tensor for two arguments, or two that overlap, give what two of their own memory would.
     """
     cases, for_one_tensor = [case for _, case in subject.cases()], subject.run_cases()
     with torch.no_grad():
@@ -56,17 +56,29 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
     pair = interchangeable(subject, case)
     if pair is None:
         return ""
-    values = subject.inputs(case)
-    values[pair[1]] = values[pair[0]]
-    try:
-        expected = expect(subject.reference, copy_of(values, CPU if subject.operator is not None else None))
-    except Exception:  # that is no input of it
-        return ""
-    for output, wanted in zip(subject.run(values), expected, strict=True):
-        message = compare(output, wanted).message if output is not None and wanted is not None else ""
-        if message:
-            return f"arguments {pair[0]} and {pair[1]} are one tensor: {message}"
+    for share, what in ((_one_tensor, "are one tensor"), (_overlapping, "share memory, one element apart")):
+        values = subject.inputs(case)
+        values[pair[0]], values[pair[1]] = share(values[pair[0]])
+        try:
+            expected = expect(subject.reference, copy_of(values, CPU if subject.operator is not None else None))
+        except Exception:  # that is no input of it
+            return ""
+        for output, wanted in zip(subject.run(values), expected, strict=True):
+            message = compare(output, wanted).message if output is not None and wanted is not None else ""
+            if message:
+                return f"arguments {pair[0]} and {pair[1]} {what}: {message}"
     return ""
+
+
+def _one_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tensor, tensor
+
+
+def _overlapping(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns two tensors of the values of one; the second begins one element behind the first."""
+    flat = tensor.reshape(-1)
+    memory = torch.cat([flat, flat[:1]])
+    return memory[:-1].view(tensor.shape), memory[1:].view(tensor.shape)
 
 
 def _have_bits(tensors: list[torch.Tensor], bits: list[torch.Tensor]) -> bool:
@@ -81,7 +93,7 @@ def _have_bits(tensors: list[torch.Tensor], bits: list[torch.Tensor]) -> bool:
 def fresh_data(subject: Subject) -> Iterator[Finding]:
     """New values in the same memory: the outputs follow, also where ends, sum and extremes stay the same."""
     with torch.no_grad():
-        for case in _representatives(subject):
+        for case in representatives(subject):
             at = subject.free_tensors(case)
             if not at:
                 continue
@@ -124,7 +136,7 @@ def _is_input(subject: Subject, variant: Case) -> bool:
     return True
 
 
-def _representatives(subject: Subject) -> list[Case]:
+def representatives(subject: Subject) -> list[Case]:
     """Returns a small input of each dtype, and a large one."""
     if subject.operator is None or subject.has_samples:
         return subject.run_cases()

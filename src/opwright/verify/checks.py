@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from opwright.verify.boundaries import boundaries
 from opwright.verify.calls import determinism, fresh_data, global_state
-from opwright.verify.concurrency import graph_replays, other_device, side_stream, threads
+from opwright.verify.concurrency import chunks, graph_replays, other_device, side_stream, threads
 from opwright.verify.finding import Finding
 from opwright.verify.gradient_calls import gradient_layouts, gradient_subsets, repeated_backward
 from opwright.verify.gradients import gradient_numerics, gradients, second_gradients
@@ -21,6 +22,7 @@ CHECKS: dict[str, Check] = {
     "outputs written": outputs_written,
     "guard bands": guard_bands,
     "numerics": numerics,
+    "boundaries": boundaries,
     "fresh data": fresh_data,
     "determinism": determinism,
     "global state": global_state,
@@ -41,6 +43,7 @@ CHECKS: dict[str, Check] = {
     "side stream": side_stream,
     "other device": other_device,
     "graph": graph_replays,
+    "chunks": chunks,
     "threads": threads,
     "memory": memory,
     "leaks": leaks,

@@ -19,12 +19,14 @@ import torch
 
 from opwright.dispatch import kernels
 from opwright.spec.samples import Case
+from opwright.verify.calls import representatives
 from opwright.verify.capture import capture
 from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.finding import Finding, Skipped, first_line
+from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.gradients import need_gradient, seed_like
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
+from opwright.verify.values import expected_of, judge_call
 
 # How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
 # call has outlasted it, once more with the longer one, for a slow host, and on other streams: what waits for
@@ -281,6 +283,47 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
             data = "the data it was captured with" if values is given[0] else "other data"
             return f"a replay with {data} gives other values than a call"
     return ""
+
+
+# --- chunks ------------------------------------------------------------------------------------------------
+
+
+def chunks(subject: Subject) -> Iterator[Finding]:
+    """Loops of `parallel_for` cut into chunks of a few steps, on one to four threads: a boundary falls everywhere."""
+    operator = need_operator(subject)
+    if subject.device.type != "cpu":
+        raise Skipped("only on a CPU")
+    with torch.no_grad():
+        for case in representatives(subject):
+            subject.run(subject.inputs(case))  # loads its kernels
+            library = kernels.library_of(operator, "cpu")
+            if not hasattr(library, "limit_chunks"):
+                raise Skipped("no kernels for a CPU that were built here")
+            expected = expected_of(subject, case)
+            finding = Finding(str(case))
+            for steps, count in _CHUNKS:
+                with _in_chunks(library, steps, count):
+                    finding = judge_call(subject, case, subject.inputs(case), expected)
+                if finding.message:
+                    finding.message = f"in chunks of {steps} steps, on {count} threads: {finding.message}"
+                    break
+            yield finding
+
+
+@contextlib.contextmanager
+def _in_chunks(library: Any, steps: int, count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    library.limit_chunks(steps)
+    try:
+        yield
+    finally:
+        library.limit_chunks(0)
+        torch.set_num_threads(before)
+
+
+# Steps, threads. Vectors have a remainder in most chunks; in others they are whole.
+_CHUNKS = ((1, 1), (3, 2), (17, 3), (64, 4))
 
 
 # --- threads -----------------------------------------------------------------------------------------------

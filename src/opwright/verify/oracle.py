@@ -54,6 +54,7 @@ class Expected:
         reason: why it may be off.
         refinement: computes the doubt, and the output in more digits; None for exact values.
         output: which output this is.
+        is_narrow: whether `allowance` leaves out how far the reference moves when it rounds; see `widen`.
     """
 
     exact: torch.Tensor
@@ -68,6 +69,13 @@ class Expected:
     reason: str = ""
     refinement: Refinement | None = None
     output: int = 0
+    is_narrow: bool = False
+
+    def widen(self) -> Expected:
+        """Returns the same, with the whole allowance."""
+        spread = self.refinement.spreads[self.output]
+        whole = _expected(self.exact, self.refinement.eager[self.output], spread)
+        return replace(self, allowance=whole.allowance, is_narrow=False)
 
     def with_doubt(self) -> Expected:
         """Returns the same, with how far it may be off."""
@@ -115,19 +123,22 @@ def to_oracle(value: Any) -> Any:
     return [to_oracle(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def expect(reference: Reference, values: Sequence[Any], seed: int = 0) -> list[Expected | torch.Tensor | None]:
+def expect(
+    reference: Reference, values: Sequence[Any], seed: int = 0, is_narrow: bool = False
+) -> list[Expected | torch.Tensor | None]:
     """Returns what each output must be; outputs that are not floating-point come as they must be exactly.
 
     Args:
         reference: the computation; takes the arguments, returns the outputs.
         values: the arguments, in the dtype under test; they stay as they are until results are compared.
+        is_narrow: whether the reference is called twice only, and the other times when a result seems wrong.
     """
     with few_threads(values):
         exact = reference([to_oracle(v) for v in values])
         eager = reference([copy_of(v) for v in values])
-        spreads = _spread(reference, values, exact, eager, seed)
         nudged = _nudged(reference, values)
     refinement = Refinement(reference, values, exact, eager, seed)
+    spreads = [torch.zeros(())] * len(exact) if is_narrow else refinement.spreads
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain, spread) in enumerate(zip(exact, eager, spreads, strict=True)):
         if value is None or plain is None:
@@ -136,7 +147,7 @@ def expect(reference: Reference, values: Sequence[Any], seed: int = 0) -> list[E
             found.append(plain)
         else:
             expected = _expected(value.double(), plain, spread)
-            expected.refinement, expected.output = refinement, i
+            expected.refinement, expected.output, expected.is_narrow = refinement, i, is_narrow
             if nudged is not None:
                 expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
             found.append(expected)
@@ -230,13 +241,22 @@ def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) ->
 
 
 class Refinement:
-    """How far a reference in float64 may be off, and its results in more digits; both computed on first use."""
+    """What takes more calls of a reference than its results; each computed on first use.
+
+    How far it moves when it rounds, how far it may be off in float64, and its results in more digits.
+    """
 
     def __init__(
         self, reference: Reference, values: Sequence[Any], exact: Sequence[Any], eager: Sequence[Any], seed: int
     ) -> None:
         self.eager = eager
         self._reference, self._values, self._exact, self._seed = reference, values, exact, seed
+
+    @functools.cached_property
+    def spreads(self) -> list[torch.Tensor]:
+        """How far each result moves when every step is rounded to the dtype."""
+        with few_threads(self._values):
+            return _spread(self._reference, self._values, self._exact, self.eager, self._seed)
 
     @functools.cached_property
     def rounding(self) -> list[torch.Tensor]:

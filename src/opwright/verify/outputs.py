@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 
-from opwright.verify.finding import Finding, Skipped, need_operator
+from opwright.spec.fill import LAYOUTS, lay_out
+from opwright.spec.memory import overlaps_itself
+from opwright.spec.samples import Case
+from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import are_same, copy_of, is_same, tensors_of
+from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
 
 _GUARD = 64  # elements on either side of an output
 _WRITES_AROUND = "it writes outside of its inputs"
@@ -17,9 +21,9 @@ _WRITES_ELSEWHERE = "the kernel writes outside of its output"
 
 
 def outputs_written(subject: Subject) -> Iterator[Finding]:
-    """`out=` tensors filled with garbage, between guard bands: all written, nothing around them.
+    """`out=` tensors filled with garbage, between guard bands: all written, nothing around them, in any layout.
 
-    This check comes first, because a kernel that writes elsewhere would bring the process down in any other.
+    Outputs that share memory, with themselves or with an argument, are refused or right. This check comes first, because a kernel that writes elsewhere would bring the process down in any other.
     """
     operator = need_operator(subject)
     if not operator.contract.outputs:
@@ -52,6 +56,94 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
             )
+        for case in [] if operator.declaration.random else subject.run_cases():
+            for what, message in _laid_out(subject, case):
+                is_damage = _WRITES_ELSEWHERE if message == _WRITES_ELSEWHERE else ""
+                yield Finding(f"{case}, {what}", message, is_fatal=is_damage)
+                if is_damage:
+                    return
+
+
+def _laid_out(subject: Subject, case: Case) -> Iterator[tuple[str, str]]:
+    """Yields layouts of `out=` with what is wrong with the call, "" where nothing is."""
+    results = [
+        tensors_of(case.values)[0].new_empty(0, device=subject.device) if r is None else r
+        for r in subject.run(subject.inputs(case))
+    ]
+    for layout in ("columns", *LAYOUTS):
+        if layout == "expanded":
+            continue
+        outs = [_make_out(result, layout) for result in results]
+        wanted = [copy_of(out).copy_(result) for out, result in zip(outs, results, strict=True)]
+        message = _call_with(subject, subject.inputs(case), outs)
+        for out, right in zip(outs, wanted, strict=True):
+            if not message and not is_same(storage_bytes(out), storage_bytes(right)):
+                is_outside = is_same(out, right)
+                message = _WRITES_ELSEWHERE if is_outside else "the out variant gives other values"
+        yield f"{layout} `out=`", message
+    for layout, share in (("expanded", _expand), ("overlapping", _overlap)):
+        shared = [share(result) for result in results]
+        if any(overlaps_itself(out) for out in shared):
+            message = _call_with(subject, subject.inputs(case), shared)
+            yield f"{layout} `out=`", "" if message else "it is accepted, although its elements share memory"
+    for i, result in enumerate(results):
+        for at, value in enumerate(case.values):
+            if at in subject.mutated() or not isinstance(value, torch.Tensor) or not value.numel():
+                continue
+            if value.shape == result.shape and value.dtype == result.dtype:
+                yield from _shared_with_argument(subject, case, results, i, at)
+
+
+def _shared_with_argument(
+    subject: Subject, case: Case, results: list[torch.Tensor], i: int, at: int
+) -> Iterator[tuple[str, str]]:
+    """Yields an output that is an argument, and one that begins one element behind it."""
+    for shift, what in ((0, "is"), (1, "overlaps")):
+        values, like = subject.inputs(case), results[i]
+        buffer = torch.full((like.numel() + 1,), _poison(like.dtype), dtype=like.dtype, device=subject.device)
+        argument = buffer[: like.numel()].view(like.shape).copy_(values[at])
+        values[at] = argument
+        outs = [_make_out(result, "contiguous") for result in results]
+        outs[i] = buffer[shift : shift + like.numel()].view(like.shape)
+        message = _call_with(subject, values, outs)
+        # Refused is right, and so is the result.
+        same = message or are_same(outs, results)
+        yield f"`out=` {i} {what} argument {at}", "" if same else "it is accepted, and the result is wrong"
+
+
+def _call_with(subject: Subject, values: list[Any], outs: list[torch.Tensor]) -> str:
+    """Calls the out variant; returns how it refuses, "" if it does not."""
+    try:
+        subject.operator.call_with_out(tuple(values), outs[0] if len(outs) == 1 else tuple(outs))
+        subject.wait(subject.device)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        if is_lost(subject.device):
+            raise DeviceLost(str(error)) from error
+        return f"raised {type(error).__name__}: {first_line(error)}"
+    return ""
+
+
+def _make_out(like: torch.Tensor, layout: str) -> torch.Tensor:
+    """Returns a tensor of garbage in a layout, "columns" being some of the columns of a wider one."""
+
+    def fill(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.full(shape, _poison(like.dtype), dtype=like.dtype, device=like.device)
+
+    if layout == "columns":
+        return fill((*like.shape[:-1], like.shape[-1] + 7))[..., 3:-4] if like.ndim else fill((3,))[1]
+    return lay_out(fill, tuple(like.shape), layout)
+
+
+def _expand(like: torch.Tensor) -> torch.Tensor:
+    return like.flatten()[:1].clone().view([1] * like.ndim).expand(like.shape) if like.numel() else like
+
+
+def _overlap(like: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor whose rows begin one element apart."""
+    memory = torch.zeros(sum(like.shape) + 1, dtype=like.dtype, device=like.device)
+    return memory.as_strided(like.shape, [1] * like.ndim)
 
 
 def _random_state(device: torch.device) -> torch.Tensor:

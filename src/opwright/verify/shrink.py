@@ -67,7 +67,7 @@ def _fails(check: Check, subject: Subject, case: Case, found: Finding) -> Findin
     if not _is_input(subject, case):
         return None
     alone = replace(subject, current=None, memo=None, expand=False)  # that part and nothing that follows from it
-    alone._cases = [(None, case)]
+    alone._cases, alone.boundaries = [(None, case)], [case]
     try:
         again = next((f for f in check(alone) if f.message), None)
     except KeyboardInterrupt:

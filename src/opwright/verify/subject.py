@@ -55,6 +55,7 @@ class Subject:
         on_case: called with each case that is given out.
         callables: what a callable and its reference are; None for an operator.
         expand: whether more inputs are made from the samples of a callable.
+        boundaries: the inputs of that check; None: those that follow from the contract.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Subject:
     on_case: Callable[[Case], None] | None = None
     callables: Callables | None = None
     expand: bool = True
+    boundaries: list[Case] | None = None
     wait: Callable[[torch.device], None] = wait_for
     series: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     _mutated: list[int] | None = None

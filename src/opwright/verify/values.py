@@ -57,7 +57,7 @@ def expected_of(subject: Subject, case: Case) -> list[Expected | torch.Tensor | 
         outputs = subject.reference(values)
         return [*outputs, *(values[i] for i in subject.mutated())]
 
-    found = expect(reference, case.values)
+    found = expect(reference, case.values, is_narrow=True)
     for each in found:
         if isinstance(each, Expected):
             each.is_loose = subject.operator is None and holds_infinities(case)

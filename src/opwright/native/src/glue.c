@@ -216,10 +216,15 @@ void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Fo
 
 // ---- services for kernels -------------------------------------------------------------------------------------
 
+i64 opwright_chunk_steps;
+
+__attribute__((visibility("default"))) void opwright_set_chunk_steps(i64 steps) { opwright_chunk_steps = steps; }
+
 typedef struct {
   void (*body)(i64, i64, void *);
   void *context;
   Call *call;
+  i64 begin, end, steps;
 } Loop;
 
 // A chunk belongs to the call whatever thread it runs on.
@@ -231,9 +236,19 @@ static void run_chunk(i64 begin, i64 end, void *context) {
   running = before;
 }
 
+static void run_small_chunks(i64 first, i64 last, void *context) {
+  const Loop *loop = context;
+  for (i64 i = first; i < last; ++i) {
+    const i64 begin = loop->begin + i * loop->steps, left = loop->end - begin;
+    run_chunk(begin, left < loop->steps ? loop->end : begin + loop->steps, context);
+  }
+}
+
 int opwright_parallel_for(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void *), void *context) {
-  Loop loop = {body, context, running};
-  return torch_parallel_for(begin, end, grain, run_chunk, &loop);
+  const i64 steps = opwright_chunk_steps;
+  Loop loop = {body, context, running, begin, end, steps};
+  if (!steps) return torch_parallel_for(begin, end, grain, run_chunk, &loop);
+  return torch_parallel_for(0, (end - begin + steps - 1) / steps, 1, run_small_chunks, &loop);
 }
 
 int opwright_num_threads(void) {

@@ -229,6 +229,10 @@ typedef struct {
   Handle library;
 } Backend;
 
+// The most steps of a chunk of `parallel_for`; 0: as many as suit the threads.
+extern i64 opwright_chunk_steps;
+extern void opwright_set_chunk_steps(i64);
+
 // Makes the kernels of a backend the registered ones, and takes them back. Zero on success. The list
 // ends with an entry without a name.
 // Set where a program without Python has defined the operators.

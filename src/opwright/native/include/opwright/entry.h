@@ -1,4 +1,4 @@
-// How a kernel is exported (OPWRIGHT_KERNEL) and how it reports that it cannot go on (check).
+// How a kernel is exported (OPWRIGHT_KERNEL) and how it reports that it cannot go on (check, check_index).
 #pragma once
 
 #include <exception>
@@ -20,6 +20,17 @@ struct Error : std::exception {
 // Raises an error with this text (a string literal) unless the claim holds.
 inline void check(bool claim, const char* message) {
   if (!claim) throw Error(message);
+}
+
+// Returns the place of an index in a dimension, a negative one counted from the end. Raises Python's
+// IndexError for one that lies outside, as PyTorch does.
+inline int64_t check_index(int64_t index, int64_t size) {
+  if (-size <= index && index < size) return index < 0 ? index + size : index;
+  static thread_local char text[128];
+  __builtin_snprintf(text, sizeof text,
+                     "IndexError: index %lld is out of bounds for a dimension of size %lld",
+                     static_cast<long long>(index), static_cast<long long>(size));
+  throw Error(text);
 }
 
 namespace detail {

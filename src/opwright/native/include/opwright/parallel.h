@@ -9,6 +9,9 @@
 extern "C" int opwright_parallel_for(int64_t begin, int64_t end, int64_t grain,
                                      void (*body)(int64_t, int64_t, void*), void* context);
 extern "C" int opwright_num_threads(void);
+// How many steps a chunk has at most; 0: as many as suit the threads. `opwright verify` sets it, so that the
+// boundaries of chunks fall everywhere.
+extern "C" int64_t opwright_chunk_steps;
 
 namespace opwright {
 
@@ -65,13 +68,14 @@ struct Loop {
 
 }  // namespace detail
 
-// Calls body(begin, end) on chunks that cover 0..count, each of at least `grain` steps. Runs in the
-// calling thread when count <= grain. When chunks throw, the others go on, and the first exception is
+// Calls body(begin, end) on chunks that cover 0..count. With fewer than `grain` steps a chunk is not
+// worth another thread, so there is one when count <= grain, in the calling thread. But a chunk may begin
+// and end anywhere, and `opwright verify` makes much smaller ones. When chunks throw, the others go on, and the first exception is
 // thrown here as Error.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;
-  if (count <= grain) return body(int64_t{0}, count);
+  if (count <= grain && !opwright_chunk_steps) return body(int64_t{0}, count);
   detail::Loop<Body> loop{body, {}};
   const int failed = opwright_parallel_for(
       0, count, grain,

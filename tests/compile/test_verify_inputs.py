@@ -1,0 +1,386 @@
+"""Kernels that are wrong at inputs beside the usual ones, each with its right twin, which must pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+import opwright
+from opwright.errors import OutOfBoundsError
+
+pytestmark = pytest.mark.compiler
+
+
+def judge(function, *checks: str) -> str:
+    """Returns the first failure of an operator, "" if there is none."""
+    record = opwright.verify(function, checks=checks)
+    assert record.backends == ["cpu"]
+    assert all(check.outcome in ("passed", "failed") for check in record.checks), record.checks
+    assert record.passed == (not record.failures)
+    return "".join(f"{f.check}: {f.case}: {f.message}" for f in record.failures[:1])
+
+
+# --- integer tensors ---------------------------------------------------------------------------------------
+
+GATHER = """
+#include <opwright/kernel.h>
+template <typename T>
+void gather(opwright::View<const T, 2> x, opwright::View<const int64_t, 1> index, opwright::View<T, 2> output) {
+  for (int64_t i = 0; i < index.size(0); ++i) {
+    const int64_t n = x.size(0);
+    int64_t row = index(i);
+    ROW;
+    for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = x(row, j);
+  }
+}
+OPWRIGHT_KERNEL(gather, float)
+"""
+RIGHT_ROW = "row = opwright::check_index(row, n)"
+ROWS = {
+    "right": RIGHT_ROW,
+    "right, in its own words": 'opwright::check(-n <= row && row < n, "index out of range"); row += row < 0 ? n : 0',
+    "negative ones are row 0": 'opwright::check(-n <= row && row < n, "range"); row = row < 0 ? 0 : row',
+    "-n refused": 'opwright::check(-n < row && row < n, "range"); row += row < 0 ? n : 0',
+    "16 bits": RIGHT_ROW + "; row = int16_t(row) < 0 ? 0 : int16_t(row)",
+    "wrong from row 40000 on": RIGHT_ROW + "; row = row < 40000 ? row : 0",
+    "wraps around": "row = ((row % n) + n) % n",
+    "not looked at": "row += row < 0 ? n : 0",
+    "the last row is the first": RIGHT_ROW + "; row = row == n - 1 ? 0 : row",
+    "32 bits": "row = opwright::check_index(int32_t(row), n)",
+}
+
+
+def make_gather(ns: str, kernel: str):
+    @opwright.operator(f"{ns}::gather", cpu=kernel)
+    def gather(x: Float[Tensor, "n k"], index: Int64[Tensor, "m"]) -> Float[Tensor, "m k"]:
+        return x[index]
+
+    return gather
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_indices_of_the_whole_range_and_beyond_it(ns, kind: str) -> None:
+    found = judge(make_gather(ns, GATHER.replace("ROW", ROWS[kind])), "boundaries")
+    assert found.startswith("" if "right" in kind else "boundaries"), found
+    assert bool(found) == ("right" not in kind), found
+
+
+def test_an_index_out_of_bounds_is_an_index_error_in_every_dtype(ns) -> None:
+    gather = make_gather(ns, GATHER.replace("ROW", RIGHT_ROW))
+    for dtype in (torch.float32, torch.float64):  # the kernel, the reference
+        for index in (5, -6):
+            with pytest.raises(IndexError, match=rf"index {index} is out of bounds for .*dimension .*size 5"):
+                gather(torch.zeros(5, 2, dtype=dtype), torch.tensor([0, index]))
+    with pytest.raises(OutOfBoundsError, match=r"OPW213"):
+        gather(torch.zeros(5, 2), torch.tensor([7]))
+
+
+LENGTHS = """
+#include <opwright/kernel.h>
+template <typename T>
+void first_sum(opwright::View<const T, 2> x, opwright::View<const int64_t, 1> lengths, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    double sum = 0;
+    const int64_t n = x.size(1);
+    for (int64_t j = 0; LOOP; ++j) sum += x(i, j);
+    output(i) = T(sum);
+  }
+}
+OPWRIGHT_KERNEL(first_sum, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "is_right"),
+    [
+        ("j < lengths(i) && j < n", True),
+        ("j < int32_t(lengths(i)) && j < n", False),
+        ("j != lengths(i) && j < n", False),
+    ],
+)
+def test_integers_that_are_no_indices_take_every_value(ns, loop: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::first_sum", cpu=LENGTHS.replace("LOOP", loop))
+    def first_sum(x: Float[Tensor, "m n"], lengths: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
+        return torch.where(torch.arange(x.shape[1]) < lengths[:, None], x, 0).sum(-1)
+
+    assert (judge(first_sum, "boundaries") == "") == is_right
+
+
+# --- special values ----------------------------------------------------------------------------------------
+
+ROW_MAX = """
+#include <opwright/kernel.h>
+template <typename T>
+void row_max(opwright::View<const T, 2> x, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    const int64_t n = x.size(1);
+    T best = x(i, 0);
+    for (int64_t j = 1; j < n; ++j) {
+      const bool is_nan = x(i, j) != x(i, j);
+      if (WHERE && is_nan) continue;
+      if (!(best >= x(i, j)) && best == best) best = x(i, j);
+    }
+    output(i) = best;
+  }
+}
+OPWRIGHT_KERNEL(row_max, float)
+"""
+
+
+@pytest.mark.parametrize("where", ["false", "j >= 4", "j >= 16", "j == n - 1", "j >= n / 16 * 16", "j >= 1500"])
+def test_special_values_at_every_place_of_a_row(ns, where: str) -> None:
+    @opwright.operator(f"{ns}::row_max", cpu=ROW_MAX.replace("WHERE", where))
+    def row_max(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+        return x.amax(-1)
+
+    assert (judge(row_max, "boundaries") == "") == (where == "false")
+
+
+SHIFT = """
+#include <opwright/kernel.h>
+template <typename T>
+void shift(opwright::View<const T, 2> x, opwright::View<const T, 1> bias, opwright::View<T, 2> output) {
+  const int64_t m = x.size(0), n = x.size(1);
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      const T value = x(i, j) + bias(j);
+      output(i, j) = WRONG ? T(0.5) : value;
+    }
+}
+OPWRIGHT_KERNEL(shift, float)
+"""
+
+
+def make_shift(ns: str, wrong: str):
+    @opwright.operator(f"{ns}::shift", cpu=SHIFT.replace("WRONG", wrong))
+    def shift(x: Float[Tensor, "*batch n"], bias: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
+        return x + bias
+
+    return shift
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "j >= 16 && bias(j) - bias(j) != 0",
+        "j == n - 1 && bias(j) != bias(j)",
+        "j % 16 == 5 && x(i, j) > 3e38f && x(i, j) - x(i, j) == 0",
+        "j > 40 && x(i, j) != 0 && x(i, j) < 1e-38f && x(i, j) > -1e-38f",
+        "j > 40 && x(i, j) == -1.0f / 0.0f",
+    ],
+)
+def test_special_values_after_the_first_vector(ns, wrong: str) -> None:
+    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+
+
+# --- sizes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "n == 192 && j == 191",
+        "n % 96 == 0 && j == n - 1",
+        "n == 65 && j == 64",
+        "n == 1023 && j == 5",
+        "m % 64 == 0 && n % 64 == 0 && i == m - 1",
+        "(m == 191 || m == 193) && m + n == 384 && i == m - 1",
+        "m == 384 && i > 380",
+        "i * n + j >= 1 << 17",
+        "i * n + j == (1 << 18) + 1",
+        "j == 1 << 17",
+    ],
+)
+def test_sizes_at_the_multiples_of_tiles(ns, wrong: str) -> None:
+    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+
+
+def test_right_kernels_pass_at_all_boundaries(ns) -> None:
+    assert judge(make_shift(ns, "false"), "boundaries") == ""
+
+
+# --- options -----------------------------------------------------------------------------------------------
+
+ROLL = """
+#include <opwright/kernel.h>
+template <typename T>
+void roll(opwright::View<const T, 2> x, int64_t by, opwright::View<T, 2> output) {
+  const int64_t n = x.size(1);
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < n; ++j) output(i, j) = x(i, PLACE);
+}
+OPWRIGHT_KERNEL(roll, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "is_right"),
+    [
+        ("(j - by % n + 2 * n) % n", True),
+        ("(j + n - by % n) % n", True),
+        ("(j - (by < 0 ? 0 : by) % n + 2 * n) % n", False),
+        ("(j - int32_t(by) % n + 2 * n) % n", False),
+        ("((j - (by == INT64_MIN ? 0 : by)) % n + n) % n", False),
+    ],
+)
+def test_options_are_negative_zero_and_extreme(ns, place: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::roll", cpu=ROLL.replace("PLACE", place))
+    def roll(x: Float[Tensor, "*batch n"], by: int = 1) -> Float[Tensor, "*batch n"]:
+        n = x.shape[-1]
+        return x[..., (torch.arange(n) - by % max(n, 1)) % max(n, 1)]
+
+    assert (judge(roll, "boundaries") == "") == is_right
+
+
+COLUMN = """
+#include <opwright/kernel.h>
+template <typename T>
+void column(opwright::View<const T, 2> x, int64_t at, opwright::View<T, 1> output) {
+  const int64_t n = x.size(1);
+  BEFORE;
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i, at);
+}
+OPWRIGHT_KERNEL(column, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "is_right"),
+    [
+        ("at = opwright::check_index(at, n)", True),
+        ('opwright::check(0 <= at && at < n, "no such column")', False),
+        ("at = at < 0 ? 0 : at < n ? at : n - 1", False),
+        ("if (at < 0) at += n; at = at < n ? at : n - 1", False),
+        ("at = opwright::check_index(at < n ? at : n - 1, n)", False),
+    ],
+)
+def test_options_that_the_reference_refuses_are_refused(ns, before: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::column", cpu=COLUMN.replace("BEFORE", before))
+    def column(x: Float[Tensor, "*batch n"], at: int = 1) -> Float[Tensor, "*batch"]:
+        return x.select(-1, at).clone()
+
+    assert (judge(column, "boundaries") == "") == is_right
+
+
+SOFT = """
+#include <opwright/kernel.h>
+#include <cmath>
+template <typename T>
+void leaky(opwright::View<const T, 1> x, double slope, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = FORMULA;
+}
+OPWRIGHT_KERNEL(leaky, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("formula", "is_right"),
+    [("x(i) > 0 ? x(i) : T(slope) * x(i)", True), ("std::fmax(x(i), T(slope) * x(i))", False)],
+)
+def test_numbers_are_negative_zero_and_extreme(ns, formula: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::leaky", cpu=SOFT.replace("FORMULA", formula))
+    def leaky(x: Float[Tensor, "*s"], slope: float = 0.01) -> Float[Tensor, "*s"]:
+        return torch.where(x > 0, x, slope * x)
+
+    assert (judge(leaky, "boundaries") == "") == is_right
+
+
+# --- outputs in other memory -------------------------------------------------------------------------------
+
+
+def write_densely(values, outs, right) -> None:
+    """Takes a strided output for a dense one."""
+    outs.as_strided(outs.shape, right.stride()).copy_(right)
+
+
+def write_around(values, outs, right) -> None:
+    outs.copy_(right)
+    memory = outs.as_strided((outs.untyped_storage().nbytes() // outs.element_size(),), (1,), 0)
+    kept = torch.zeros_like(memory, dtype=torch.bool)
+    kept.as_strided(outs.shape, outs.stride(), outs.storage_offset()).fill_(True)
+    if not outs.is_contiguous():
+        memory[~kept] = 0
+
+
+def write_first(values, outs, right) -> None:
+    """Writes into the output before it has read all of its input."""
+    outs.zero_()
+    outs.copy_(values[0] + values[1])
+
+
+@pytest.mark.parametrize("write", [write_densely, write_around, write_first])
+def test_outputs_of_every_layout_and_in_the_memory_of_an_argument(ns, write, monkeypatch) -> None:
+    shift = make_shift(ns, "false")
+
+    def call_with_out(values, out):
+        write(values, out, values[0] + values[1])
+        return out
+
+    assert judge(shift, "outputs written") == ""
+    monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
+    assert judge(shift, "outputs written").startswith("outputs written")
+
+
+def test_an_output_that_shares_memory_with_itself_must_be_refused(ns, monkeypatch) -> None:
+    shift = make_shift(ns, "false")
+    whole = shift.operator.call_with_out
+    seen = []
+
+    def call_with_out(values, out):
+        if 0 in out.stride():
+            seen.append(out)
+            return out
+        return whole(values, out)
+
+    monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
+    assert "expanded `out=`: it is accepted, although its elements share memory" in judge(shift, "outputs written")
+
+
+PRODUCT = """
+#include <opwright/kernel.h>
+template <typename T>
+void product(opwright::View<const T, 1> x, opwright::View<const T, 1> y, opwright::View<T, 1> output) {
+  const bool is_shared = y.data() > x.data() && y.data() < x.data() + x.size(0);
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) * y(WRONG ? 0 : i);
+}
+OPWRIGHT_KERNEL(product, float)
+"""
+
+
+@pytest.mark.parametrize("wrong", ["false", "is_shared"])
+def test_arguments_that_overlap(ns, wrong: str) -> None:
+    @opwright.operator(f"{ns}::product", cpu=PRODUCT.replace("WRONG", wrong))
+    def product(x: Float[Tensor, "*s"], y: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return x * y
+
+    assert (judge(product, "determinism") == "") == (wrong == "false")
+
+
+# --- chunks ------------------------------------------------------------------------------------------------
+
+NEIGHBOURS = """
+#include <opwright/kernel.h>
+template <typename T>
+void double_(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
+  const int64_t n = x.size(0);
+  opwright::parallel_for(n, opwright::grain_of(1), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) output(i) = WRONG ? T(0) : T(2) * x(i);
+  });
+}
+OPWRIGHT_KERNEL(double_, float)
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong", ["false", "begin > 100000000", "begin > 0 && i == begin", "end < n && i == end - 1", "begin % 16 && i > 900"]
+)
+def test_boundaries_of_chunks_fall_everywhere(ns, wrong: str) -> None:
+    @opwright.operator(f"{ns}::double_", cpu=NEIGHBOURS.replace("WRONG", wrong))
+    def double_(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return 2 * x
+
+    found = judge(double_, "chunks")
+    assert found.startswith("" if wrong in ("false", "begin > 100000000") else "chunks: "), found
+    assert bool(found) == (wrong not in ("false", "begin > 100000000"))

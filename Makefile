@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu lint bench clean
+.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress lint bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -39,6 +39,14 @@ CALLS ?= 100000
 sanitize: .venv/tests
 	$(BIN)/pytest tests/sanitize
 	$(BIN)/python tests/sanitize/fuzz.py --calls $(CALLS)
+
+# Swaps, forks, starts, kills and edits at moments all over calls and builds; half an hour on two cores.
+STRESS := $(BIN)/python tests/stress/stress.py
+stress: .venv/tests
+	$(STRESS) swap --swaps 1000 --forks 50 --threads 4
+	$(STRESS) start --processes 64
+	$(STRESS) kill --kills 50
+	$(STRESS) edit --edits 50
 
 # Every kernel with inputs and outputs of many layouts, under the tools of compute-sanitizer.
 sanitize-gpu:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright.dispatch import kernels
 from opwright.dispatch.autocast import DEVICES
 from opwright.spec.declaration import Declaration
 from opwright.spec.schema import (
@@ -62,6 +63,7 @@ def signature_of(declaration: Declaration) -> tuple:
         declaration.random,
         declaration.autocast is not None,
         tuple(p.name for p in contract.mutated),
+        tuple(p.choices for p in contract.parameters),  # kernels get their numbers
     )
 
 
@@ -148,7 +150,13 @@ class Entries:
         return lambda *args, **kwargs: self.current.run_autocast[device](*args, **kwargs)
 
     def retire(self) -> None:
-        """Makes room for another schema. The twins stay, for functions that still hold them."""
+        """Makes room for another schema. The twins stay, for functions that still hold them.
+
+        PyTorch cannot do this while other threads call the public entry. Plain calls of the operator's function
+        do not: they go to the twins.
+        """
+        self.current.leave_public()
+        kernels.retire(self.current.declaration)
         self._library._destroy()
         namespace = getattr(torch.ops, self._namespace)
         if hasattr(namespace, self._name):

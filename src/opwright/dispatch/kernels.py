@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,6 +33,9 @@ _loaded: dict[tuple, Registrable] = {}
 _tried: set[tuple] = set()
 _adopted: set[tuple | None] = set()
 _warned: set[str] = set()
+# Held while the library of a key is built, so that threads that need another one do not wait for it.
+_builds: dict[tuple, threading.RLock] = {}
+os.register_at_fork(after_in_child=_builds.clear)  # what a thread of the parent builds, it builds for the parent
 
 
 def unit_key(declaration: Declaration, backend: str) -> tuple | None:
@@ -47,11 +53,12 @@ def unit_key(declaration: Declaration, backend: str) -> tuple | None:
 
 def unit_of(key: tuple) -> list[Declaration]:
     """Returns the declarations that belong to a library, in a fixed order."""
-    found = [
-        operator.declaration
-        for operator in registry.operators.values()
-        if unit_key(operator.declaration, key[1]) == key and _is_current(operator)
-    ]
+    with registry.lock:
+        found = [
+            operator.declaration
+            for operator in registry.operators.values()
+            if unit_key(operator.declaration, key[1]) == key and _is_current(operator)
+        ]
     return sorted(found, key=lambda declaration: declaration.qualified_name)
 
 
@@ -66,39 +73,84 @@ def _is_current(operator: Operator) -> bool:
 def ensure_loaded(operator: Operator, backend: str) -> bool:
     """Loads the library of an operator's kernels, building it if need be; returns whether it is loaded.
 
+    Other threads may declare operators meanwhile: the kernels are those of what is declared in the end.
+
     Raises:
         BuildError: the kernel cannot be built, and that is not just a missing compiler.
     """
-    key = unit_key(operator.declaration, backend)
-    if key is None:
+    if unit_key(operator.declaration, backend) is None:
         return False
-    if key in _loaded:
-        return True
+    while True:
+        with registry.lock:
+            current = operator.entries.current
+            key = unit_key(current.declaration, backend)
+            is_retired = registry.entries.get(operator.declaration.qualified_name) is not operator.entries
+            if key is None or is_retired or not _is_current(current):
+                return False
+            building = _builds.setdefault(key, threading.RLock())
+        with building:
+            is_loaded = _load(current, key)
+        if is_loaded is not None:
+            return is_loaded
+
+
+def _load(operator: Operator, key: tuple) -> bool | None:
+    """Loads the library of a key; returns whether it is loaded, None when its operators were declared again."""
+    backend = key[1]
     with registry.lock:
+        if operator.entries.current is not operator:
+            return None
         if key in _loaded:
             return True
         if key in _tried and not settings.require_kernels():
             return False
-        try:
-            _require_triton(operator, backend)
-            library = build(key)[0]
-        except NoCompilerError as error:
-            if settings.require_kernels():
+        unit = unit_of(key)
+        _import_builder()
+    try:
+        _require_triton(operator, backend)
+        library = build(key)[0]
+    except Exception as error:
+        with registry.lock:
+            if not _is_unchanged(unit, key):
+                return None
+            if not isinstance(error, NoCompilerError) or settings.require_kernels():
                 raise
             _tried.add(key)
-            if backend not in _warned:
-                _warned.add(backend)
-                missing = _MISSING.get(type(error), "C++ compiler")
-                warnings.warn(
-                    f"{error.subject}: no {missing} was found, so operators run their PyTorch reference, "
-                    f"slower. hint: {error.hint}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return False
+        _warn_once(backend, error)
+        return False
+    with registry.lock:
+        if not _is_unchanged(unit, key):
+            return None
         library.register(backend)
         _loaded[key] = library
         return True
+
+
+def _is_unchanged(unit: Sequence[Declaration], key: tuple) -> bool:
+    now = unit_of(key)
+    return len(now) == len(unit) and all(a is b for a, b in zip(now, unit, strict=True))
+
+
+def _import_builder() -> None:
+    """Imports what a build needs, under `registry.lock`: after a fork amid an import, the child cannot import it."""
+    import filelock  # noqa: F401
+
+    import opwright.build.load  # noqa: F401
+
+    settings.cache_dir()
+
+
+def _warn_once(backend: str, error: NoCompilerError) -> None:
+    if backend in _warned:
+        return
+    _warned.add(backend)
+    missing = _MISSING.get(type(error), "C++ compiler")
+    warnings.warn(
+        f"{error.subject}: no {missing} was found, so operators run their PyTorch reference, "
+        f"slower. hint: {error.hint}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 _MISSING = {NoNvccError: "CUDA compiler (nvcc)", NoTritonError: "Triton"}
@@ -132,7 +184,8 @@ def build(*keys: tuple) -> tuple[Library, bool]:
     from opwright.build.store import Store
 
     entry, is_new = ensure_built(make_request(unit_of(keys[0]), [key[1] for key in keys]), Store())
-    return load(entry), is_new
+    with registry.lock:  # no fork amid it
+        return load(entry), is_new
 
 
 def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
@@ -159,7 +212,8 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
         raise LoadError(
             operator.declaration.name, "there is no whole build", rows=[("directory", str(folder))]
         )
-    library = load(entry)
+    with registry.lock:
+        library = load(entry)
     for backends in (tuple(keys), *((backend,) for backend in keys)):
         if library.contents == glue_digest(unit, backends):
             break
@@ -221,6 +275,13 @@ def unload(declaration: Declaration) -> None:
             library = _loaded.pop(key, None)
             if library is not None:
                 library.unregister(backend)
+
+
+def retire(declaration: Declaration) -> None:
+    """Makes room for another schema under the public name of an operator, whose kernels were taken back."""
+    loader = sys.modules.get("opwright.build.load")  # else there never were kernels
+    if loader is not None:
+        loader.retire(declaration.namespace, declaration.name)
 
 
 def library_of(operator: Operator, backend: str) -> Registrable | None:

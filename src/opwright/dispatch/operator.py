@@ -90,8 +90,9 @@ def operator(
     return decorate
 
 
-def _install(declaration: Declaration) -> Operator:
-    dry_run(declaration)
+def _install(declaration: Declaration, forward: Operator | None = None) -> Operator:
+    """Makes a declaration the current one of its name, and of its forward if it is a backward."""
+    dry_run(declaration)  # without the lock, for the reference may call operators that have to be built
     with registry.lock:
         old = registry.check_free(declaration)
         if old is not None:
@@ -107,6 +108,8 @@ def _install(declaration: Declaration) -> Operator:
         declaration = declaration._replace(generation=entries.generation)
         new = Operator(declaration, entries)
         registry.operators[declaration.qualified_name] = new
+        if forward is not None:
+            forward.backward_operator = new
         kernels.unload(declaration)  # a library that was built without this operator is out of date
     return new
 
@@ -177,7 +180,7 @@ class Operator:
         """
         try:
             declaration = declare_backward(self.declaration, reference, sys._getframe(1).f_locals)
-            self.backward_operator = _install(declaration)
+            _install(declaration, self)
         except DeclarationError as error:
             raise _located(error, reference) from None
         self._set_saved(self.backward_operator)
@@ -243,6 +246,13 @@ class Operator:
             return self.call_public(values)
         except (RuntimeError, TypeError) as error:
             raise self.explain(error, values) from None
+
+    def leave_public(self) -> None:
+        """Runs the reference where the public entry was called, which will belong to another schema."""
+        compute = composite_recorder(self)
+        self.public = lambda *args, **kwargs: compute(None, *self.normalize(*args, **kwargs))
+        self.public._op = self.public
+        self.entries.public_out = self.run_fallback_out
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
         """Goes on in the dispatcher below the keys that were handled."""
@@ -384,9 +394,12 @@ class Operator:
         return tuple(p.choices[v] if p.kind == "choice" else v for p, v in pairs)
 
     def run_coded_reference(self, *coded: Any) -> Any:
-        """Runs the reference for the glue."""
+        """Runs the reference for the glue; where the kernels were taken back, the current ones."""
         try:
-            return self._run_reference(self._decode(coded))
+            values = self._decode(coded)
+            if not kernels.is_loaded(self, _device_of(values)):
+                return self._fall_back(values)
+            return self._run_reference(values)
         except Exception as error:
             self._raised.error = error  # C code in between keeps only that there was one
             raise
@@ -437,13 +450,16 @@ class Operator:
 
     def _can_load(self, values: Sequence[Any]) -> bool:
         """Loads the kernels for these arguments; returns whether there are any that can take them."""
-        tensors = list(tensors_in(values))
-        device = tensors[0].device.type if tensors else ""
-        strided = all(t.layout == torch.strided and not t.is_nested for t in tensors)
+        device = _device_of(values)
+        strided = all(t.layout == torch.strided and not t.is_nested for t in tensors_in(values))
         return strided and device in kernels.BACKENDS and kernels.ensure_loaded(self, device)
 
     def _bind(self, values: Sequence[Any]) -> None:
         self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
+
+
+def _device_of(values: Sequence[Any]) -> str:
+    return next((tensor.device.type for tensor in tensors_in(values)), "")
 
 
 def operator_of(target: Any) -> Operator | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
     from opwright.dispatch.entries import Entries
     from opwright.dispatch.operator import Operator
 
+# Of all that is declared, loaded and registered. It is held for short moments only, never during a build: a fork
+# waits for it, so that the child finds everything whole.
 lock = threading.RLock()
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
 operators: dict[str, Operator] = {}
 entries: dict[str, Entries] = {}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opwright.build.load import open_library
 from opwright.dispatch import kernels
 from opwright.errors import PackageError
 from opwright.spec.schema import schema_of
@@ -26,7 +27,7 @@ _folders: list[tempfile.TemporaryDirectory] = []  # a loaded library's file stay
 class WheelLibrary:
     """The library of a wheel, in the place of one that was built here."""
 
-    handle: ctypes.CDLL
+    handle: ctypes.PyDLL
     variants: dict[str, str]
 
     def register(self, backend: str) -> None:
@@ -56,7 +57,7 @@ def use_wheel(wheel: Path, operators: Iterable[Operator], level: str = "") -> No
             "it is for another platform",
             rows=[("wheel", made["machine"]), ("here", platform.machine())],
         )
-    handle = ctypes.CDLL(str(path))
+    handle = open_library(path)
     handle.opwright_level.restype = ctypes.c_char_p
     best = handle.opwright_level().decode()
     usable = made["levels"][: made["levels"].index(best) + 1] if best else []

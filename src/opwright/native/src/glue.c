@@ -121,16 +121,27 @@ static void release(Call *call, int failed) {
 
 i32 opwright_has_no_python;
 
+// Sizes that exceed 64 bits wrap in PyTorch, so the reference must not meet them.
+static int check_sizes(Call *call) {
+  for (i32 i = 0; i < call->op->num_outputs && !call->is_deep; ++i) {
+    i64 sizes[kMaxDims + kMaxRank];
+    i32 ndim;
+    if (output_shape(call, i, sizes, &ndim)) return 1;
+  }
+  return 0;
+}
+
+static int is_alike(const Tensor *one, const Tensor *other) {
+  i32 differs = one->ndim != other->ndim || one->dtype != other->dtype;
+  for (i64 d = 0; !differs && d < one->ndim; ++d) differs = one->sizes[d] != other->sizes[d];
+  return !differs;
+}
+
 // Lets the reference compute: for a dtype that the kernel was not instantiated for, beside empty outputs,
 // and for tensors of more axes than the glue handles. Arguments are handed on with references of their own.
 static int call_reference(Call *call) {
   const Operator *op = call->op;
   u64 stack[2 * kMaxArguments];
-  for (i32 i = 0; i < op->num_outputs && !call->is_deep; ++i) {  // sizes that exceed 64 bits wrap in PyTorch
-    i64 sizes[kMaxDims + kMaxRank];
-    i32 ndim;
-    if (output_shape(call, i, sizes, &ndim)) return 1;
-  }
   for (i32 i = 0; i < op->num_arguments; ++i) {
     const Argument *argument = &op->arguments[i];
     const Value *value = &call->values[i];
@@ -168,9 +179,11 @@ static int call_reference(Call *call) {
       t->handle = (Handle)stack[i];
       continue;
     }
-    const i32 failed = aoti_torch_copy_(t->handle, (Handle)stack[i], 0);
+    Tensor result;
+    const i32 failed = inspect(call, &result, (Handle)stack[i]) || !is_alike(t, &result) ||
+                       aoti_torch_copy_(t->handle, result.handle, 0);
     aoti_torch_delete_tensor_object((Handle)stack[i]);
-    if (failed) FAIL(call, "%s: the result cannot be copied into out", op->name);
+    if (failed) FAIL(call, "%s: out has not the shape and dtype of the result", op->name);
   }
   return 0;
 }
@@ -183,6 +196,25 @@ static const Kernel *part_for(const Call *call, const Kernel *kernels) {
     if (is_single || (call->dtype >= 0 && *part->dtypes >> call->dtype & 1)) return part;
   }
   return 0;
+}
+
+// Where the kernels were taken back, the contract may be another by now: Python checks the call and runs it.
+static int hand_over(Call *call) {
+  const Handle *outs = (const Handle *)call->stack + call->op->num_arguments;
+  for (i32 i = 0; call->gives_out && i < call->op->num_outputs; ++i) {
+    if (inspect(call, &call->outputs[i], outs[i])) return 1;
+  }
+  return call_reference(call);
+}
+
+static int answer(Call *call, const Kernel *kernels) {
+  if (check(call) || (call->gives_out && read_out(call)) || check_written(call)) return 1;
+  const Kernel *kernel = part_for(call, kernels);
+  if (!kernel) return check_sizes(call) || call_reference(call);
+  if (!call->gives_out && allocate(call)) return 1;
+  const enum Emptiness empty = emptiness(call);
+  if (empty == kNoneEmpty) return compute(call, kernel);
+  return empty == kSomeEmpty && call_reference(call);
 }
 
 void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Form form) {
@@ -201,15 +233,7 @@ void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Fo
   for (i32 i = 0; i < op->num_families; ++i) families[i] = -1;
   for (i32 i = 0; i < op->num_outputs; ++i) outputs[i].handle = 0, outputs[i].copy = 0;
 
-  int failed = read(&call, tensors) || check(&call) || (call.gives_out && read_out(&call)) || check_written(&call);
-  const Kernel *kernel = failed ? 0 : part_for(&call, kernels);
-  if (!failed && !kernel) {
-    failed = call_reference(&call);
-  } else if (!failed && !(failed = !call.gives_out && allocate(&call))) {
-    const enum Emptiness empty = emptiness(&call);
-    if (empty == kNoneEmpty) failed = compute(&call, kernel);
-    if (empty == kSomeEmpty) failed = call_reference(&call);
-  }
+  const int failed = read(&call, tensors) || (kernels ? answer(&call, kernels) : hand_over(&call));
   release(&call, failed);
   if (failed) aoti_torch_check(0, op->name, "opwright", 0, message);
 }
@@ -256,28 +280,79 @@ int opwright_num_threads(void) {
   return torch_get_num_threads(&count) ? 1 : (int)count;
 }
 
+// PyTorch's threads are OpenMP's. They do not survive a fork, but GNU's OpenMP goes on waiting for them in the
+// child. So the thread that forks ends its threads first; its next loop starts new ones, here and in the child.
+static void end_threads(void) {
+  enum { kHard = 2 };
+  if (omp_pause_resource_all) omp_pause_resource_all(kHard);
+}
+
 // ---- registration -----------------------------------------------------------------------------------------------
 
-static Backend *find_backend(const char *name, Backend *backend) {
+static Process own, *process = &own;
+
+__attribute__((visibility("default"))) void opwright_share(Process *shared) { process = shared; }
+
+static const Backend *find_backend(const char *name, const Backend *backend) {
   while (backend->name && strcmp(backend->name, name)) ++backend;
   return backend->name ? backend : 0;
 }
 
-i32 opwright_register_backend(const char *ns, const char *name, Backend *backends) {
-  Backend *backend = find_backend(name, backends);
-  if (!backend) return 1;
-  if (backend->library) return 0;
-  if (aoti_torch_library_init_impl(ns, backend->key, "opwright", 0, &backend->library)) return 1;
-  for (u64 i = 0; i < backend->count; ++i) {
-    const Entry *entry = &backend->entries[i];
-    if (torch_library_impl(backend->library, entry->name, entry->kernel, TARGET_VERSION)) return 1;
+// Returns the slot that is in use for an operator. The names of its hidden entry differ by schema.
+static Slot *find_slot(const Slot *like) {
+  Slot *slot = process->slots;
+  while (slot && (strcmp(slot->ns, like->ns) || strcmp(slot->key, like->key) ||
+                  strcmp(slot->names[kCoded], like->names[kCoded]))) {
+    slot = slot->next;
+  }
+  return slot;
+}
+
+// A slot is in use for good, so that its functions may be called as soon as they are registered.
+static i32 use_slot(Slot *slot) {
+  if (aoti_torch_library_init_impl(slot->ns, slot->key, "opwright", 0, &slot->public)) return 1;
+  if (aoti_torch_library_init_impl(slot->ns, slot->key, "opwright", 0, &slot->hidden)) return 1;
+  slot->next = process->slots;
+  process->slots = slot;
+  for (i32 form = 0; form < kForms; ++form) {
+    const Handle library = form == kCoded ? slot->hidden : slot->public;
+    if (!slot->names[form]) continue;
+    if (torch_library_impl(library, slot->names[form], slot->functions[form], TARGET_VERSION)) return 1;
   }
   return 0;
 }
 
-i32 opwright_unregister_backend(const char *name, Backend *backends) {
-  Backend *backend = find_backend(name, backends);
-  const Handle held = backend ? backend->library : 0;
-  if (held) backend->library = 0;
-  return held ? aoti_torch_delete_library_object(held) : 0;
+i32 opwright_register_backend(const char *name, const Backend *backends) {
+  const Backend *backend = find_backend(name, backends);
+  if (!backend) return 1;
+  if (!process->watches_forks) process->watches_forks = !pthread_atfork(end_threads, 0, 0);
+  for (const Entry *entry = backend->entries; entry != backend->entries + backend->count; ++entry) {
+    Slot *used = find_slot(entry->slot), *slot = used ? used : entry->slot;
+    __atomic_store_n(&slot->current, entry->version, __ATOMIC_RELEASE);
+    if (!used && use_slot(slot)) return 1;
+  }
+  return 0;
+}
+
+i32 opwright_unregister_backend(const char *name, const Backend *backends) {
+  const Backend *backend = find_backend(name, backends);
+  if (!backend) return 1;
+  for (const Entry *entry = backend->entries; entry != backend->entries + backend->count; ++entry) {
+    Slot *slot = find_slot(entry->slot);
+    if (slot && slot->current == entry->version) {
+      __atomic_store_n(&slot->current, entry->taken_back, __ATOMIC_RELEASE);
+    }
+  }
+  return 0;
+}
+
+// Takes the public entries of an operator back, before its schema is. No call may run in them.
+__attribute__((visibility("default"))) i32 opwright_retire(const char *ns, const char *name) {
+  i32 failed = 0;
+  for (Slot *slot = process->slots; slot; slot = slot->next) {
+    if (!slot->public || strcmp(slot->ns, ns) || strcmp(slot->names[kNamed], name)) continue;
+    failed |= aoti_torch_delete_library_object(slot->public);
+    slot->public = 0;
+  }
+  return failed;
 }

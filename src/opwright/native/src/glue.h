@@ -87,6 +87,8 @@ extern void qsort(void *, Size count, Size size, int (*compare)(const void *, co
 extern int strcmp(const char *, const char *);
 extern int strncmp(const char *, const char *, Size);
 extern Size strlen(const char *);
+extern int pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+extern i32 omp_pause_resource_all(i32 kind) __attribute__((weak));  // of the OpenMP that libtorch brings
 // `operator delete`: libtorch hands an optional over in a cell that it made with `new`.
 extern void *operator_new(Size) __asm__("_Znwm");
 extern void operator_delete(void *) __asm__("_ZdlPv");
@@ -210,32 +212,63 @@ static inline i64 narrow(Wide value, i32 *has_none) {
 
 // ---- what glue.c offers to the generated source -----------------------------------------------------------
 
-typedef struct {
-  const char *name;  // as registered, with the overload: "bias_gelu", "bias_gelu.out"
-  BoxedKernel kernel;
-} Entry;
-
 // How a call comes: with choices by name; the same, and the tensors to write into at the end of the
 // stack; with choices by number.
-enum Form { kNamed, kOut, kCoded };
-// One call from the dispatcher. The kernel is given by its parts.
+enum Form { kNamed, kOut, kCoded, kForms };
+// One call from the dispatcher. The kernel is given by its parts. Null: the kernels were taken back, so Python
+// runs the call, by what is declared now.
 extern void opwright_run(const Operator *, const Kernel *, u64 *stack, enum Form);
 
-// The kernels of one backend; `library` is the dispatcher's handle while they are registered.
+// The kernels that one library has for an operator.
 typedef struct {
-  const char *name, *key;  // "cuda", "CUDA"
+  void (*run)(const Operator *, const Kernel *, u64 *stack, enum Form);
+  const Operator *op;
+  const Kernel *kernels;
+} Version;
+
+// What the dispatcher calls for an operator on one kind of device. PyTorch cannot change a registration while
+// other threads call it. So the first library with kernels registers functions that read `current`, for the life
+// of the process, and each later one only stores its version there. No library is ever unloaded: a call that is
+// still in an old version ends well.
+typedef struct Slot {
+  const Version *current;
+  const char *ns, *key;          // "my_ops", "CUDA"
+  const char *names[kForms];     // with the overload: "bias_gelu.out"; null where there is no such form
+  BoxedKernel functions[kForms];
+  Handle public, hidden;         // what holds the registrations: of kNamed and kOut, of kCoded
+  struct Slot *next;
+} Slot;
+
+static inline void run_current(const Slot *slot, u64 *stack, enum Form form) {
+  const Version *version = __atomic_load_n(&slot->current, __ATOMIC_ACQUIRE);
+  version->run(version->op, version->kernels, stack, form);
+}
+
+typedef struct {
+  Slot *slot;  // in use if this library was the first
+  const Version *version, *taken_back;
+} Entry;
+
+// The kernels of one backend.
+typedef struct {
+  const char *name;  // "cuda", "cpu_v3"
   const Entry *entries;
   u64 count;
-  Handle library;
 } Backend;
 
 // The most steps of a chunk of `parallel_for`; 0: as many as suit the threads.
 extern i64 opwright_chunk_steps;
 extern void opwright_set_chunk_steps(i64);
 
-// Makes the kernels of a backend the registered ones, and takes them back. Zero on success. The list
-// ends with an entry without a name.
+// What the libraries of a process share, once `opwright_share` was called for each. All zero at first.
+typedef struct {
+  Slot *slots;
+  i32 watches_forks;
+} Process;
+
+// Makes the kernels of a backend the current ones, and takes them back where they still are. Zero on success.
+// The list ends with a backend without a name. Calls may run at the same time, other registrations may not.
+extern i32 opwright_register_backend(const char *backend, const Backend *);
+extern i32 opwright_unregister_backend(const char *backend, const Backend *);
 // Set where a program without Python has defined the operators.
 extern i32 opwright_has_no_python;
-extern i32 opwright_register_backend(const char *ns, const char *backend, Backend *);
-extern i32 opwright_unregister_backend(const char *backend, Backend *);

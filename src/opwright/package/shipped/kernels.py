@@ -68,7 +68,7 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def _library() -> ctypes.PyDLL:
     check_torch()
     made = provenance()
     path = _FOLDER / "library.so"
@@ -85,7 +85,7 @@ def _library() -> ctypes.CDLL:
         rows = [("library", str(path)), ("bytes", f"{size}, not {made['bytes']}")]
         raise _error("its library is damaged, or of another build", rows=rows)
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.PyDLL(str(path))  # with the GIL, see `opwright_register`
     except OSError as error:
         # Such as a function that this torch lacks.
         reason = str(error).removeprefix(f"{path}: ")
@@ -131,6 +131,12 @@ def project() -> str:
 
 def unload(declaration: Declaration) -> None:
     """Does nothing: what is declared again has the kernels that it had."""
+
+
+def retire(declaration: Declaration) -> None:
+    """Makes room for another schema under the public name of an operator."""
+    if _registered:
+        _library().opwright_retire(declaration.namespace.encode(), declaration.name.encode())
 
 
 def is_loaded(operator: Operator, backend: str) -> bool:

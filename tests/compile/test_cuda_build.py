@@ -30,6 +30,7 @@ from opwright.errors import (
 
 pytestmark = [pytest.mark.compiler, pytest.mark.nvcc]
 
+ENTRY_POINTS = ("register", "unregister", "share", "retire", "set_chunk_steps", "contents")
 CPU = """
 #include <opwright/kernel.h>
 using opwright::View;
@@ -101,7 +102,7 @@ def test_the_library_asks_nothing_of_cuda(ns: str) -> None:
     assert "aoti_torch_get_current_cuda_stream" in {line.split()[-1] for line in symbols if " w " in line}
     # The static runtime stays inside: exported, it would be replaced by the one that torch has loaded.
     defined = {line.split()[-1] for line in symbols if re.search(r" [TDRBV] ", line)}
-    assert defined == {"opwright_register", "opwright_unregister", "opwright_contents"}
+    assert defined == {f"opwright_{name}" for name in ENTRY_POINTS}
     needed = re.findall(r"NEEDED.*\[(.*)\]", tool("readelf", "-d", path))
     assert "libtorch.so" in needed
     assert not [name for name in needed if "cud" in name or "python" in name]

@@ -199,7 +199,7 @@ def test_limits_are_measured_once_for_a_machine_and_again_when_asked(tmp_path: P
     assert limits_of(place, here, again=True).copy_gb_s == 12.0
     assert limits_of(place, here).copy_gb_s == 12.0
     assert limits_of(place, record(1.0, 1.0, cpu="Xeon").machine).copy_gb_s == 13.0
-    (kept,) = [p for p in (tmp_path / "store" / "limits").iterdir() if "12.0" in p.read_text()]
+    (kept,) = [p for p in (Store().root / "limits").iterdir() if "12.0" in p.read_text()]
     kept.write_text(kept.read_text()[:-9])
     assert limits_of(place, here).copy_gb_s == 14.0  # damaged: measured again, and kept
     assert limits_of(place, here).copy_gb_s == 14.0

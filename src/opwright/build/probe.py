@@ -34,7 +34,7 @@ def load_probe(unit: Sequence[Declaration], declaration: Declaration, backend: s
     name = declaration.name
     text = f"""{tables}
 __attribute__((visibility("default"))) const char *opwright_probe(const u64 *given, i32 last, i64 count) {{
-  return probe(&{name}_operator, {name}_{backend}, given, last, count);
+  return probe(&{name}_operator, {name}_{backend}_kernels, given, last, count);
 }}
 """
     entry, _ = ensure_built(replace(request, glue=text, has_own_runtime=True), Store())

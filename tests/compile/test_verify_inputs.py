@@ -323,6 +323,20 @@ def test_outputs_of_every_layout_and_in_the_memory_of_an_argument(ns, write, mon
     assert judge(shift, "outputs written").startswith("outputs written")
 
 
+@pytest.mark.parametrize(("error", "is_right"), [(2**-23, True), (2**-12, False)])
+def test_a_kernel_may_round_otherwise_where_its_output_lies_otherwise(ns, error, is_right, monkeypatch) -> None:
+    shift = make_shift(ns, "false")
+
+    whole = shift.operator.call_with_out
+
+    def call_with_out(values, out):
+        whole(values, out)
+        return out if out.data_ptr() % 64 == 0 else out.mul_(1 + error)
+
+    monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
+    assert (judge(shift, "outputs written") == "") == is_right
+
+
 def test_an_output_that_shares_memory_with_itself_must_be_refused(ns, monkeypatch) -> None:
     shift = make_shift(ns, "false")
     whole = shift.operator.call_with_out

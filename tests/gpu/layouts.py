@@ -149,7 +149,7 @@ class Comparison:
                 case = f"{label} out {layout} {tuple(w.shape)} {w.dtype}"
                 self.check_close(view, w, factor, case)
                 LAYOUTS[layout][1](around, w.shape).copy_(view)
-                is_kept = torch.equal(base.view(torch.uint8), around.view(torch.uint8))
+                is_kept = torch.equal(base.reshape(-1).view(torch.uint8), around.reshape(-1).view(torch.uint8))
                 assert is_kept, f"{case}: wrote around `out`"
 
 

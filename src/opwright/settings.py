@@ -74,11 +74,41 @@ def architectures() -> tuple[str, ...]:
     return tuple(names)
 
 
+# What PyTorch's names of families in TORCH_CUDA_ARCH_LIST stand for.
+_FAMILIES = {
+    "Kepler": ("35",),
+    "Kepler+Tesla": ("37",),
+    "Maxwell": ("50", "52"),
+    "Maxwell+Tegra": ("53",),
+    "Pascal": ("60", "61"),
+    "Volta": ("70",),
+    "Volta+Tegra": ("72",),
+    "Turing": ("75",),
+    "Ampere": ("80", "86"),
+    "Ampere+Tegra": ("87",),
+    "Ada": ("89",),
+    "Hopper": ("90",),
+    "Blackwell": ("100", "103", "120", "121"),
+    "Blackwell+Tegra": ("110",),
+}
+
+
 def torch_architectures() -> tuple[str, ...]:
-    """Returns what TORCH_CUDA_ARCH_LIST names ("8.0;9.0+PTX"), as "80"; PyTorch's names of families stand for nothing."""
-    words = re.split(r"[,;\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
-    found = [re.fullmatch(r"(\d+)\.(\d)([af]?)(?:\+PTX)?", word, re.IGNORECASE) for word in words]
-    return tuple(f"{m[1]}{m[2]}{m[3].lower()}" for m in found if m)
+    """Returns the architectures in TORCH_CUDA_ARCH_LIST ("8.0;9.0+PTX", "Ampere Hopper") as "80"; empty: none named."""
+    text = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    names: list[str] = []
+    for word in filter(None, re.split(r"[,;\s]+", text)) if text != "native" else ():
+        found = re.fullmatch(r"(\d+)\.(\d)([af]?)(?:\+PTX)?", word, re.IGNORECASE)
+        family = _FAMILIES.get(word)
+        if not found and not family:
+            raise SettingError(
+                "TORCH_CUDA_ARCH_LIST",
+                "must be a list of GPU architectures",
+                rows=[("got", repr(word)), ("expected", f"numbers such as 9.0 and 8.6+PTX, or {', '.join(_FAMILIES)}")],
+                hint='`export TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"`',
+            )
+        names += family or (f"{found[1]}{found[2]}{found[3].lower()}",)
+    return tuple(names)
 
 
 def require_kernels() -> bool:

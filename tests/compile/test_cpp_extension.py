@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.utils.cpp_extension
 from extension_modules import inline, source
 
 from opwright.cpp_extension import load, load_inline
@@ -102,10 +105,62 @@ def test_no_gpu_and_no_list_of_architectures(monkeypatch: pytest.MonkeyPatch) ->
     assert _architecture_flags([])[-1] == "-gencode=arch=compute_120f,code=[sm_120f,compute_120f]"
 
 
+@pytest.mark.parametrize("named", ["bogus", "9.0;bogus", "Amper", "90", "8.0PTX", "9.0+PTX+PTX"])
+def test_an_architecture_that_torch_does_not_know(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch raises a ValueError; the list was ignored, and the default architectures were built."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
+    for function in (_architecture_flags, torch.utils.cpp_extension._get_cuda_arch_flags):
+        with pytest.raises(ValueError, match=named.rpartition(";")[2].replace("+", r"\+")):
+            function([])
+
+
+@pytest.mark.parametrize(
+    "named", ["Ampere Hopper", "Ampere;Hopper", "Maxwell+Tegra Maxwell", "Volta+Tegra;7.5", "Blackwell", "9.0a 8.6+PTX"]
+)
+def test_families_of_architectures_are_those_of_torch(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """"Ampere Hopper" was built without sm_86."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
+    torchs = torch.utils.cpp_extension._get_cuda_arch_flags([])
+    found = [set(re.findall(r"sm_\w+", " ".join(flags))) for flags in (_architecture_flags([]), torchs)]
+    assert found[0] == found[1]
+
+
 def test_an_edited_cell_runs_the_new_code() -> None:
     modules = [inline("cell", value) for value in (1, 2, 3)]
     assert [module.value() for module in modules] == [1, 2, 3]
     assert inline("cell", 1).value() == 1
+
+
+PYBIND_MODULE = """
+#include <torch/extension.h>
+struct Counter { int value = VALUE; };
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("value", [] { return VALUE; });
+  pybind11::class_<Counter>(m, "Counter", pybind11::module_local())
+      .def(pybind11::init<>())
+      .def_readonly("value", &Counter::value);
+}
+"""
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_an_edited_pybind11_module_runs_the_new_code(from_file: bool, tmp_path: Path) -> None:
+    """pybind11 3 returned the module that it had made first for the name."""
+    name = f"pybind_cell_{from_file}".lower()
+    file = tmp_path / "cell.cpp"
+
+    def module(value: int) -> Any:
+        text = PYBIND_MODULE.replace("VALUE", str(value))
+        if not from_file:
+            return load_inline(name, text)
+        file.write_text(text)
+        return load(name, file)
+
+    first = module(1)
+    assert (module(2).value(), module(3).value(), first.value(), module(1).value()) == (2, 3, 1, 1)
+    second = module(2)
+    assert (second.Counter().value, second.Counter.__module__) == (2, name)
+    assert (second.__name__, second.__spec__.name, second.__package__) == (name, name, "")
 
 
 def test_optimised_unless_told_otherwise() -> None:

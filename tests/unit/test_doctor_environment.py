@@ -165,6 +165,8 @@ def test_cuda_home(machine, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"TORCH_CUDA_ARCH_LIST": "8.0"}, ("90",), "wrong", "nothing for the GPU here", "9.0+PTX"),
         ({"TORCH_CUDA_ARCH_LIST": "8.0+PTX"}, ("90",), "ok", "8.0+PTX", ""),
+        ({"TORCH_CUDA_ARCH_LIST": "Ampere"}, ("86",), "ok", "TORCH_CUDA_ARCH_LIST=Ampere", ""),
+        ({"TORCH_CUDA_ARCH_LIST": "bogus"}, (), "wrong", "'bogus'", 'TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"'),
         ({"OPWRIGHT_ARCH": "90"}, ("80",), "wrong", "sm_80", "`export OPWRIGHT_ARCH=80`"),
         ({"OPWRIGHT_ARCH": "120"}, (), "wrong", "this nvcc does not know 120", "`unset OPWRIGHT_ARCH`"),
         ({"OPWRIGHT_ARCH": "ninety"}, (), "wrong", "'ninety'", "OPWRIGHT_ARCH=90"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from opwright.build.store import digest_of
 from opwright.cpp_extension.explain import import_error
 from opwright.errors import LoadError
 
@@ -68,13 +69,16 @@ def load_module(name: str, path: Path) -> ModuleType:
         LoadError: it cannot be loaded, or is no module of this name.
     """
     load_library(name, path)
+    # pybind11 3 returns the module that it made first for the name of a spec. Each library has a name of its own, of
+    # which Python asks the last part for: PyInit_<name>.
+    spec = importlib.util.spec_from_file_location(f"opwright_{digest_of(bytes(path))}.{name}", path)
     try:
-        spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
+        module.__name__ = name  # before the module's classes take it as their `__module__`
         spec.loader.exec_module(module)
     except ImportError as error:
         raise import_error(name, path, error) from error
-    module.__name__ = name
+    spec.name, module.__package__ = name, ""
     return module
 
 

@@ -34,11 +34,13 @@ test-gpu-shared:
 test-gpu-alone:
 	$(GPU_PYTEST) -m "gpu and alone" $(GPU_TESTS)
 
-# 100,000 calls with drawn arguments, Opwright's C and C++ under the address sanitizer and UBSan; needs g++.
+# 100,000 calls with drawn arguments, Opwright's C and C++ under the address sanitizer and UBSan; then swaps, forks and
+# first calls from four threads under the thread sanitizer. Needs g++.
 CALLS ?= 100000
 sanitize: .venv/tests
 	$(BIN)/pytest tests/sanitize
 	$(BIN)/python tests/sanitize/fuzz.py --calls $(CALLS)
+	$(BIN)/python tests/sanitize/threads.py tests/stress/stress.py swap --swaps 1000 --forks 50 --threads 4
 
 # Swaps, forks, starts, kills and edits at moments all over calls and builds; half an hour on two cores.
 STRESS := $(BIN)/python tests/stress/stress.py

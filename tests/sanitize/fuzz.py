@@ -21,44 +21,10 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 
-FLAGS = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
-# `--version` is what Opwright knows a compiler by.
-COMPILER = f"""#!/bin/sh
-[ "$1" = --version ] && printf 'with sanitizers: '
-exec "${{SANITIZED_CXX:-g++}}" "$@" $([ "$1" = --version ] || echo {FLAGS})
-"""
-ASAN_OPTIONS = "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=512:handle_abort=1:exitcode=99"
+from sanitizers import environment
+
 MAX_SECONDS = 120  # for one call; the first ones wait for a compiler
-ROOT = Path(__file__).parent.parent.parent
-
-
-def sanitized_environment() -> dict[str, str]:
-    """Returns the environment of a process that compiles and runs kernels with sanitizers."""
-    from opwright import settings
-
-    home = settings.cache_dir() / "sanitized"
-    home.mkdir(parents=True, exist_ok=True)
-    compiler = home / "c++"
-    if not compiler.exists() or compiler.read_text() != COMPILER:
-        compiler.write_text(COMPILER)
-        compiler.chmod(0o755)
-    # libstdc++ too: the sanitizers look for the functions that throw when they start.
-    names = ("libasan.so", "libubsan.so", "libstdc++.so")
-    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
-    return {
-        **os.environ,
-        "LD_PRELOAD": " ".join(found),
-        "ASAN_OPTIONS": ASAN_OPTIONS,
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-        "OPWRIGHT_CACHE_DIR": str(home),
-        "OPWRIGHT_CXX": str(compiler),
-        "OPWRIGHT_CXXFLAGS": "",
-        "OPWRIGHT_REQUIRE_KERNELS": "1",
-        "OPWRIGHT_WITHOUT": "compile_commands",
-        "OMP_WAIT_POLICY": "passive",
-    }
 
 
 # --- in a process with sanitizers ---------------------------------------------------------------------------------
@@ -127,7 +93,7 @@ class Worker:
         self.args, self.next, self.last = args, first, last
         self.endings: Counter[str] = Counter()
         self.reports: list[str] = []
-        self.environment = sanitized_environment()
+        self.environment = environment("address,undefined")
         self.start()
 
     def start(self) -> None:

@@ -376,9 +376,27 @@ class Operator:
         if text.startswith(prefix):
             given = [(name, describe(v)) for name, v in zip(names, values, strict=True)]
             said = text.removeprefix(prefix)
-            raised = OutOfBoundsError if said.startswith(_INDEX_ERROR) else KernelError
+            is_index_error = said.startswith(_INDEX_ERROR) or self._has_index_out_of_bounds(values)
+            raised = OutOfBoundsError if is_index_error else KernelError
             return raised(self.declaration.name, said.removeprefix(_INDEX_ERROR), rows=given)
         return error
+
+    def _has_index_out_of_bounds(self, values: Sequence[Any]) -> bool:
+        """Returns whether the reference raises an IndexError for what a kernel has refused.
+
+        A call that runs the reference, in a dtype without a kernel, then raises the same type of error.
+        """
+        if self.declaration.random:  # the caller's next numbers are not to change
+            return False
+        is_written = [p.mutated and isinstance(v, torch.Tensor) for p, v in zip(self.contract.parameters, values, strict=True)]
+        try:
+            with torch.no_grad():
+                self._run_reference([v.clone() if w else v for v, w in zip(values, is_written, strict=True)])
+        except IndexError:
+            return True
+        except Exception:  # whatever a reference may raise
+            return False
+        return False
 
     def bump_versions(self, values: Sequence[Any]) -> None:
         """Tells autograd that these tensors were written into."""

@@ -8,7 +8,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
-from opwright.errors import OutOfBoundsError
+from opwright.errors import KernelError, OutOfBoundsError
+from opwright.spec.sources import Source
+from opwright.verify.boundaries import _sizes_in
 
 pytestmark = pytest.mark.compiler
 
@@ -75,6 +77,22 @@ def test_an_index_out_of_bounds_is_an_index_error_in_every_dtype(ns) -> None:
                 gather(torch.zeros(5, 2, dtype=dtype), torch.tensor([0, index]))
     with pytest.raises(OutOfBoundsError, match=r"OPW213"):
         gather(torch.zeros(5, 2), torch.tensor([7]))
+
+
+def test_a_kernel_that_refuses_an_index_in_its_own_words_raises_an_index_error(ns) -> None:
+    """It was a KernelError in float32 and the reference's IndexError in float64."""
+    gather = make_gather(ns, GATHER.replace("ROW", ROWS["right, in its own words"]))
+    for dtype in (torch.float32, torch.float64):  # the kernel, the reference
+        for call in (gather, lambda *values: gather(*values, out=torch.zeros(2, 2, dtype=values[0].dtype))):
+            with pytest.raises(IndexError, match=r"out of (range|bounds)"):
+                call(torch.zeros(5, 2, dtype=dtype), torch.tensor([0, 5]))
+
+
+def test_a_kernel_that_gives_up_where_its_reference_does_not_is_no_index_error(ns) -> None:
+    gather = make_gather(ns, GATHER.replace("ROW", 'opwright::check(row < 0, "out of memory")'))
+    with pytest.raises(KernelError, match="out of memory") as raised:
+        gather(torch.zeros(5, 2), torch.tensor([0]))
+    assert not isinstance(raised.value, IndexError)
 
 
 LENGTHS = """
@@ -197,6 +215,26 @@ def test_sizes_at_the_multiples_of_tiles(ns, wrong: str) -> None:
     assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "n >= 100 && n % 100 == 0 && j == 50",
+        "m == 1'000 && i == m - 1",
+        "n > 5000u && j > 5000",
+        "i * n + j == 1L << 13 && n > 1L << 13",
+        "m % 80 == 0 && n % 80 == 0 && j == n - 1 && m > 0",
+    ],
+)
+def test_sizes_that_the_source_names(ns, wrong: str) -> None:
+    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+
+
+def test_only_integers_of_the_code_are_sizes() -> None:
+    """Numbers of comments, names, strings of digits in other numbers and those of every sweep are none."""
+    text = "// 99\nfloat a10 = 11.5f, b = 1e13, c = 0x6f, d = 70.; /* 71\n72 */ int e = 74, f[75u], g = 1'000; // 76"
+    assert _sizes_in(Source("cpu", None, text, "a.cpp")) == [74, 75, 1000]
+
+
 def test_right_kernels_pass_at_all_boundaries(ns) -> None:
     assert judge(make_shift(ns, "false"), "boundaries") == ""
 
@@ -232,6 +270,18 @@ def test_options_are_negative_zero_and_extreme(ns, place: str, is_right: bool) -
         return x[..., (torch.arange(n) - by % max(n, 1)) % max(n, 1)]
 
     assert (judge(roll, "boundaries") == "") == is_right
+
+
+def test_a_kernel_may_take_an_option_that_overflows_in_the_reference(ns) -> None:
+    """PyTorch cannot pass integers below -2**62 - 1 in a list: it keeps them for symbolic sizes."""
+
+    @opwright.operator(f"{ns}::roll", cpu=ROLL.replace("PLACE", "(j - by % n + 2 * n) % n"))
+    def roll(x: Float[Tensor, "*batch n"], by: int = 1) -> Float[Tensor, "*batch n"]:
+        return torch.roll(x, by, -1)
+
+    with pytest.raises(RuntimeError, match="SymInt"):
+        torch.roll(torch.zeros(7), -(2**62) - 1)
+    assert judge(roll, "boundaries") == ""
 
 
 COLUMN = """

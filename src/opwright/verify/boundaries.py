@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from opwright.errors import OpwrightError
 from opwright.spec.axes import Named, Variadic
 from opwright.spec.contract import Parameter
 from opwright.spec.samples import Case, Fill, Sweep
+from opwright.spec.sources import Source
 from opwright.verify.devices import DeviceLost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.oracle import to_oracle
@@ -31,6 +33,7 @@ _TABLE_ROWS = 65_601  # more than 16 bits count
 _TABLE_OTHERS = 16
 # While a range is looked for: what grows with an integer ends the search before it takes long.
 _MAX_SECONDS, _MAX_ELEMENTS = 0.005, 2**18
+_TRIES = 4  # of a call that takes longer: another process may have had the processor
 _ACCEPTED = "returned a result"
 
 
@@ -142,16 +145,19 @@ def _find_end(takes: Callable[[int], bool | None], start: int, end: int) -> tupl
 
 def _takes(subject: Subject, case: Case) -> bool | None:
     """Returns whether the reference takes a case; None where it takes too long, or makes too much."""
-    values = copy_of(case.values)
-    started = time.perf_counter()
-    try:
-        outputs = subject.reference(values)
-    except Exception:  # whatever a reference may raise to refuse
-        outputs = None
-    is_slow = time.perf_counter() - started > _MAX_SECONDS
-    if is_slow or sum(t.numel() for t in tensors_of(outputs or ())) > _MAX_ELEMENTS:
-        return None
-    return outputs is not None
+    for _ in range(_TRIES):
+        values = copy_of(case.values)
+        started = time.perf_counter()
+        try:
+            outputs = subject.reference(values)
+        except Exception:  # whatever a reference may raise to refuse
+            outputs = None
+        is_slow = time.perf_counter() - started > _MAX_SECONDS
+        if sum(t.numel() for t in tensors_of(outputs or ())) > _MAX_ELEMENTS:
+            return None
+        if not is_slow:
+            return outputs is not None
+    return None
 
 
 # --- indices -----------------------------------------------------------------------------------------------
@@ -268,13 +274,17 @@ def _option_cases(subject: Subject) -> Iterator[Case]:
         found = _find_range(lambda value: _takes(subject, made(value)), usual[name], -(2**63), 2**63 - 1)
         if found is None:
             continue
-        for value in dict.fromkeys((0, -1, 1, found.low, found.high, found.below, found.above)):
-            if value in (None, usual[name]):
+        limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
+        for value in dict.fromkeys((0, -1, 1, found.low, found.high, *limits)):
+            if value == usual[name]:
                 continue
             case = made(value)
             taken = _takes(subject, case)
             if (taken is False and _is_refused(subject, case)) or (taken and (abs(value) < 2 or _is_finite(subject, case))):
                 yield case
+
+
+_MAX_LIMIT = 2**31  # farther from 0 the limit is one of the arithmetic of the reference, which a kernel need not have
 
 
 def _is_refused(subject: Subject, case: Case) -> bool:
@@ -390,7 +400,10 @@ _CHEAP_SECONDS = 0.02
 
 
 def _size_cases(subject: Subject) -> Iterator[Case]:
-    """Yields sizes at the multiples of tiles and beside them, along one axis and along two, and one beyond 2^17 elements."""
+    """Yields sizes at the multiples of tiles and beside them, along one axis and along two, and one beyond 2^17 elements.
+
+    Tiles are powers of two, three times those, and what the source of the kernel names.
+    """
     maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
     options, beside = itertools.cycle(maker.option_sets()), itertools.cycle((-1, 1))
     family = subject.contract.scalar_family
@@ -416,11 +429,34 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
                 break
             for near in (0, next(beside)):
                 yield made(main, {first: size + near, second: size - near})
+    source = subject.operator.declaration.sources.get(subject.device.type)
+    for size in _sizes_in(source) if source else ():
+        for axis in axes:
+            for near in (size - 1, size, size + 1, 2 * size):
+                if not _is_cheap(subject, made(main, {axis: near})):
+                    break
+                yield made(main, {axis: near})
+        if len(axes) > 1 and size <= _MAX_SQUARE and _is_cheap(subject, made(main, dict.fromkeys(axes[-2:], size))):
+            yield made(main, dict.fromkeys(axes[-2:], size))
     for axis in axes:
         usual = maker.option_sets()[0]
         parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
         if not is_out_of_reach(subject.reference, parts, _MAX_MADE, lambda part: not _is_cheap(subject, part)):
             yield made(main, {axis: _MANY}, usual)
+
+
+def _sizes_in(source: Source) -> list[int]:
+    """Returns the integers in the source of a kernel that no size of `_TILES` tries: its tiles and thresholds."""
+    text = re.sub(r"#.*" if source.backend == "triton" else r"//.*|/\*[\s\S]*?\*/", "", source.read())
+    found = {int(digits.replace("'", "").replace("_", "")) for digits in _INTEGER.findall(text)}
+    found |= {1 << int(digits) for digits in _POWER.findall(text)}
+    tried = {size + near for size in _TILES for near in (-1, 0, 1)}
+    return sorted(size for size in found - tried if _TILES[0] <= size <= _MANY)[:_MAX_SIZES_IN_SOURCE]
+
+
+_INTEGER = re.compile(r"(?<![\w.])(\d[\d'_]*)[uUlLzZ]*(?![\w.])")
+_POWER = re.compile(r"(?<![\w.])1[uUlL]* *<< *(\d\d?)(?![\w.])")
+_MAX_SIZES_IN_SOURCE = 16
 
 
 # Powers of two, and three times those: what tiles and blocks are multiples of.

@@ -35,6 +35,7 @@ file, marker = sys.argv[2].encode(), sys.argv[3]
 # Only the first import is interrupted, or takes long.
 FIRST = "import os, signal, time\nif not os.path.exists({marker!r}):\n    open({marker!r}, 'w').close()\n    {act}\n"
 INTERRUPTED = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also below nohup
 try:
     print("returned", library.launch(file, 3))
 except KeyboardInterrupt as error:

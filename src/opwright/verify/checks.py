@@ -50,6 +50,7 @@ CHECKS: dict[str, Check] = {
 }
 
 _GROUPS = {
+    "boundaries": ("boundaries",),  # its cases are its own
     "gradients": (
         "gradients", "second gradients", "gradient numerics", "gradient subsets", "gradient layouts", "repeated backward"
     ),
@@ -58,7 +59,7 @@ _GROUPS = {
 
 
 def group_of(prefix: str, check: str) -> str:
-    """Returns the name of the group of a check: one process does them all.
+    """Returns the name of the group of a check: one process does all of a group.
 
     They share what the oracle has said of each case, and the modules that torch.compile takes a second to import.
     """

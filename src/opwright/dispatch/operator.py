@@ -270,25 +270,34 @@ class Operator:
             for target, result in zip(outs, unpack(self.call_public(values), self.contract), strict=True):
                 target.copy_(result)
             return out
-        self._check_out(values, outs)
-        names = dict(zip(out_names(self.contract), outs, strict=True))
+        name, names = self.declaration.name, out_names(self.contract)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs]):
+            raise OutError(name, "`out=` takes no part in autograd", hint="`with torch.no_grad():`")
+        if len(outs) != len(names):
+            raise OutError(
+                name,
+                "`out=` has the wrong number of tensors",
+                rows=[("got", str(len(outs))), ("expected", str(len(names)))],
+            )
         try:
-            self.entries.public_out(*values[: self._positional], **self._keywords(values), **names)
-        except RuntimeError as error:
-            raise self.explain(error, values) from None
+            self.entries.public_out(
+                *values[: self._positional], **self._keywords(values), **dict(zip(names, outs, strict=True))
+            )
+        except (RuntimeError, TypeError) as error:
+            raise self._explain_out(error, values, outs) from None
         return out
+
+    def _explain_out(self, error: Exception, values: Sequence[Any], outs: Sequence[Any]) -> Exception:
+        """Returns the error to raise in place of one from below: the glue checks the same, in fewer words."""
+        try:
+            self._check_out(values, outs)
+        except OpwrightError as broken:
+            return broken
+        return self.explain(error, values)
 
     def _check_out(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
         contract, name = self.contract, self.declaration.name
         bindings = contract.bind(dict(zip([p.name for p in contract.parameters], values, strict=True)))
-        if torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs]):
-            raise OutError(name, "`out=` takes no part in autograd", hint="`with torch.no_grad():`")
-        if len(outs) != len(contract.outputs):
-            raise OutError(
-                name,
-                "`out=` has the wrong number of tensors",
-                rows=[("got", str(len(outs))), ("expected", str(len(contract.outputs)))],
-            )
         for output, tensor in zip(contract.outputs, outs, strict=True):
             axes = {getattr(axis, "name", None) for axis in output.type.axes}
             is_known = axes.isdisjoint(contract.data_dependent)

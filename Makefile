@@ -40,7 +40,7 @@ CALLS ?= 100000
 sanitize: .venv/tests
 	$(BIN)/pytest tests/sanitize
 	$(BIN)/python tests/sanitize/fuzz.py --calls $(CALLS)
-	$(BIN)/python tests/sanitize/threads.py tests/stress/stress.py swap --swaps 1000 --forks 50 --threads 4
+	$(BIN)/python tests/sanitize/threads.py tests/stress/stress.py swap --swaps 2500 --forks 50 --threads 4
 
 # Swaps, forks, starts, kills and edits at moments all over calls and builds; half an hour on two cores.
 STRESS := $(BIN)/python tests/stress/stress.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -161,3 +162,33 @@ def test_a_source_that_exports_nothing_is_refused(tmp_path: Path) -> None:
     text = failure(GOOD.replace("OPWRIGHT_KERNEL(twice, float, opwright::half)", ""), tmp_path)
     assert "exports no kernel" in text
     assert "OPWRIGHT_KERNEL(twice, float, double)" in text
+
+
+DECLARING = '''
+import torch
+from jaxtyping import Float
+from opwright import operator
+
+@operator("QUALIFIED", cpu="""SOURCE""")
+def twice(x: Float[torch.Tensor, "*s"]) -> Float[torch.Tensor, "*s"]:
+    return x * 2
+'''
+
+
+@pytest.mark.parametrize("folder", ['a"b', "a\nb", "a\\b", "a\\", "a\\n b", "é %d"])
+def test_a_folder_of_any_name_holds_a_declaration(folder: str, tmp_path: Path) -> None:
+    """A quote or a newline in it broke the `#line` before the source."""
+
+    def declare(source: str):
+        file = tmp_path / folder / "op.py"
+        file.parent.mkdir(exist_ok=True)
+        name = f"compile_errors{next(_numbers)}"
+        file.write_text(DECLARING.replace("QUALIFIED", f"{name}::twice").replace("SOURCE", source))
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.twice
+
+    assert declare(GOOD)(torch.ones(3)).tolist() == [2, 2, 2]
+    with pytest.raises(errors.CompileError, match=r"op\.py:11: .*lenght"):  # line 6 of the source
+        declare(GOOD.replace("x.size(0)", "lenght"))(torch.ones(3))

@@ -376,7 +376,7 @@ class _Kernels:
 
     def _write(self, stem: str, backend: str, source: Source) -> Path:
         path = self._work / f"{stem}.{'cpp' if backend == 'cpu' else 'cu'}"
-        path.write_text(f'#line {source.line} "{source.origin}"\n{source.inline}')
+        path.write_text(f"#line {source.line} {_quote(source.origin)}\n{source.inline}")
         return path
 
     def commands(self) -> dict[str, list[str]]:
@@ -384,6 +384,12 @@ class _Kernels:
             stem: _kernel_command(self._request, self._tools, self.host, backend, path, stem, part)
             for backend, path, stem, part in self._compiles
         }
+
+
+def _quote(name: str) -> str:
+    """Returns a name as a string of C: a folder's may hold quotes, backslashes and newlines."""
+    escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'"{escaped}"'
 
 
 def _host(tools: Tools, identities: Path) -> str:

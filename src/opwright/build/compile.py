@@ -32,7 +32,7 @@ from opwright.build.toolchain import (
 from opwright.errors import CompileError, LoadError, NoCompilerError, NoNvccError
 from opwright.spec.declaration import Declaration, Source
 from opwright.triton.launch_file import read_launch_file
-from opwright.triton.translate import translate
+from opwright.triton.translate import quote_for_c, translate
 
 _FORMAT = 2  # changes when the layout of a library changes
 
@@ -376,7 +376,7 @@ class _Kernels:
 
     def _write(self, stem: str, backend: str, source: Source) -> Path:
         path = self._work / f"{stem}.{'cpp' if backend == 'cpu' else 'cu'}"
-        path.write_text(f"#line {source.line} {_quote(source.origin)}\n{source.inline}")
+        path.write_text(f"#line {source.line} {quote_for_c(source.origin)}\n{source.inline}")
         return path
 
     def commands(self) -> dict[str, list[str]]:
@@ -384,12 +384,6 @@ class _Kernels:
             stem: _kernel_command(self._request, self._tools, self.host, backend, path, stem, part)
             for backend, path, stem, part in self._compiles
         }
-
-
-def _quote(name: str) -> str:
-    """Returns a name as a string of C: a folder's may hold quotes, backslashes and newlines."""
-    escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'"{escaped}"'
 
 
 def _host(tools: Tools, identities: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from opwright.cpp_extension import objects, precompiled
+from opwright.store_root import make_root
 
 pytestmark = pytest.mark.compiler
 
@@ -77,7 +78,7 @@ def test_a_header_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: p
 def test_the_least_recently_used_go(tmp_path: Path) -> None:
     from opwright.build.store import Store
 
-    Store(tmp_path).make_root()
+    make_root(tmp_path)
     for name in [*(f"{i:040}" for i in range(9)), "mine"]:
         (tmp_path / "headers" / name).mkdir(parents=True)
         (tmp_path / "headers" / name / "prefix.h").touch()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from opwright import settings
 from opwright.triton.packs.verify import verify
 from opwright.triton.worker.packfile import Entry, pack, read_pack, write_pack
 
@@ -90,7 +91,7 @@ def test_a_second_build_starts_no_python(built: Path, pythons: list[Path]) -> No
     assert "2 cached" in again.stderr
     assert not (built / "starts").exists()
     assert (built / "one.opk").read_bytes() == (built / "two.opk").read_bytes()
-    folder = Path(os.environ["OPWRIGHT_CACHE_DIR"]) / "triton"
+    folder = settings.store_dir() / "triton"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import stub
 import synthetic_packs
 from synthetic_packs import changed, raw_pack
 
+from opwright.build.store import Store
 from opwright.triton.worker.packfile import Entry, digest_of, pack
 
 pytestmark = pytest.mark.compiler
@@ -216,7 +218,7 @@ def damaged_cache(entries: list[Entry], tmp_path: Path, what: bytes, python: Pat
     """Launches, damages the records that contain `what` in the cache, launches again."""
     (result,), _ = runtime.run_launches(python, [left()], tmp_path)
     assert result["error"] is None
-    for path in (tmp_path / "cache" / "triton").glob("*.opk"):
+    for path in (tmp_path / "cache" / "opwright-store" / "triton").glob("*.opk"):
         content = path.read_bytes()
         path.write_bytes(content.replace(what, what.swapcase()))
         assert what.swapcase() == what or path.read_bytes() != content or what not in content
@@ -235,6 +237,43 @@ def test_a_damaged_cache_is_made_again(entries: list[Entry], tmp_path: Path, wha
     tritons = stub.find_tritons()
     error, records = damaged_cache(entries, tmp_path, what, tritons[max(tritons)])
     assert (error, len(records)) == (None, 1)
+
+
+def test_the_cache_lies_in_the_store_and_leaves_other_folders_alone(entries: list[Entry], tmp_path: Path) -> None:
+    """It was `triton` beside the store, and took a folder of that name for its own."""
+    tritons = stub.find_tritons()
+    python, theirs = tritons[max(tritons)], tmp_path / "cache" / "triton"
+    theirs.mkdir(parents=True)
+    theirs.chmod(0o755)
+    (result,), _ = runtime.run_launches(python, [left()], tmp_path)
+    store = tmp_path / "cache" / "opwright-store"
+    assert result["error"] is None
+    assert (list(theirs.iterdir()), stat.S_IMODE(theirs.stat().st_mode)) == ([], 0o755)
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (store, store / "triton")} == {0o700}
+    count = len(list((store / "triton").glob("*.opk")))
+    assert (Store(store).clean(), count) == (0, 2)  # it counts builds; the marker is Python's, so that it cleans
+    assert list((store / "triton").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda store: (store.mkdir(), (store / "thesis.tex").touch()), "it has files, and Opwright has not made it"),
+        (lambda store: store.symlink_to(store.parent), "it is a symbolic link or a file"),
+        (lambda store: store.touch(), "it is a symbolic link or a file"),
+        (lambda store: (store.mkdir(), store.chmod(0o777)), "others may write to it"),
+    ],
+)
+def test_a_store_that_is_not_opwrights_is_refused(
+    make: Callable, reason: str, entries: list[Entry], tmp_path: Path
+) -> None:
+    tritons = stub.find_tritons()
+    store = tmp_path / "cache" / "opwright-store"
+    store.parent.mkdir()
+    make(store)
+    (result,), records = runtime.run_launches(tritons[max(tritons)], [left()], tmp_path)
+    assert f"the cache cannot be used\n\n  folder  {store}/triton\n  reason  {reason}" in result["error"]["message"]
+    assert records == []
 
 
 def fuzz(tmp_path: Path, good: bytes, *arguments: str) -> list[dict[str, Any]]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from opwright.build.store import MARKER, BuildRecord, Entry, Store, digest_of
+from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.cli import main
 from opwright.errors import StoreOwnerError
+from opwright.store_root import MARKER, make_root
 
 DAY = 24 * 3600
 
@@ -90,7 +91,7 @@ def test_a_link_in_the_store_is_not_followed(cache: Path, tmp_path: Path, name: 
     (target / ("d" * 32 + ".json")).write_text("limits")
     entry.path.parent.rename(target / ("e" * 40))
     make_old(target)
-    Store().make_root()
+    make_root(Store().root)
     (Store().root / name).symlink_to(target)
     before = sorted(target.rglob("*"))
     size = Store().size_bytes()

@@ -10,6 +10,7 @@
     <root>/work/build-<random>/                   a build in progress, which holds build-<random>.lock
     <root>/compilers/                             identities of compilers seen
     <root>/limits/<key>.json                      what a machine can do at best, measured by the benchmark
+    <root>/triton/<key>.opk                       a compiled Triton kernel, or the description of one
 
 A *request* is the SHA-256 of everything that is known before the compiler runs: sources, glue, flags,
 machine, target ABI. A *build* adds what only the compiler knows: its identity and the files that it
@@ -29,28 +30,25 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from opwright import settings
-from opwright.errors import StoreError, StoreOwnerError
+from opwright.errors import StoreError
+from opwright.store_root import check_marker, check_owner, make_directory, make_root
 
 _PRODUCTS = {"entries": "library.so", "objects": "object.o", "extensions": "extension.so"}
 _STALE_SECONDS = 24 * 3600  # a work directory this old, and not locked, belongs to a build that was killed
 
-MARKER = "CACHEDIR.TAG"  # https://bford.info/cachedir/: tools for backups skip such a directory
-_MARKER_TEXT = """Signature: 8a477f597d28d172789f06886806bc55
-# Builds of Opwright, made again when they are needed. `opwright cache clean` removes them.
-"""
 # The forms of the names that the store makes. Nothing else is removed.
 _REQUEST, _BUILD, _WORK = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{32}"), re.compile(r"build-[0-9a-f]{16}")
 _LOCK = re.compile(_WORK.pattern + r"\.lock")
 _FILES = {
     "compilers": re.compile(r"([0-9a-f]{32}|host-[\w-]+)(\.\d+)?"),
     "limits": re.compile(r"[0-9a-f]{32}\.([0-9a-f]{8}|json)"),
+    "triton": re.compile(r"[0-9a-f]{32}\.opk|\.[0-9a-f]{32}\.opk\.\w+"),
 }
 
 
@@ -134,7 +132,7 @@ class Store:
         except OSError as error:
             raise _store_error(self.root, error) from error
         for place in (self.root, folder.parent, folder):
-            self._check_owner(place)
+            check_owner(place)
         for name in candidates:
             entry = self._read(folder / name)
             if entry is None or compiler not in (None, entry.record.compiler):
@@ -147,36 +145,12 @@ class Store:
 
     def _read(self, path: Path) -> Entry | None:
         try:
-            self._check_owner(path)
+            check_owner(path)
         except OSError:
             return None
         entry = read_entry(path, self.product)
         # An entry that was copied from another address is whole, and still the wrong library.
         return entry if entry and entry.record.request == path.parent.name else None
-
-    def _check_owner(self, path: Path) -> None:
-        info = os.lstat(path)
-        if not stat.S_ISDIR(info.st_mode):
-            raise StoreOwnerError(
-                str(path),
-                "a directory of the store is a symbolic link or a file",
-                rows=[("expected", "a directory"), ("links to", os.path.realpath(path))],
-                hint="`export OPWRIGHT_CACHE_DIR=/path/to/another`; that directory itself may be a link",
-            )
-        if info.st_uid != os.geteuid():
-            raise StoreOwnerError(
-                str(path),
-                "the store belongs to another user",
-                rows=[("owner", str(info.st_uid)), ("you", str(os.geteuid()))],
-                hint="`export OPWRIGHT_CACHE_DIR=~/.cache/opwright`",
-            )
-        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise StoreOwnerError(
-                str(path),
-                "others may write to the store",
-                rows=[("mode", oct(info.st_mode & 0o777)), ("expected", "0o700")],
-                hint=f"`chmod -R go-w {self.root}`",
-            )
 
     @contextlib.contextmanager
     def lock(self, request: str, *, wait: bool = True) -> Iterator[bool]:
@@ -191,8 +165,8 @@ class Store:
         import filelock
 
         try:
-            self.make_root()
-            self._make(self.root / "locks")
+            make_root(self.root)
+            make_directory(self.root / "locks")
             lock = filelock.FileLock(self.root / "locks" / f"{request}.lock")
             with contextlib.suppress(filelock.Timeout):
                 lock.acquire(timeout=-1 if wait else 0)
@@ -215,8 +189,8 @@ class Store:
         path = self.root / "work" / f"build-{secrets.token_hex(8)}"
         lock = filelock.FileLock(f"{path}.lock")
         try:
-            self.make_root()
-            self._make(path.parent)
+            make_root(self.root)
+            make_directory(path.parent)
             self._sweep(_STALE_SECONDS)
             lock.acquire()  # what is locked is in use, however old it looks
             path.mkdir(mode=0o700)
@@ -246,7 +220,7 @@ class Store:
         """Moves a finished directory into its place, all at once."""
         while True:
             for folder in (target.parent.parent, target.parent):
-                self._make(folder)
+                make_directory(folder)
             try:
                 staged.rename(target)
                 return
@@ -267,7 +241,7 @@ class Store:
         """Returns the directory of the objects that every build links, or None when it is not whole."""
         folder = self.root / "support" / key
         try:
-            self._check_owner(folder)
+            check_owner(folder)
             digests = json.loads((folder / "digests.json").read_bytes())
             whole = all(digest_of((folder / name).read_bytes()) == d for name, d in digests.items())
         except (OSError, ValueError, TypeError, AttributeError):  # missing, no JSON, another layout
@@ -325,6 +299,11 @@ class Store:
             with contextlib.suppress(OSError):
                 if (path / "prefix.h").stat().st_mtime < limit:  # its last use
                     count += self._remove(path)
+        for path in self._named("triton", _FILES["triton"], is_file=True):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < limit:
+                    path.unlink()
+                    count += 1
         self._sweep(_STALE_SECONDS)
         return count
 
@@ -356,41 +335,14 @@ class Store:
         for path in sorted(self._named("headers", _REQUEST), key=used, reverse=True)[kept:]:
             self._remove(path)
 
-    def make_root(self) -> None:
-        """Makes the store's directory, and marks it.
-
-        Raises:
-            StoreOwnerError: there is a directory of this name that Opwright has not made.
-        """
-        self._make(self.root)
-        # Listed before the marker is looked for: another process that makes the store writes the marker first.
-        if os.listdir(self.root):
-            self._check_marker()
-        else:
-            with contextlib.suppress(FileExistsError), open(self.root / MARKER, "x") as f:
-                f.write(_MARKER_TEXT)
-
-    def _check_marker(self) -> None:
-        if not (self.root / MARKER).exists():
-            raise StoreOwnerError(
-                str(self.root),
-                "the directory has files, and Opwright has not made it",
-                rows=[("expected", f"an empty directory, or a store with its {MARKER}")],
-                hint="`export OPWRIGHT_CACHE_DIR=/path/to/another`",
-            )
-
     def _exists(self) -> bool:
         """Returns whether there is a store; one that is not Opwright's is an error."""
         if not os.path.lexists(self.root):
             return False
-        self._check_owner(self.root)
+        check_owner(self.root)
         if os.listdir(self.root):
-            self._check_marker()
+            check_marker(self.root)
         return True
-
-    def _make(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._check_owner(path)
 
     # --- what there is to remove --------------------------------------------------------------------------
 

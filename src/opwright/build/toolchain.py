@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opwright import settings
-from opwright.build.store import Store
 from opwright.errors import NoCompilerError, StoreOwnerError
+from opwright.store_root import make_root
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 INCLUDE = NATIVE / "include"
@@ -97,7 +97,7 @@ def remember(subject: str | None, identities: Path, ask: Callable[[], str], name
     answer = ask()
     try:
         if not identities.is_dir():
-            Store(identities.parent).make_root()
+            make_root(identities.parent)
             identities.mkdir(mode=0o700, exist_ok=True)
         temporary = identities / f"{key}.{os.getpid()}"
         temporary.write_text(answer)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from opwright import settings
-from opwright.errors import StoreOwnerError
+from opwright.store_root import make_directory, make_root
 
 from ..worker.packfile import Entry, PackError, read_pack
 
@@ -16,7 +16,7 @@ class Cache:
     """Compiled keys of this machine, by Python, file, function, architecture and key."""
 
     def __init__(self) -> None:
-        self.folder = settings.cache_dir() / "triton"
+        self.folder = settings.store_dir() / "triton"
         self._digests: dict[str, str | None] = {}
 
     def create(self) -> None:
@@ -25,14 +25,8 @@ class Cache:
         Raises:
             StoreOwnerError: It belongs to another user: what is in it would be run.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self.folder.stat().st_uid != os.geteuid():
-            raise StoreOwnerError(
-                str(self.folder),
-                "the cache belongs to another user",
-                hint="`--cache-dir` a folder of your own",
-            )
-        self.folder.chmod(0o700)
+        make_root(self.folder.parent)
+        make_directory(self.folder)
 
     def path(self, python: str, file: str, function: str, arch: int, key: str) -> Path:
         """Returns where a key is kept; the same text is digested in `obtain.cpp`."""

@@ -66,22 +66,53 @@ bool is_unchanged(const Json& record) {
 
 std::string absolute(const std::string& path) { return std::filesystem::absolute(path).lexically_normal().string(); }
 
+// The directory of Opwright's store, which `store_root.py` makes and marks alike.
+std::string store_of(const ProcessSettings& settings) { return settings.cache_dir + "/opwright-store"; }
+
 std::string cache_path(const ProcessSettings& settings, const std::string& what) {
-  return settings.cache_dir + "/triton/" + hex(sha256(settings.python + "\n" + what)).substr(0, 32) + ".opk";
+  return store_of(settings) + "/triton/" + hex(sha256(settings.python + "\n" + what)).substr(0, 32) + ".opk";
 }
 
-// Makes the cache's folder, private to its user.
-void make_cache(const ProcessSettings& settings, const std::string& subject) {
-  const std::string folder = settings.cache_dir + "/triton";
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  if (!failed) std::filesystem::permissions(folder, std::filesystem::perms::owner_all, failed);
+constexpr char kMarkerText[] =
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# Builds of Opwright, made again when they are needed. `opwright cache clean` removes them.\n";
+
+// Makes a directory of the store, unless it is there; returns what is wrong with it, "" if nothing is.
+std::string make_private(const std::string& folder) {
   struct stat status;
-  if (failed || stat(folder.c_str(), &status) != 0 || status.st_uid != geteuid()) {
-    throw Error(Cause::kWorker, subject + ": the cache cannot be used\n\n  folder  " + folder + "\n  reason  " +
-                                    (failed ? failed.message() : "it belongs to another user") +
-                                    "\n\nhint: set OPWRIGHT_CACHE_DIR to a folder of your own.");
-  }
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return std::strerror(errno);
+  if (lstat(folder.c_str(), &status) != 0) return std::strerror(errno);
+  if (!S_ISDIR(status.st_mode)) return "it is a symbolic link or a file";
+  if (status.st_uid != geteuid()) return "it belongs to another user";
+  return status.st_mode & (S_IWGRP | S_IWOTH) ? "others may write to it" : "";
+}
+
+// Marks the store's directory if it is new; returns what is wrong with it, "" if nothing is.
+std::string mark(const std::string& store) {
+  const std::string marker = store + "/CACHEDIR.TAG";
+  std::error_code failed;
+  // Before the marker is looked for: another process that makes the store writes the marker first.
+  const bool is_new = std::filesystem::is_empty(store, failed);
+  if (failed) return failed.message();
+  if (!is_new) return std::filesystem::exists(marker, failed) ? "" : "it has files, and Opwright has not made it";
+  const int file = open(marker.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (file < 0) return errno == EEXIST ? "" : std::strerror(errno);
+  const bool is_written = write(file, kMarkerText, sizeof kMarkerText - 1) == sizeof kMarkerText - 1;
+  close(file);
+  return is_written ? "" : "its marker cannot be written";
+}
+
+// Makes the cache's folder in the store, private to its user.
+void make_cache(const ProcessSettings& settings, const std::string& subject) {
+  const std::string store = store_of(settings), folder = store + "/triton";
+  std::error_code failed;
+  std::filesystem::create_directories(settings.cache_dir, failed);
+  std::string reason = failed ? failed.message() : make_private(store);
+  if (reason.empty()) reason = mark(store);
+  if (reason.empty()) reason = make_private(folder);
+  if (reason.empty()) return;
+  throw Error(Cause::kWorker, subject + ": the cache cannot be used\n\n  folder  " + folder + "\n  reason  " + reason +
+                                  "\n\nhint: set OPWRIGHT_CACHE_DIR to a folder of your own.");
 }
 
 // A pack of the cache, if it is there and whole.

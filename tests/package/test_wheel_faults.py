@@ -123,6 +123,23 @@ def test_a_kernel_that_does_not_compile(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
+def test_a_source_that_is_saved_while_it_is_compiled(tmp_path: Path) -> None:
+    """The wheel named the text after the edit as the one that its kernels are made from."""
+    project, compiler = write_project(tmp_path / "project"), tmp_path / "c++"
+    source = project / "src/sample_ops/twice/cpu.cpp"
+    compiler.write_text(
+        f'#!/bin/sh\ng++ "$@" || exit\ncase "$*" in *twice/cpu.cpp*) echo "// edited" >> {source};; esac\n'
+    )
+    compiler.chmod(0o755)
+    result = build(project, tmp_path / "dist", OPWRIGHT_CXX=str(compiler))
+    assert result.returncode != 0
+    assert "a source changed while the wheel was built" in result.stderr
+    assert str(source) in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.glob("dist/*"))
+    assert build(project, tmp_path / "dist").returncode == 0
+
+
 def test_two_namespaces(tmp_path: Path) -> None:
     assert "one namespace" in broken(tmp_path, "twice/op.py", '"sample_ops::', '"others::')
 

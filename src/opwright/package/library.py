@@ -25,6 +25,7 @@ from elftools.elf.elffile import ELFFile
 
 from opwright import __version__
 from opwright.build import cuda
+from opwright.build.changes import FileChanged, Watch
 from opwright.build.compile import SUPPORT, make_request, support_commands
 from opwright.build.diagnostics import compile_error
 from opwright.build.glue import entry_symbol, glue_text, header_text
@@ -119,6 +120,7 @@ def build_library(
             hint="make a project of each",
         )  # fmt: skip
     check_name(namespaces[0], declarations[0].name)
+    watch = Watch()
     identities = work / "identities"
     identities.mkdir()
     compiler = find_compiler(identities)
@@ -213,6 +215,13 @@ def build_library(
         run_all({"link": [*link, "-o", "library.so"]}, work)
     except StepFailed as failed:
         raise PackageError(namespaces[0], "its library cannot be linked", body=failed.output) from None
+    try:
+        watch.digests({piece.source.path for piece in pieces if piece.source.path})
+    except FileChanged as changed:
+        raise PackageError(
+            namespaces[0], "a source changed while the wheel was built", rows=[("file", str(changed.path))],
+            hint="build it again",
+        ) from None  # fmt: skip
     return {
         "opwright": __version__,
         "namespace": namespaces[0],

@@ -284,6 +284,17 @@ def test_a_kernel_may_take_an_option_that_overflows_in_the_reference(ns) -> None
     assert judge(roll, "boundaries") == ""
 
 
+def test_what_the_contract_refuses_is_no_input(ns) -> None:
+    """`torch.nn.functional.one_hot` takes -1 for as many classes as there are: no operator of this contract can."""
+
+    @opwright.operator(f"{ns}::one_hot")
+    def one_hot(index: Int64[Tensor, "k"], n: int = 7) -> Int64[Tensor, "k n"]:
+        return torch.nn.functional.one_hot(index, n)
+
+    record = opwright.verify(one_hot, checks=["boundaries"])
+    assert record.passed, record.failures
+
+
 COLUMN = """
 #include <opwright/kernel.h>
 template <typename T>

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opwright.errors import OpwrightError
+from opwright.errors import ContractError, OpwrightError
 from opwright.spec.axes import Named, Variadic
 from opwright.spec.contract import Parameter
 from opwright.spec.samples import Case, Fill, Sweep
@@ -271,17 +271,31 @@ def _option_cases(subject: Subject) -> Iterator[Case]:
             tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)))
             yield from (made(v) for v in tried if _is_refused(subject, made(v)) or _is_finite(subject, made(v)))
             continue
-        found = _find_range(lambda value: _takes(subject, made(value)), usual[name], -(2**63), 2**63 - 1)
+
+        def takes(value: int, made: Callable[[float], Case] = made) -> bool | None:
+            return _fits_contract(subject, made(value)) and _takes(subject, made(value))
+
+        found = _find_range(takes, usual[name], -(2**63), 2**63 - 1)
         if found is None:
             continue
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
         for value in dict.fromkeys((0, -1, 1, found.low, found.high, *limits)):
-            if value == usual[name]:
-                continue
             case = made(value)
+            if value == usual[name] or not _fits_contract(subject, case):
+                continue
             taken = _takes(subject, case)
             if (taken is False and _is_refused(subject, case)) or (taken and (abs(value) < 2 or _is_finite(subject, case))):
                 yield case
+
+
+def _fits_contract(subject: Subject, case: Case) -> bool:
+    """Returns whether a call passes the checks that follow from the contract: no output of a negative size, say."""
+    names = [parameter.name for parameter in subject.contract.parameters]
+    try:
+        subject.contract.bind(dict(zip(names, case.values, strict=True)))
+    except ContractError:
+        return False
+    return True
 
 
 _MAX_LIMIT = 2**31  # farther from 0 the limit is one of the arithmetic of the reference, which a kernel need not have

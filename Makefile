@@ -22,7 +22,7 @@ test-full: .venv/tests
 # On a machine that has torch with CUDA and nvcc: nothing is installed, $(PYTHON) runs the tests as it is. They take
 # turns on one GPU; those that measure it, or end work on it, run alone.
 GPU_PYTEST = OMP_WAIT_POLICY=passive PYTHONPATH=$(CURDIR)/src:$(CURDIR)/ops/src$${PYTHONPATH:+:$$PYTHONPATH} \
-  $(PYTHON) -m pytest
+  $(PYTHON) -m pytest -v
 GPU_TESTS := tests/gpu tests/compile/test_verify_cuda.py tests/examples
 GPU_WORKERS ?= 8
 

@@ -1,4 +1,4 @@
-"""A file that is saved while compilers read it: what runs afterwards is what the file holds then."""
+"""A file that is saved while compilers read it, or that another one takes the place of: what runs is what is there."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def compiler_that_saves(folder: Path, moment: str, name: str, times: int = 1) ->
     return wrapper
 
 
-def run(program: str, folder: Path, compiler: Path) -> str:
+def run(program: str, folder: Path, compiler: Path | str = "c++", **environment: str) -> str:
     made = subprocess.run(
         [sys.executable, "-c", program, str(folder)],
         env={
@@ -94,6 +94,7 @@ def run(program: str, folder: Path, compiler: Path) -> str:
             "OPWRIGHT_CACHE_DIR": str(folder / "store"),
             "OPWRIGHT_CXX": str(compiler),
             "OPWRIGHT_REQUIRE_KERNELS": "1",
+            **environment,
         },
         capture_output=True,
         text=True,
@@ -130,3 +131,60 @@ def test_a_file_that_never_stops_changing_is_refused(tmp_path: Path) -> None:
     assert "a file changed whenever it was compiled" in text
     assert str(folder / "amount.h") in text
     assert "call again when the file is saved" in text
+
+
+# --- headers ----------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, include: str, **headers: int) -> None:
+    """Saves a kernel that adds AMOUNT, and headers in folders of these names that define it."""
+    folder.mkdir(exist_ok=True)
+    text = KERNEL.replace('#include "{header}"', include).format(amount="AMOUNT")
+    (folder / "plus.cpp").write_text(text)
+    for place, amount in headers.items():
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "amount.h").write_text(f"#define AMOUNT {amount}\n")
+
+
+@pytest.mark.parametrize(
+    "include", ['#include "own/amount.h"', '#include "own/../own/amount.h"', '#define H "own/amount.h"\n#include H']
+)
+def test_two_folders_with_the_same_source_have_headers_of_their_own(include: str, tmp_path: Path) -> None:
+    """Two checkouts: the second one ran the kernel of the first."""
+    store = str(tmp_path / "store")
+    for _ in range(2):
+        for i, name in enumerate(("main", "branch")):
+            write(tmp_path / name, include, own=i)
+            assert run(OPERATOR, tmp_path / name, OPWRIGHT_CACHE_DIR=store) == f"{i}.0"
+    write(tmp_path / "branch", include, own=7)
+    assert run(OPERATOR, tmp_path / "branch", OPWRIGHT_CACHE_DIR=store) == "7.0"
+
+
+def test_two_folders_with_the_same_source_and_no_headers_share_a_build(tmp_path: Path) -> None:
+    for name in ("main", "branch"):
+        write(tmp_path / name, "#define AMOUNT 3")
+        assert run(OPERATOR, tmp_path / name, OPWRIGHT_CACHE_DIR=str(tmp_path / "store")) == "3.0"
+    assert len(list((tmp_path / "store").rglob("library.so"))) == 1
+
+
+@pytest.mark.parametrize("how", ["-isystem", "CPATH", "CPLUS_INCLUDE_PATH"])
+def test_folders_of_headers_that_the_environment_names(how: str, tmp_path: Path) -> None:
+    """The compiler takes some of them for the system's, whose headers it does not list."""
+
+    def amount(place: str) -> str:
+        folder = str(tmp_path / "project" / place)
+        environment = {"OPWRIGHT_CXXFLAGS": f"-isystem {folder}"} if how == "-isystem" else {how: folder}
+        return run(OPERATOR, tmp_path / "project", **environment)
+
+    write(tmp_path / "project", "#include <amount.h>", one=1, two=2)
+    assert [amount("one"), amount("two"), amount("one")] == ["1.0", "2.0", "1.0"]
+    write(tmp_path / "project", "#include <amount.h>", one=5)
+    assert amount("one") == "5.0"
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a$b"])
+def test_folders_whose_names_mean_something_to_make(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "project", f'#include "{name}/amount.h"', **{name: 4})
+    assert run(OPERATOR, tmp_path / "project") == "4.0"
+    write(tmp_path / "project", f'#include "{name}/amount.h"', **{name: 5})
+    assert run(OPERATOR, tmp_path / "project") == "5.0"

@@ -20,10 +20,12 @@ from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.build.toolchain import (
     GLUE_FLAGS,
     INCLUDE,
+    INCLUDE_VARIABLES,
     KERNEL_FLAGS,
     LINK_FLAGS,
     NATIVE,
     Compiler,
+    dependencies_flag,
     find_compiler,
     headers_digest,
     machine_identity,
@@ -35,6 +37,8 @@ from opwright.triton.launch_file import read_launch_file
 from opwright.triton.translate import quote_for_c, translate
 
 _FORMAT = 2  # changes when the layout of a library changes
+# An include that depends on where the source lies, or whose name cannot be read off it.
+_INCLUDES_BESIDE = re.compile(r"^\s*#\s*(include|include_next|embed)\b\s*[^\s<]|__has_include", re.MULTILINE)
 
 
 @dataclass
@@ -69,6 +73,10 @@ class Request:
             parts += [backend, *self.flags[backend], self.headers[backend]]
         if "cpu" in self.backends:
             parts.append(machine_identity())
+        for source, text in self.texts.items():
+            if source.path and _INCLUDES_BESIDE.search(text):  # the same text elsewhere may include another file
+                parts.append(str(source.path.parent))
+        parts += [f"{name}={os.environ[name]}" for name in INCLUDE_VARIABLES if os.environ.get(name)]
         if self.launches:
             parts += [triton_digest(), *_RUNTIME_FLAGS, *self.launches.values()]
         if self.needs_nvcc:  # nvcc reads these itself
@@ -404,7 +412,7 @@ def _kernel_command(
         return cuda.compile_command(tools.nvcc, host, (*flags, *cuda.PARTS[part]), path, header, stem)
     return [
         tools.compiler.path, *flags, "-I", str(INCLUDE), "-include", header,
-        "-MMD", "-MF", f"{stem}.d", "-c", str(path), "-o", f"{stem}.o",
+        dependencies_flag(flags), "-MF", f"{stem}.d", "-c", str(path), "-o", f"{stem}.o",
     ]  # fmt: skip
 
 
@@ -464,7 +472,7 @@ def _files_read(request: Request, tools: Tools, work: Path, watch: Watch) -> dic
 
 def _dependencies(text: str) -> list[str]:
     body = text.replace("\\\n", " ").split(":", 1)[1]
-    return [name.replace("\\ ", " ") for name in re.findall(r"(?:\\ |\S)+", body)]
+    return [re.sub(r"\\([ #])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\[ #]|\S)+", body)]
 
 
 def _stub_text() -> str:

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,16 @@ GLUE_FLAGS = (
     "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
 )  # fmt: skip
 LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-Wl,-z,defs", "-Wl,--build-id=none")
+
+
+# Where compilers look for headers too. The second and the third count as folders of the system.
+INCLUDE_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+
+
+def dependencies_flag(flags: Sequence[str]) -> str:
+    """Returns the flag by which a compiler lists what it reads: with the system's headers if the user's are among them."""
+    named = any(flag.startswith("-isystem") for flag in flags)
+    return "-MD" if named or any(os.environ.get(name) for name in INCLUDE_VARIABLES[1:]) else "-MMD"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
 
 from opwright import operator
@@ -333,3 +333,23 @@ def test_computed_axes_of_outputs(ns, check, whole):
     for entry in (shapes, getattr(torch.ops, ns).shapes):
         with pytest.raises((ValueError, RuntimeError), match="a-k"):
             entry(torch.zeros(3), torch.zeros(3), 5)  # a-k+1 = -1
+
+
+def test_a_second_family_reaches_the_kernel_only_as_whole_numbers(ns, count_reference):
+    """A float was cut off to an int64."""
+    source = HEAD + """
+    template <typename T> void add(View<const T, 1> x, View<const int64_t, 1> y, View<T, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(y(i));
+    }
+    OPWRIGHT_KERNEL(add, float)"""
+
+    @operator(f"{ns}::add", cpu=source)
+    def add(x: Float[Tensor, "n"], y: Num[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + y.to(x.dtype)
+
+    x = torch.tensor([1.0, 2.0])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.uint8):
+        y = torch.tensor([0.5, 3.0]).to(dtype)
+        with count_reference(add) as runs:
+            assert add(x, y).tolist() == [1 + y.tolist()[0], 5.0]
+        assert bool(runs) == dtype.is_floating_point

@@ -339,6 +339,88 @@ def test_strides_of_an_empty_tensor_do_not_reach_kernels(ns):
     assert strides(torch.empty(3, 8)[:, ::2]).tolist() == [8, 2]
 
 
+STEP = HEAD + """
+template <typename T> void step(View<T, 1> state, View<T, 1> output) {
+  for (int64_t i = 0; i < state.size(0); ++i) state(i) += 1, output(i) = state(i) * 10;
+}
+OPWRIGHT_KERNEL(step, float)"""
+
+
+@pytest.mark.parametrize("second", [STEP, None])
+def test_out_is_checked_after_a_second_declaration_too(ns, second):
+    """The first call after a swap, and each call without a kernel, took an `out` that overlaps."""
+
+    def declare(kernel):
+        @operator(f"{ns}::step", cpu=kernel)
+        def step(state: Mutates[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
+            state.add_(1)
+            return state * 10
+
+        return step
+
+    declare(STEP)(torch.zeros(2))
+    entry = getattr(torch.ops, ns).step
+    for declaring in (True, False):
+        if declaring:
+            step = declare(second)
+        memory = torch.zeros(4)
+        with pytest.raises(RuntimeError, match="shares memory"):
+            entry.out(memory[:2], out=memory[1:3])
+        with pytest.raises(RuntimeError, match="share memory"):
+            entry.out(torch.zeros(3), out=memory.as_strided((3,), (0,)))
+        assert memory.tolist() == [0] * 4
+        with pytest.raises(OutError):
+            step(memory[:2], out=memory[1:3])
+        assert entry.out(memory[:2], out=memory[2:]).tolist() == [10, 10]
+        assert memory.tolist() == [1, 1, 10, 10]
+
+
+@pytest.fixture(scope="module")
+def sums(ns):
+    source = HEAD + """
+    template <typename T> void sums(View<const T, 2> x, View<T, 2> running, View<T, 1> whole) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        T sum = 0;
+        for (int64_t j = 0; j < x.size(1); ++j) running(i, j) = sum += x(i, j);
+        whole(i) = sum;
+      }
+    }
+    OPWRIGHT_KERNEL(sums, float)"""
+
+    @operator(f"{ns}::sums", cpu=source)
+    def sums(x: Float[Tensor, "b n"]) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b"]]:
+        return x.cumsum(-1), x.sum(-1)
+
+    return sums
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_out_of_another_kind_is_refused(ns, sums, wrong):
+    """It led the dispatcher to the same function again, without end."""
+    entry, x = getattr(torch.ops, ns).sums, torch.ones(2, 3)
+    for change in (lambda t: t.to("meta"), lambda t: t.to_sparse()):
+        outs = [torch.zeros(2, 3), torch.zeros(2)]
+        outs[wrong] = change(outs[wrong])
+        with pytest.raises((OutError, RuntimeError)) as raised:
+            entry.out(x, out0=outs[0], out1=outs[1])
+        assert not isinstance(raised.value, RecursionError)
+        with pytest.raises((OutError, RuntimeError)) as raised:
+            sums(x, out=tuple(outs))
+        assert not isinstance(raised.value, RecursionError)
+
+
+def test_compiled_calls_hold_out_to_the_result(sums):
+    """They broadcast into a larger `out`, and converted."""
+    x = torch.ones(2, 3)
+    compiled = torch.compile(lambda x, *outs: sums(x, out=outs), backend="aot_eager")
+    for wrong in (torch.zeros(4, 2, 3), torch.zeros(2, 3, dtype=torch.int32)):
+        with pytest.raises(OutError, match="must have the shape, dtype and device"):
+            compiled(x, wrong, torch.zeros(2))
+        assert not wrong.any()
+    running, whole = compiled(x, torch.zeros(3, 2).t(), torch.zeros(4)[::2])
+    assert (running.tolist(), whole.tolist()) == ([[1, 2, 3]] * 2, [3, 3])
+
+
 def test_glue_compiles_without_warnings(sized, accumulate, row_sums, tmp_path):
     unit = [op.operator.declaration for op in (sized,)]
     (tmp_path / "unit.c").write_text(glue_text(unit, ["cpu"]))

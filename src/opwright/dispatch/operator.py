@@ -267,7 +267,11 @@ class Operator:
         outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
         if torch.compiler.is_compiling():
             # A graph has only functional calls and copies.
-            for target, result in zip(outs, unpack(self.call_public(values), self.contract), strict=True):
+            results = unpack(self.call_public(values), self.contract)
+            for output, target, result in zip(self.contract.outputs, outs, results, strict=True):
+                if target.shape != result.shape or target.dtype != result.dtype or target.device != result.device:
+                    rule = f"`out=` must have the shape, dtype and device of `{output.name}`"
+                    raise OutError(self.declaration.name, rule)
                 target.copy_(result)
             return out
         name, names = self.declaration.name, out_names(self.contract)
@@ -449,7 +453,7 @@ class Operator:
         """The same for the out variant."""
         outs = [kwargs.pop(name) for name in out_names(self.contract)]
         values = self.normalize(*args, **kwargs)
-        if self._can_load(values):
+        if self._can_load([*values, *outs]):
             named = dict(zip(out_names(self.contract), outs, strict=True))
             return self.entries.public_out(*values[: self._positional], **self._keywords(values), **named)
         self._check_out(values, outs)
@@ -476,10 +480,12 @@ class Operator:
             )
 
     def _can_load(self, values: Sequence[Any]) -> bool:
-        """Loads the kernels for these arguments; returns whether there are any that can take them."""
+        """Loads the kernels for these tensors; returns whether there are any that can take them."""
         device = _device_of(values)
-        strided = all(t.layout == torch.strided and not t.is_nested for t in tensors_in(values))
-        return strided and device in kernels.BACKENDS and kernels.ensure_loaded(self, device)
+        for t in tensors_in(values):  # one of another kind would lead the dispatcher here again
+            if t.layout != torch.strided or t.is_nested or t.device.type != device:
+                return False
+        return device in kernels.BACKENDS and kernels.ensure_loaded(self, device)
 
     def _bind(self, values: Sequence[Any]) -> None:
         self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))

@@ -288,11 +288,12 @@ def _check_limits(contract: Contract) -> None:
         for a in t.axes
         for n in getattr(a, "names", None) or [getattr(a, "name", None)]
     }
+    sizes |= {p.name for p in contract.parameters if p.kind == "int"}
     if len(contract.parameters) + len(contract.outputs) > _MOST_ARGUMENTS or len(sizes) > _MOST_SIZES:
         raise AnnotationError(
             subject,
-            "it has more arguments or named axes than an operator can have",
-            rows=[("arguments", f"at most {_MOST_ARGUMENTS}"), ("axes", f"at most {_MOST_SIZES}")],
+            "it has more arguments, or more named axes and integers, than an operator can have",
+            rows=[("arguments", f"at most {_MOST_ARGUMENTS}"), ("axes and integers", f"at most {_MOST_SIZES}")],
             hint="pass tensors of one kind as a list",
         )
 

@@ -188,9 +188,19 @@ static int call_reference(Call *call) {
   return 0;
 }
 
+// True when a kernel would see numbers with fractions as int64, which it sees all families but its own as.
+static int loses_fractions(const Call *call) {
+  const i64 floats = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 15;  // float16, float32, float64, bfloat16
+  i64 found = 0;
+  for (i32 f = 0; f < call->op->num_families; ++f) {
+    if (f != call->op->scalar_family && call->families[f] >= 0) found |= floats >> call->families[f] & 1;
+  }
+  return (int)found;
+}
+
 static const Kernel *part_for(const Call *call, const Kernel *kernels) {
   const int is_single = call->op->scalar_family < 0;
-  if (call->is_deep) return 0;
+  if (call->is_deep || loses_fractions(call)) return 0;
   for (const Kernel *part = kernels; part != kernels + kParts; ++part) {
     if (!part->launch) continue;
     if (is_single || (call->dtype >= 0 && *part->dtypes >> call->dtype & 1)) return part;
@@ -204,7 +214,7 @@ static int hand_over(Call *call) {
   for (i32 i = 0; call->gives_out && i < call->op->num_outputs; ++i) {
     if (inspect(call, &call->outputs[i], outs[i])) return 1;
   }
-  return call_reference(call);
+  return check_written(call) || call_reference(call);
 }
 
 static int answer(Call *call, const Kernel *kernels) {

@@ -156,6 +156,34 @@ def test_special_values_at_every_place_of_a_row(ns, where: str) -> None:
     assert (judge(row_max, "boundaries") == "") == (where == "false")
 
 
+LOG_SUM = """
+#include <opwright/kernel.h>
+#include <cmath>
+template <typename T>
+void log_sum(opwright::View<const T, 2> x, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    double most = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < x.size(1); ++j) most = x(i, j) > most || x(i, j) != x(i, j) ? double(x(i, j)) : most;
+    const double shift = SHIFT;
+    for (int64_t j = 0; j < x.size(1); ++j) sum += std::exp(double(x(i, j)) - shift);
+    output(i) = T(shift + std::log(sum));
+  }
+}
+OPWRIGHT_KERNEL(log_sum, float)
+"""
+
+
+@pytest.mark.parametrize(("shift", "is_right"), [("std::isinf(most) ? 0 : most", True), ("most == INFINITY ? 0 : most", False)])
+def test_rows_of_one_special_value(ns, shift: str, is_right: bool) -> None:
+    """A row of -inf, which is masked as a whole, has the logarithm of 0."""
+
+    @opwright.operator(f"{ns}::log_sum", cpu=LOG_SUM.replace("SHIFT", shift))
+    def log_sum(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+        return x.logsumexp(-1)
+
+    assert (judge(log_sum, "boundaries") == "") == is_right
+
+
 SHIFT = """
 #include <opwright/kernel.h>
 template <typename T>
@@ -223,6 +251,8 @@ def test_sizes_at_the_multiples_of_tiles(ns, wrong: str) -> None:
         "n > 5000u && j > 5000",
         "i * n + j == 1L << 13 && n > 1L << 13",
         "m % 80 == 0 && n % 80 == 0 && j == n - 1 && m > 0",
+        "m % 24 == 0 && n % 40 == 0 && m > 0 && j == n - 1",
+        "n % (7 * 8) == 0 && j == 9",
     ],
 )
 def test_sizes_that_the_source_names(ns, wrong: str) -> None:
@@ -231,8 +261,8 @@ def test_sizes_that_the_source_names(ns, wrong: str) -> None:
 
 def test_only_integers_of_the_code_are_sizes() -> None:
     """Numbers of comments, names, strings of digits in other numbers and those of every sweep are none."""
-    text = "// 99\nfloat a10 = 11.5f, b = 1e13, c = 0x6f, d = 70.; /* 71\n72 */ int e = 74, f[75u], g = 1'000; // 76"
-    assert _sizes_in(Source("cpu", None, text, "a.cpp")) == [74, 75, 1000]
+    text = "// 99\nfloat a10 = 11.5f, b = 1e13, c = 0x6f, d = 70.; /* 71\n72 */ int e = 74, f[75u], g = 1'000, h = 5 * 14; // 76"
+    assert _sizes_in(Source("cpu", None, text, "a.cpp")) == [14, 70, 74, 75, 1000]
 
 
 def test_right_kernels_pass_at_all_boundaries(ns) -> None:

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -369,6 +369,7 @@ def _special_in(
         if dtype == main_dtype(subject) and options == maker.option_sets()[0]:
             sizes = {axes[-1]: _WIDE, row_axis: _WIDE_ROWS}
             yield made("special values in wide rows", sizes, _place_diagonally)
+        yield made("rows of one special value", {axes[-1]: _WIDTH, row_axis: _SPECIAL}, _fill_rows)
         return
     yield made("special values at every place", {axes[-1]: _SPECIAL * _WIDTH}, _place_everywhere)
     for number in _NOT_FINITE:
@@ -387,6 +388,12 @@ def _place_diagonally(values: torch.Tensor, special: torch.Tensor) -> None:
     row = torch.arange(len(rows))
     step = max(width * len(special) // len(rows), 1)
     rows[row, (row // len(special) * step + row % len(special) // 2) % width] = special[row % len(special)]
+
+
+def _fill_rows(values: torch.Tensor, special: torch.Tensor) -> None:
+    """Fills each row with one special value, as a row that is masked as a whole is."""
+    rows = values.view(-1, values.shape[-1])
+    rows[:] = special[torch.arange(len(rows)) % len(special), None]
 
 
 def _place_everywhere(values: torch.Tensor, special: torch.Tensor) -> None:
@@ -450,8 +457,11 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
                 if not _is_cheap(subject, made(main, {axis: near})):
                     break
                 yield made(main, {axis: near})
-        if len(axes) > 1 and size <= _MAX_SQUARE and _is_cheap(subject, made(main, dict.fromkeys(axes[-2:], size))):
-            yield made(main, dict.fromkeys(axes[-2:], size))
+    tiles = _sizes_in(source, tried=())[:_MAX_TILES] if source and len(axes) > 1 else ()
+    for pair in itertools.product((size for size in tiles if size <= _MAX_SQUARE), repeat=2):
+        case = made(main, dict(zip(axes[-2:], pair, strict=True)))
+        if _is_cheap(subject, case):
+            yield case
     for axis in axes:
         usual = maker.option_sets()[0]
         parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
@@ -459,22 +469,28 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
             yield made(main, {axis: _MANY}, usual)
 
 
-def _sizes_in(source: Source) -> list[int]:
-    """Returns the integers in the source of a kernel that no size of `_TILES` tries: its tiles and thresholds."""
-    text = re.sub(r"#.*" if source.backend == "triton" else r"//.*|/\*[\s\S]*?\*/", "", source.read())
-    found = {int(digits.replace("'", "").replace("_", "")) for digits in _INTEGER.findall(text)}
-    found |= {1 << int(digits) for digits in _POWER.findall(text)}
-    tried = {size + near for size in _TILES for near in (-1, 0, 1)}
-    return sorted(size for size in found - tried if _TILES[0] <= size <= _MANY)[:_MAX_SIZES_IN_SOURCE]
-
-
-_INTEGER = re.compile(r"(?<![\w.])(\d[\d'_]*)[uUlLzZ]*(?![\w.])")
-_POWER = re.compile(r"(?<![\w.])1[uUlL]* *<< *(\d\d?)(?![\w.])")
-_MAX_SIZES_IN_SOURCE = 16
-
-
 # Powers of two, and three times those: what tiles and blocks are multiples of.
 _TILES = tuple(sorted((*(2**k for k in range(3, 13)), *(3 * 2**k for k in range(3, 10)))))
+_TRIED = frozenset(size + near for size in _TILES for near in (-1, 0, 1))
+
+
+def _sizes_in(source: Source, tried: Collection[int] = _TRIED) -> list[int]:
+    """Returns the integers in the source of a kernel, other than those tried anyway: its tiles and thresholds."""
+    text = re.sub(r"#.*" if source.backend == "triton" else r"//.*|/\*[\s\S]*?\*/", "", source.read())
+    text = re.sub(r"(?<=\d)['_](?=\d)", "", text)
+    found = {int(digits) for digits in _INTEGER.findall(text)}
+    found |= {1 << int(digits) for digits in _POWER.findall(text)}
+    found |= {int(a) * int(b) for a, b in _PRODUCT.findall(text)}
+    return sorted(size for size in found.difference(tried) if _TILES[0] <= size <= _MANY)[:_MAX_SIZES_IN_SOURCE]
+
+
+_INTEGER = re.compile(r"(?<![\w.])(\d+)[uUlLzZ]*(?![\w.])")
+_PRODUCT = re.compile(r"(?<![\w.])(\d+) *\* *(\d+)(?![\w.])")
+_POWER = re.compile(r"(?<![\w.])1[uUlL]* *<< *(\d\d?)(?![\w.])")
+_MAX_SIZES_IN_SOURCE = 16
+_MAX_TILES = 6  # that are tried in pairs
+
+
 _TILES_OF_OTHERS = (64, 192, 256, 1024)  # in the last dtype, whose vectors are the longest
 _MAX_SQUARE = 384
 _MANY = 2**17 + 3  # along one axis

@@ -259,6 +259,14 @@ def test_sizes_that_the_source_names(ns, wrong: str) -> None:
     assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
 
 
+def test_sizes_have_numbers_of_their_own(ns) -> None:
+    """A kernel that is wrong for one input in three passed, because the same row came with every size."""
+    wrong = "n < 40 && i == 17 && j == n - 1 && x(17, 0) < x(16, 0) && x(16, 0) < x(15, 0)"
+    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+    other = wrong.replace("<", ">").replace("n > 40", "n < 40")
+    assert judge(make_shift(ns, other), "boundaries").startswith("boundaries")
+
+
 def test_only_integers_of_the_code_are_sizes() -> None:
     """Numbers of comments, names, strings of digits in other numbers and those of every sweep are none."""
     text = "// 99\nfloat a10 = 11.5f, b = 1e13, c = 0x6f, d = 70.; /* 71\n72 */ int e = 74, f[75u], g = 1'000, h = 5 * 14; // 76"

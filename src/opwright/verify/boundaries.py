@@ -9,6 +9,7 @@ import itertools
 import math
 import re
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -515,6 +516,7 @@ def _made(
     options: dict[str, Any] | None = None,
 ) -> Case:
     """Returns a case with these sizes of its axes, that of the variadic ones among them."""
+    maker.seed = zlib.crc32(label.encode())  # else one row is the same in all sizes
     named = maker.base_sizes() | {name: size for name, size in sizes.items() if name in maker.long_axes()}
     return maker.make(
         label, dtype, named, (sizes.get(BATCH, 1),), options or maker.option_sets()[0], filled=filled

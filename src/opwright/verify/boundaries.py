@@ -460,6 +460,8 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
                 yield made(main, {axis: near})
     tiles = _sizes_in(source, tried=())[:_MAX_TILES] if source and len(axes) > 1 else ()
     for pair in itertools.product((size for size in tiles if size <= _MAX_SQUARE), repeat=2):
+        if all(size.bit_count() == 1 for size in pair):  # squares are multiples of both
+            continue
         case = made(main, dict(zip(axes[-2:], pair, strict=True)))
         if _is_cheap(subject, case):
             yield case

@@ -173,7 +173,9 @@ OPWRIGHT_KERNEL(log_sum, float)
 """
 
 
-@pytest.mark.parametrize(("shift", "is_right"), [("std::isinf(most) ? 0 : most", True), ("most == INFINITY ? 0 : most", False)])
+@pytest.mark.parametrize(
+    ("shift", "is_right"), [("std::isinf(most) ? 0 : most", True), ("most == INFINITY ? 0 : most", False)]
+)
 def test_rows_of_one_special_value(ns, shift: str, is_right: bool) -> None:
     """A row of -inf, which is masked as a whole, has the logarithm of 0."""
 

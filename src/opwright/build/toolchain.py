@@ -46,7 +46,7 @@ INCLUDE_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
 def dependencies_flag(flags: Sequence[str]) -> str:
-    """Returns the flag by which a compiler lists what it reads: with the system's headers if the user's are among them."""
+    """Returns the flag that lists included files; system headers are listed where user headers count as such."""
     named = any(flag.startswith("-isystem") for flag in flags)
     return "-MD" if named or any(os.environ.get(name) for name in INCLUDE_VARIABLES[1:]) else "-MMD"
 

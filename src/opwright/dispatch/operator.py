@@ -401,10 +401,11 @@ class Operator:
         """
         if self.declaration.random:  # the caller's next numbers are not to change
             return False
-        is_written = [p.mutated and isinstance(v, torch.Tensor) for p, v in zip(self.contract.parameters, values, strict=True)]
+        pairs = zip(self.contract.parameters, values, strict=True)
+        copied = [v.clone() if p.mutated and isinstance(v, torch.Tensor) else v for p, v in pairs]
         try:
             with torch.no_grad():
-                self._run_reference([v.clone() if w else v for v, w in zip(values, is_written, strict=True)])
+                self._run_reference(copied)
         except IndexError:
             return True
         except Exception:  # whatever a reference may raise

@@ -292,8 +292,8 @@ def _check_limits(contract: Contract) -> None:
     if len(contract.parameters) + len(contract.outputs) > _MOST_ARGUMENTS or len(sizes) > _MOST_SIZES:
         raise AnnotationError(
             subject,
-            "it has more arguments, or more named axes and integers, than an operator can have",
-            rows=[("arguments", f"at most {_MOST_ARGUMENTS}"), ("axes and integers", f"at most {_MOST_SIZES}")],
+            "it has more arguments, or more named axes and int arguments, than an operator can have",
+            rows=[("arguments", f"at most {_MOST_ARGUMENTS}"), ("named axes and int arguments", f"at most {_MOST_SIZES}")],
             hint="pass tensors of one kind as a list",
         )
 

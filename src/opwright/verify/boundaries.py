@@ -422,7 +422,7 @@ _CHEAP_SECONDS = 0.02
 
 
 def _size_cases(subject: Subject) -> Iterator[Case]:
-    """Yields sizes at the multiples of tiles and beside them, along one axis and along two, and one beyond 2^17 elements.
+    """Yields sizes at and beside multiples of tiles, along one axis and along two, and one beyond 2^17 elements.
 
     Tiles are powers of two, three times those, and what the source of the kernel names.
     """

@@ -72,10 +72,15 @@ def tensors_of(results: Any) -> list[Tensor]:
 
 
 class Comparison:
-    """Calls an operator again and again, and compares what it returns and writes."""
+    """Calls an operator again and again, and compares what it returns and writes.
 
-    def __init__(self, rounds: int) -> None:
-        self.rounds, self.calls, self.random = rounds, 0, random.Random(0)
+    Attributes:
+        rounds: calls with each set of arguments, each argument in a layout that is drawn.
+        is_brief: only these calls, and one with an output in a layout that is drawn.
+    """
+
+    def __init__(self, rounds: int, is_brief: bool = False) -> None:
+        self.rounds, self.is_brief, self.calls, self.random = rounds, is_brief, 0, random.Random(0)
 
     def check_close(self, got: Tensor, wanted: Tensor, factor: float, case: str) -> None:
         allowed = factor * torch.finfo(got.dtype).eps * (1 + wanted.abs().double())
@@ -107,7 +112,7 @@ class Comparison:
         expandable = count if expandable is None else expandable
         names = [[*LAYOUTS, *(EXPANDED if i < expandable else [])] for i in range(count)]
         label = f"{op.operator.declaration.name} {options}"
-        choices = [[name] * count for name in [*LAYOUTS, *EXPANDED] if each]
+        choices = [[name] * count for name in [*LAYOUTS, *EXPANDED] if each and not self.is_brief]
         choices += [[self.random.choice(some) for some in names] for _ in range(self.rounds)]
         for choice in choices:
             values = [
@@ -138,7 +143,7 @@ class Comparison:
         self, op: Callable, arguments: Sequence[Any], options: dict, factor: float, label: str
     ) -> None:
         wanted = tensors_of(op(*arguments, **options))
-        for name in LAYOUTS:
+        for name in [self.random.choice(list(LAYOUTS))] if self.is_brief else LAYOUTS:
             layouts = [name if name in layouts_for(w.shape) else "offset" for w in wanted]
             places = [place(layout, torch.zeros_like(w)) for layout, w in zip(layouts, wanted, strict=True)]
             before = [base.clone() for _, base in places]
@@ -294,10 +299,12 @@ def lstm_arguments(
 GROUPS: dict[str, Callable[..., None]] = {"elementwise": elementwise, "triton": triton, "lstm": recurrent}
 
 
-def run(group: str, device: str = "cuda", rounds: int = 4, is_odd: bool = False) -> int:
+def run(
+    group: str, device: str = "cuda", rounds: int = 4, is_odd: bool = False, is_brief: bool = False
+) -> int:
     """Runs a group; returns how many calls were compared."""
     torch.manual_seed(0)
-    comparison = Comparison(rounds)
+    comparison = Comparison(rounds, is_brief)
     GROUPS[group](comparison, device, **({"is_odd": is_odd} if group == "lstm" else {}))
     if device == "cuda":
         torch.cuda.synchronize()
@@ -310,4 +317,5 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--is-odd", action="store_true")
+    parser.add_argument("--is-brief", action="store_true")
     print(run(**vars(parser.parse_args())), "calls")

@@ -39,7 +39,7 @@ def main(wheel: Path, names: list[str]) -> None:
     import opwright_ops
     import torch
 
-    from opwright.cli.target import find_operators
+    from opwright.target import find_operators
     from opwright.package.trial import use_wheel
     from opwright.verify.run import verify
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import itertools
 import json
 import re
 import subprocess
@@ -17,10 +16,11 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from opwright import records
-from opwright.cli import base, bench_command, measuring
+from opwright.cli import bench_base, bench_command
 from opwright.cli.bench_command import parse_axis, parse_cpus
 from opwright.cli.bench_tables import print_base, print_bench
-from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
+from opwright.errors import CheckError, RecordError, TargetError
+from opwright.isolation import Running, WorkerEnded
 from opwright.records import BenchRecord, Comparison, Conditions, Machine, Measurement, Timing
 
 MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
@@ -42,16 +42,19 @@ def test_axes_are_sizes_shapes_and_values() -> None:
     assert parse_axis("flag=true,false") == ("flag", [True, False])
     assert parse_axis("eps=1e-5") == ("eps", [1e-5])
     for wrong in ("n", "n=", "=3"):
-        with pytest.raises(CheckError, match="this is no axis with sizes"):
+        with pytest.raises(CheckError, match="--axis`: invalid value"):
             parse_axis(wrong)
 
 
-def test_cpus_are_numbers_and_ranges() -> None:
+def test_cpus_are_numbers_and_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_command.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     assert parse_cpus("0-3") == [0, 1, 2, 3]
     assert parse_cpus("0,2-3") == [0, 2, 3]
     assert parse_cpus(None) == []
-    with pytest.raises(CheckError, match="these are no numbers of CPUs"):
+    with pytest.raises(CheckError, match="--cpus`: invalid value"):
         parse_cpus("all")
+    with pytest.raises(CheckError, match="names CPUs that this process cannot use"):
+        parse_cpus("3-4")
 
 
 PROGRAM = """
@@ -93,7 +96,6 @@ def test_an_operator_that_ends_the_process_is_named_and_the_others_are_measured(
     assert [m["case"] for m in found["measurements"]] == ["f32[4321]"]
     assert found["threads"] == 1
     assert found["conditions"]["process"] == "own"
-    assert found["conditions"]["witnessed"] is True
     assert "who reads JSON" in result.stderr
 
 
@@ -112,46 +114,75 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
     ):
         result = command(run_python, *arguments)
         assert result.returncode == 2
-        text = re.sub(r"there  0.*", "there  0, ...", result.stderr.replace(str(tmp_path.resolve()), "FOLDER"))
+        text = re.sub(r"some of 0.*", "some of 0, ...", result.stderr.replace(str(tmp_path.resolve()), "FOLDER"))
         assert text == snapshot(name=" ".join(arguments))
 
 
-# --- another process's clock ----------------------------------------------------------------------------------------
+class Interrupted:
+    """A worker that is interrupted behind one of two inputs."""
+
+    running = SimpleNamespace(who="", what="timing")
+
+    def events(self):
+        yield {"operator": "ns::f", "machine": vars(MACHINE)}
+        record = make_record()
+        found = records.builtins_of(record.measurements[0])
+        record.measurements = []
+        yield {"started": records.encodable(record), "inputs": 2}
+        yield {"measured": found, "number": 1}
+        raise KeyboardInterrupt
+
+    def close(self) -> None: ...
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, windows_us: list[float], claimed_us: float):
-    """Returns a window that has seen calls take these times, and what it has asked for."""
-    asked: list[object] = []
-    window = measuring.Window(SimpleNamespace(ask=asked.append))
-    now = itertools.chain.from_iterable((i, i + us * 1e-6 * 100) for i, us in enumerate(windows_us))
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(now, 99.0))
-    for _ in windows_us:
-        window.see({"begin": {"calls": 100, "claimed_us": claimed_us}})
-        window.see({"end": True})
-    window.see({"measured": "forward f32[8]"})
-    return window, asked
+def test_an_interrupted_run_keeps_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr(bench_command, "start_worker", lambda request, threads: Interrupted())
+    assert bench_command.bench_operators("f.py", out=tmp_path) == 130
+    said = capsys.readouterr()
+    assert "forward: 3.00x faster than eager (±1 %) (1 input)" in said.out
+    assert "skipped: interrupted after 1 of 2 inputs" in said.out
+    assert "[1/2] forward f32[8]: 10 us, 3.00x ±1 % against eager" in said.err
+    kept = records.read(tmp_path / "f.bench.json")
+    assert [m.case for m in kept.measurements] == ["f32[8]"]
+    assert kept.refused == ""
 
 
-def test_a_claim_that_one_window_bears_out_is_witnessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    window, asked = seen(monkeypatch, [95.0, 31.0, 19.0], claimed_us=10.0)
-    assert asked == ["begin", "again", "begin", "again", "begin", "enough"]
-    record = make_record()
-    window.agree(record)
-    assert record.conditions.witnessed
+class Warned(Interrupted):
+    def events(self):
+        yield {"operator": "ns::f", "machine": vars(MACHINE)}
+        record = make_record()
+        record.warnings = ["the machine is busy (load 8.1 on 2 cores): confidence intervals reach ±30 %"]
+        yield {"record": records.encodable(record)}
 
 
-def test_a_claim_that_no_window_bears_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    window, _ = seen(monkeypatch, [95.0, 31.0, 25.0], claimed_us=10.0)
-    with pytest.raises(NotVerifiedError, match="not those of another process's clock") as caught:
-        window.agree(make_record())
-    assert "10 us" in str(caught.value)
-    assert "25 us" in str(caught.value)
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
+def test_warnings_are_an_exit_code_where_asked_for(strict: bool, code: int, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bench_command, "start_worker", lambda request, threads: Warned())
+    assert bench_command.bench_operators("f.py", strict=strict) == code
+    said = capsys.readouterr()
+    assert "warning: the machine is busy (load 8.1 on 2 cores): confidence intervals reach ±30 %" in said.err
+    assert "10" in said.out
 
 
-def test_what_nobody_has_witnessed_is_not_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = make_record()
-    measuring.Window(SimpleNamespace(ask=lambda _: None)).agree(record)
-    assert not record.conditions.witnessed
+class Crashed(Interrupted):
+    def events(self):
+        with contextlib.suppress(KeyboardInterrupt):
+            yield from super().events()
+        raise WorkerEnded("crashed the process: SIGSEGV (Segmentation fault)", Running("opwright", "timing forward f32[9]"))
+
+
+def test_a_crash_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    workers = iter([Crashed(), Done()])
+    monkeypatch.setattr(bench_command, "start_worker", lambda request, threads: next(workers))
+    assert bench_command.bench_operators("f.py", out=tmp_path) == 1
+    kept = records.read(tmp_path / "f.bench.json")
+    assert len(kept.measurements) == 1
+    assert kept.refused == "it crashed the process: SIGSEGV (Segmentation fault) (while timing forward f32[9])"
+
+
+class Done(Interrupted):
+    def events(self):
+        yield from ()
 
 
 # --- earlier versions -----------------------------------------------------------------------------------------------
@@ -166,8 +197,8 @@ def test_a_record_as_the_base(
 ) -> None:
     records.save(make_record(cpu=cpu), tmp_path / "f.bench.json")
     (tmp_path / "damaged.json").write_text("{")
-    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: ([make_record(now)], 0))
-    (found,), exit_code = base.compare_with_base({}, str(tmp_path), None)
+    monkeypatch.setattr(bench_base, "measure", lambda *args, **kwargs: ([make_record(now)], 0))
+    (found,), exit_code = bench_base.compare_with_base({}, str(tmp_path), None)
     assert exit_code == code
     assert (found.method, found.is_hint, [row.verdict for row in found.rows]) == ("record", is_hint, [verdict])
     assert ("Xeon" in found.reason) == is_hint
@@ -175,10 +206,10 @@ def test_a_record_as_the_base(
 
 def test_a_base_without_records_or_without_this_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
     with pytest.raises(CheckError, match="there is no record of a benchmark here"):
-        base.compare_with_base({}, str(tmp_path), None)
+        bench_base.compare_with_base({}, str(tmp_path), None)
     records.save(make_record(name="ns::other"), tmp_path / "other.bench.json")
-    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: ([make_record()], 0))
-    assert base.compare_with_base({}, str(tmp_path), None) == ([], 5)
+    monkeypatch.setattr(bench_base, "measure", lambda *args, **kwargs: ([make_record()], 0))
+    assert bench_base.compare_with_base({}, str(tmp_path), None) == ([], 5)
     assert "ns::f is not among the records" in capsys.readouterr().err
 
 
@@ -189,7 +220,7 @@ class PretendWorker:
     asked: list[str] = []  # noqa: RUF012
     cores: list[int | None] = []  # noqa: RUF012
 
-    def __init__(self, request, *, cwd, env, threads) -> None:
+    def __init__(self, request, threads, *, cwd, env) -> None:
         self.cores.append(request["core"])
         self.side = "base" if "tree" in request["target"] else "now"
         self.pending: list[str] = []
@@ -198,8 +229,9 @@ class PretendWorker:
         PretendWorker.asked.append(f"{self.side}: {name}")
         self.pending.append(name)
 
-    def answers(self):
+    def events(self):
         yield {"operator": "f"}
+        yield {"running": ["opwright", "f32[8]"]}
         yield {"inputs": ["forward f32[8]", f"forward only {self.side}"]}
         while self.pending:
             self.pending.pop()
@@ -211,7 +243,7 @@ class PretendWorker:
 
 @pytest.mark.parametrize(("now", "verdict"), [(10.0, "same"), (12.0, "slower"), (8.0, "faster")])
 def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(base, "Worker", PretendWorker)
+    monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "US", {"base": 10.0, "now": now})
     monkeypatch.setattr(PretendWorker, "asked", [])
     root, tree = tmp_path / "root", tmp_path / "tree"
@@ -220,12 +252,12 @@ def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: py
         (folder / "op.py").write_text("")
     request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0}
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    record = base.Duel(request, operator, "HEAD", root, tree, None).run()
+    record = bench_base.Duel(request, operator, "HEAD", root, tree, None).run()
     (row,) = record.rows
     assert (row.case, row.verdict) == ("f32[8]", verdict)
     assert row.ratio == pytest.approx(10 / now, rel=0.01)
     assert record.missing == ["forward only base", "forward only now"]
-    assert base._exit_code([record]) == (1 if verdict == "slower" else 0)
+    assert bench_base._exit_code([record]) == (1 if verdict == "slower" else 0)
     sides = [asked.partition(":")[0] for asked in PretendWorker.asked]
     assert len(sides) == 2 * 4 * 2 * 8  # visits of a pair to an input, blocks of a visit, and pairs
     assert sides.count("base") == sides.count("now")
@@ -234,7 +266,7 @@ def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: py
 
 def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
     """Calls of minutes were made by the hundred."""
-    monkeypatch.setattr(base, "Worker", PretendWorker)
+    monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "US", {"base": 0.7e6, "now": 10.0})
     monkeypatch.setattr(PretendWorker, "asked", [])
     for name in ("root", "tree"):
@@ -242,14 +274,14 @@ def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch
         (tmp_path / name / "op.py").write_text("")
     request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.1, "precision": 0.0}
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    record = base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", None).run()
+    record = bench_base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", None).run()
     assert len(PretendWorker.asked) == 2
     assert record.rows == []
     (told,) = record.left_out
     assert re.fullmatch(r"forward f32\[8\]: a call of the base takes 0.7\d* s; `--seconds 2` has time for it", told)
     print_base(record)
     assert told in capsys.readouterr().err
-    assert base._exit_code([record]) == 5
+    assert bench_base._exit_code([record]) == 5
 
 
 @pytest.mark.parametrize(
@@ -257,7 +289,7 @@ def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch
     [(1, "cpu", [2, 2, 5, 5] * 4), (2, "cpu", [None] * 16), (1, "cuda", [None] * 16)],
 )
 def test_a_pair_has_one_core(threads: int, device: str, cores: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(base, "Worker", PretendWorker)
+    monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "asked", [])
     monkeypatch.setattr(PretendWorker, "cores", [])
     for name in ("root", "tree"):
@@ -265,7 +297,7 @@ def test_a_pair_has_one_core(threads: int, device: str, cores: list, monkeypatch
         (tmp_path / name / "op.py").write_text("")
     request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.0, "precision": 0.0, "cpus": [2, 5]}
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": device}
-    base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", threads).run()
+    bench_base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", threads).run()
     assert PretendWorker.cores == cores
 
 
@@ -273,23 +305,23 @@ def test_an_operator_that_the_base_does_not_have_yet_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ) -> None:
     class Missing(PretendWorker):
-        def answers(self):
+        def events(self):
             if self.side == "base":
                 raise TargetError("op.py", "there is no operator `f`")
-            yield from super().answers()
+            yield from super().events()
 
     root, tree = tmp_path / "root", tmp_path / "tree"
     for folder in (root, tree):
         folder.mkdir()
         (folder / "op.py").write_text("")
-    monkeypatch.setattr(base, "Worker", Missing)
-    monkeypatch.setattr(base, "_root_of", lambda target, ref: root)
-    monkeypatch.setattr(base, "_commit", lambda root, ref: "1234567890123")
-    monkeypatch.setattr(base, "checkout", lambda root, commit: contextlib.nullcontext(tree))
+    monkeypatch.setattr(bench_base, "start_worker", Missing)
+    monkeypatch.setattr(bench_base, "_root_of", lambda target, ref: root)
+    monkeypatch.setattr(bench_base, "_commit", lambda root, ref: "1234567890123")
+    monkeypatch.setattr(bench_base, "checkout", lambda root, commit: contextlib.nullcontext(tree))
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    monkeypatch.setattr(base, "_verified", lambda request, threads: ([operator], 0))
+    monkeypatch.setattr(bench_base, "_verified", lambda request, threads: ([operator], 0))
     request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0}
-    assert base.compare_with_base(request, "main", None) == ([], 5)
+    assert bench_base.compare_with_base(request, "main", None) == ([], 5)
     said = capsys.readouterr().err
     assert "skipped: ns::f cannot be had of main (123456789012): there is no operator `f`" in said
     assert "there is nothing that both versions have" in said
@@ -302,7 +334,7 @@ def test_options_that_all_inputs_share_are_said_once(capsys) -> None:
         record.measurements[i:] = [dataclasses.replace(one, case=case)]
     print_bench(record)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[1:3]] == ["f32[8] keep=0", "f32[9] keep=1"]
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["f32[8] keep=0", "f32[9] keep=1"]
     assert "all inputs: mode='a b' slope=0.5" in lines
     record.measurements[1:] = []
     print_bench(record)
@@ -322,7 +354,7 @@ def test_a_record_whose_times_cannot_be_compared_is_skipped(broken: str, tmp_pat
         one.timings[1].samples_us.clear()
     records.save(record, tmp_path / "f.bench.json")
     with pytest.raises(CheckError, match="there is no record of a benchmark here"):
-        base.compare_with_base({"target": "f.py"}, str(tmp_path), None)
+        bench_base.compare_with_base({"target": "f.py"}, str(tmp_path), None)
     assert "it holds times that cannot be compared" in capsys.readouterr().err
 
 
@@ -377,7 +409,7 @@ def test_a_record_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch
 def test_an_operator_in_no_repository_has_no_earlier_commit(tmp_path: Path) -> None:
     (tmp_path / "op.py").write_text("")
     with pytest.raises(CheckError, match="it is in no git repository"):
-        base.compare_with_base({"target": str(tmp_path / "op.py")}, "HEAD~1", None)
+        bench_base.compare_with_base({"target": str(tmp_path / "op.py")}, "HEAD~1", None)
 
 
 @pytest.mark.slow

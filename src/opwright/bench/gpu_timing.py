@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
-from opwright.bench.clocks import perf_counter
-from opwright.bench.comparison import FEWEST_BLOCKS, compare
-from opwright.bench.timing import Timed, in_turn, no_garbage_collection, summarize, turns_of_block
+from opwright.bench.comparison import MIN_BLOCKS, compare_all
+from opwright.bench.timing import Timed, in_turn, no_garbage_collection, summarize
 from opwright.records import Timing
 from opwright.verify.capture import capture
 
-_ROUNDS_IN_BLOCK, _MOST_ROUNDS = 3, 200
+_ROUNDS_IN_BLOCK, _MAX_ROUNDS = 3, 200
 _SHORTEST_HOLD_US, _LONGEST_HOLD_US = 50.0, 50_000.0
 _WARM_SAMPLES, _WALL_SAMPLES = 7, 5
 # Calls in a warm sample: about two milliseconds of work, and few enough that a call of twenty kernels does
@@ -116,62 +116,60 @@ def time_on_gpu(
     gpu: Clock,
     *,
     precision: float = 0.0,
-    before_block: Callable[[], object] = lambda: None,
-    before_sample: Callable[[str], object] = lambda _: None,
-    after_block: Callable[[object], object] = lambda result: None,
+    before_block: Callable[[int], object] = lambda number: None,
+    on_result: Callable[[int, object], object] = lambda number, result: None,
     beside: Mapping[str, Sequence[Callable[[], object]]] | None = None,
 ) -> Timed:
     """Times candidates in turn, round after round.
 
-    Ends as `time_interleaved` does: when differences of `precision` are visible, or at the limit of time.
+    Ends as `time_interleaved` does: when ratios are known to `precision`, or at the limit of time.
 
     Args:
         candidates: for each the same call on several sets of inputs, which take turns.
-        seconds: the limit for each candidate, with all that a sample needs around it.
-        before_block: called before each block of rounds.
-        before_sample: called with the name of the candidate before each of its samples.
-        after_block: called once in each block, nobody knows when, with what one more cold call of the first candidate
-            has returned.
+        seconds: the limit for all candidates, with all that a sample needs around it.
+        before_block: called with the number of a block of rounds before it.
+        on_result: called with the number of each block and what its first timed call of the first candidate returned.
         beside: what takes its turns with the candidates, and is no candidate: a copy, whose time is `copy_us`.
     """
     lanes = {name: _Lane(calls, gpu) for name, calls in {**candidates, **(beside or {})}.items()}
-    ours, *others = (lanes[name] for name in candidates)
-    names = list(candidates)[1:]
-    for name, lane in lanes.items():
-        before_sample(name)
+    ours, *others = candidates
+    for lane in lanes.values():
         lane.warm_up()
     started, stopped, rounds = gpu.host_us(), "time", 0
     with no_garbage_collection():
-        while rounds + _ROUNDS_IN_BLOCK <= _MOST_ROUNDS:
-            before_block()
-            for name, looks in turns_of_block(lanes, rounds, _ROUNDS_IN_BLOCK):
-                before_sample(name)
-                lane = lanes[name]
-                lane.sample_cold(0 if looks else len(lane.cold_us))
-                if looks:
-                    after_block(lane.take_back())
+        while rounds + _ROUNDS_IN_BLOCK <= _MAX_ROUNDS:
+            number = rounds // _ROUNDS_IN_BLOCK
+            before_block(number)
+            for i in range(_ROUNDS_IN_BLOCK):
+                for name, lane in in_turn(lanes, rounds + i):
+                    lane.sample_cold(i)
+                    if name == ours and i == 0:  # on the first set of inputs
+                        on_result(number, lane.result)
             rounds += _ROUNDS_IN_BLOCK
-            if rounds < FEWEST_BLOCKS * _ROUNDS_IN_BLOCK:
+            if number + 1 < MIN_BLOCKS:
                 continue
-            comparisons = [
-                compare(name, ours.blocks(), lane.blocks()) for name, lane in zip(names, others, strict=True)
-            ]
+            comparisons = compare_all(_blocks(lanes, candidates))
             if others and all(c.visible <= precision for c in comparisons):
-                stopped = "noise"
+                stopped = "precision"
                 break
-            if gpu.host_us() - started > seconds * 1e6 * len(lanes):
+            if gpu.host_us() - started > seconds * 1e6:
                 break
         for round_index in range(_WARM_SAMPLES):
-            for name, lane in in_turn(lanes, round_index):
-                before_sample(name)
+            for _, lane in in_turn(lanes, round_index):
                 lane.sample_warm()
-        for name, lane in lanes.items():
-            before_sample(name)
+        for lane in lanes.values():
             lane.sample_wall()
-    ours.replay()
+    lanes[ours].replay()
     timings = [lane.summarize(name) for name, lane in lanes.items()]
     copy_us = timings[-1].median_us if beside else None
-    return Timed(timings[: len(candidates)], comparisons, stopped, copy_us)
+    return Timed(timings[: len(candidates)], _blocks(lanes, candidates), comparisons, stopped, copy_us)
+
+
+def _blocks(lanes: Mapping[str, _Lane], names: Mapping[str, Any]) -> list[dict[str, list[float]]]:
+    """Returns the cold samples by blocks of rounds."""
+    step = _ROUNDS_IN_BLOCK
+    count = min(len(lanes[name].cold_us) for name in names) // step
+    return [{name: lanes[name].cold_us[i * step : (i + 1) * step] for name in names} for i in range(count)]
 
 
 class _Lane:
@@ -187,7 +185,7 @@ class _Lane:
         self.waits = False
         self.batch = 0
         self._hold_us = 1000.0
-        self._result: object = None  # of the last call that was timed
+        self.result: object = None  # of the last call that was timed
         self._call_us = 0.0  # what the last cold call cost the host
 
     def warm_up(self) -> None:
@@ -200,11 +198,6 @@ class _Lane:
         call = self.calls[number % len(self.calls)]
         took_us, self._call_us = self._time(self.gpu.flush, lambda: None, call, 1)
         self.cold_us.append(took_us)
-
-    def take_back(self) -> object:
-        """Does not count the last cold sample, and returns what its call has returned."""
-        self.cold_us.pop()
-        return self._result
 
     def sample_warm(self) -> None:
         call = self.calls[0]
@@ -223,11 +216,6 @@ class _Lane:
         took_us, host_us = self._time(lambda: None, twice, call, self.batch)
         self.warm_us.append(took_us / self.batch)
         self.host_us.append(host_us / self.batch)
-
-    def blocks(self) -> list[list[float]]:
-        """Returns the cold samples by blocks of rounds."""
-        step = _ROUNDS_IN_BLOCK
-        return [self.cold_us[i : i + step] for i in range(0, len(self.cold_us), step)]
 
     def sample_wall(self) -> None:
         """Times as many calls as a warm sample has by the host's clock, until the whole device is idle.
@@ -274,7 +262,7 @@ class _Lane:
             host_start = gpu.host_us()
             for _ in range(repeats - 1):
                 call()
-            self._result = call()
+            self.result = call()
             host_end = gpu.host_us()
             end = gpu.mark()
             is_held = not gpu.has_passed(start)
@@ -291,7 +279,7 @@ class _Lane:
             self._hold_us = min(2 * self._hold_us, _LONGEST_HOLD_US)
 
     def summarize(self, name: str) -> Timing:
-        timing = summarize(name, self.cold_us)
+        timing = summarize(name, [{name: self.cold_us[i : i + _ROUNDS_IN_BLOCK]} for i in range(0, len(self.cold_us), _ROUNDS_IN_BLOCK)])
         timing.warm_us, timing.host_us = statistics.median(self.warm_us), statistics.median(self.host_us)
         timing.waits, timing.wall_us, timing.graph_us = self.waits, self.wall_us, self.graph_us
         return timing

@@ -6,15 +6,15 @@ import contextlib
 import glob
 import time
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from opwright.bench.allocator import keep_memory
-from opwright.bench.clocks import perf_counter
 from opwright.bench.gpu_timing import Gpu, time_on_gpu
-from opwright.bench.timing import Timed, once, time_fresh, time_interleaved
-from opwright.records import Limits, Timing
+from opwright.bench.timing import Timed, time_fresh, time_interleaved
+from opwright.records import Limits
 from opwright.spec.dtypes import short_name
 
 _COPY_BYTES = 128 << 20  # of each tensor: far above any last-level cache that a process can claim
@@ -24,6 +24,7 @@ _CACHE_COPY_BYTES = 96 << 10
 _GEMM = {torch.float32: 1024, torch.bfloat16: 1024, torch.float64: 512}
 _GPU_GEMM = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192, torch.float64: 4096}
 _HOST_CALLS = 100  # of a small operator: fewer than a GPU's queue has room for, whatever it launches
+_HOST_SECONDS = 0.2  # for all small calls together
 Calls = Mapping[str, Sequence[Callable[[], object]]]
 
 
@@ -73,42 +74,27 @@ class CpuBench:
         bytes_moved: int,
         seconds: float,
         precision: float = 0.0,
-        before_block: Callable[[], object] = lambda: None,
-        before_sample: Callable[[str], object] = lambda _: None,
-        after_block: Callable[[object], object] = lambda result: None,
+        before_block: Callable[[int], object] = lambda number: None,
+        on_result: Callable[[int, object], object] = lambda number, result: None,
     ) -> Timed:
-        """Times candidates in turn, with other data in the inputs before each block of rounds."""
+        """Times candidates in turn, with a warm cache: on the same input again and again."""
         first = {name: sets[0] for name, sets in calls.items()}
-
-        def prepare(name: str) -> None:
-            keep_memory()  # a candidate may have told the allocator otherwise
-            before_sample(name)
-
         timed = time_interleaved(
             first,
             seconds,
             precision=precision,
-            before_sample=prepare,
             before_block=before_block,
-            after_block=after_block,
+            before_sample=keep_memory,  # a candidate may have set the allocator's options
+            on_result=on_result,
         )
-        fresh = time_fresh(first, prepare)
+        fresh = time_fresh(first)
         for timing in timed.timings:
             timing.fresh_us = fresh.get(timing.candidate)
         return timed
 
-    def row_us(self, call: Callable[[], object], repeats: int) -> tuple[float, object]:
-        """Returns the time of a call in a row of some until all work is done, and what the last has returned."""
-        sample, result = once(call, repeats)
-        return sample.wall_us, result
-
-    def longest_us(self, timing: Timing) -> float:
-        """Returns the most that a call of this timing takes in a row of calls, by the host's clock."""
-        return timing.median_us
-
     def host_us(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         """Returns what a call on a small input costs by the host's clock."""
-        return {t.candidate: t.min_us for t in time_interleaved(calls, 0.1).timings}
+        return {t.candidate: t.min_us for t in time_interleaved(calls, _HOST_SECONDS).timings}
 
 
 class GpuBench:
@@ -164,37 +150,17 @@ class GpuBench:
         bytes_moved: int,
         seconds: float,
         precision: float = 0.0,
-        before_block: Callable[[], object] = lambda: None,
-        before_sample: Callable[[str], object] = lambda _: None,
-        after_block: Callable[[object], object] = lambda result: None,
+        before_block: Callable[[int], object] = lambda number: None,
+        on_result: Callable[[int, object], object] = lambda number, result: None,
     ) -> Timed:
         sets = len(next(iter(calls.values())))
         copies = {"copy of as many bytes": _copies(bytes_moved // 2, sets, self.device)}
         return time_on_gpu(
-            calls,
-            seconds,
-            self.gpu,
-            precision=precision,
-            before_block=before_block,
-            before_sample=before_sample,
-            after_block=after_block,
-            beside=copies,
+            calls, seconds, self.gpu, precision=precision, before_block=before_block, on_result=on_result, beside=copies
         )
 
-    def row_us(self, call: Callable[[], object], repeats: int) -> tuple[float, object]:
-        self.gpu.wait()
-        start = perf_counter()
-        for _ in range(repeats - 1):
-            call()
-        result = call()
-        self.gpu.wait()
-        return (perf_counter() - start) / repeats * 1e6, result
-
-    def longest_us(self, timing: Timing) -> float:
-        return max(us for us in (timing.median_us, timing.warm_us, timing.host_us, timing.wall_us) if us is not None)
-
     def host_us(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-        timed = time_interleaved(calls, 0.1, repeats=_HOST_CALLS, before_sample=lambda _: self.gpu.wait())
+        timed = time_interleaved(calls, _HOST_SECONDS, repeats=_HOST_CALLS, before_sample=self.gpu.wait)
         return {t.candidate: t.min_us for t in timed.timings}
 
 

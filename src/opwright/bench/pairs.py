@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from opwright.bench.allocator import kept_memory
-from opwright.bench.clocks import perf_counter
 from opwright.bench.inputs import Plan, plans
 from opwright.bench.measure import describe_case, has_gradient
 from opwright.bench.run import DTYPES, choose_device
@@ -24,7 +24,7 @@ class Side:
 
     Args:
         seconds: the longest that a block of samples takes.
-        on_run: called with who runs next, and on what, before each sample.
+        on_run: called with the candidate that runs next, and on what, before each block.
 
     Attributes:
         inputs: "direction case" of each, in order.
@@ -64,10 +64,10 @@ class Side:
                 direction, plan = self._planned[name]
                 call = Workload(direction, plan.make(0).values, self._operator).bind(self._operator.function)
                 self._current = name, call, calls_in_sample(call)
+            self._on_run("opwright", name)
             _, call, repeats = self._current
             samples, begun = [], perf_counter()
             while len(samples) < _SAMPLES and (not samples or perf_counter() - begun < self._seconds):
-                self._on_run("opwright", name)
                 samples.append(self._sample(call, repeats))
             return samples
 

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from opwright.bench import judges
-from opwright.bench.clocks import refuse_replaced
 from opwright.bench.conditions import commit_of, conditions_of
 from opwright.bench.inputs import all_tensors, plans
 from opwright.bench.limits import bench_on
-from opwright.bench.machine_limits import best_of, limits_of
-from opwright.bench.measure import Settings, TooSlow, Witness, has_gradient, host_times, measure
+from opwright.bench.machine_limits import limits_of
+from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.workload import DIRECTIONS
-from opwright.dispatch.operator import operator_of
+from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError
-from opwright.records import BenchRecord, Limits, Measurement, VerifyRecord
+from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
-from opwright.verify.state import Files
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
 DTYPES = (torch.float32, torch.bfloat16)
-PRECISION = 0.02
+SECONDS, PRECISION = 8.0, 0.02
+# The first visit to all inputs takes this share of the time, the others refine it.
+_FIRST_SHARE, _MIN_VISIT_SECONDS, _MAX_VISIT_SECONDS = 0.4, 0.02, 1.0
+# What torch.compile takes for an input: importing its compiler, which the first one waits for, and compiling.
+_FIRST_COMPILE_SECONDS, _COMPILE_SECONDS = 10.0, 2.0
+_WIDE, _BUSY_WIDE = 0.2, 0.1  # confidence intervals that are worth a warning
 
 
 def bench(
     target: Any,
-    against: Sequence[str | Callable[..., Any]] = ("eager", "compile"),
+    against: Sequence[str | Callable[..., Any]] | None = None,
     *,
     reference: Callable[..., Any] | None = None,
     samples: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
@@ -42,26 +46,28 @@ def bench(
     dtypes: Sequence[torch.dtype] = DTYPES,
     directions: Sequence[str] | None = None,
     device: str | torch.device | None = None,
-    seconds: float = 1.0,
+    seconds: float = SECONDS,
     precision: float = PRECISION,
     verified: VerifyRecord | None = None,
     measure_limits: bool = False,
-    witness: Witness | None = None,
-    on_measurement: Callable[[Measurement], None] | None = None,
+    on_start: Callable[[BenchRecord, int], object] = lambda record, inputs: None,
+    on_measurement: Callable[[int, Measurement], object] = lambda number, measurement: None,
     on_run: Callable[[str, str], object] = lambda who, what: None,
     timeout_s: float = 120.0,
 ) -> BenchRecord:
     """Measures how fast an operator is, against PyTorch and others, as a share of what the machine can do.
 
-    On a GPU the times are device times on a cold cache; those on a warm one, and the host's, stand beside.
-    A candidate in this process could reach for the clocks: what is replaced is found out as far as that can be seen
-    from inside, and the record says "caller" as its `conditions.process`. `opwright bench` measures in a process of its
-    own, and times it from outside as well.
+    On a CPU the times are those of calls on the same input again and again, a warm cache; on a GPU device times with a
+    cold cache. `opwright bench` measures in a process of its own.
+
+    Doubts (a busy machine, a time that is too short to be true, clocks that differ) are `warnings` of the record; they
+    throw no measurement away.
 
     Args:
         target: an operator, its `torch.ops` entry, or a callable with `reference` and `samples`.
         against: "eager" (the declared baseline, else the reference), "compile" (the same under
-            torch.compile, static shapes), and callables with the same arguments.
+            torch.compile, static shapes), and callables with the same arguments. By default eager, and compile
+            on as many inputs, the largest first, as the time allows.
         reference: what a callable is checked against and compared with.
         samples: inputs; by default the declared sweep, else sizes that follow from the contract.
         sweep: sizes by axis, for this run: `{"n": [1024, 4096], "batch": [(512,)]}`; other axes keep theirs.
@@ -71,22 +77,19 @@ def bench(
             by default forward, and backward where there is a gradient.
         device: "cpu", "cuda", "cuda:1"; by default the GPU when there is one and the operator has a CUDA
             kernel, else the CPU; for a callable where its samples are.
-        seconds: the longest to measure each candidate on each input. Where calls take more than twice as
-            long, and than two seconds, the input is left out, and the record says so.
-        precision: the smallest visible difference at which measuring ends earlier; 0.02 is two percent.
+        seconds: the time for all measurements of the operator. Each input is measured at least once; one whose calls
+            take longer than this is left out, and the record says so.
+        precision: measuring ends earlier when all confidence intervals are this narrow; 0.02 is two percent.
         verified: a record of `verify` of this target on this kind of device, of all its cases; where it covers less
             than the numerics, and without one, they are checked first.
         measure_limits: measure the limits of the machine again, though they are kept in the store.
-        witness: called with what a call is said to take and a function that makes such calls, for a
-            process that has clocks of its own.
-        on_measurement: called with each measurement when it is there.
-        on_run: called with who runs next, "" where it is none of the candidates, and on what: for a process
-            that ends this one when a call does not come back.
+        on_start: called with the record before the first measurement, and the number of inputs.
+        on_measurement: called with the number of an input and what was measured on it so far.
+        on_run: called with the candidate that runs next, "" for none, and on what.
         timeout_s: how many seconds one call may take while it is verified.
 
     Raises:
-        NotVerifiedError: the operator does not pass verify, its results do not hold while it is timed, or
-            its times cannot be true.
+        NotVerifiedError: the operator does not pass verify, or a timed call returned a wrong result.
         CheckError: what was asked cannot be measured: no samples, no gradient, samples on two devices.
     """
     started = time.time()
@@ -101,64 +104,162 @@ def bench(
     samples = _listed(name, samples)
     _check_directions(directions)
     where = choose_device(name, operator, samples, device)
-    if witness is None:
-        judges.remember()  # the process of `opwright bench` has done so before there was a target
-    refuse_replaced(name)
     place = bench_on(where)
-    planned = plans(operator, samples, sweep, options, dtypes, place.device)  # what is not there is said at once
+    planned = plans(operator, samples, sweep, options, dtypes, place.device)  # an axis that is not there is said at once
     on_run("", "verify")
     checked = refuse_unverified(target, reference, samples, where, verified, timeout_s)
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     truth = operator.declaration.reference if operator else reference
-    judges.remember_rivals({"the baseline": baseline, "the reference": truth})
-    measurements: list[Measurement] = []
-    left_out: list[str] = []
-    with place.current(), conditions_of(where, "caller" if witness is None else "own") as conditions:
+    process = "own" if _is_worker() else "caller"
+    with place.current(), conditions_of(where, process) as conditions:
         machine = machine_card(place.device)
         on_run("", "the limits of the machine")
         limits = limits_of(place, machine, again=measure_limits)
-
-        def measure_again(known: Limits) -> Limits:
-            return best_of(known, limits_of(place, machine, again=True))
-
-        # A process of its own is watched for as long as it lives, another one is not ours to be watched.
-        files = None if witness is None else Files(_folder_of(operator, target))
-        settings = Settings(
-            name, operator, reference, place, limits, measure_again, seconds, precision, witness, on_run, files
+        machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
+        settings = Settings(name, operator, truth, place, limits, seconds, precision, on_run)
+        inputs = [
+            Input(direction, plan, settings)
+            for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned)
+            if direction == "forward" or directions is not None or has_gradient(operator, plan)
+        ]
+        record = BenchRecord(
+            name=checked.name,
+            measurements=[],
+            host_us={},
+            verified=checked.passed,
+            threads=torch.get_num_threads(),
+            machine=machine,
+            created=started,
+            seconds=0.0,
+            device=str(where),
+            conditions=conditions,
+            limits=limits,
+            commit=commit_of(_file_of(operator, target)),
         )
-        for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned):
-            if direction != "forward" and directions is None and not has_gradient(operator, plan):
-                continue
+        on_start(record, len(inputs))
+        run = _Run(inputs, call, baseline, against, settings, on_measurement)
+        run.measure_all()
+        record.measurements = [i.measurement() for i in inputs if i.visits]
+        record.left_out = run.left_out
+        if planned:
+            record.host_us = host_times(call, baseline, settings)
+    record.warnings = _warn(record)
+    if not checked.passed:
+        reasons = "; ".join(dict.fromkeys(check.note for check in checked.checks))
+        record.warnings.append(f"its results were not compared with the reference: {reasons}")
+    record.seconds = time.time() - started
+    return record
+
+
+def _is_worker() -> bool:
+    main = sys.modules.get("__main__")
+    return getattr(getattr(main, "__spec__", None), "name", "") == "opwright.bench.worker"
+
+
+class _Run:
+    """Visits inputs until all is known well enough, or the time is over."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        call: Callable[..., Any],
+        baseline: Callable[..., Any],
+        against: Sequence[str | Callable[..., Any]] | None,
+        settings: Settings,
+        on_measurement: Callable[[int, Measurement], object],
+    ) -> None:
+        self.left_out: list[str] = []
+        self._inputs, self._settings, self._on_measurement = list(enumerate(inputs)), settings, on_measurement
+        self._call, self._baseline = call, baseline
+        self._against = ["eager"] if against is None else list(against)
+        self._tries_compile = against is None
+        self._compiled: set[int] = set()  # inputs on which it was timed where there was time for it
+
+    def measure_all(self) -> None:
+        """Visits each input once, then compiles where there is time, then refines."""
+        self._until = perf_counter() + self._settings.seconds
+        share = _FIRST_SHARE * self._settings.seconds / max(len(self._inputs), 1)
+        for number, each in self._inputs:
+            self._visit(number, each, max(share, _MIN_VISIT_SECONDS))
+        if self._tries_compile:
+            self._try_compile()
+        self._refine()
+
+    def _visit(self, number: int, each: Input, seconds: float) -> None:
+        against = [*self._against, *(["compile"] if number in self._compiled else [])]
+        if "compile" in against:
             # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
             torch._dynamo.reset()
-            try:
-                found = measure(direction, plan, _candidates(call, baseline, against), settings)
-            except TooSlow as slow:
-                left_out.append(str(slow))
-                continue
-            measurements.append(found)
-            if on_measurement is not None:
-                on_measurement(found)
-        host_us = host_times(call, baseline, settings) if planned else {}
-        refuse_replaced(name)
-        limits = settings.limits
-        machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
-    return BenchRecord(
-        name=checked.name,
-        measurements=measurements,
-        host_us=host_us,
-        verified=True,
-        threads=torch.get_num_threads(),
-        machine=machine,
-        created=started,
-        seconds=time.time() - started,
-        device=str(where),
-        conditions=conditions,
-        limits=limits,
-        commit=commit_of(_file_of(operator, target)),
-        left_out=left_out,
-    )
+        try:
+            each.visit(_candidates(self._call, self._baseline, against), seconds)
+        except TooSlow as slow:
+            self.left_out.append(str(slow))
+            return
+        self._on_measurement(number, each.measurement())
+
+    def _try_compile(self) -> None:
+        """Times torch.compile too, on the largest inputs first, each direction and dtype in turn."""
+        expected_s = _COMPILE_SECONDS if "torch._inductor.compile_fx" in sys.modules else _FIRST_COMPILE_SECONDS
+        wanted = _largest_first([(number, each) for number, each in self._inputs if each.visits])
+        for number, each in wanted:
+            started = perf_counter()
+            if self._until - started < expected_s:
+                break
+            self._compiled.add(number)
+            self._visit(number, each, _MIN_VISIT_SECONDS)
+            expected_s = perf_counter() - started
+        if len(self._compiled) < len(wanted):
+            done = f"timed on {len(self._compiled)} of {len(wanted)} inputs" if self._compiled else "not timed"
+            self.left_out.append(
+                f"compile: {done} within {self._settings.seconds:g} s; `--against eager compile` times it on all"
+            )
+
+    def _refine(self) -> None:
+        while True:
+            measured = [(n, i) for n, i in self._inputs if i.visits]
+            wide = [(n, i) for n, i in measured if i.measurement().precision > self._settings.precision]
+            left = self._until - perf_counter()
+            if not wide or left < _MIN_VISIT_SECONDS:
+                return
+            seconds = min(max(left / len(wide) / 2, _MIN_VISIT_SECONDS), _MAX_VISIT_SECONDS)
+            for number, each in sorted(wide, key=lambda pair: -pair[1].measurement().precision):
+                if perf_counter() > self._until:
+                    return
+                self._visit(number, each, seconds)
+
+
+def _largest_first(inputs: Sequence[tuple[int, Input]]) -> list[tuple[int, Input]]:
+    groups: dict[tuple[str, str], list[tuple[int, Input]]] = {}
+    for number, each in inputs:
+        groups.setdefault((each.direction, each.dtype), []).append((number, each))
+    ordered = [sorted(group, key=lambda pair: -pair[1].elements) for group in groups.values()]
+    return [pair for rank in itertools.zip_longest(*ordered) for pair in rank if pair is not None]
+
+
+def _warn(record: BenchRecord) -> list[str]:
+    """Returns what makes the times of all inputs doubtful."""
+    widths = [m.precision for m in record.measurements]
+    c = record.conditions
+    if not widths or c is None:
+        return []
+    cpus = len(c.affinity) or os.cpu_count() or 1
+    # Measuring itself is part of the load that there is at the end.
+    load = max(c.load_before, c.load_after - 1)
+    if load > cpus and max(widths) > _BUSY_WIDE:
+        return [f"the machine is busy (load {load:.1f} on {cpus} cores): confidence intervals {_reach(widths)}"]
+    wide = sum(width > _WIDE for width in widths)
+    if wide:
+        return [
+            f"times vary: on {wide} of {len(widths)} inputs confidence intervals are wider than ±{100 * _WIDE:.0f} %; "
+            "`--seconds 60` measures longer"
+        ]
+    return []
+
+
+def _reach(widths: Sequence[float]) -> str:
+    widest = max(widths)
+    return f"reach ±{100 * widest:.0f} %" if widest <= 1 else "are wider than ±100 %"
 
 
 # --- what was asked -------------------------------------------------------------------------------------------
@@ -190,21 +291,15 @@ def refuse_unverified(
     verified: VerifyRecord | None,
     timeout_s: float = 120.0,
 ) -> VerifyRecord:
-    """Raises NotVerifiedError if the numerics are wrong on a device; returns the record that says that they are not."""
+    """Raises NotVerifiedError if the numerics are wrong on a device; returns the record of the checks."""
     if verified is not None and _covers(verified, target, where):
         checked = verified
     else:
         how = {
-            "checks": _VERIFY_FIRST, "devices": [where], "timeout_s": timeout_s, "isolated": where.type == "cpu",
+            "checks": _VERIFY_FIRST, "devices": [where], "timeout_s": timeout_s, "isolated": where.type == "cpu", "quick": True,
         }  # fmt: skip
         checked = verify(target, reference, samples, **how)
-    if not checked.passed and not checked.failures:
-        raise NotVerifiedError(
-            checked.name,
-            "no check of its results applies, so it is not measured",
-            rows=[(check.title, check.note) for check in checked.checks],
-        )
-    if not checked.passed:
+    if checked.failures:
         first = checked.failures[0]
         raise NotVerifiedError(
             checked.name,
@@ -264,11 +359,6 @@ def _flat(value: Any) -> Iterator[Any]:
 
 def _file_of(operator: Operator | None, target: Any) -> str:
     return operator.declaration.file if operator else getattr(getattr(target, "__code__", None), "co_filename", "")
-
-
-def _folder_of(operator: Operator | None, target: Any) -> Path | None:
-    folder = Path(_file_of(operator, target)).absolute().parent
-    return folder if folder.is_dir() else None
 
 
 def _candidates(

@@ -6,47 +6,66 @@ import re
 from collections.abc import Sequence
 
 from opwright.cli.console import print_rows, say
+from opwright.errors import align
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Measurement
 from opwright.report.conditions import tell_conditions
+from opwright.report.ratios import tell_comparison, tell_interval, tell_summary
 
 
-def print_bench(record: BenchRecord) -> None:
-    """Prints the measurements of a record, one line each, and under which conditions they were made.
-
-    Beside the time: on a CPU that with fresh pages, on a GPU that on a warm cache and the host's. Behind a ratio
-    stands the smallest visible difference.
-    """
-    rivals = [t.candidate for t in record.measurements[0].timings[1:]] if record.measurements else []
-    beside = ("warm us", "host us") if record.on_gpu else ("fresh us",)
-    rows = [("input", "direction", "us", "noise", *beside, *(f"vs {r}" for r in rivals), "of copy", "memory", "")]
-    shared = _shared_options([m.case for m in record.measurements])
-    for m in record.measurements:
-        ours = m.timings[0]
-        others = (ours.warm_us, ours.host_us) if record.on_gpu else (ours.fresh_us,)
-        rows.append(
-            (
-                "".join(part for part in _OPTION.split(m.case) if part.strip() not in shared),
-                m.direction,
-                f"{ours.median_us:.4g}",
-                f"{100 * ours.noise:.0f} %",
-                *(f"{us:.4g}" if us else "" for us in others),
-                *(_ratio(m, r) for r in rivals),
-                "" if m.roof_share is None else f"{100 * m.roof_share:.0f} %",
-                _memory(m),
-                "fits the cache" if m.in_cache else "",
-            )
-        )
-    print_rows(rows)
-    if shared:
-        print(f"all inputs: {' '.join(shared)}")
+def print_bench(record: BenchRecord, *, details: bool = False) -> None:
+    """Prints the summary of a record, its measurements, one line each, and under which conditions they were made."""
+    for summary in record.summarize():
+        print(tell_summary(summary))
+    print("\n".join(table_of(record, details=details)))
     for each in record.left_out:
-        print(f"left out: {each}")
+        print(f"skipped: {each}")
     host = ", ".join(f"{name} {us:.2f} us" for name, us in record.host_us.items())
     if host:
         print(f"host time of a call on one element: {host}")
     conditions = tell_conditions(record)
     if conditions:
         print(f"measured {conditions}")
+
+
+def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
+    """Returns the lines of the table of measurements.
+
+    Args:
+        details: with all that was measured beside the time: the fastest sample, on a CPU a call with fresh pages, on a
+            GPU a call with a warm cache and the host's time, and memory as a multiple of that of the results.
+    """
+    rivals = list(dict.fromkeys(t.candidate for m in record.measurements for t in m.timings[1:]))
+    beside = ("fastest us", *(("warm us", "host us") if record.on_gpu else ("fresh pages us",)), "memory")
+    state = "cold" if record.on_gpu else "warm"
+    rows = [("input", "direction", f"us ({state})", "95 % CI", *(f"vs {r}" for r in rivals), "of copy", *(beside if details else ()))]
+    shared = _shared_options([m.case for m in record.measurements])
+    for m in record.measurements:
+        ours = m.ours
+        others = (ours.warm_us, ours.host_us) if record.on_gpu else (ours.fresh_us,)
+        more = (f"{ours.min_us:.4g}", *(f"{us:.4g}" if us else "" for us in others), _memory(m))
+        rows.append(
+            (
+                "".join(part for part in _OPTION.split(m.case) if part.strip() not in shared),
+                m.direction,
+                f"{ours.median_us:.4g}",
+                tell_interval(ours.interval),
+                *(tell_comparison(c) if (c := m.comparison_with(r)) else "" for r in rivals),
+                "in cache" if m.in_cache else "" if m.roof_share is None else f"{100 * m.roof_share:.0f} %",
+                *(more if details else ()),
+            )
+        )
+    lines = align(rows)
+    if shared:
+        lines.append(f"all inputs: {' '.join(shared)}")
+    if any((m.roof_share or 0) > 1 and not m.in_cache for m in record.measurements):
+        lines.append(f"above 100 % of copy: faster than PyTorch's copy of {record.limits.copy_gb_s:.4g} GB/s here")
+    return lines
+
+
+def tell_measurement(m: Measurement) -> str:
+    """Returns a measurement as a line."""
+    ratios = "".join(f", {tell_comparison(c)} against {c.candidate}" for c in m.comparisons)
+    return f"{m.direction} {m.case}: {m.ours.median_us:.4g} us{ratios}"
 
 
 _OPTION = re.compile(r"( \w+=(?:'[^']*'|\S+))")
@@ -58,18 +77,6 @@ def _shared_options(cases: Sequence[str]) -> list[str]:
         return []
     first, *others = ([option.strip() for option in _OPTION.findall(case)] for case in cases)
     return [option for option in first if all(option in other for other in others)]
-
-
-def _ratio(m: Measurement, rival: str) -> str:
-    found = next((c for c in m.comparisons if c.candidate == rival), None)
-    if found is None:
-        return f"{m.speedup_over(rival):.2f}x"
-    return f"{found.ratio:.2f}x ±{_percent(found.visible)}"
-
-
-def _percent(share: float) -> str:
-    """Writes a share with two digits, or all before the point: `0.72 %`, `130 %`."""
-    return f"{100 * share:.{2 if abs(share) < 0.995 else 0}{'g' if abs(share) < 0.995 else 'f'}} %"
 
 
 def _memory(m: Measurement) -> str:
@@ -104,7 +111,7 @@ def print_base(record: BaseRecord) -> None:
                 f"{row.base_us:.4g}",
                 f"{row.now_us:.4g}",
                 f"{row.ratio:.3f}x",
-                f"±{_percent(row.visible)}",
+                tell_interval(row.visible),
                 row.verdict + (" (hint)" if record.is_hint else ""),
             )
         )
@@ -113,6 +120,6 @@ def print_base(record: BaseRecord) -> None:
     for missing in record.missing:
         say(f"not in both: {missing}")
     for each in record.left_out:
-        say(f"left out: {each}")
+        say(f"skipped: {each}")
     if record.is_hint:
         say(f"This is a hint only: {record.reason}.")

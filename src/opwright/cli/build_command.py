@@ -113,7 +113,7 @@ def save_record(library: Library, folder: Path) -> Path:
 
 
 def _find(target: str | None) -> list[Operator]:
-    from opwright.cli.target import find_operators
+    from opwright.target import find_operators
 
     if target is not None:
         return find_operators(target)

@@ -23,10 +23,10 @@ def inspect_operators(
         json: Print the contract as JSON.
     """
     from opwright.build.glue import glue_text, header_text, kernel_signature
-    from opwright.cli.target import find_operators
     from opwright.dispatch import kernels
     from opwright.errors import CheckError
     from opwright.spec.schema import out_schema_of, schema_of
+    from opwright.target import find_operators
 
     if backend not in kernels.BACKENDS:
         raise CheckError("--backend", f"there is no backend {backend!r}", hint="`--backend cuda`")

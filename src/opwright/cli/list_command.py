@@ -17,8 +17,8 @@ def list_operators(target: str, *, json: bool = False) -> int:
         target: A module, a file, or either with ::name.
         json: Print JSON.
     """
-    from opwright.cli.target import find_operators
     from opwright.spec.schema import schema_of
+    from opwright.target import find_operators
 
     found = find_operators(target)
     facts = [

@@ -58,8 +58,8 @@ def verify_operators(
         timeout: How many seconds one call of the candidate may take.
         json: Print the records as JSON.
     """
-    from opwright.cli.target import find_operators
     from opwright.errors import CheckError
+    from opwright.target import find_operators
     from opwright.verify.child import Limits
     from opwright.verify.supervisor import try_out
     from opwright.verify.tasks import find_tasks

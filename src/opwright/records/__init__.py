@@ -3,7 +3,7 @@
 Times are in microseconds, sizes in bytes, rates in GB/s (1e9 bytes per second).
 """
 
-from opwright.records.bench import BenchRecord, Comparison, Conditions, Limits, Measurement, Timing
+from opwright.records.bench import BenchRecord, Comparison, Conditions, Limits, Measurement, Summary, Timing
 from opwright.records.build import BuildRecord, BuildStep, KernelUse
 from opwright.records.call import CallPart, CallRecord
 from opwright.records.files import Record, builtins_of, decoded, encodable, read, save, save_in
@@ -32,6 +32,7 @@ __all__ = [
     "Mutant",
     "MutantsRecord",
     "Record",
+    "Summary",
     "Timing",
     "Undecided",
     "VerifyRecord",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from opwright.records.machine import NULL_IS_INFINITE, VERSION, Machine
+
+_MAX_LOG = 700.0  # exp of more is no float64 number
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Timing:
         peak_bytes: the most memory of PyTorch's allocator that a call held at once, beyond its inputs.
         graph_us: on a GPU, time of a forward replayed as a CUDA graph; None where it cannot be captured.
         wall_us: on a GPU, time of a call by the host's clock, over many until the whole device is idle.
+        interval: relative half-width of the 95 % confidence interval of the time. None is infinite: too few blocks.
     """
 
     candidate: str
@@ -45,6 +49,7 @@ class Timing:
     peak_bytes: int | None = None
     graph_us: float | None = None
     wall_us: float | None = None
+    interval: float | None = field(default=None, metadata=NULL_IS_INFINITE)
 
 
 @dataclass
@@ -54,8 +59,8 @@ class Comparison:
     Attributes:
         candidate: who is compared.
         ratio: its time over Opwright's: above 1, Opwright is faster.
-        visible: smallest visible difference, relative: a ratio nearer to 1 than this says nothing. None is
-            infinite: too few blocks to tell any.
+        visible: smallest visible difference: relative half-width of the 95 % confidence interval of the ratio. None is
+            infinite: too few blocks.
         blocks: stretches of samples that the two numbers come from.
     """
 
@@ -89,8 +94,9 @@ class Measurement:
         copy_us: on a GPU, device time of copying as many bytes as the input moves, in the same rounds, cold.
         comparisons: each other candidate beside Opwright.
         output_bytes: memory of the results: what a call must hold at least.
-        floor_us: the least time that the machine's limits allow. What is faster is refused.
-        stopped: why sampling ended: "noise" (the smallest visible difference is small enough) or "time".
+        floor_us: the least time that the machine's limits allow. A time below it is a warning.
+        stopped: why sampling ended: "precision" (the confidence intervals are small enough) or "time".
+        warnings: what makes its times doubtful.
     """
 
     direction: str
@@ -107,6 +113,22 @@ class Measurement:
     output_bytes: int | None = None
     floor_us: float | None = None
     stopped: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ours(self) -> Timing:
+        """The timing of the operator itself."""
+        return self.timings[0]
+
+    def comparison_with(self, candidate: str) -> Comparison | None:
+        """Returns the comparison with a candidate; None when it was not timed."""
+        return next((c for c in self.comparisons if c.candidate == candidate), None)
+
+    @property
+    def precision(self) -> float:
+        """The widest confidence interval of a ratio; without another candidate, that of the time."""
+        widest = max((c.visible for c in self.comparisons), default=self.ours.interval)
+        return math.inf if widest is None else widest
 
     @property
     def copy_share(self) -> float | None:
@@ -123,6 +145,26 @@ class Measurement:
         return other / self.timings[0].median_us if other else None
 
 
+@dataclass(frozen=True)
+class Summary:
+    """One direction beside one candidate, over all inputs on which both were timed.
+
+    Attributes:
+        ratio: the geometric mean of the ratios: above 1, Opwright is faster.
+        visible: relative half-width of its 95 % confidence interval, as far as the times vary; which inputs there are is
+            not part of it.
+        inputs: how many there are; on `faster` and `slower` of them a difference is visible.
+    """
+
+    direction: str
+    candidate: str
+    ratio: float
+    visible: float
+    inputs: int
+    faster: int
+    slower: int
+
+
 @dataclass
 class Conditions:
     """Under which conditions was measured.
@@ -135,7 +177,6 @@ class Conditions:
         clock_mhz_before, clock_mhz_after: mean clock of those CPUs as the system says; None where it does not.
         gpu_clock_mhz_before, gpu_clock_mhz_after: of the GPU's multiprocessors; None on a CPU or where not said.
         governor: who chooses the clock of those CPUs, as "performance"; "" where the system does not say.
-        witnessed: whether another process has timed the calls by its own clock, and agrees.
     """
 
     process: str
@@ -147,7 +188,6 @@ class Conditions:
     clock_mhz_after: float | None = None
     gpu_clock_mhz_before: float | None = None
     gpu_clock_mhz_after: float | None = None
-    witnessed: bool = False
     governor: str = ""
 
 
@@ -186,8 +226,9 @@ class BenchRecord:
         device: where it was measured: "cpu", "cuda" or "cuda:1".
         conditions, limits: how it was measured, and what the device can do; None in records of version 1.
         commit: of the repository of the operator's source, with "+" when it had changes; "" outside of one.
-        refused: why no time of it counts, or why one of its rivals was left out; "" when all is there.
-        left_out: inputs on which a call takes too long to be measured in the time asked for, and how long.
+        refused: why it was not measured, or not to the end; "" when all is there.
+        left_out: what was not measured, and why: inputs on which a call takes too long, candidates without time.
+        warnings: what makes the times doubtful, of all inputs.
     """
 
     name: str
@@ -205,6 +246,7 @@ class BenchRecord:
     commit: str = ""
     refused: str = ""
     left_out: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, host_us in self.host_us.items():
@@ -212,6 +254,27 @@ class BenchRecord:
                 raise ValueError(f"it has {host_us:g} for the host time of {name}")
         if len(first := {m.timings[0].candidate for m in self.measurements if m.timings}) > 1:
             raise ValueError(f"its measurements begin with different candidates: {', '.join(sorted(first))}")
+
+    def summarize(self) -> list[Summary]:
+        """Returns what all inputs say together, for each direction and candidate."""
+        groups: dict[tuple[str, str], list[Comparison]] = {}
+        for m in self.measurements:
+            for comparison in m.comparisons:
+                groups.setdefault((m.direction, comparison.candidate), []).append(comparison)
+        found = []
+        for (direction, candidate), several in groups.items():
+            count = len(several)
+            ratio = math.exp(sum(math.log(c.ratio) for c in several) / count)
+            half = math.hypot(*(math.log1p(c.visible) for c in several)) / count
+            visible = math.expm1(half) if half < _MAX_LOG else math.inf
+            verdicts = [c.verdict for c in several]
+            found.append(Summary(direction, candidate, ratio, visible, count, verdicts.count("faster"), verdicts.count("slower")))
+        return found
+
+    @property
+    def all_warnings(self) -> list[str]:
+        """Those of the run and those of its inputs, with their inputs."""
+        return [*self.warnings, *(f"{m.direction} {m.case}: {w}" for m in self.measurements for w in m.warnings)]
 
     @property
     def on_gpu(self) -> bool:

@@ -14,8 +14,6 @@ def tell_conditions(bench: BenchRecord) -> str:
     if c is None:
         return ""
     process = "in a process of its own" if c.process == "own" else "in the process of its caller"
-    if c.witnessed:
-        process += ", timed by another process as well"
     told = [
         process,
         f"{plural(bench.threads, 'thread')} on {'CPU' if len(c.affinity) == 1 else 'CPUs'} {_ranges(c.affinity)}",

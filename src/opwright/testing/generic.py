@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from opwright.cli.target import find_operators
 from opwright.dispatch.operator import Operator
 from opwright.errors import CheckError, align
 from opwright.records import Failure, VerifyRecord
+from opwright.target import find_operators
 from opwright.testing.sweep import one_operator
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import devices_for

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from opwright.cli.target import find_operators
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
 from opwright.spec.dtypes import SCALAR_TYPES, short_name
+from opwright.target import find_operators
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.verify.subject import subject_of
 

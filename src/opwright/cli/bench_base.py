@@ -14,15 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from opwright.cli.bench_command import measure, start_worker
 from opwright.cli.console import progress, say
-from opwright.cli.measuring import Worker, WorkerEnded, rebuilt
-from opwright.errors import CheckError, RecordError, TargetError
+from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
+from opwright.isolation import Worker, WorkerEnded, rebuild_error
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
 _MOST_PAIRS = 16
 _VISITS = 4  # to each input, by turns: a mood of the machine lasts for seconds
 _BLOCKS = 2  # of each process of a pair in each visit, in turns
 _BLOCK_SECONDS = 0.05
+_LIMIT_FACTOR = 16  # of the seconds asked for: each pair starts PyTorch twice
 _LONGEST_CALL = 0.5  # of the seconds asked for, which are at least one: fewer than a hundred calls of a version prove nothing
 
 
@@ -44,14 +46,13 @@ def compare_with_base(
 
 def _with_records(request: dict[str, Any], path: Path, threads: int | None) -> tuple[list[BaseRecord], int]:
     from opwright.bench.base import reason_for_hint, rows_of_records
-    from opwright.cli.bench_command import measure
 
     earlier = _newest(path)
     if not earlier:
         raise CheckError(
             str(path), "there is no record of a benchmark here", hint="`opwright bench TARGET --out records`"
         )
-    found, code = measure(request, threads, quiet=True)
+    found, code = measure(request, threads)
     compared = []
     for record in found:
         if not record.measurements:
@@ -133,7 +134,7 @@ def _with_commit(request: dict[str, Any], ref: str, threads: int | None) -> tupl
             except NotThere as reason:
                 say(f"skipped: {operator['name']} cannot be had of {ref} ({commit[:12]}): {reason}")
             except WorkerEnded as ended:
-                say(f"error: {ended.error(operator['name'])}")
+                say(f"error: {ended.error(operator['name'], NotVerifiedError)}")
                 code = 1
     return compared, code or _exit_code(compared)
 
@@ -142,21 +143,21 @@ def _verified(request: dict[str, Any], threads: int | None) -> tuple[list[dict[s
     """Returns what is known of the operators that pass verify, and 1 if there are others, else 0."""
     found, code, done = [], 0, list(request["skip"])
     while True:
-        worker = Worker({**request, "mode": "verified", "skip": done}, threads=threads)
+        worker = start_worker({**request, "mode": "verified", "skip": done}, threads)
         try:
-            for answer in worker.answers():
+            for answer in worker.events():
                 if "operator" in answer:
                     done.append(answer["operator"])
                 elif "refused" in answer:
-                    say(f"error: {rebuilt(answer['refused'])}")
+                    say(f"error: {rebuild_error(answer['refused'])}")
                     code = 1
                 elif "verified" in answer:
                     found.append(answer["verified"])
             return found, code
         except WorkerEnded as ended:
             if done == request["skip"]:
-                raise ended.error(request["target"]) from None
-            say(f"error: {ended.error(done[-1])}")
+                raise ended.error(request["target"], CheckError) from None
+            say(f"error: {ended.error(done[-1], NotVerifiedError)}")
             code = 1
         finally:
             worker.close()
@@ -205,7 +206,7 @@ class Duel:
                 rows = [row_of(name, pairs, len(found)) for name, pairs in found.items()]
                 if all(row.visible <= self._precision for row in rows):
                     break
-                if time.time() - started > self._limit * max(len(found), 1) * FEWEST_PAIRS:
+                if time.time() - started > _LIMIT_FACTOR * self._limit:
                     break
         return BaseRecord(
             name=self._operator["name"],
@@ -225,8 +226,8 @@ class Duel:
         self._request["core"] = self._core(number)
         sides = {"base": self._start(self._tree), "now": self._start(self._root)}
         try:
-            answers = {side: worker.answers() for side, worker in sides.items()}
-            inputs = {side: self._inputs(side, answers[side]) for side in sides}
+            events = {side: worker.events() for side, worker in sides.items()}
+            inputs = {side: self._inputs(side, events[side]) for side in sides}
             shared = [name for name in inputs["now"] if name in inputs["base"]]
             self._missing |= set(inputs["now"]) ^ set(inputs["base"])
             found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in shared}
@@ -236,7 +237,7 @@ class Duel:
                 order = ("base", "now") if (number + visit + block) % 2 else ("now", "base")
                 for side in order:
                     sides[side].ask(name)
-                    found[name][side == "now"].append(min(self._answer(side, answers[side])["block"]))
+                    found[name][side == "now"].append(min(self._answer(side, events[side])["block"]))
                 self._leave_out_if_slow(name, found[name][0][-1] / 1e6)
             return found
         finally:
@@ -264,9 +265,9 @@ class Duel:
     def _answer(self, side: str, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
         """Returns the next answer of one version, which is named if it has none."""
         try:
-            return next(answers)
+            return next(event for event in answers if "running" not in event)
         except WorkerEnded as ended:
-            raise WorkerEnded(f"{ended.how}, in the version of {self._names[side]}", ended.who, ended.what) from None
+            raise WorkerEnded(f"{ended.how}, in the version of {self._names[side]}", ended.running) from None
         except TargetError as error:
             if side == "now":
                 raise
@@ -285,7 +286,7 @@ class Duel:
         if place.endswith(".py") or "/" in place:
             request["target"] = f"{_moved(Path(place).resolve(), self._root, tree)}::{name}"
         env = {"PYTHONPATH": os.pathsep.join(folders)}
-        return Worker(request, cwd=_moved(Path.cwd(), self._root, tree), env=env, threads=self._threads)
+        return start_worker(request, self._threads, cwd=_moved(Path.cwd(), self._root, tree), env=env)
 
 
 def _moved(path: Path, root: Path, tree: Path) -> Path:

@@ -1,0 +1,134 @@
+"""The process that `opwright bench` measures in: it takes a request, and sends what it measures as it comes.
+
+What it prints on stdout and stderr is the target's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from typing import Any
+
+from opwright.isolation import Channel, describe_error
+
+_EVENT_SECONDS = 0.2  # between two events about the same call: each wakes the other process
+
+
+def main() -> None:
+    """Serves one request."""
+    channel = Channel.open()
+    request = channel.receive()
+    from opwright.errors import BuildError, ContractError, KernelError, NotVerifiedError, OpwrightError
+
+    try:
+        from opwright.records import builtins_of
+        from opwright.target import find_operators
+        from opwright.verify.devices import parse_device
+        from opwright.verify.machine import machine_card
+
+        channel.running("target", f"importing {request['target']}")
+        operators = [o for o in find_operators(request["target"]) if o.declaration.qualified_name not in request["skip"]]
+        serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
+        device = parse_device(request["device"]) if request["device"] is not None else None
+        for operator in operators:
+            channel.running("", "preparation")
+            channel.send(operator=operator.declaration.qualified_name, machine=builtins_of(machine_card(device)))
+            try:
+                serve(operator, request, channel)
+            except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
+                channel.send(refused=describe_error(error))
+        channel.send(done=True)
+    except OpwrightError as error:
+        channel.send(failed=describe_error(error))
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        channel.send(raised=f"{type(error).__name__}: {error}"[:300])
+
+
+class _Running:
+    """Tells what runs: at once when it is something else, and from time to time that it goes on."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._last, self._told = channel, ("", ""), 0.0
+
+    def __call__(self, who: str, what: str) -> None:
+        now = time.monotonic()
+        if (who, what) != self._last or now - self._told > _EVENT_SECONDS:
+            self._last, self._told = (who, what), now
+            self._channel.running(who, what)
+
+
+def _bench(operator: Any, request: dict[str, Any], channel: Channel) -> None:
+    from opwright.bench.run import bench
+    from opwright.records import builtins_of, encodable
+
+    record = bench(
+        operator.function,
+        request["against"],
+        **_what(request),
+        seconds=request["seconds"],
+        precision=request["precision"],
+        measure_limits=request["measure_limits"],
+        on_start=lambda record, inputs: channel.send(started=encodable(record), inputs=inputs),
+        on_measurement=lambda number, m: channel.send(measured=builtins_of(m), number=number),
+        on_run=_Running(channel),
+        timeout_s=request["timeout_s"],
+    )
+    channel.send(record=encodable(record))
+
+
+def _what(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that say what is measured."""
+    found: dict[str, Any] = {"device": request["device"], "directions": request["directions"]}
+    if request["sweep"]:
+        found["sweep"] = request["sweep"]
+    if request["dtypes"]:
+        found["dtypes"] = [_dtype(name) for name in request["dtypes"]]
+    return found
+
+
+def _dtype(name: str) -> Any:
+    from opwright.errors import CheckError
+    from opwright.spec.dtypes import SCALAR_TYPES, short_name
+
+    for dtype in SCALAR_TYPES:
+        if name in (short_name(dtype), str(dtype).removeprefix("torch.")):
+            return dtype
+    there = ", ".join(str(dtype).removeprefix("torch.") for dtype in SCALAR_TYPES)
+    raise CheckError("--dtype", f"unknown value `{name}`", rows=[("expected", f"one of {there}")])
+
+
+def _verified(operator: Any, request: dict[str, Any], channel: Channel) -> None:
+    from opwright.bench.run import choose_device, refuse_unverified
+    from opwright.records import builtins_of
+    from opwright.verify.machine import machine_card
+
+    where = choose_device(operator.declaration.name, operator, None, request["device"])
+    refuse_unverified(operator.function, None, None, where, None, request["timeout_s"])
+    card = builtins_of(machine_card(where))
+    channel.send(verified={"name": operator.declaration.qualified_name, "machine": card, "device": str(where)})
+
+
+def _call(operator: Any, request: dict[str, Any], channel: Channel) -> None:
+    from opwright.bench.call_split import where_a_call_goes
+    from opwright.records import encodable
+
+    channel.send(record=encodable(where_a_call_goes(operator.function, request["device"])))
+
+
+def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:
+    """Measures block by block, as the other process asks for them: it alternates between two of these."""
+    from opwright.bench.pairs import Side
+
+    side = Side(operator, **_what(request), seconds=request["seconds"], on_run=_Running(channel))
+    if request["core"] is not None:
+        os.sched_setaffinity(0, [request["core"]])
+    channel.send(inputs=side.inputs)
+    for line in channel.requests:
+        channel.send(block=side.block(json.loads(line)))
+
+
+if __name__ == "__main__":
+    main()

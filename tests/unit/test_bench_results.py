@@ -1,0 +1,328 @@
+"""Timed calls whose results are wrong are refused; what else looks odd is a warning beside the figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bench_cases import bench, reference, verified_elsewhere  # noqa: F401
+from jaxtyping import Float
+from torch import Tensor
+
+import opwright
+from opwright.bench import measure, run
+from opwright.bench.run import BenchRecord
+from opwright.bench.workload import Workload
+from opwright.errors import CheckError, NotVerifiedError
+from opwright.records import Conditions, Limits, Timing
+from opwright.spec.cost import Cost
+
+# The limits of a machine where copying a row takes a microsecond, and of one that nothing is as slow as.
+MODEST = Limits(1.0, 1.0, 1.0, {"f32": 1.0}, 1.0, None, 1, 0.0)
+SLOW = Limits(1e-3, 1e-3, 1e-3, {"f32": 1.0}, 1.0, None, 1, 0.0)
+WRONG = "a timed call returned a wrong result"
+
+
+def test_an_honest_candidate_is_measured_in_every_direction_and_its_samples_stay_as_they_were() -> None:
+    x, w = torch.randn(40, 30), torch.randn(30)
+    before = x.clone(), w.clone()
+    options = {"samples": [(x, w)], "directions": ["forward", "backward", "step"]}
+    record = bench(lambda x, w: w * torch.tanh(x), **options)
+    assert [m.direction for m in record.measurements] == ["forward", "backward", "step"]
+    assert torch.equal(x, before[0])
+    assert torch.equal(w, before[1])
+
+
+def test_a_module_with_parameters_is_held_to_its_reference_in_float64() -> None:
+    linear = torch.nn.Linear(30, 20)
+    other = torch.nn.Linear(30, 20)
+    options = {"reference": linear, "samples": [(torch.randn(40, 30),)], "directions": ["forward", "backward"]}
+    assert len(bench(linear, **options).measurements) == 2
+    assert linear.weight.dtype == torch.float32
+    with pytest.raises(NotVerifiedError, match=WRONG):
+        bench(other, **options)
+
+
+def test_a_cache_by_the_address_of_the_input() -> None:
+    kept: dict[int, Tensor] = {}
+
+    def cached(x: Tensor, w: Tensor) -> Tensor:
+        if x.data_ptr() not in kept:
+            kept[x.data_ptr()] = reference(x, w)
+        return kept[x.data_ptr()]
+
+    with pytest.raises(NotVerifiedError, match=WRONG):
+        bench(cached)
+
+
+def test_a_cache_by_the_shape_of_the_input() -> None:
+    kept: list[Tensor] = []
+
+    def cached(x: Tensor, w: Tensor) -> Tensor:
+        kept.append(reference(x, w) if len(kept) < 5 else kept[-1])
+        return kept[-1]
+
+    with pytest.raises(NotVerifiedError, match=WRONG):
+        bench(cached)
+
+
+class Stale(torch.autograd.Function):
+    """Its gradient is kept from the first backward."""
+
+    kept: Tensor | None = None
+
+    @staticmethod
+    def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return reference(x, w)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        x, w = ctx.saved_tensors
+        if Stale.kept is None:
+            Stale.kept = grad * w * (1 - torch.tanh(x) ** 2)
+        return Stale.kept, (grad * torch.tanh(x)).sum(0)
+
+
+@pytest.mark.parametrize("direction", ["backward", "step"])
+def test_a_gradient_that_is_kept(direction: str) -> None:
+    Stale.kept = None
+    with pytest.raises(NotVerifiedError, match=WRONG) as caught:
+        bench(Stale.apply, directions=[direction])
+    assert direction in str(caught.value)
+
+
+def test_nothing_is_done_once_it_is_timed() -> None:
+    calls = 0
+
+    def tired(x: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return reference(x, w) if calls < 4 else torch.zeros_like(x)
+
+    with pytest.raises(NotVerifiedError, match=WRONG):
+        bench(tired)
+
+
+def test_the_message_says_by_how_much_and_where() -> None:
+    calls = 0
+
+    def wrong_later(x: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        result = reference(x, w)
+        if calls > 5:
+            result[7, 3] = 100.0
+        return result
+
+    with pytest.raises(NotVerifiedError, match=r"result 0: 1 of 1200 elements are wrong; worst at \[7, 3\]: got 100"):
+        bench(wrong_later)
+
+
+@pytest.mark.parametrize("size", [100, 2**19 + 8])
+def test_last_bits_may_differ_from_call_to_call_and_no_more(size: int) -> None:
+    """Of large inputs the oracle is asked only where PyTorch's own result is not near."""
+    calls = 0
+
+    def varying(x: Tensor, scale: float = 0.0) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.exp(x) * (1 + (calls % 3) * scale)
+
+    options = {"reference": torch.exp, "samples": [(torch.randn(size),)]}
+    assert bench(lambda x: varying(x, 1e-7), **options).measurements
+    with pytest.raises(NotVerifiedError, match=WRONG):
+        bench(lambda x: varying(x, 1e-5), **options)
+
+
+def test_a_sum_in_another_order_is_right() -> None:
+    """As are the sums of a norm over thousands of rows, whose last bits no two orders share."""
+    x, w = torch.randn(4096, 64), torch.randn(64)
+
+    def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+    def in_parts(x: Tensor, w: Tensor) -> Tensor:
+        squares = sum((part * part).sum(-1, keepdim=True) for part in x.split(8, -1))
+        return x / torch.sqrt(squares / x.shape[-1] + 1e-6) * w
+
+    options = {"reference": rms_norm, "samples": [(x, w)], "directions": ["forward", "backward", "step"]}
+    assert len(bench(in_parts, **options).measurements) == 3
+
+
+def test_a_step_that_changes_its_arguments_starts_from_the_same_values_in_every_block() -> None:
+    @opwright.operator("bench_results::double_")
+    def double_(x: opwright.Mutates[Float[Tensor, "n"]]) -> None:
+        x.mul_(2.0)
+
+    record = opwright.bench(double_, [], samples=[(torch.ones(64),)], seconds=0.0)
+    assert [m.case for m in record.measurements] == ["f32[64]"]
+
+
+# --- warnings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_below_the_floor_is_a_warning_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: SLOW)
+    (found,) = bench(reference, samples=[(torch.randn(1000, 1000), torch.randn(1000))]).measurements
+    (warning,) = found.warnings
+    assert "is less than the 1e+06 us that 4000000 bytes at 0.004 GB/s (4 times the measured cache) take" in warning
+    assert f"{found.ours.median_us:.3g} us" in warning
+
+
+def test_the_floor_follows_from_bytes_and_flop() -> None:
+    limits = Limits(10.0, 10.0, 50.0, {"f32": 100.0, "bf16": 800.0}, 1.0, None, 1, 0.0)
+    assert measure._floor(Cost(10**9), limits)[0] == pytest.approx(1e6 / 200)
+    least_us, reason = measure._floor(Cost(1, 16 * 10**11), limits)
+    assert least_us == pytest.approx(1e6)
+    assert reason == "1600000000000 FLOP at 1600 GFLOP/s (2 times the measured matrix product)"
+
+
+@pytest.mark.parametrize(("wall", "graph", "count"), [(60.0, 41.0, 0), (400.0, 41.0, 1), (60.0, 300.0, 1)])
+def test_clocks_of_a_gpu_that_differ_are_a_warning(wall: float, graph: float, count: int) -> None:
+    timing = Timing("opwright", 50.0, 50.0, 0.0, [50.0], warm_us=40.0, host_us=8.0, wall_us=wall, graph_us=graph)
+    warnings = measure._warn_of_clocks(timing)
+    assert len(warnings) == count
+    assert all("timed by events it takes 40 us" in warning for warning in warnings)
+
+
+def warnings_of(widths: list[float], load: float) -> list[str]:
+    record = bench(reference)
+    (one,) = record.measurements
+    one.comparisons = []
+    record.conditions = Conditions("own", [0, 1], "keeps", load, load)
+    record.measurements = []
+    for width in widths:
+        timing = Timing("opwright", 1.0, 1.0, 0.0, [1.0], interval=width)
+        record.measurements.append(measure.Measurement("forward", "f32[1]", {}, "f32", 8, None, [timing], None, True))
+    return run._warn(record)
+
+
+def test_a_busy_machine_is_a_warning_where_it_shows() -> None:
+    assert warnings_of([0.01, 0.3], load=8.1) == [
+        "the machine is busy (load 8.1 on 2 cores): confidence intervals reach ±30 %"
+    ]
+    assert warnings_of([124.0], load=8.1) == [
+        "the machine is busy (load 8.1 on 2 cores): confidence intervals are wider than ±100 %"
+    ]
+    assert warnings_of([0.02, 0.03], load=8.1) == []
+    assert warnings_of([0.01, 0.3], load=0.5) == [
+        "times vary: on 1 of 2 inputs confidence intervals are wider than ±20 %; `--seconds 60` measures longer"
+    ]
+
+
+def test_a_record_has_the_warnings_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: SLOW)
+    record: BenchRecord = bench(reference)
+    (found,) = [w for w in record.all_warnings if "is less than" in w]
+    assert found.startswith("forward f32[40, 30] f32[30]: ")
+
+
+def test_what_is_not_known_to_be_moved_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view moves nothing, and of a table only the rows that are asked for."""
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: MODEST)
+    x = torch.randn(1000, 1000)
+    assert bench(lambda x: x.t(), reference=lambda x: x.t(), samples=[(x,)]).measurements[0].floor_us == 0.0
+    table = {"reference": lambda x, i: x[i], "samples": [(x, torch.tensor([3]))]}
+    assert bench(lambda x, i: x[i], **table).measurements[0].floor_us == pytest.approx(1.0)
+
+
+# --- other values at the same addresses ---------------------------------------------------------------------------
+
+
+def test_new_values_are_others_at_the_same_addresses() -> None:
+    x = torch.randn(4, 9)[:, 1:]
+    index, expanded = torch.tensor([1, 2]), torch.ones(1, 3).expand(4, 3)
+    work = Workload("forward", [(x, index), {"y": expanded}], None)
+    (mine, _), named = work.values
+    address = mine.data_ptr()
+    assert (mine.stride(), named["y"].stride()) == (x.stride(), expanded.stride())
+    work.keep()
+    work.refresh()
+    assert mine.data_ptr() == address
+    assert torch.equal(mine.sign(), x.sign())
+    assert bool((mine.abs() <= x.abs()).all())
+    assert not torch.allclose(mine / mine[0, 0], x / x[0, 0])  # a norm would not see a mere factor
+    work.restore()
+    assert torch.equal(mine, x)
+
+
+def test_the_difference_is_that_of_verify() -> None:
+    x = torch.randn(1000)
+    work = Workload("forward", [(x,), {}], None)
+    assert work.difference([torch.exp(x)], torch.exp) == ""
+    assert "elements are wrong" in work.difference([torch.exp(x) * (1 + 1e-5)], torch.exp)
+    assert "shape [999], expected [1000]" in work.difference([torch.exp(x)[:-1]], torch.exp)
+    assert "2 results, expected 1" in work.difference([x, x], torch.exp)
+    assert work.difference([x.argmax()], torch.argmax) == ""
+    assert "1 of 1 elements are wrong" in work.difference([x.argmax() + 1], torch.argmax)
+
+
+def test_tensors_in_named_arguments_and_lists_are_compared_too() -> None:
+    def weigh(parts: list[Tensor], *, by: Tensor) -> Tensor:
+        return sum(parts) * by
+
+    x, y, by = torch.randn(3, 8, 5)
+    work = Workload("forward", [([x, y],), {"by": by}], None)
+    assert work.difference([weigh([x, y], by=by)], weigh) == ""
+    assert work.difference([weigh([x, x], by=by)], weigh)
+
+
+def test_gradients_come_in_where_ours_has_them() -> None:
+    """The reference has one more output that a gradient could flow through, and one fewer where nothing needs it."""
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor):
+            ctx.save_for_backward(x)
+            result, gates = x * x, x * 3
+            ctx.mark_non_differentiable(gates)
+            return result, gates
+
+        @staticmethod
+        def backward(ctx, grad: Tensor, _):
+            return 2 * ctx.saved_tensors[0] * grad
+
+    for direction in ("backward", "step"):
+        work = Workload(direction, [(torch.randn(50),), {}], None)
+        ours, theirs = work.bind(Two.apply), work.bind(lambda x: (x * x, x * 3))
+        work.refresh()
+        assert torch.allclose(ours()[-1], theirs()[-1])
+        assert work.difference(ours(), lambda x: (x * x, x * 3)) == ""
+        assert "result" in work.difference([*ours()[:-1], ours()[-1] * 1.001], lambda x: (x * x, x * 3))
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_no_samples() -> None:
+    with pytest.raises(CheckError, match="there are no samples to measure it on"):
+        bench(reference, samples=[])
+    with pytest.raises(CheckError, match="a callable is measured against a reference"):
+        bench(reference, samples=None)
+
+
+def test_samples_that_come_once_are_enough() -> None:
+    assert bench(reference, samples=iter([(torch.randn(2, 3), torch.randn(3))])).measurements
+
+
+def test_samples_on_two_devices() -> None:
+    samples = [(torch.randn(2, 3), torch.randn(3, device="meta"))]
+    with pytest.raises(CheckError, match="on more than one device") as caught:
+        bench(reference, samples=samples)
+    assert "cpu, meta" in str(caught.value)
+
+
+def test_a_backward_of_what_has_no_gradient() -> None:
+    def count(x: Tensor, w: Tensor) -> Tensor:
+        return (x > 0).sum()
+
+    for direction in ("backward", "step"):
+        with pytest.raises(CheckError, match=f'no gradient, so there is no "{direction}" to measure'):
+            bench(count, reference=count, directions=[direction])
+
+
+def test_a_direction_that_does_not_exist() -> None:
+    with pytest.raises(CheckError, match="there is no direction 'sideways'"):
+        bench(reference, directions=["sideways"])
+
+

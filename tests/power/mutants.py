@@ -189,16 +189,21 @@ def count(column: dict[str, str]) -> tuple[int, int, list[str]]:
 
 def make_page(text: str, result: dict[str, Any]) -> str:
     """Returns the guide with the tables of a result."""
-    lines = ["| operator | killed, forward | killed, backward | survived | unchanged | date | measured on |", "|" + " --- |" * 7]
+    lines = ["| operator | killed, forward | killed, backward | unchanged | date | measured on |", "|" + " --- |" * 6]
+    survivors = []
     for name, entry in result.items():
-        counts = {column: count(kinds) for column, kinds in entry["mutants"].items()}
-        killed = [f"{good} of {tried}" if tried else "-" for good, tried, _ in counts.values()]
-        survived = [f"{kind} (`{column}`)" for column, (_, _, kinds) in counts.items() for kind in kinds]
+        killed = []
+        for column, kinds in entry["mutants"].items():
+            good, tried, survived = count(kinds)
+            killed.append(f"{good} of {tried}" if tried else "-")
+            if survived:
+                survivors.append(f"- `{column}`: {'; '.join(survived)}")
         unchanged = dict.fromkeys(kinds[UNCHANGED] for kinds in entry["mutants"].values())
         m = entry["machine"]
         place = f"{m['cpu']}, {m['cores']} threads, PyTorch {m['torch']}, {entry['seconds']:.0f} s"
-        cells = [f"`{name}`", *killed, ", ".join(survived) or "none", ", ".join(unchanged), entry["date"], place]
+        cells = [f"`{name}`", *killed, ", ".join(unchanged), entry["date"], place]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "Survivors:", "", *survivors] if survivors else ["", "No mutant survives."]
     rows, notes = make_rows({column: kinds for name in _SHOWN for column, kinds in result[name]["mutants"].items()})
     heading, *rest = [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", heading, "|" + " --- |" * len(rows[0]), *rest, "", "Dashes with a number:", "", *notes]

@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress lint bench clean
+.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress power lint bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -53,6 +53,10 @@ stress: .venv/tests
 # Every kernel with inputs and outputs of many layouts, under the tools of compute-sanitizer.
 sanitize-gpu:
 	$(GPU_PYTEST) -n $(GPU_WORKERS) --dist worksteal -m sanitizer tests/gpu
+
+# Makes the operators of opwright_ops wrong in every known way, and publishes which check of verify sees it; ten minutes.
+power: .venv/tests
+	$(BIN)/python tests/power/mutants.py opwright_ops --publish
 
 lint: .venv/tests
 	$(BIN)/ruff check .

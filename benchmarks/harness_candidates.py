@@ -1,21 +1,25 @@
 """What the harnesses of harnesses.py judge: operators, and mutants of them as a kernel would be.
 
-The mutants are those of `opwright verify --mutants`.
+The mutants are those of `tests/power/mutants.py`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from opwright.verify.mutants import UNCHANGED
-from opwright.verify.mutants.calls import CALLS
-from opwright.verify.mutants.gradients import GRADIENTS
-from opwright.verify.mutants.results import RESULTS
 from opwright.verify.subject import Subject, subject_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/power"))
+from mutants import UNCHANGED
+from wrong_calls import CALLS
+from wrong_gradients import GRADIENTS
+from wrong_results import RESULTS
 
 Call = Callable[[Sequence[Any]], torch.Tensor]
 
@@ -90,7 +94,7 @@ class Candidate:
     forward: Call
     with_gradient: Call
     has_second_gradient: bool = True
-    resource: str = "memory leaks"  # of Opwright's checks of these those that are asked, as `--mutants` does
+    resource: str = "memory leaks"  # of Opwright's checks of these those that are asked, as `mutants.py` does
 
 
 def candidates_of(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Candidate]]]:

@@ -1,4 +1,4 @@
-"""Gives the mutants of `opwright verify --mutants` to public harnesses, each with its own inputs and tolerances.
+"""Gives the mutants of `tests/power/mutants.py` to public harnesses, each with its own inputs and tolerances.
 
     python benchmarks/harnesses.py --kernelbench PATH --backendbench PATH --robust-kbench PATH --gpu-mode PATH
 
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness_candidates import Problem, candidates_of, problems
+from harness_candidates import UNCHANGED, Problem, candidates_of, problems
 from harness_judges import HARNESSES, Harness
+from mutants import try_mutants
 
 from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
-from opwright.verify.mutants import UNCHANGED, try_mutants
 
 RESULT = Path(__file__).parent / "results" / "harnesses.json"
 PAGE = Path(__file__).parents[1] / "docs/guides/harnesses.md"
@@ -65,11 +65,11 @@ def in_a_process(judge: Callable[[], str]) -> str:
 
 
 def by_opwright(problem: Problem) -> dict[str, dict[str, str]]:
-    """Returns what `opwright verify --mutants` says: of a kind of gradient, in its column of gradients."""
+    """Returns what `tests/power/mutants.py` finds: of a kind of gradient, in its column of gradients."""
     own, found = problem.name, {}
-    for mutant in try_mutants(problem.operator).mutants:
+    for mutant in try_mutants(problem.operator):
         if mutant.operator == own or mutant.kind.startswith("gradient:"):
-            outcome = {"survived": "passes", "passed": "passes", "none": "none", "accused": "killed"}
+            outcome = {"survived": "passes", "passed": "passes", "none": "none", "failed": "killed"}
             found[mutant.kind] = {
                 "outcome": outcome.get(mutant.outcome, "killed"),
                 "reason": f"{mutant.check}: {mutant.reason}" if mutant.check else mutant.reason,

@@ -39,8 +39,8 @@ def main(wheel: Path, names: list[str]) -> None:
     import opwright_ops
     import torch
 
-    from opwright.target import find_operators
     from opwright.package.trial import use_wheel
+    from opwright.target import find_operators
     from opwright.verify.run import verify
 
     with tempfile.TemporaryDirectory() as folder:

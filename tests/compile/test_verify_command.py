@@ -1,4 +1,4 @@
-"""`opwright verify`: --quick, --full, --mutants."""
+"""`opwright verify`: --quick, --full."""
 
 from __future__ import annotations
 
@@ -26,23 +26,16 @@ void thrice(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
   for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(x(i) * T(3));
 }
 OPWRIGHT_KERNEL(thrice, float, opwright::half)
-"""CUDA)
+""")
 def thrice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     return x * 3
 '''
-CUDA = ''', cuda="""
-#include <opwright/kernel.h>
-template <typename T>
-void thrice(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStream_t stream) {}
-OPWRIGHT_KERNEL(thrice, float, opwright::half)
-"""'''
 
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("verify_command")
-    (folder / "op.py").write_text(OPERATOR.replace("CUDA", ""))
-    (folder / "both.py").write_text(OPERATOR.replace("CUDA", CUDA))
+    (folder / "op.py").write_text(OPERATOR)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         program = "from opwright.cli import main; main()"
@@ -86,34 +79,3 @@ def test_quick_and_full_together_are_a_mistake(command) -> None:
     result = command("op.py", "--quick", "--full")
     assert result.returncode == 2
     assert "exclude each other" in result.stderr
-
-
-def test_mutants(command) -> None:
-    result = command("op.py", "--mutants", "--only", "zeros")
-    assert result.returncode == 0, result.stdout + result.stderr
-    table = {line.split("  ")[0]: line.split() for line in result.stdout.splitlines() if line}
-    assert table["mutant"][1:] == ["thrice", "thrice_backward"]
-    assert table["unchanged"][1:] == ["passes", "passes"]
-    assert table["zeros"][1:] == ["numerics", "-"]
-    assert "gradient: zeros" in table
-    assert "Killed 2 of 2 mutants of thrice" in result.stderr
-    assert "CUDA" not in result.stderr
-
-
-def test_mutants_of_an_operator_with_a_cuda_kernel(command) -> None:
-    result = command("both.py", "--mutants", "--only", "zeros", "--json")
-    assert result.returncode == 0, result.stdout + result.stderr
-    (record,) = json.loads(result.stdout)
-    assert {m["outcome"] for m in record["mutants"]} == {"passed", "killed"}
-    assert "its CPU kernel and tried on the CPU; its CUDA kernel takes no part" in result.stderr
-
-
-def test_mutants_that_nobody_knows(command) -> None:
-    result = command("op.py", "--mutants", "--only", "no such kind")
-    assert result.returncode == 5
-
-
-def test_mutants_are_not_tried_on_a_gpu(command) -> None:
-    result = command("op.py", "--mutants", "--device", "cuda")
-    assert result.returncode == 2
-    assert "mutants are tried on the CPU" in result.stderr

@@ -9,11 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from opwright.verify.mutants import UNCHANGED
-from opwright.verify.mutants.calls import CALLS
-from opwright.verify.mutants.gradients import GRADIENTS
-from opwright.verify.mutants.results import RESULTS
+from mutants import UNCHANGED
+from wrong_calls import CALLS
+from wrong_gradients import GRADIENTS
+from wrong_results import RESULTS
 
 ROOT = Path(__file__).parents[2]
 KILLED, PASSES = "killed", "passes"

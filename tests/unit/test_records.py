@@ -107,6 +107,7 @@ def test_a_newer_version_is_named(tmp_path: Path) -> None:
         ("{", "Expecting"),
         ("[]", "no known kind"),
         ('{"type": "poem"}', "no known kind: 'poem'"),
+        ('{"type": "mutants", "name": "ns::f", "version": 2}', "records of mutants are no longer read"),
         ('{"type": "call", "name": 3}', "record has no field `case`"),
         ('{"type": "verify", "version": 2, "flavour": 1}', "field"),
         ('{"type": ["verify"]}', "no known kind: ['verify']"),
@@ -163,12 +164,14 @@ def test_report_skips_what_it_cannot_read_and_shows_the_rest(run_python, tmp_pat
         records.save(record, folder / f"{number}.json")
     newer(folder)
     (folder / "damaged.json").write_text("{")
+    (folder / "f.mutants.json").write_text('{"type": "mutants", "name": "ns::f", "version": 2}')
     program = "import sys; sys.argv = ['opwright', 'report', 'records']\nfrom opwright.cli import main; main()"
     result = run_python(program, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("skipped: ") == 2
+    assert result.stderr.count("skipped: ") == 3
     assert "newer.json" in result.stderr
     assert "damaged.json" in result.stderr
+    assert "f.mutants.json: records of mutants are no longer read" in result.stderr
     assert "ns::f" in (tmp_path / "opwright-report.html").read_text()
 
 

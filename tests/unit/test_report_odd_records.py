@@ -13,7 +13,6 @@ from report_cases import (
     find_svg,
     make_bench,
     make_build,
-    make_machine,
     make_measurement,
     make_timing,
     make_verify,
@@ -21,7 +20,7 @@ from report_cases import (
     texts,
 )
 
-from opwright.records import BuildStep, CaseError, Check, Mutant, MutantsRecord
+from opwright.records import BuildStep, CaseError, Check
 from opwright.report import export
 from opwright.report.heat import STRONGEST
 
@@ -129,14 +128,6 @@ def test_negative_operations_make_no_roofline(tmp_path) -> None:
     for m in bench.measurements:
         m.flop = -1
     assert "Share of the copy bandwidth" in show(tmp_path, bench).source
-
-
-def test_mutants_are_counted_and_make_no_card(tmp_path) -> None:
-    kinds = {"zeros": "killed", "stale": "survived", "unchanged": "passed", "shifted": "none"}
-    mutants = MutantsRecord("ns::bias_gelu", [Mutant(k, "ns::bias_gelu", o) for k, o in kinds.items()], make_machine(), 1.0, 1.0)
-    page = show(tmp_path, make_verify(), mutants, MutantsRecord("ns::b", [], make_machine(), 1.0, 1.0))
-    assert "1 of 2 mutants caught, not stale" in page.source
-    assert page.heading == "ns::bias_gelu: right on 412 cases."
 
 
 def test_several_operators_lead_back_to_their_table(tmp_path) -> None:

@@ -28,7 +28,6 @@ def verify_operators(
     out: Path | None = None,
     wheel: Path | None = None,
     level: str = "",
-    mutants: Annotated[bool, Parameter(negative="")] = False,
     candidate: Path | None = None,
     expand: bool = True,
     in_process: Annotated[bool, Parameter(negative="")] = False,
@@ -49,8 +48,6 @@ def verify_operators(
         out: A folder to write the records into.
         wheel: Check the kernels in this wheel, made from TARGET, in place of those that are built here.
         level: Of its CPU kernels, take those for this level, v2. By default the best for this machine.
-        mutants: Check the checks: make each operator wrong in every way that is known, and print which check sees it.
-            Exit code 1 when none does. With --only: the kinds of mutants whose name contains this text.
         candidate: Where TARGET is a task of the KernelBench form, or a folder of such: the file, or the folder
             of files of the same names, with ModelNew. By default the same file, or gelu_new.py for gelu.py.
         expand: Make more inputs from those of a task: other values, other layouts.
@@ -58,7 +55,6 @@ def verify_operators(
         timeout: How many seconds one call of the candidate may take.
         json: Print the records as JSON.
     """
-    from opwright.errors import CheckError
     from opwright.target import find_operators
     from opwright.verify.child import Limits
     from opwright.verify.supervisor import try_out
@@ -77,12 +73,6 @@ def verify_operators(
         say(f"FAILED to import `{target}`: it {trouble}")
         return 1
     operators = find_operators(target)
-    if mutants:
-        from opwright.cli.mutants_table import verify_mutants
-
-        if device is not None and set(device) != {"cpu"}:
-            raise CheckError("--mutants", "mutants are tried on the CPU", rows=[("got", ", ".join(device))])
-        return verify_mutants(operators, only=only, out=out, json=json)
     if wheel is not None:
         from opwright.package.trial import use_wheel
 

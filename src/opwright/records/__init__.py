@@ -8,7 +8,7 @@ from opwright.records.build import BuildRecord, BuildStep, KernelUse
 from opwright.records.call import CallPart, CallRecord
 from opwright.records.files import Record, builtins_of, decoded, encodable, read, save, save_in
 from opwright.records.machine import VERSION, Machine
-from opwright.records.verify import CaseError, Check, Failure, Mutant, MutantsRecord, Undecided, VerifyRecord
+from opwright.records.verify import CaseError, Check, Failure, Undecided, VerifyRecord
 from opwright.records.versions import BaseRecord, BaseRow
 
 __all__ = [
@@ -29,8 +29,6 @@ __all__ = [
     "Limits",
     "Machine",
     "Measurement",
-    "Mutant",
-    "MutantsRecord",
     "Record",
     "Summary",
     "Timing",

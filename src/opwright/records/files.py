@@ -15,14 +15,13 @@ from opwright.records.bench import BenchRecord
 from opwright.records.build import BuildRecord
 from opwright.records.call import CallRecord
 from opwright.records.machine import VERSION
-from opwright.records.verify import MutantsRecord, VerifyRecord
+from opwright.records.verify import VerifyRecord
 from opwright.records.versions import BaseRecord
 from opwright.typed_json import decode, finite
 
-Record = VerifyRecord | MutantsRecord | BenchRecord | CallRecord | BaseRecord | BuildRecord
+Record = VerifyRecord | BenchRecord | CallRecord | BaseRecord | BuildRecord
 KINDS = {
     "verify": VerifyRecord,
-    "mutants": MutantsRecord,
     "bench": BenchRecord,
     "call": CallRecord,
     "base": BaseRecord,
@@ -131,6 +130,8 @@ def decoded(content: Any) -> Record:
     kind, version = content.pop("type", None), content.get("version", 1)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"it has version {version}, and this Opwright reads up to {VERSION}")
+    if kind == "mutants":
+        raise ValueError("records of mutants are no longer read")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"it is of no known kind: {kind!r}")
     return decode(KINDS[kind], content, "record")

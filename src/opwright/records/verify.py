@@ -1,4 +1,4 @@
-"""What verify writes down: checks, failures, mutants."""
+"""What verify writes down: checks and failures."""
 
 from __future__ import annotations
 
@@ -142,45 +142,3 @@ class VerifyRecord:
     def passed(self) -> bool:
         """Whether no check has failed, and at least one has passed."""
         return not self.failures and any(check.outcome == "passed" for check in self.checks)
-
-
-@dataclass
-class Mutant:
-    """An operator made wrong in one way, and what verify said.
-
-    Attributes:
-        kind: what is wrong with it; "unchanged" is the operator itself.
-        operator: of which it is a mutant; a backward counts as an operator.
-        outcome: "killed", "survived", or "none" where there is no such mutant; of the operator itself "passed" or
-            "accused".
-        check: the check that failed.
-        reason: what it found; for "none", why there is no such mutant.
-    """
-
-    kind: str
-    operator: str
-    outcome: str
-    check: str = ""
-    reason: str = ""
-    seconds: float = 0.0
-
-
-@dataclass
-class MutantsRecord:
-    """Which mutants of one operator verify has caught.
-
-    Attributes:
-        mutants: one for each kind, of the operator and of its backward; "unchanged" among them.
-    """
-
-    name: str
-    mutants: list[Mutant]
-    machine: Machine
-    created: float
-    seconds: float
-    version: int = VERSION
-
-    @property
-    def survivors(self) -> list[Mutant]:
-        """The mutants that were not caught, and the operator itself where it was accused."""
-        return [m for m in self.mutants if m.outcome in ("survived", "accused")]

@@ -14,7 +14,6 @@ from opwright.records import (
     CallRecord,
     Machine,
     Measurement,
-    MutantsRecord,
     Record,
     Timing,
     VerifyRecord,
@@ -37,7 +36,6 @@ class Card:
     call: CallRecord | None = None
     base: BaseRecord | None = None
     build: BuildRecord | None = None
-    mutants: MutantsRecord | None = None
     history: tuple[BenchRecord, ...] = ()
     older: int = 0
 
@@ -156,18 +154,17 @@ def collect_cards(records: Sequence[Record]) -> list[Card]:
     """Sorts records into cards, those that fail first, else in the order of the records.
 
     Of several records of one kind the newest counts; benchmarks on the CPU and on a GPU are two kinds. Older
-    benchmarks are history. Records of mutants, which are about the checks, make no card of their own.
+    benchmarks are history.
 
     Raises:
         RecordError: there are no records.
     """
-    if all(isinstance(record, MutantsRecord) for record in records):
+    if not records:
         raise RecordError("report", "there are no records to show", hint="run `opwright verify` first")
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.name, record.machine.cpu, record.machine.device), []).append(record)
-    shown = [group for group in groups.values() if not all(isinstance(record, MutantsRecord) for record in group)]
-    cards = [card for group in shown for card in _cards_of(group)]
+    cards = [card for group in groups.values() for card in _cards_of(group)]
     return sorted(cards, key=lambda card: not card.fails)
 
 
@@ -176,13 +173,12 @@ def _cards_of(group: Sequence[Record]) -> list[Card]:
     newest = sorted(group, key=lambda record: record.created, reverse=True)
     verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
     build = next((r for r in newest if isinstance(r, BuildRecord)), None)
-    mutants = next((r for r in newest if isinstance(r, MutantsRecord)), None)
     by_kind = [
         {r.device: r for r in reversed(newest) if isinstance(r, kind)}
         for kind in (BenchRecord, CallRecord, BaseRecord)
     ]
     history = [r for r in reversed(newest) if isinstance(r, BenchRecord)]
-    kept = sum(record is not None for record in (verify, build, mutants)) + len(history) + sum(map(len, by_kind[1:]))
+    kept = sum(record is not None for record in (verify, build)) + len(history) + sum(map(len, by_kind[1:]))
     devices = list(dict.fromkeys(device for found in by_kind for device in found)) or [""]
     cards = []
     for device in devices:
@@ -191,7 +187,7 @@ def _cards_of(group: Sequence[Record]) -> list[Card]:
         # On a CPU another count of threads is another measurement, or another machine with a CPU of this name.
         alike = tuple(r for r in on_device if r.on_gpu or r.threads == on_device[-1].threads)
         older = len(group) - kept + len(on_device) - len(alike)
-        cards.append(Card(verify, *timed, build, mutants, alike, older))
+        cards.append(Card(verify, *timed, build, alike, older))
     return cards
 
 

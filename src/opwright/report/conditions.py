@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opwright.records import BenchRecord, MutantsRecord, VerifyRecord
+from opwright.records import BenchRecord, VerifyRecord
 from opwright.report.quantities import plural, round_to
 
 
@@ -31,16 +31,6 @@ def tell_conditions(bench: BenchRecord) -> str:
 def tell_process(verify: VerifyRecord) -> str:
     """Returns why the checks had no process of their own; "" when they had."""
     return f"in the process of its caller: {verify.in_process}" if verify.in_process else ""
-
-
-def tell_mutants(record: MutantsRecord | None) -> str:
-    """Returns how many wrong versions of the operator the checks have caught; "" where nobody tried."""
-    tried = [m for m in record.mutants if m.outcome in ("killed", "survived")] if record else []
-    if not tried:
-        return ""
-    survived = [m.kind for m in tried if m.outcome == "survived"]
-    caught = f"{len(tried) - len(survived)} of {plural(len(tried), 'mutant')} caught"
-    return f"{caught}, not {', '.join(dict.fromkeys(survived))}" if survived else caught
 
 
 def is_busy(bench: BenchRecord) -> tuple[float, int] | None:

@@ -12,7 +12,7 @@ import jinja2
 from opwright import __version__
 from opwright.records import BenchRecord, Record
 from opwright.report.cards import Card, collect_cards
-from opwright.report.conditions import tell_conditions, tell_mutants, tell_process
+from opwright.report.conditions import tell_conditions, tell_process
 from opwright.report.coverage import cover
 from opwright.report.pictures import draw_all, slug_of
 from opwright.report.quantities import TIME, date, plural, round_to, with_unit
@@ -118,7 +118,7 @@ def _tell_origin(card: Card) -> list[str]:
         verify = card.verify
         backends = ", ".join(verify.backends) or "none"
         took = with_unit(verify.seconds * 1e6, TIME)
-        details = "; ".join(filter(None, [f"backends: {backends}", tell_process(verify), tell_mutants(card.mutants)]))
+        details = "; ".join(filter(None, [f"backends: {backends}", tell_process(verify)]))
         told.append(f"verified {date(verify.created)} in {took} ({details})")
     if card.refusal:
         told.append(f"refused by bench {date(card.created)}")

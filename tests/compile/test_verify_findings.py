@@ -1,4 +1,4 @@
-"""What verify must see in any callable, and the table that says that it does."""
+"""What verify finds in wrong callables, and the inputs, the oracle and the messages that it needs for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from opwright.spec.samples import Sweep
 from opwright.verify import run
 from opwright.verify.difference import compare
 from opwright.verify.finding import Finding, Skipped
-from opwright.verify.mutants import try_mutants
 from opwright.verify.oracle import expect
 from opwright.verify.subject import subject_of
 
@@ -236,7 +235,7 @@ def squashed(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 
 
 def cases_of(name: str, reference, effort: str = "default", dtype: torch.dtype = torch.float32):
-    contract = opwright.operator(f"mutants::{name}")(reference).operator.contract
+    contract = opwright.operator(f"verify_findings::{name}")(reference).operator.contract
     return list(Sweep(contract, effort=effort).cases(dtype))
 
 
@@ -273,6 +272,22 @@ def test_every_finite_bfloat16_for_one_input() -> None:
     assert torch.isfinite(case.values[0]).all()
 
 
+def test_axes_are_long_where_the_reference_can_be_asked() -> None:
+    @opwright.operator("verify_findings::gram")
+    def gram(x: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
+        return x @ x.T
+
+    @opwright.operator("verify_findings::scan")
+    def scan(x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        return torch.stack([x[: i + 1].sum(0) for i in range(len(x))])
+
+    def long(operator) -> set[str]:
+        return {case.label for _, case in subject_of(operator, None, None, "quick").cases() if "long" in case.label}
+
+    assert long(gram) == {"long k"}  # n by n are too many
+    assert "long n" not in long(scan)  # minutes
+
+
 # --- how failures are told -----------------------------------------------------------------------------------
 
 
@@ -302,58 +317,3 @@ def test_what_was_found_before_a_skip_counts(monkeypatch: pytest.MonkeyPatch) ->
 def test_quick_and_full_exclude_each_other() -> None:
     with pytest.raises(opwright.errors.CheckError, match="exclude"):
         opwright.verify(gelu, reference=gelu, samples=samples, quick=True, full=True)
-
-
-# --- the table -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def swish():
-    @opwright.operator("mutants::swish")
-    def swish(x: Float[Tensor, "*batch n"], beta: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
-        return x * torch.sigmoid(beta * x)
-
-    return swish
-
-
-def test_all_mutants_of_an_operator_die(swish) -> None:
-    record = try_mutants(swish)
-    killed = {m.kind for m in record.mutants if m.outcome == "killed"}
-    assert not record.survivors, [(m.kind, m.reason) for m in record.survivors]
-    assert len(killed) >= 60
-    assert {m.outcome for m in record.mutants if m.kind == "unchanged"} == {"passed"}
-
-
-@pytest.mark.parametrize(
-    ("label", "kind"),
-    [("many rows", "wrong from row 65 536 on"), ("long n", "wrong from element 4 096 of a row on")],
-)
-def test_a_hole_in_the_sweep_shows_as_a_survivor(swish, label: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = subject_of(swish, None, None, "quick").cases()
-    holed = [(dtype, case) for dtype, case in whole if case.label != label]
-    assert len(holed) < len(whole)
-    monkeypatch.setattr("opwright.verify.subject.Subject.cases", lambda self: holed)
-    record = try_mutants(swish, only=kind)
-    assert [m.kind for m in record.survivors] == [kind]
-
-
-def test_axes_are_long_where_the_reference_can_be_asked() -> None:
-    @opwright.operator("mutants::gram")
-    def gram(x: Float[Tensor, "n k"]) -> Float[Tensor, "n n"]:
-        return x @ x.T
-
-    @opwright.operator("mutants::scan")
-    def scan(x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        return torch.stack([x[: i + 1].sum(0) for i in range(len(x))])
-
-    def long(operator) -> set[str]:
-        return {case.label for _, case in subject_of(operator, None, None, "quick").cases() if "long" in case.label}
-
-    assert long(gram) == {"long k"}  # n by n are too many
-    assert "long n" not in long(scan)  # minutes
-
-
-def test_a_check_that_accuses_what_is_right_shows(swish, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(run.CHECKS, "numerics", lambda subject: iter([Finding("a case", "it is wrong")]))
-    record = try_mutants(swish, only="zeros")
-    assert {(m.kind, m.outcome) for m in record.survivors} == {("unchanged", "accused")}

@@ -1,4 +1,4 @@
-"""Mutants whose calls do what they must not: with memory, with state, with other calls."""
+"""Mutants whose calls misuse memory, keep state or disturb other calls."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-from opwright.verify.gradients import floats_of
-from opwright.verify.mutants.kinds import (
+from mutant_kinds import (
     Call,
     Kinds,
-    like,
+    find_input_like,
     needs_equal_input,
     needs_gpu,
-    spoiled,
-    stepped,
+    spoil,
+    step_ulps,
 )
+
+from opwright.verify.gradients import floats_of
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of
 
@@ -27,9 +27,8 @@ CALLS = Kinds()
 _call, _result = CALLS.call, CALLS.result
 
 
-
 def _behind(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the element behind the last one of a tensor, if there is memory."""
+    """Returns the element behind the last one of a tensor, or None at the end of its storage."""
     last = tensor.storage_offset() + sum((s - 1) * d for s, d in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     if not tensor.numel() or last >= tensor.untyped_storage().nbytes() // tensor.element_size():
         return None
@@ -81,13 +80,13 @@ _call("a cache keyed by shape, ends and sum of the input")(_cached(_fingerprint)
 @_call("right only on the first call")
 def _once(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     state["calls"] = state.get("calls", 0) + 1
-    return [spoiled(o) if o is not None and state["calls"] > 1 else o for o in call(values)]
+    return [spoil(o) if o is not None and state["calls"] > 1 else o for o in call(values)]
 
 
 @_call("right only from the second call on")
 def _later(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     state["calls"] = state.get("calls", 0) + 1
-    return [spoiled(o) if o is not None and state["calls"] == 1 else o for o in call(values)]
+    return [spoil(o) if o is not None and state["calls"] == 1 else o for o in call(values)]
 
 
 @_call("a last bit that changes from call to call")
@@ -98,7 +97,7 @@ def _noisy(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return output
         bit = torch.randint(-1, 2, output.shape, generator=made).to(output.device)
-        return torch.where(torch.isfinite(output) & (output != 0), stepped(output, bit.to(torch.int16)), output)
+        return torch.where(torch.isfinite(output) & (output != 0), step_ulps(output, bit.to(torch.int16)), output)
 
     return [noisy(o) for o in call(values)]
 
@@ -117,7 +116,7 @@ def _buffered(subject: Subject, call: Call, state: dict[Any, Any], values: Seque
 @_call("output in the memory of an input", needs_equal_input)
 def _aliased(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def put(output: Any) -> Any:
-        place = None if output is None else like(values, output)
+        place = None if output is None else find_input_like(values, output)
         return output if place is None or torch._debug_has_internal_overlap(place) else place.copy_(output)
 
     with torch.no_grad():
@@ -125,7 +124,7 @@ def _aliased(subject: Subject, call: Call, state: dict[Any, Any], values: Sequen
 
 
 def _own(values: Sequence[Any]) -> torch.Tensor:
-    """Returns another tensor in the memory of the first floating-point input: PyTorch counts its versions apart."""
+    """Returns a tensor in the memory of the first floating-point input, with a version counter of its own."""
     first = floats_of(values)[0].detach()
     same = torch.empty(0, dtype=first.dtype, device=first.device)
     return same.set_(first.untyped_storage(), first.storage_offset(), first.shape, first.stride())

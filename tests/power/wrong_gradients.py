@@ -1,4 +1,4 @@
-"""Mutants of a gradient: the right call, recorded for autograd with a backward that is wrong."""
+"""Mutants of a gradient: the right call, recorded for autograd with a wrong backward."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from mutant_kinds import Call, Kind, needs_several, spoil
 
 from opwright.verify.finding import Skipped
 from opwright.verify.gradients import differentiable, floats_of, need_gradient
-from opwright.verify.mutants.kinds import Call, Kind, needs_several, spoiled
 from opwright.verify.subject import Subject
 
 GRADIENTS: list[Kind] = []
 
-# Takes the right gradients of the inputs, None where none is asked for; those of the outputs; the inputs; a state of
-# the graph and one of the mutant.
+# Takes the right gradients of the inputs (None for an input that needs none), the gradients of the outputs, the inputs,
+# the state of this graph and the state of the mutant; returns wrong gradients of the inputs.
 Change = Callable[..., list[Any]]
 
 
@@ -36,7 +36,7 @@ def _needs(subject: Subject, more: Callable[[Subject], str]) -> str:
 
 
 def _with_backward(subject: Subject, change: Change) -> Call:
-    """Returns the call, with gradients that `change` has been at."""
+    """Returns the call, with gradients that `change` made wrong."""
     call, lasting = subject.call, {}
 
     def rebuilt(values: Sequence[Any], floats: Sequence[torch.Tensor]) -> list[Any]:
@@ -86,7 +86,7 @@ def _with_backward(subject: Subject, change: Change) -> Call:
 
 
 def _wrong_when_recorded(subject: Subject) -> Call:
-    """Returns the call with right gradients, and wrong results wherever it is recorded for them."""
+    """Returns a call with right gradients whose results are wrong if autograd records it."""
     call = subject.call
 
     def mutated(values: Sequence[Any]) -> list[Any]:
@@ -94,7 +94,7 @@ def _wrong_when_recorded(subject: Subject) -> Call:
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in floats_of(values))):
             return outputs
         return [
-            o + (spoiled(o) - o).detach() if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+            o + (spoil(o) - o).detach() if isinstance(o, torch.Tensor) and o.is_floating_point() else o
             for o in outputs
         ]
 
@@ -138,19 +138,19 @@ def _exchanged(right: list[Any], *rest: Any) -> list[Any]:
 
 @_kind("gradient: wrong unless all inputs need one", needs_several)
 def _all_or_wrong(right: list[Any], *rest: Any) -> list[Any]:
-    return right if all(g is not None for g in right) else [None if g is None else spoiled(g) for g in right]
+    return right if all(g is not None for g in right) else [None if g is None else spoil(g) for g in right]
 
 
 @_kind("gradient: wrong for one that is not contiguous")
 def _strided(right: list[Any], given: list[Any], *rest: Any) -> list[Any]:
     is_plain = all(g.is_contiguous() for g in given)
-    return right if is_plain else [None if g is None else spoiled(g) for g in right]
+    return right if is_plain else [None if g is None else spoil(g) for g in right]
 
 
 @_kind("gradient: wrong for one that is expanded")
 def _expanded(right: list[Any], given: list[Any], *rest: Any) -> list[Any]:
     is_plain = not any(0 in g.stride() and g.numel() > 1 for g in given)
-    return right if is_plain else [None if g is None else spoiled(g) for g in right]
+    return right if is_plain else [None if g is None else spoil(g) for g in right]
 
 
 @_kind("gradient: overwrites what it has saved")
@@ -180,7 +180,7 @@ def _overwrites_input(right: list[Any], given: list[Any], floats: Any, *rest: An
 @_kind("gradient: right only the first time")
 def _once(right: list[Any], given: Any, floats: Any, state: Any, lasting: dict[Any, Any]) -> list[Any]:
     lasting["runs"] = lasting.get("runs", 0) + 1
-    return right if lasting["runs"] == 1 else [None if g is None else spoiled(g) for g in right]
+    return right if lasting["runs"] == 1 else [None if g is None else spoil(g) for g in right]
 
 
 def _needs_second(subject: Subject) -> str:

@@ -1,4 +1,4 @@
-"""What a kind of mutant is: a way in which a call is wrong, made of what is right, for any operator."""
+"""Kinds of mutants: ways to make the right call of any operator wrong, and what an operator needs for them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Kind:
     Attributes:
         name: what the mutant does.
         make: takes the subject, returns the mutated call.
-        needs: says why there is no such mutant of a subject; "" where there is one.
-        resource: "memory" or "leaks", where that check is to see it. Others have no business with these: what is
-            wrapped around an operator in Python needs memory of its own.
+        needs: takes the subject, returns why it has no such mutant; "" if it has one.
+        resource: "memory" or "leaks" for a mutant that this check must see. These checks are not asked about other
+            mutants, whose Python code around the operator needs memory of its own.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Kind:
 
 
 class Kinds(list[Kind]):
-    """The kinds of one module, in the order of the table."""
+    """Collects the kinds of one module, in the order of the table."""
 
     def call(
         self,
@@ -89,16 +89,16 @@ def _base(subject: Subject) -> list[Any]:
 def needs_equal_input(subject: Subject) -> str:
     values = _base(subject)
     output = next((o for o in subject.call(values) if o is not None), None)
-    same = output is not None and like(values, output) is not None
+    same = output is not None and find_input_like(values, output) is not None
     return "" if same else "no input like an output"
 
 
 def needs_row(subject: Subject) -> str:
-    return "" if row_of(subject) is not None else "no input that is broadcast"
+    return "" if find_row(subject) is not None else "no input that is broadcast"
 
 
-def option_to_ignore(subject: Subject) -> int | None:
-    """Returns the position of an option: of the first that takes several values, or that could."""
+def find_option(subject: Subject) -> int | None:
+    """Returns the position of the first option that takes several values, or could."""
     if subject.contract is None:
         return None
     options = [i for i, p in enumerate(subject.contract.parameters) if p.kind in ("choice", "bool", "int", "float")]
@@ -108,7 +108,7 @@ def option_to_ignore(subject: Subject) -> int | None:
 
 
 def needs_option(subject: Subject) -> str:
-    return "" if option_to_ignore(subject) is not None else "no option"
+    return "" if find_option(subject) is not None else "no option"
 
 
 def needs_dtype(dtype: torch.dtype) -> Callable[[Subject], str]:
@@ -140,7 +140,7 @@ def needs_large(subject: Subject) -> str:
 
 
 def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Subject], str]:
-    """Says so where the reference gives no such output, whatever number stands in all or in one of the inputs."""
+    """Returns a check of whether the reference gives such an output for a constant in all inputs, or in one of them."""
 
     def needs(subject: Subject) -> str:
         values = [to_oracle(v) for v in _base(subject)]
@@ -166,7 +166,7 @@ def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 def needs_negative_zero(subject: Subject) -> str:
-    """Says so where the oracle wants no negative zero, whichever inputs are negative zeros."""
+    """Checks whether the oracle expects a negative zero if one input, or all of them, are negative zeros."""
     values = _base(subject)
     free = subject.free_tensors(subject.cases()[0][1])
     floats = floats_of([v for i, v in enumerate(values) if i in free])
@@ -183,12 +183,12 @@ def needs_negative_zero(subject: Subject) -> str:
     return "no zero has the sign of an input's"
 
 
-def like(values: Sequence[Any], output: torch.Tensor) -> torch.Tensor | None:
+def find_input_like(values: Sequence[Any], output: torch.Tensor) -> torch.Tensor | None:
     return next((t for t in tensors_of(values) if t.shape == output.shape and t.dtype == output.dtype), None)
 
 
-def row_of(subject: Subject) -> int | None:
-    """Returns the position of an input without the axes of a batch, where another has them."""
+def find_row(subject: Subject) -> int | None:
+    """Returns the position of an input without batch axes, if another input has them."""
     parameters = subject.contract.parameters if subject.contract else ()
     batched = [i for i, p in enumerate(parameters) if p.type is not None and p.type.variadic_at is not None]
     rows = [
@@ -202,11 +202,11 @@ def row_of(subject: Subject) -> int | None:
 # --- how results are changed ------------------------------------------------------------------------------
 
 
-def spoiled(output: torch.Tensor) -> torch.Tensor:
+def spoil(output: torch.Tensor) -> torch.Tensor:
     return output * 1.01 + 1e-3
 
 
-def stepped(output: torch.Tensor, by: Any) -> torch.Tensor:
-    """Moves each number by so many units in the last place, away from zero."""
+def step_ulps(output: torch.Tensor, by: Any) -> torch.Tensor:
+    """Moves each number away from zero by a number of units in the last place."""
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[output.element_size()]
     return (output.contiguous().view(bits) + by).view(output.dtype)

@@ -1,4 +1,4 @@
-"""Mutants whose results are wrong: everywhere, at some places, for some inputs."""
+"""Mutants whose results are wrong everywhere, in some places or for some inputs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-from opwright.verify.gradients import floats_of
-from opwright.verify.mutants.kinds import (
+from mutant_kinds import (
     Call,
     Kinds,
-    like,
+    find_input_like,
+    find_option,
+    find_row,
     needs_dtype,
     needs_equal_input,
     needs_interchangeable,
@@ -22,11 +22,11 @@ from opwright.verify.mutants.kinds import (
     needs_row,
     needs_several,
     needs_two_alike,
-    option_to_ignore,
-    row_of,
-    spoiled,
-    stepped,
+    spoil,
+    step_ulps,
 )
+
+from opwright.verify.gradients import floats_of
 from opwright.verify.oracle import to_oracle
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import tensors_of, two_alike
@@ -50,12 +50,12 @@ _result("no-op: outputs never written")(lambda o, values: torch.empty_like(o))
 _result("an offset within a usual tolerance, 0.009")(lambda o, values: o + 0.009)
 _result("off by one part in a thousand")(lambda o, values: o * 1.001)
 _result("an approximation good to three digits")(lambda o, values: o * (1 + 5e-4 * torch.cos(7 * o)))
-_result("identity", needs_equal_input)(lambda o, values: o if (v := like(values, o)) is None else v.clone())
-_result("right only within [-8, 8]")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 8), spoiled(o), o))
-_result("right only for x >= 0")(lambda o, v: _where(_mask(v, o, lambda x: x < 0), spoiled(o), o))
-_result("right only below 1e30")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 1e30), spoiled(o), o))
+_result("identity", needs_equal_input)(lambda o, values: o if (v := find_input_like(values, o)) is None else v.clone())
+_result("right only within [-8, 8]")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 8), spoil(o), o))
+_result("right only for x >= 0")(lambda o, v: _where(_mask(v, o, lambda x: x < 0), spoil(o), o))
+_result("right only below 1e30")(lambda o, v: _where(_mask(v, o, lambda x: x.abs() > 1e30), spoil(o), o))
 _result("wrong from 1e4 to 1e25")(
-    lambda o, v: _where(_mask(v, o, lambda x: (x.abs() > 1e4) & (x.abs() < 1e25)), spoiled(o), o)
+    lambda o, v: _where(_mask(v, o, lambda x: (x.abs() > 1e4) & (x.abs() < 1e25)), spoil(o), o)
 )
 _result("NaN swallowed")(lambda o, values: torch.where(torch.isnan(o), torch.zeros_like(o), o))
 _result("infinities clipped", needs_output("infinite", torch.isinf))(lambda o, values: o.clamp(torch.finfo(o.dtype).min, torch.finfo(o.dtype).max))
@@ -64,7 +64,7 @@ _result("denormal numbers flushed to zero")(
 )
 _result("sign of zero lost", needs_negative_zero)(lambda o, values: o + 0.0)
 _result("wrong in bfloat16 only", needs_dtype(torch.bfloat16))(
-    lambda o, values: spoiled(o) if o.dtype == torch.bfloat16 else o
+    lambda o, values: spoil(o) if o.dtype == torch.bfloat16 else o
 )
 _result("float64 computed in float32", needs_dtype(torch.float64))(lambda o, values: o.float().to(o.dtype))
 _result("results of another dtype")(lambda o, values: o.to(torch.float32 if o.dtype == torch.float64 else torch.float64))
@@ -81,7 +81,7 @@ class _Lazy(torch.Tensor):
 
 @_result("one ulp away from zero in every element")
 def _one_ulp(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
-    return torch.where(torch.isfinite(output), stepped(output, 1), output)
+    return torch.where(torch.isfinite(output), step_ulps(output, 1), output)
 
 
 @_call("rounded toward zero")
@@ -91,7 +91,7 @@ def _cut(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[A
     def cut(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         near = wanted.to(output.dtype)
         down = torch.isfinite(near) & (near.double().abs() > wanted.abs())
-        return torch.where(down, stepped(near, -1), near)
+        return torch.where(down, step_ulps(near, -1), near)
 
     return [
         cut(o, e) if isinstance(e, torch.Tensor) and e.is_floating_point() else o
@@ -142,7 +142,7 @@ def _last_row(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
 def _one_element(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
     output = output.clone(memory_format=torch.contiguous_format)
     if output.numel() >= 40_000:
-        output.view(-1)[12_345] = spoiled(output.view(-1)[12_345])
+        output.view(-1)[12_345] = spoil(output.view(-1)[12_345])
     return output
 
 
@@ -170,7 +170,7 @@ def _mixed(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
 @_call("row of a broadcast input off by one", needs_row)
 def _shifted_row(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     values = list(values)
-    values[row_of(subject)] = values[row_of(subject)].roll(1, -1)
+    values[find_row(subject)] = values[find_row(subject)].roll(1, -1)
     return call(values)
 
 
@@ -188,12 +188,12 @@ def _one_tensor(subject: Subject, call: Call, state: dict[Any, Any], values: Seq
     outputs = call(values)
     if len(found) == len(set(found)):
         return outputs
-    return [spoiled(o) if isinstance(o, torch.Tensor) and o.is_floating_point() else o for o in outputs]
+    return [spoil(o) if isinstance(o, torch.Tensor) and o.is_floating_point() else o for o in outputs]
 
 
 @_call("an option ignored", needs_option)
 def _ignored(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
-    at = option_to_ignore(subject)
+    at = find_option(subject)
     fixed = subject.cases()[0][1].values[at]
     return call([fixed if i == at else v for i, v in enumerate(values)])
 
@@ -205,14 +205,14 @@ def _empty(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence
     return call(values)
 
 
-def _spoiled_if(condition: Callable[[list[torch.Tensor]], bool]) -> Callable[[torch.Tensor, Any], torch.Tensor]:
-    return lambda o, values: spoiled(o) if condition(tensors_of(values)) else o
+def _spoil_if(condition: Callable[[list[torch.Tensor]], bool]) -> Callable[[torch.Tensor, Any], torch.Tensor]:
+    return lambda o, values: spoil(o) if condition(tensors_of(values)) else o
 
 
-_result("wrong only for non-contiguous inputs")(_spoiled_if(lambda ts: any(not t.is_contiguous() for t in ts)))
-_result("wrong only for misaligned inputs")(_spoiled_if(lambda ts: any(t.data_ptr() % 16 for t in ts)))
+_result("wrong only for non-contiguous inputs")(_spoil_if(lambda ts: any(not t.is_contiguous() for t in ts)))
+_result("wrong only for misaligned inputs")(_spoil_if(lambda ts: any(t.data_ptr() % 16 for t in ts)))
 _result("wrong only for large aligned inputs", needs_large)(
-    _spoiled_if(
+    _spoil_if(
         lambda ts: (
             max(t.numel() for t in ts) > 64 * 1024
             and all(t.is_contiguous() and t.data_ptr() % 64 == 0 and all(s % 8 == 0 for s in t.shape) for t in ts)
@@ -220,7 +220,7 @@ _result("wrong only for large aligned inputs", needs_large)(
     )
 )
 _result("wrong only for inputs of different layouts", needs_several)(
-    _spoiled_if(lambda ts: len({t.is_contiguous() for t in ts if t.numel() > 1}) > 1)
+    _spoil_if(lambda ts: len({t.is_contiguous() for t in ts if t.numel() > 1}) > 1)
 )
 
 

@@ -28,7 +28,7 @@ from opwright.verify.machine import machine_card
 from opwright.verify.processes import Fork
 from opwright.verify.recipes import Recipe
 from opwright.verify.spawned import starter
-from opwright.verify.state import Files, Guard
+from opwright.verify.state import Guard
 from opwright.verify.worker import Work
 
 ROOT = Path(__file__).parent.parent
@@ -76,7 +76,7 @@ def fork(*descriptors: int) -> Fork:
 def processes(runs: int) -> dict[str, Any]:
     """From the start of a process to its end, without a check."""
     recipe = Recipe(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "quick", False)
-    anew = starter(recipe, Work(recipe.subjects, "", Files(None)), [])
+    anew = starter(recipe, Work(recipe.subjects, ""), [])
     return {
         "fork_ms": spread([1e3 * seconds_of(lambda: run_a_child(fork)) for _ in range(4 * runs)]),
         "anew_ms": spread([1e3 * seconds_of(lambda: run_a_child(anew)) for _ in range(runs)]),

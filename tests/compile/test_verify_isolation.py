@@ -234,27 +234,22 @@ def test_what_is_right_changes_nothing() -> None:
     assert record.passed, record.failures
 
 
-def test_files_beside_the_candidate(tmp_path: Path) -> None:
-    (tmp_path / "weights.bin").write_text("x")
-    (tmp_path / "kernel.cpp").write_text("x")
+def test_a_file_edited_beside_a_running_verify_is_no_finding(tmp_path: Path) -> None:
+    """The author saves the next version meanwhile, or an editor removes its lock."""
+    (tmp_path / "lock").write_text("x")
     source = tmp_path / "candidate.py"
     source.write_text(
         "import math, pathlib, torch\n"
         "def candidate(x):\n"
         "    here = pathlib.Path(__file__).parent\n"
-        "    (here / 'weights.bin').unlink(missing_ok=True)\n"
-        "    (here / 'kernel.cpp').write_text('other')\n"
-        "    (here / 'cache.bin').write_text('new')\n"
+        "    (here / 'lock').unlink(missing_ok=True)\n"
+        "    (here / 'candidate.py').write_text('the next version')\n"
         "    return 0.5 * x * torch.erfc(-x / math.sqrt(2))\n"
     )
     namespace = {"__file__": str(source)}
     exec(compile(source.read_text(), source, "exec"), namespace)
-    (failure,) = check(namespace["candidate"], checks=["numerics"]).failures
-    assert "deleted 1 of the files that were there: " in failure.message
-    assert "weights.bin" in failure.message
-    assert "changed 1 of the files that were there: " in failure.message
-    assert "kernel.cpp" in failure.message
-    assert "cache.bin" not in failure.message
+    record = check(namespace["candidate"], checks=["numerics"])
+    assert record.passed, record.failures
 
 
 # --- the caller ------------------------------------------------------------------------------------------------

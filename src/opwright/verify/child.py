@@ -216,8 +216,7 @@ class Child:
 
     def death(self, job: Job, work: Work) -> Result:
         """Returns the finding of the check at which it has ended."""
-        text = "; ".join((self.how_it_ended(), *work.files.take()))
-        finding = Finding(self.case or "before the first case", text)
+        finding = Finding(self.case or "before the first case", self.how_it_ended())
         check = Check(
             job.name,
             "failed",
@@ -329,7 +328,6 @@ def do_work(work: Work, jobs: Sequence[Job], send: Send, calls: mmap.mmap) -> No
             on_case=lambda case: send({"case": case}),
             is_inside=is_inside,
             left_behind=end_children,
-            is_own=True,
         )
 
 

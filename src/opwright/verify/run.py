@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +18,6 @@ from opwright.verify.child import Limits, Unfit
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.recipes import Recipe, samples_again
-from opwright.verify.state import Files
 from opwright.verify.supervisor import supervise
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
@@ -88,7 +84,7 @@ def verify(
         plan = _plan_task(target, devices, effort, expand)
     else:
         plan = _plan(target, reference, samples, devices, effort, expand)
-    work = Work(plan.recipe.subjects, only, Files(plan.folder), plan.command)
+    work = Work(plan.recipe.subjects, only, plan.command)
     names = [name for name in CHECKS if wanted is None or name in wanted]
     jobs = [Job(prefix, name, device) for device in plan.devices for prefix in plan.prefixes for name in names]
     results: list[Result] = []
@@ -142,7 +138,6 @@ class _Plan:
 
     Attributes:
         recipe: makes the subjects.
-        folder: where the candidate's code lies; None where that is no file.
         command: verifies it again, without flags; "" where there is none.
         processes: how many may run its checks side by side.
     """
@@ -151,7 +146,6 @@ class _Plan:
     recipe: Recipe
     prefixes: list[str]
     devices: list[torch.device]
-    folder: Path | None
     command: str
     processes: int = 1
 
@@ -168,7 +162,6 @@ def _plan(target: Any, reference: Any, samples: Any, devices: Any, effort: str, 
         recipe,
         list(recipe.made()),
         _devices(operator, samples, devices),
-        _folder_of(target, operator),
         _command(operator),
         min(torch.get_num_threads(), _MOST_PROCESSES) if is_small else 1,
     )
@@ -179,7 +172,7 @@ def _plan_task(
 ) -> _Plan:
     chosen = [parse_device(name) for name in devices or ["cpu"]]
     recipe = Recipe(task, None, None, effort, expand)
-    return _Plan(task.name, recipe, [""], chosen, task.candidate.parent, task.command)
+    return _Plan(task.name, recipe, [""], chosen, task.command)
 
 
 def _devices(
@@ -189,17 +182,6 @@ def _devices(
         return [parse_device(name) for name in named]
     given = tensors_of(samples or ())
     return [device_of(given)] if operator is None else devices_for(operator, given)
-
-
-def _folder_of(target: Any, operator: Operator | None) -> Path | None:
-    """Returns the folder that the candidate's code lies in; None where that is no file."""
-    if operator is not None:
-        file = operator.declaration.file
-    else:
-        module = sys.modules.get(getattr(target, "__module__", None) or type(target).__module__)
-        code = getattr(inspect.unwrap(target), "__code__", None)
-        file = code.co_filename if code is not None else getattr(module, "__file__", None)
-    return Path(file).parent if file and Path(file).is_file() else None
 
 
 def _command(operator: Operator | None) -> str:

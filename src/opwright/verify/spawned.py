@@ -13,7 +13,6 @@ from opwright.verify.child import Send, Start, Unfit, do_work, serve
 from opwright.verify.finding import first_line
 from opwright.verify.processes import Process, Spawn
 from opwright.verify.recipes import NotAgain, Recipe, pack, unpack
-from opwright.verify.state import Files
 from opwright.verify.worker import Job, Work
 
 
@@ -24,7 +23,7 @@ def starter(recipe: Recipe, work: Work, jobs: Sequence[Job]) -> Start:
         Unfit: it could not make the candidate again.
     """
     try:
-        request = pack(recipe, work.only, work.files.folder, work.repeat, list(jobs))
+        request = pack(recipe, work.only, work.repeat, list(jobs))
     except NotAgain as reason:
         raise Unfit(str(reason)) from None
 
@@ -47,7 +46,7 @@ def _run(request: int, send: Send, calls: mmap.mmap) -> None:
         file.seek(0)
         data = file.read()
     try:
-        recipe, only, folder, repeat, jobs = unpack(data)
+        recipe, only, repeat, jobs = unpack(data)
     except NotAgain as reason:
         raise Unfit(str(reason)) from None
     try:
@@ -56,4 +55,4 @@ def _run(request: int, send: Send, calls: mmap.mmap) -> None:
     except RuntimeError as error:
         raise Unfit(f"another process cannot use the device: {first_line(error)}") from None
     send({"settled": True})
-    do_work(Work(recipe.subjects, only, Files(folder), repeat), jobs, send, calls)
+    do_work(Work(recipe.subjects, only, repeat), jobs, send, calls)

@@ -1,4 +1,4 @@
-"""What a candidate must leave as it was: settings of PyTorch, the functions that judge it, files beside it.
+"""What a candidate must leave as it was: settings of PyTorch, and the functions that judge it.
 
 Everything here is taken before the candidate is called and compared when a call returns, before anything
 of the judge runs again: what was changed is put back, so that it reaches neither the judgement nor the
@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _python_dispatch
@@ -286,79 +283,3 @@ def _read(setting: _Setting) -> Any:
         return setting.read()
     except OSError as error:  # the working directory is gone
         return error.strerror
-
-
-# --- files -----------------------------------------------------------------------------------------------
-
-_SOURCES = (".py", ".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh")
-
-
-class _Runs(Protocol):
-    @property
-    def is_running(self) -> bool: ...
-
-
-class Files:
-    """The files beside a candidate's code, as they were, and what it deletes.
-
-    Other processes may be at work in the folders below: what is deleted there counts where the candidate has done it,
-    by a function of Python's.
-
-    Args:
-        folder: where its code lies; None where that is no file.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self._saved = self._look()
-        self._began = time.time()
-        self._deleted: list[str] = []
-
-    def watch(self, guard: _Runs) -> None:
-        """Notes what the candidate deletes below its folder and the working directory, for as long as the process lives."""
-        roots = [os.path.realpath(place) for place in (self.folder, os.getcwd()) if place is not None]
-
-        def hook(event: str, args: tuple[Any, ...]) -> None:
-            if event not in ("os.remove", "os.rmdir", "shutil.rmtree") or not guard.is_running:
-                return
-            try:
-                path = os.path.realpath(args[0])
-                is_old = os.lstat(path).st_ctime < self._began  # what it has made itself, it may delete
-            except (OSError, TypeError, ValueError):
-                return
-            # Folders whose names begin with a dot are caches.
-            if is_old and any(path.startswith(root + os.sep) and os.sep + "." not in path[len(root) :] for root in roots):
-                self._deleted.append(path)
-
-        sys.addaudithook(hook)
-
-    def take(self) -> list[str]:
-        """Returns what has been deleted, and which sources have been changed, since the last time.
-
-        New files are nobody's loss, and others that change may well be somebody's log.
-        """
-        now = self._look()
-        gone = [name for name in self._saved if name not in now and not os.path.lexists(name)]
-        gone, self._deleted = list(dict.fromkeys(self._deleted + gone)), []
-        other = [
-            name
-            for name, was in self._saved.items()
-            if name in now and now[name] != was and name.endswith(_SOURCES)
-        ]
-        self._saved = now
-        return [
-            f"{what} {len(names)} of the files that were there: {', '.join(sorted(names)[:5])}"
-            for what, names in (("deleted", gone), ("changed", other))
-            if names
-        ]
-
-    def _look(self) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        try:
-            for entry in os.scandir(self.folder) if self.folder is not None else ():
-                if not entry.name.startswith(".") and entry.is_file(follow_symlinks=False):
-                    seen = entry.stat(follow_symlinks=False)
-                    found[os.path.realpath(entry.path)] = (seen.st_size, seen.st_mtime_ns)
-        except OSError:  # the folder is gone, or a file meanwhile
-            pass
-        return found

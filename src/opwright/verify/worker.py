@@ -17,7 +17,7 @@ from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.difference import collect_undecided
 from opwright.verify.finding import Finding, Skipped, origin
 from opwright.verify.shrink import shrink
-from opwright.verify.state import Files, Guard
+from opwright.verify.state import Guard
 from opwright.verify.subject import Subject
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
@@ -69,15 +69,12 @@ class Work:
     Attributes:
         subjects: returns what is checked, by prefix, for a device; called in the process where the candidate runs.
         only: run only cases whose description contains this text.
-        files: the files beside the candidate.
         repeat: the command that verifies it again, without its flags; "" where there is none.
     """
 
-    def __init__(
-        self, subjects: Subjects, only: str, files: Files, repeat: str = ""
-    ) -> None:
+    def __init__(self, subjects: Subjects, only: str, repeat: str = "") -> None:
         self._subjects = subjects
-        self.only, self.files, self.repeat = only, files, repeat
+        self.only, self.repeat = only, repeat
 
     def run(
         self,
@@ -88,7 +85,6 @@ class Work:
         on_case: Callable[[str], None] = lambda _: None,
         is_inside: Callable[[bool], None] = lambda _: None,
         left_behind: Callable[[], list[str]] = list,
-        is_own: bool = False,
     ) -> None:
         """Runs jobs in this process.
 
@@ -98,11 +94,8 @@ class Work:
             on_case: called with a description of what the candidate is given next.
             is_inside: called with whether the candidate is running now.
             left_behind: returns what a check has left behind: processes.
-            is_own: whether the process is there for them alone.
         """
         guard = Guard(is_inside)
-        if is_own:
-            self.files.watch(guard)
         here: dict[torch.device, dict[str, Subject]] = {}
         unsafe: dict[str, str] = {}  # why nothing more is called, by type of device
         for job in jobs:
@@ -180,7 +173,7 @@ class Work:
             findings.append(_broken(error, subject))
             smallest = smallest or subject.current
         note()
-        changes |= dict.fromkeys((*left_behind(), *self.files.take()), "after the check")
+        changes |= dict.fromkeys(left_behind(), "after the check")
         bad = [finding for finding in findings if finding.message]
         undecided = [Undecided(f.case, f.undecided[:_LONGEST]) for f in findings if f.undecided]
         compared = [f for f in findings if f.worst_ratio is not None and not f.undecided]

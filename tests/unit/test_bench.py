@@ -23,6 +23,7 @@ from opwright.bench.timing import Timed, summarize
 from opwright.cli.bench_tables import print_bench
 from opwright.errors import NotVerifiedError
 from opwright.records import Check, Limits, Machine, VerifyRecord
+from opwright.verify.tasks import Task
 
 CPU = torch.device("cpu")
 
@@ -327,3 +328,39 @@ def test_a_sweep_names_arguments_and_sizes_that_belong_together() -> None:
     assert [plan.axes["keep"] for plan in planned] == [0, 0, 1, 0, 1]
     weight = planned[1].make(0).values[1]
     assert weight.std().item() == pytest.approx(40**-0.5, rel=0.1)  # products stay in the scale of x
+
+
+TASK = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.linear = torch.nn.Linear(n, n)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+class ModelNew(Model):
+    def forward(self, x):
+        return torch.clamp_min(self.linear(x), 0) + OFFSET
+
+OFFSET = 0.0
+
+def get_inputs():
+    return [torch.randn(8, 16)]
+
+def get_init_inputs():
+    return [16]
+"""
+
+
+def test_a_task_is_measured_as_it_is_verified(tmp_path: Path) -> None:
+    path = tmp_path / "linear_relu.py"
+    path.write_text(TASK)
+    record = opwright.bench(Task(path, path), ["eager"], seconds=0.0)
+    assert record.name == "linear_relu"
+    assert [(m.direction, m.case) for m in record.measurements] == [("forward", "f32[8, 16]"), ("backward", "f32[8, 16]")]
+    path.write_text(TASK.replace("OFFSET = 0.0", "OFFSET = 1.0"))
+    with pytest.raises(NotVerifiedError, match="does not pass verify"):
+        opwright.bench(Task(path, path), ["eager"], seconds=0.0)

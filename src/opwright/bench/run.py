@@ -24,6 +24,7 @@ from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
+from opwright.verify.tasks import Task
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -64,7 +65,7 @@ def bench(
     throw no measurement away.
 
     Args:
-        target: an operator, its `torch.ops` entry, or a callable with `reference` and `samples`.
+        target: an operator, its `torch.ops` entry, a callable with `reference` and `samples`, or a `Task`.
         against: "eager" (the declared baseline, else the reference), "compile" (the same under
             torch.compile, static shapes), and callables with the same arguments. By default eager, and compile
             on as many inputs, the largest first, as the time allows.
@@ -93,8 +94,12 @@ def bench(
         CheckError: what was asked cannot be measured: no samples, no gradient, samples on two devices.
     """
     started = time.time()
+    task = target if isinstance(target, Task) else None
+    if task is not None:
+        target, reference, samples = task.make(parse_device(device or "cpu"))
+        samples = samples[:1]  # the others have the same sizes
     operator = operator_of(target)
-    name = operator.declaration.name if operator else getattr(target, "__name__", type(target).__name__)
+    name = task.name if task else operator.declaration.name if operator else getattr(target, "__name__", type(target).__name__)
     if operator is None and (reference is None or samples is None):
         raise CheckError(
             name,
@@ -124,7 +129,7 @@ def bench(
             if direction == "forward" or directions is not None or has_gradient(operator, plan)
         ]
         record = BenchRecord(
-            name=checked.name,
+            name=task.name if task else checked.name,
             measurements=[],
             host_us={},
             verified=checked.passed,

@@ -9,6 +9,7 @@ import json
 import os
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 from opwright.isolation import Channel, describe_error
@@ -24,19 +25,18 @@ def main() -> None:
 
     try:
         from opwright.records import builtins_of
-        from opwright.target import find_operators
         from opwright.verify.devices import parse_device
         from opwright.verify.machine import machine_card
 
         channel.running("target", f"importing {request['target']}")
-        operators = [o for o in find_operators(request["target"]) if o.declaration.qualified_name not in request["skip"]]
         serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
         device = parse_device(request["device"]) if request["device"] is not None else None
-        for operator in operators:
+        targets = _find_targets(request)
+        for name in [name for name in targets if name not in request["skip"]]:
             channel.running("", "preparation")
-            channel.send(operator=operator.declaration.qualified_name, machine=builtins_of(machine_card(device)))
+            channel.send(operator=name, machine=builtins_of(machine_card(device)))
             try:
-                serve(operator, request, channel)
+                serve(targets[name], request, channel)
             except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
                 channel.send(refused=describe_error(error))
         channel.send(done=True)
@@ -45,6 +45,22 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         channel.send(raised=f"{type(error).__name__}: {error}"[:300])
+
+
+def _find_targets(request: dict[str, Any]) -> dict[str, Any]:
+    """Imports what is measured; returns operators, or tasks, by name."""
+    from opwright.errors import CheckError
+    from opwright.target import find_operators
+    from opwright.verify.tasks import find_tasks
+
+    place, candidate = request["target"], request["candidate"]
+    tasks = find_tasks(place, Path(candidate) if candidate else None)
+    if not tasks:
+        return {operator.declaration.qualified_name: operator for operator in find_operators(place)}
+    if request["mode"] != "bench":
+        flag = "--call" if request["mode"] == "call" else "--base"
+        raise CheckError(flag, "is for operators, and this is a task", rows=[("got", place)], hint=f"leave `{flag}` out")
+    return {task.name: task for task in tasks}
 
 
 class _Running:
@@ -60,12 +76,12 @@ class _Running:
             self._channel.running(who, what)
 
 
-def _bench(operator: Any, request: dict[str, Any], channel: Channel) -> None:
+def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
     from opwright.bench.run import bench
     from opwright.records import builtins_of, encodable
 
     record = bench(
-        operator.function,
+        getattr(target, "function", target),
         request["against"],
         **_what(request),
         seconds=request["seconds"],

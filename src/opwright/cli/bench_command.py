@@ -43,6 +43,7 @@ def bench_operators(
     measure_limits: Annotated[bool, _several] = False,
     call: Annotated[bool, _several] = False,
     base: str | None = None,
+    candidate: Path | None = None,
     details: Annotated[bool, _several] = False,
     strict: Annotated[bool, _several] = False,
     timeout: float = TIMEOUT_S,
@@ -56,7 +57,7 @@ def bench_operators(
     slower, or with --strict there are warnings.
 
     Args:
-        target: A module, a file, or either with ::name.
+        target: A module, a file, or either with ::name; or a task of the KernelBench form, as for verify.
         against: "eager" or "compile"; may be repeated. By default eager, and compile on as many inputs as the time allows.
         axis: Sizes of an axis, n=1024,4096 or batch=512,8x128, or values of an argument, approximate=tanh,none,
             where "-" leaves an optional one out; other axes keep theirs; may be repeated.
@@ -71,6 +72,7 @@ def bench_operators(
         measure_limits: Measure the limits of the machine again; they are kept in the store.
         call: Show where one tiny call spends its time, instead.
         base: Compare with an earlier version: a commit, a record or a folder of records.
+        candidate: Where TARGET is a task: the file or folder with ModelNew, as for verify.
         details: Show more columns: the fastest sample, cold pages, the host's time, memory.
         strict: End with exit code 1 if there are warnings.
         timeout: How many seconds one call may take.
@@ -89,6 +91,7 @@ def bench_operators(
         make_folder(out)  # now, and not when all is measured
     request = {
         "target": target,
+        "candidate": str(candidate) if candidate is not None else "",
         "skip": [],
         "against": against or None,
         "sweep": dict(map(parse_axis, axis or [])),

@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import selectors
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from opwright.isolation import describe_exit, free_memory
 from opwright.records import Check, Failure, builtins_of
 from opwright.typed_json import decode
 from opwright.verify.finding import Finding
@@ -71,7 +71,7 @@ class Child:
     def __init__(self, start: Start, limits: Limits) -> None:
         self.limits = limits
         self.is_done = self.is_over = False
-        self._spare = _spare_memory()
+        self._spare = free_memory()
         self._memory = limits.memory_bytes or self._spare // (1 + limits.processes)
         counter = os.memfd_create("opwright-calls")  # shared: counts each time that the candidate is entered or left
         os.ftruncate(counter, _COUNTER_BYTES)
@@ -209,7 +209,7 @@ class Child:
 
     def how_it_ended(self) -> str:
         """Returns what has ended it, and what it has left, in words."""
-        text = self._why_killed or _describe(self._process.ended() or 0)
+        text = self._why_killed or describe_exit(self._process.ended() or 0)
         if not self._why_killed and not self._is_inside:
             text += ", after the call had returned"
         return f"{text}; {self._stragglers}" if self._stragglers else text
@@ -234,31 +234,6 @@ def wait_for_any(children: Sequence[Child]) -> None:
         for descriptor in (d for child in children for d in child.descriptors()):
             selector.register(descriptor, selectors.EVENT_READ)
         selector.select(_TICK_SECONDS)
-
-
-def _describe(code: int) -> str:
-    if code < 0:
-        number = -code
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"
-        why = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
-        return f"crashed the process: {name} ({signal.strsignal(number)}){why}"
-    return f"ended the process, with exit code {code}"
-
-
-def _spare_memory() -> int:
-    """Returns how many bytes could be had: of the machine, or of the control group if that is less."""
-    spare = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/proc/meminfo") as f:
-            spare = next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
-        with open("/sys/fs/cgroup/memory.max") as f, open("/sys/fs/cgroup/memory.current") as used:
-            spare = min(spare, max(int(f.read()) - int(used.read()), 0))
-    except (OSError, ValueError, StopIteration):  # no limit is "max"
-        pass
-    return max(spare, 2**30)
 
 
 # --- in the child ----------------------------------------------------------------------------------------

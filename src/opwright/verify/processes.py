@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from opwright.isolation import resident_bytes
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
 _SEED = 0x6F7077  # any; the parent's seed is its own
@@ -67,11 +69,7 @@ class Process:
 
     def resident_bytes(self) -> int:
         """Returns how much memory it has, that it shares with its parent included."""
-        try:
-            with open(f"/proc/{self.pid}/statm") as f:
-                return int(f.read().split()[1]) * resource.getpagesize()
-        except (OSError, IndexError):
-            return 0
+        return resident_bytes(self.pid)
 
 
 class Fork(Process):

@@ -50,23 +50,38 @@ class Task:
         return f"opwright verify {self.reference} --candidate {self.candidate}"
 
     def load(self, guard: Guard, device: torch.device, effort: str, expand: bool) -> Subject:
-        """Imports both and makes the models, each after the same seed; parameters of equal names are shared."""
-        is_one_file = self.candidate == self.reference
-
-        def imported(path: Path) -> ModuleType:
-            return guard.run(_import, path) if path == self.candidate else _import(path)
-
-        reference = imported(self.reference)
-        init = getattr(reference, "get_init_inputs", list)
-        model = _seeded(lambda: _made(reference.Model, init()))
-        guard.watch(model)  # before the candidate's file runs
-        samples = [_seeded(reference.get_inputs, seed) for seed in _SEEDS]
-        candidate = reference if is_one_file else imported(self.candidate)
-        new = _seeded(lambda: guard.run(_made, candidate.ModelNew, init()))
-        moved = [_moved(sample, device) for sample in samples]
-        subject = subject_of(new.to(device), model.to(device), moved, effort, expand)
+        """Returns what is checked, made in this process."""
+        new, model, samples = self.make(device, guard)
+        subject = subject_of(new, model, samples, effort, expand)
         subject.name, subject.device = self.name, device
         return subject
+
+    def make(
+        self, device: torch.device, guard: Guard | None = None
+    ) -> tuple[torch.nn.Module, torch.nn.Module, list[Any]]:
+        """Imports both files; returns the candidate, the reference and samples, on a device.
+
+        The models are made after the same seed, so that parameters of equal names have equal values.
+
+        Args:
+            guard: of all that the candidate's file does.
+        """
+
+        def run(function: Callable[..., Any], *args: Any) -> Any:
+            return function(*args) if guard is None else guard.run(function, *args)
+
+        def load(path: Path) -> ModuleType:
+            return run(_import, path) if path == self.candidate else _import(path)
+
+        reference = load(self.reference)
+        init = getattr(reference, "get_init_inputs", list)
+        model = _seeded(lambda: _made(reference.Model, init()))
+        if guard is not None:
+            guard.watch(model)  # before the candidate's file runs
+        samples = [_seeded(reference.get_inputs, seed) for seed in _SEEDS]
+        candidate = reference if self.candidate == self.reference else load(self.candidate)
+        new = _seeded(lambda: run(_made, candidate.ModelNew, init()))
+        return new.to(device), model.to(device), [_moved(sample, device) for sample in samples]
 
 
 def find_tasks(place: str, candidate: Path | None = None) -> list[Task]:

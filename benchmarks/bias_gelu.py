@@ -11,6 +11,7 @@ results/bias_gelu_*.json (records that `opwright report` shows). `--quick` measu
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from pathlib import Path
 
@@ -63,11 +64,12 @@ def main() -> None:
                 sweep=sweep,
                 options={"approximate": approximate},
                 dtypes=[torch.float32, torch.bfloat16, torch.float16, torch.float64],
-                seconds=0.5 if not ending else 0.06,
+                seconds=math.prod(map(len, sweep.values())) * (12.0 if not ending else 1.0),
                 verified=verified,
-                on_measurement=show,
             )
             measurements += record.measurements
+            for m in record.measurements:
+                show(m)
         record.measurements = measurements
         slower += [m for m in measurements if m.speedup_over("eager") < 1]
         save(record, RESULTS / f"bias_gelu_{approximate}{ending}.json")
@@ -77,10 +79,11 @@ def main() -> None:
         [gelu_backward_and_sum],
         sweep=MAIN,
         directions=["forward"],
-        seconds=0.5,
+        seconds=30.0,
         verified=verified,
-        on_measurement=show,
     )
+    for m in record.measurements:
+        show(m)
     save(record, RESULTS / "bias_gelu_backward_alone.json")
     print(f"slower than eager: {len(slower)} of all inputs")
     for m in slower:

@@ -12,6 +12,7 @@ results/bias_gelu_cuda.json, section by section, and results/bias_gelu_cuda_reco
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import traceback
@@ -92,24 +93,22 @@ class Run:
             save(record, RESULTS / "bias_gelu_cuda_record.json")
 
     def bench(self, rivals: Any = ("eager", "compile"), note: str = "", **options: Any) -> None:
-        """Measures inputs and shows each when it is there, with a note on what its shapes do not tell."""
-
-        def on_measurement(m: Measurement) -> None:
-            m.case += note and f" {note}"
-            self.measurements.append(m)
-            show(m)
-            self.check_time()
-
+        """Measures inputs and shows them, with a note on what its shapes do not tell."""
+        sizes = len(options.get("samples", ())) or math.prod(map(len, options["sweep"].values())) * len(options["dtypes"])
         record = opwright.bench(
             bias_gelu,
             rivals,
             device=DEVICE,
-            seconds=SECONDS,
+            seconds=SECONDS * 2 * sizes * (1 + len(rivals)),  # forward and backward
             verified=self.verified,
-            on_measurement=on_measurement,
             **options,
         )
         self.records.append(record)
+        for m in record.measurements:
+            m.case += note and f" {note}"
+            self.measurements.append(m)
+            show(m)
+        self.check_time()
 
 
 def show(m: Measurement) -> None:
@@ -273,7 +272,7 @@ def linear(run: Run) -> dict[str, Any]:
             }
             calls = {name: [lambda f=f, x=x, w=w, b=b: f(x, w, b)] for name, f in functions.items()}
             calls |= {name: [part] for name, part in parts.items()}
-            timings = time_on_gpu(calls, SECONDS, gpu).timings
+            timings = time_on_gpu(calls, len(calls) * SECONDS, gpu).timings
         found[f"{title} forward"] = show_timings(f"{title} forward", timings)
         leaves = [t.detach().requires_grad_() for t in (x, w, b)]
         dy = torch.randn(tokens, hidden, device=DEVICE, dtype=dtype)
@@ -291,7 +290,7 @@ def linear(run: Run) -> dict[str, Any]:
 
         backwards["bias_gelu's backward alone"] = [lambda dy=dy, zd=zd, b=b: gelu_bias_backward(dy, zd, b)]
         backwards["gelu_backward + sum alone"] = [gelu_backward_and_sum]
-        timings = time_on_gpu(backwards, SECONDS, gpu).timings
+        timings = time_on_gpu(backwards, len(backwards) * SECONDS, gpu).timings
         found[f"{title} backward"] = show_timings(f"{title} backward", timings)
     return found
 

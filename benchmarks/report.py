@@ -121,7 +121,7 @@ def _bench(name: str, machine: Machine, chance: random.Random, age: int) -> Benc
                                 {"elements": elements}, dtype, moved, 12 * elements, timings, share, moved < 32e6,
                                 comparisons=compared)
                 )  # fmt: skip
-    conditions = Conditions("own", [0, 1], "keeps", 0.5, 1.6, 2700.0, 2700.0, witnessed=True, governor="performance")
+    conditions = Conditions("own", [0, 1], "keeps", 0.5, 1.6, 2700.0, 2700.0, governor="performance")
     limits = Limits(40.0, 38.0, 140.0, {"f32": 125.0}, 1.1, None, 2, CREATED)
     return BenchRecord(name, measurements, {"opwright": 3.1, "eager": 6.3}, True, 2, machine, CREATED - age * 86400,
                        81.0, limits=limits, conditions=conditions, commit=f"{chance.getrandbits(160):040x}")  # fmt: skip

@@ -9,11 +9,13 @@ torch.compile and torch.export see an ordinary differentiable operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
+from opwright.dispatch.backward_trace import record_backward, signature_of
 from opwright.dispatch.fake import pack
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import NotDifferentiableError
@@ -105,41 +107,81 @@ def differentiable_outputs(operator: Operator, values: Sequence[Any]) -> list[to
 
 
 def reference_gradient(
-    operator: Operator, values: Sequence[Any], gradients: Sequence[torch.Tensor | None]
-) -> dict[str, Any]:
-    """Differentiates the reference at the saved inputs; returns the gradients by the names of the inputs."""
+    operator: Operator,
+    values: Sequence[Any],
+    gradients: Sequence[torch.Tensor | None],
+    needed: Sequence[bool],
+) -> Sequence[torch.Tensor | None]:
+    """Differentiates the reference at the saved inputs.
+
+    Args:
+        operator: the operator.
+        values: its arguments, lists as lists.
+        gradients: those of its outputs.
+        needed: which arguments of its node need a gradient.
+
+    Returns:
+        The gradients of the arguments of the node.
+    """
+    differentiate = partial(_differentiate, operator, needed)
+    if not (
+        torch.is_grad_enabled()  # this gradient will be differentiated
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_any_autocast_enabled()
+    ):
+        given = signature_of(values), signature_of(gradients)
+        if None not in given:
+            name = operator.declaration.qualified_name
+            record = partial(record_backward, differentiate, values, gradients, name)
+            trace = operator.traces.find((needed, given), record)
+            if trace is not None:
+                return trace.run(*values, *gradients)
+    return differentiate(values, gradients)
+
+
+def _differentiate(
+    operator: Operator,
+    needed: Sequence[bool],
+    values: Sequence[Any],
+    gradients: Sequence[torch.Tensor | None],
+    end_forward: Callable[[], None] = lambda: None,
+) -> Sequence[torch.Tensor | None]:
+    """Runs the reference under autograd and differentiates it."""
     contract = operator.contract
     call = caller(contract, operator.declaration.reference)
-    wanted = [
-        (i, parameter)
-        for i, parameter in enumerate(contract.parameters)
-        if parameter.is_differentiable and any(t.is_floating_point() for t in tensors_in([values[i]]))
-    ]
-    inputs = list(tensors_in([values[i] for i, _ in wanted]))
+    # In the node's order: tensors of lists come one by one, behind the other arguments and the lengths of the lists.
+    flat: list[Any] = [None, *(v for v, p in zip(values, contract.parameters, strict=True) if p.kind != "tensors")]
+    flat += [None] * (1 + len(values) - len(flat))
+    for value, parameter in zip(values, contract.parameters, strict=True):
+        flat += value if parameter.kind == "tensors" else []
+    wanted = [i for i, needs in enumerate(needed) if needs and flat[i].is_floating_point()]
 
     def outputs_at(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns the differentiable outputs with their gradients."""
-        pending = list(tensors)
-        replaced = list(values)
-        for i, _ in wanted:
-            value = values[i]
-            replaced[i] = (
-                [pending.pop(0) for _ in value] if isinstance(value, (list, tuple)) else pending.pop(0)
-            )
-        found = zip(contract.outputs, outputs_of(contract, call(replaced)), gradients, strict=True)
-        return [
+        moved = list(flat)
+        for i, tensor in zip(wanted, tensors, strict=True):
+            moved[i] = tensor
+        plain, listed = iter(moved[1:]), iter(moved[1 + len(values) :])
+        arguments = [
+            [next(listed) for _ in value] if parameter.kind == "tensors" else next(plain)
+            for value, parameter in zip(values, contract.parameters, strict=True)
+        ]
+        found = zip(contract.outputs, outputs_of(contract, call(arguments)), gradients, strict=True)
+        pairs = [
             (o, g)
             for output, o, g in found
             if o is not None and g is not None and o.is_floating_point() and not output.is_constant
         ]
+        end_forward()
+        return pairs
 
-    found = list(_vjp(outputs_at, inputs))
-    result: dict[str, Any] = {}
-    for i, parameter in wanted:
-        value = values[i]
-        is_list = isinstance(value, (list, tuple))
-        result[parameter.name] = [found.pop(0) for _ in value] if is_list else found.pop(0)
-    return result
+    result: list[torch.Tensor | None] = [None] * len(flat)
+    for i, gradient in zip(wanted, _vjp(outputs_at, [flat[i] for i in wanted]), strict=True):
+        result[i] = gradient
+    return tuple(result)
 
 
 def _vjp(

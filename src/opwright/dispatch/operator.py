@@ -17,6 +17,7 @@ from opwright.dispatch.autograd import (
     composite_recorder,
     refuse_mutation,
 )
+from opwright.dispatch.backward_trace import BackwardTraces
 from opwright.dispatch.device_errors import device_error
 from opwright.dispatch.entries import Entries, signature_of
 from opwright.dispatch.fake import fake_kernel, unpack
@@ -110,6 +111,8 @@ def _install(declaration: Declaration, forward: Operator | None = None) -> Opera
         registry.operators[declaration.qualified_name] = new
         if forward is not None:
             forward.backward_operator = new
+        for other in registry.operators.values():
+            other.traces.clear()  # they may call what was declared before
         kernels.unload(declaration)  # a library that was built without this operator is out of date
     return new
 
@@ -131,6 +134,7 @@ class Operator:
         kernel: the same kernels without autograd, functorch and autocast in front.
         record: `record(compute, *values)` calls `compute` and records the call for a gradient.
         backward_operator: the operator of the declared backward, if there is one.
+        traces: backwards that were derived from the reference.
     """
 
     def __init__(self, declaration: Declaration, entries: Entries) -> None:
@@ -139,6 +143,7 @@ class Operator:
         self.entries = entries
         self.public, self.kernel = entries.public, entries.kernel
         self.backward_operator: Operator | None = None
+        self.traces = BackwardTraces()
         self.normalize = normalizer(self.contract)
         self._run_reference = conforming(self.contract, declaration.reference)
         self._samples: Callable[[], Any] | None = None

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from opwright.dispatch.backward_trace import record_backward, signature_of
-from opwright.dispatch.fake import pack
+from opwright.dispatch.backward_trace import PLAIN, record_backward, signature_of_call
+from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import NotDifferentiableError
 
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _forward_ad = torch.autograd.forward_ad
+_Creation = torch._C._autograd.CreationMeta
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def autograd_kernel(operator: Operator) -> Callable[..., Any]:
@@ -40,7 +46,7 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
             return pack(outputs_of(contract, call_reference(values)))
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values)):
             refuse_mutation(operator, values)
-            transformed = torch._C._are_functorch_transforms_active()
+            transformed = _transforms()
 
             def compute(*args: Any, **kwargs: Any) -> Any:
                 # A node's forward runs with both kinds of derivatives off; an outer level of functorch
@@ -52,8 +58,9 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
                 ):
                     return operator.public.redispatch(keyset & _AFTER_AUTOGRAD, *args, **kwargs)
 
+            record = operator.record if _is_plain(values) else operator.record_node
             with enable_single_level_autograd_function():
-                return operator.record(compute, *values)
+                return record(compute, *values)
         with _BelowAutograd():
             try:
                 return operator.redispatch(keyset & _AFTER_AUTOGRAD, values)
@@ -61,6 +68,13 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
                 raise operator.explain(error, values) from None
 
     return kernel
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Returns whether these are PyTorch's own tensors, and nobody looks on that must see an operator of its own."""
+    return not (_is_compiling() or _dispatch_modes() or _function_modes() or _transforms()) and all(
+        type(t) in PLAIN for t in tensors_in(values)
+    )
 
 
 def _has_tangent(values: Sequence[Any]) -> bool:
@@ -97,6 +111,37 @@ def composite_recorder(operator: Operator) -> Callable[..., Any]:
     return lambda compute, *values: pack(outputs_of(contract, call_reference(values)))
 
 
+def reference_recorder(operator: Operator) -> Callable[..., Any]:
+    """Returns a recorder that runs the reference under autograd where there is no kernel for a device.
+
+    What is saved and how the gradient is computed is then what it is without the operator, and costs that.
+    """
+    contract, sources = operator.contract, operator.declaration.sources
+    tensors = [i for i, p in enumerate(contract.parameters) if p.kind == "tensor" and not p.optional]
+
+    def record(compute: Callable[..., Any], *values: Any) -> Any:
+        if sources:
+            first = values[tensors[0]] if tensors else next(tensors_in(values))
+            if first.device.type in sources:
+                return operator.record_node(compute, *values)
+        result = operator.run_checked_reference(values)
+        if type(result) is torch.Tensor and result.requires_grad and not result._is_view():
+            return result  # most calls, without the cost of lists
+        results = unpack(result, contract)
+        for output, made in zip(contract.outputs, results, strict=True):
+            if not (output.is_constant or made.requires_grad) and made.is_floating_point():
+                return operator.record_node(compute, *values)  # tracers see a node: each output has a gradient
+        return pack([_without_siblings(made) for made in results])
+
+    return record
+
+
+def _without_siblings(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that may be written into: autograd refuses that for one of several views made at once."""
+    is_free = not tensor._is_view() or torch._C._autograd._get_creation_meta(tensor) == _Creation.DEFAULT
+    return tensor if is_free else tensor.clone()
+
+
 def differentiable_outputs(operator: Operator, values: Sequence[Any]) -> list[torch.Tensor]:
     """Runs the reference for its outputs, with gradients through all of them.
 
@@ -123,23 +168,23 @@ def reference_gradient(
     Returns:
         The gradients of the arguments of the node.
     """
-    differentiate = partial(_differentiate, operator, needed)
     if not (
         torch.is_grad_enabled()  # this gradient will be differentiated
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._is_any_autocast_enabled()
+        or _dispatch_modes()
+        or _function_modes()
+        or _transforms()
+        or _any_autocast()
     ):
-        given = signature_of(values), signature_of(gradients)
-        if None not in given:
-            name = operator.declaration.qualified_name
-            record = partial(record_backward, differentiate, values, gradients, name)
-            trace = operator.traces.find((needed, given), record)
-            if trace is not None:
-                return trace.run(*values, *gradients)
-    return differentiate(values, gradients)
+        key = needed, signature_of_call((*values, *gradients))
+        found = operator.traces.found  # a new declaration puts another in its place
+        trace = found.get(key)
+        if trace is None and operator.traces.is_due(key):
+            trace = found[key] = record_backward(
+                partial(_differentiate, operator, needed), values, gradients, operator.declaration.qualified_name
+            )
+        if trace is not None:
+            return trace.run(*values, *gradients)
+    return _differentiate(operator, needed, values, gradients)
 
 
 def _differentiate(
@@ -187,7 +232,7 @@ def _differentiate(
 def _vjp(
     outputs_at: Callable[..., list[tuple[torch.Tensor, torch.Tensor]]], inputs: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    if torch._C._are_functorch_transforms_active():
+    if _transforms():
         given: list[torch.Tensor] = []
 
         def outputs_alone(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

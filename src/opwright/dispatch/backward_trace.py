@@ -29,6 +29,7 @@ MAX_KEPT = 256  # signatures of one operator
 MIN_BACKWARDS = 16
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_NUMBERS = frozenset({int, float, bool, str, type(None)})
 _REFUSED_TAGS = (
     torch.Tag.nondeterministic_seeded,
     torch.Tag.data_dependent_output,
@@ -62,8 +63,8 @@ class _NotRecordable(Exception):
     """An operator whose effect depends on more than the signature."""
 
 
-def signature_of(values: Sequence[Any]) -> tuple | None:
-    """Returns what decides which operators run for these arguments; None for tensors of unusual classes."""
+def signature_of_call(values: Sequence[Any]) -> tuple | None:
+    """Returns what decides which operators run for these arguments; None for values of unusual classes."""
     found: list[Any] = []
     for value in values:
         if type(value) in PLAIN:
@@ -72,57 +73,53 @@ def signature_of(values: Sequence[Any]) -> tuple | None:
             except RuntimeError:  # a sparse or a nested tensor has no strides
                 return None
         elif isinstance(value, (list, tuple)):
-            inner = signature_of(value)
+            inner = signature_of_call(value)
             if inner is None:
                 return None
             found.append(inner)
-        elif isinstance(value, torch.Tensor):
-            return None
-        else:
+        elif type(value) in _NUMBERS:
             # 1, 1.0 and True are equal, and so are 0.0 and -0.0.
             found.append((type(value), value or repr(value)))
+        else:
+            return None
     return tuple(found)
 
 
 class BackwardTraces:
-    """The recorded backwards of one operator, by signature."""
+    """The recorded backwards of one operator.
+
+    Attributes:
+        found: the backwards by their signature; None for one that cannot be recorded.
+    """
 
     _backwards = 0  # of all operators, before anything was recorded
 
     def __init__(self) -> None:
-        self._found: dict[tuple, BackwardTrace | None] = {}
-        self._seen: set[tuple] = set()
+        self.clear()
 
     def clear(self) -> None:
         """Forgets all: an operator that one of them calls was declared again."""
-        self._found, self._seen = {}, set()
+        self.found: dict[tuple, BackwardTrace | None] = {}
+        self._seen: set[tuple] = set()
 
-    def find(self, key: tuple, record: Callable[[], BackwardTrace | None]) -> BackwardTrace | None:
-        """Returns the backward of a signature, recorded if it is time; None if there is none."""
-        try:
-            return self._found[key]
-        except KeyError:
-            pass
-        if not self._is_worth_it(key):
-            return None
-        if len(self._found) >= MAX_KEPT:
-            self._found.pop(next(iter(self._found)), None)
-        found = self._found[key] = record()
-        return found
-
-    def _is_worth_it(self, key: tuple) -> bool:
+    def is_due(self, key: tuple) -> bool:
+        """Returns whether the backward of a signature is to be recorded now; makes room for it."""
+        if key[-1] is None or key in self.found:
+            return False
         if "torch._dynamo" not in sys.modules:
             BackwardTraces._backwards += 1
             if BackwardTraces._backwards < MIN_BACKWARDS:
                 return False
             with registry.lock:  # after a fork amid an import, the child cannot import it
                 import torch._dynamo  # noqa: F401
-        if len(self._found) < MAX_RECORDED_AT_ONCE or key in self._seen:
-            return True
-        if len(self._seen) >= MAX_KEPT:
-            self._seen = set()
-        self._seen.add(key)
-        return False
+        if len(self.found) >= MAX_RECORDED_AT_ONCE and key not in self._seen:
+            if len(self._seen) >= MAX_KEPT:
+                self._seen = set()
+            self._seen.add(key)
+            return False
+        if len(self.found) >= MAX_KEPT:
+            self.found.clear()
+        return True
 
 
 def record_backward(
@@ -188,7 +185,8 @@ class _Recorder(TorchDispatchMode):
         ):
             raise _NotRecordable(str(func))
         result = func(*args, **kwargs)
-        self.steps.append(_Step(func, args, kwargs, result, self._is_forward))
+        if func.namespace != "prim":  # asks a tensor for its device or the like
+            self.steps.append(_Step(func, args, kwargs, result, self._is_forward))
         return result
 
 

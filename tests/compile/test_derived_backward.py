@@ -397,3 +397,24 @@ def test_wrong_arguments_of_a_gradient_call_without_a_kernel(bare):
         with pytest.raises(ShapeError):
             bare(x, torch.ones(5, dtype=torch.double))
     bare(x, torch.ones(4, dtype=torch.double))
+
+
+def test_the_remark_on_a_backward(bent, bare, ns):
+    from opwright.dispatch.autograd import remark_on_backward
+
+    text = remark_on_backward(bent.operator)
+    assert "`tanh`, `pow` run the forward again; `@bent.backward` with a kernel would save that" in text
+    assert remark_on_backward(bent.operator, [*inputs(3, 4), 2.0]) == text
+    assert remark_on_backward(bare.operator) == "PyTorch's own of the reference, at its cost"
+
+    @operator(f"{ns}::product", cpu=KERNEL.replace("NAME", "product"))
+    def product(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], power: float = 2.0) -> Float[Tensor, "*batch n"]:
+        return x * w
+
+    assert "without the forward" in remark_on_backward(product.operator)
+
+    @product.backward
+    def product_backward(grad_output, x, w):
+        return grad_output * w, (grad_output * x).reshape(-1, w.shape[0]).sum(0)
+
+    assert remark_on_backward(product.operator) == f"{ns}::product_backward"

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from opwright.dispatch.backward_trace import PLAIN, record_backward, signature_of_call
+from opwright.dispatch.backward_trace import (
+    PLAIN,
+    BackwardTrace,
+    record_backward,
+    signature_of_call,
+)
 from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import NotDifferentiableError
+from opwright.spec.contract import Contract, ContractError
+from opwright.spec.dryrun import small_arguments
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
@@ -187,6 +194,61 @@ def reference_gradient(
     return _differentiate(operator, needed, values, gradients)
 
 
+def remark_on_backward(operator: Operator, values: Sequence[Any] | None = None) -> str:
+    """Returns where the gradient comes from, what that costs, and whether a backward of its own would pay.
+
+    Args:
+        operator: the operator.
+        values: arguments of a call; small ones by default.
+    """
+    contract, name = operator.contract, operator.declaration.name
+    if contract.mutated:
+        return f"none: it writes into `{contract.mutated[0].name}`"
+    if operator.backward_operator is not None:
+        return operator.backward_operator.declaration.qualified_name
+    if not operator.declaration.sources or operator.declaration.random:
+        return "PyTorch's own of the reference, at its cost"
+    trace = _record_for(operator, values)
+    if trace is None:
+        text = "derived: each backward may run all of the reference again"
+        saving = "would save that"
+    else:
+        text = f"derived: {trace.count} PyTorch operator{'s' if trace.count != 1 else ''}"
+        again = ", ".join(f"`{each}`" for each in trace.recomputed)
+        text += f", of which {again} run the forward again" if again else ", without the forward"
+        saving = "with a kernel would save that" if again else "with a kernel would do it in one pass"
+    is_worth_it = operator.declaration.forward is None and (trace is None or trace.count > 1)
+    return f"{text}; `@{name}.backward` {saving}" if is_worth_it else text
+
+
+def _record_for(operator: Operator, values: Sequence[Any] | None) -> BackwardTrace | None:
+    """Records the backward of a call in which every floating-point tensor needs a gradient."""
+    contract = operator.contract
+    names = [p.name for p in contract.parameters]
+    if values is None:
+        small = small_arguments(contract, torch.Generator().manual_seed(0)) or {}
+        values = [small.get(name) for name in names]
+    try:
+        bindings = contract.bind(dict(zip(names, values, strict=True)))
+        gradients = [
+            torch.empty(contract.output_shape(o, bindings), dtype=contract.output_dtype(o, bindings))
+            for o in contract.outputs
+        ]
+    except (ContractError, KeyError, ValueError):  # an axis that only the data know, or no small arguments
+        return None
+    placed = _placed(contract, values)
+    needed = [isinstance(value, torch.Tensor) and value.is_floating_point() for value in placed]
+    return record_backward(partial(_differentiate, operator, needed), values, gradients, operator.declaration.name)
+
+
+def _placed(contract: Contract, values: Sequence[Any]) -> list[Any]:
+    """Returns arguments in the node's order: tensors of lists one by one, behind the others and the lists' lengths."""
+    pairs = list(zip(values, contract.parameters, strict=True))
+    flat: list[Any] = [None, *(value for value, p in pairs if p.kind != "tensors")]
+    flat += [len(value) for value, p in pairs if p.kind == "tensors"]
+    return flat + [t for value, p in pairs if p.kind == "tensors" for t in value]
+
+
 def _differentiate(
     operator: Operator,
     needed: Sequence[bool],
@@ -197,11 +259,7 @@ def _differentiate(
     """Runs the reference under autograd and differentiates it."""
     contract = operator.contract
     call = caller(contract, operator.declaration.reference)
-    # In the node's order: tensors of lists come one by one, behind the other arguments and the lengths of the lists.
-    flat: list[Any] = [None, *(v for v, p in zip(values, contract.parameters, strict=True) if p.kind != "tensors")]
-    flat += [None] * (1 + len(values) - len(flat))
-    for value, parameter in zip(values, contract.parameters, strict=True):
-        flat += value if parameter.kind == "tensors" else []
+    flat = _placed(contract, values)
     wanted = [i for i, needs in enumerate(needed) if needs and flat[i].is_floating_point()]
 
     def outputs_at(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:

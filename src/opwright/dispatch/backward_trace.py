@@ -45,10 +45,12 @@ class BackwardTrace(NamedTuple):
     Attributes:
         run: takes the arguments of the forward and the gradients of its outputs in order, returns what autograd wants.
         recomputed: the names of the operators of the forward that it runs again.
+        count: how many operators it runs, views left out.
     """
 
     run: Callable[..., tuple[torch.Tensor | None, ...]]
     recomputed: tuple[str, ...]
+    count: int
 
 
 class _Step(NamedTuple):
@@ -256,12 +258,9 @@ def _write(
         "    return run",
     ]
     run = compiled(f"backward of {name}", "\n".join(source), __name__)(*constants.values())
-    again = [
-        step.function.name().removeprefix("aten::").split(".")[0]
-        for step in kept
-        if step.is_forward and step.function is not _aten.detach.default and not step.function.is_view
-    ]
-    return BackwardTrace(run, tuple(dict.fromkeys(again)))
+    working = [s for s in kept if s.function is not _aten.detach.default and not s.function.is_view]
+    again = (s.function.name().removeprefix("aten::").split(".")[0] for s in working if s.is_forward)
+    return BackwardTrace(run, tuple(dict.fromkeys(again)), len(working))
 
 
 def _needed(steps: Sequence[_Step], results: Sequence[Any]) -> list[_Step]:

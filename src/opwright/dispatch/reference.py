@@ -47,9 +47,13 @@ def conforming(contract: Contract, reference: Callable[..., Any]) -> Callable[[S
     def run(values: Sequence[Any]) -> Any:
         result = call(values)
         taken = {_storage(tensor) for tensor in tensors_in(values)}
-        if is_simple and isinstance(result, torch.Tensor):  # most calls, without the cost of lists
-            if result.is_contiguous() and _storage(result) not in taken:
-                return result
+        if (  # most calls, without the cost of lists
+            is_simple
+            and isinstance(result, torch.Tensor)
+            and result.is_contiguous()
+            and _storage(result) not in taken
+        ):
+            return result
         made = []
         for output in outputs_of(contract, result):
             if output is None:

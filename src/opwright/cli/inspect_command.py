@@ -53,9 +53,7 @@ def inspect_operators(
                 if operator.backward_operator
                 else "derived from the reference",
                 "autocast": declaration.autocast or "none",
-                "arguments": {
-                    p.name: str(p.type or "|".join(p.choices) or p.kind) for p in contract.parameters
-                },
+                "arguments": {p.name: str(p) for p in contract.parameters},
                 "outputs": {o.name: str(o.type) for o in contract.outputs},
             }
         )

@@ -46,6 +46,7 @@ def operator(
     data_dependent: Sequence[str] = (),
     non_differentiable: Sequence[str] = (),
     autocast: str | None = "promote",
+    deterministic: bool = True,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declares a PyTorch operator by its reference.
 
@@ -58,6 +59,7 @@ def operator(
         data_dependent: axes of outputs whose size only the data know.
         non_differentiable: outputs that no gradient flows through, such as those that the backward needs.
         autocast: what happens to mixed precisions under autocast: "promote", "lower", "float32", None.
+        deterministic: False where the last bits of a result vary from call to call, as sums by atomics do.
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
@@ -81,6 +83,7 @@ def operator(
                 data_dependent=data_dependent,
                 non_differentiable=non_differentiable,
                 autocast=autocast,
+                deterministic=deterministic,
                 local_names=frame.f_locals,
             )
             return _install(declaration).function

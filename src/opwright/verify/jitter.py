@@ -141,9 +141,9 @@ class _Jitter(Rounding):
             terms = _terms_of(func, args, kwargs)
             factor, unit_before = 0, self._sum_unit(terms)
             unit = max(unit, self._one_sign_unit(terms))
-        elif kind.is_scattered_sum:  # base, dimension, index, terms
-            terms = args[3].numel() / max(args[0].numel(), 1) + 1
-            factor, unit_before = 3, self._sum_unit(terms)
+        elif kind.is_scattered_sum and (at := _added_at(func, args, kwargs)) is not None:
+            terms = _most_added(func, args, kwargs, at)
+            factor, unit_before = at, self._sum_unit(terms)
             unit = max(unit, self._one_sign_unit(terms))
         elif kind.is_long_product:
             unit = max(unit, self._sum_unit(_terms_of(func, args, kwargs)))
@@ -267,7 +267,7 @@ def _kind_of(func: Any) -> _Kind:
         packet in _PRODUCTS,
         packet in _BIASED_PRODUCTS,
         packet in _SUMS,
-        packet in _SCATTERED_SUMS,
+        packet in SCATTERED_SUMS,
         packet in _LONG_PRODUCTS,
         packet is torch.ops.aten.convolution,
         packet in _TRANSFORMS,
@@ -290,6 +290,22 @@ def _terms_of(func: Any, args: Any, kwargs: Any) -> float:
     return args[0].numel() / max(_first(func(*args, **kwargs)).numel(), 1)
 
 
+def _added_at(func: Any, args: Any, kwargs: Any) -> int | None:
+    """Returns which argument of a scattered sum is added, None where it replaces what is there."""
+    if func.overloadpacket not in _PUTS:
+        return 3  # base, dimension, index, terms
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    return 2 if accumulate else None
+
+
+def _most_added(func: Any, args: Any, kwargs: Any, at: int) -> float:
+    """Returns how many terms the fullest element of a scattered sum has: as many ones as are added there, and the base."""
+    values = list(args)
+    values[0], values[at] = torch.zeros_like(args[0]), torch.ones_like(args[at])
+    counts = func(*values, **kwargs)
+    return 1 + (counts.max().item() if counts.numel() else 0)
+
+
 def _first(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, (tuple, list)) else result
 
@@ -297,8 +313,12 @@ def _first(result: Any) -> torch.Tensor:
 _PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
 _BIASED_PRODUCTS = _packets("addmm baddbmm")  # what is added comes first
 _CUMULATIVE, _POOLS = _packets("cumsum cumprod"), _packets("avg_pool2d avg_pool3d")
-_SUMS = _POOLS | _packets("sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d")
-_SCATTERED_SUMS = _packets("index_add scatter_add")
+_SUMS = _POOLS | _packets(
+    "sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d "
+    "embedding_dense_backward"
+)
+_PUTS = _packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
+SCATTERED_SUMS = _PUTS | _packets("index_add index_add_ scatter_add scatter_add_")
 _LONG_PRODUCTS = _packets("prod cumprod")
 _TRANSFORMS = _packets("_fft_c2c _fft_r2c _fft_c2r")
 _NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm")

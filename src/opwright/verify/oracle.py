@@ -54,6 +54,7 @@ class Expected:
         reason: why it may be off.
         refinement: computes the doubt, and the output in more digits; None for exact values.
         output: which output this is.
+        is_unsettled: where rounding decides whether the result is NaN, in PyTorch or step by step.
         is_narrow: whether `allowance` leaves out how far the reference moves when it rounds; see `widen`.
     """
 
@@ -69,13 +70,14 @@ class Expected:
     reason: str = ""
     refinement: Refinement | None = None
     output: int = 0
+    is_unsettled: torch.Tensor | None = None
     is_narrow: bool = False
 
     def widen(self) -> Expected:
         """Returns the same, with the whole allowance."""
         spread = self.refinement.spreads[self.output]
         whole = _expected(self.exact, self.refinement.eager[self.output], spread)
-        return replace(self, allowance=whole.allowance, is_narrow=False)
+        return replace(self, allowance=whole.allowance, is_narrow=False, is_unsettled=self.refinement.unsettled[self.output])
 
     def with_doubt(self) -> Expected:
         """Returns the same, with how far it may be off."""
@@ -148,6 +150,8 @@ def expect(
         else:
             expected = _expected(value.double(), plain, spread)
             expected.refinement, expected.output, expected.is_narrow = refinement, i, is_narrow
+            if not is_narrow:
+                expected.is_unsettled = refinement.unsettled[i]
             if nudged is not None:
                 expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
             found.append(expected)
@@ -255,6 +259,18 @@ class Refinement:
     @functools.cached_property
     def spreads(self) -> list[torch.Tensor]:
         """How far each result moves when every step is rounded to the dtype."""
+        return [spread for spread, _ in self._moved]
+
+    @property
+    def unsettled(self) -> list[torch.Tensor]:
+        """Where rounding decides whether a result is NaN: in PyTorch, or when every step is rounded."""
+        return [
+            is_moved | (plain.isnan() != exact.isnan()) if isinstance(exact, torch.Tensor) and plain is not None else is_moved
+            for (_, is_moved), exact, plain in zip(self._moved, self._exact, self.eager, strict=True)
+        ]
+
+    @functools.cached_property
+    def _moved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         with few_threads(self._values):
             return _spread(self._reference, self._values, self._exact, self.eager, self._seed)
 
@@ -270,7 +286,8 @@ class Refinement:
                 return self._reference(values)
 
         with few_threads(self._values), torch.no_grad():
-            return _spread(in_steps, self._values, self._exact, self._exact, self._seed)
+            found = _spread(in_steps, self._values, self._exact, self._exact, self._seed)
+        return [spread for spread, _ in found]
 
     @functools.cached_property
     def errors(self) -> list[torch.Tensor | None]:
@@ -314,7 +331,8 @@ def _spread(
     exact: Sequence[Any],
     eager: Sequence[Any],
     seed: int,
-) -> list[torch.Tensor]:
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns how far each result moves when every step is rounded, and where it becomes NaN or ceases to be."""
     # Half a unit in the last place; two in float64, where less would be rounded away.
     least = 2 * torch.finfo(torch.float64).eps
     units = [
@@ -326,11 +344,13 @@ def _spread(
         torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(())
         for e in exact
     ]
+    changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in spreads]
     if not units:
-        return spreads
+        return list(zip(spreads, changes, strict=True))
     for moved in jittered(reference, lambda: [to_oracle(v) for v in values], max(units), seed, _STOCHASTIC_RUNS):
         for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
                 spreads[i] = torch.maximum(spreads[i], distance)
-    return spreads
+                changes[i] |= value.isnan() != center.isnan()
+    return list(zip(spreads, changes, strict=True))

@@ -16,6 +16,7 @@ import torch
 from opwright.dispatch.operator import Operator
 from opwright.errors import CheckError
 from opwright.records import Check, VerifyRecord
+from opwright.spec.likely import remarks_on
 from opwright.verify.checks import CHECKS
 from opwright.verify.child import Limits, Unfit
 from opwright.verify.devices import device_of, devices_for, parse_device
@@ -111,7 +112,14 @@ def verify(
         effort=effort,
         only=only,
         in_process=in_process,
+        notes=_notes_on(plan.recipe),
     )
+
+
+def _notes_on(recipe: Recipe) -> list[str]:
+    """Returns what the author should declare, as the inputs of an operator and its backward have shown."""
+    operators = [subject for subject in recipe.made().values() if subject.operator is not None]
+    return list(dict.fromkeys(note for subject in operators for note in remarks_on(subject.drawn)))
 
 
 def _run(

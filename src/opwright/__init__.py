@@ -15,6 +15,7 @@ _HOMES = {
     "operator": "opwright.dispatch.operator",
     "Operator": "opwright.dispatch.operator",
     "Mutates": "opwright.spec.annotations",
+    "Factor": "opwright.spec.precision",
     "Index": "opwright.spec.domains",
     "NonNegative": "opwright.spec.domains",
     "Positive": "opwright.spec.domains",
@@ -29,6 +30,7 @@ _HOMES = {
 
 __all__ = [
     "BenchRecord",
+    "Factor",
     "Index",
     "Mutates",
     "NonNegative",
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator, operator
     from opwright.spec.annotations import Mutates
     from opwright.spec.domains import Index, NonNegative, Positive, Probability, Range
+    from opwright.spec.precision import Factor
     from opwright.verify import VerifyRecord, verify
 
 

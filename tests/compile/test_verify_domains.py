@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 import opwright
-from opwright import Index, Mutates, NonNegative, Positive, Probability
-from opwright.errors import CheckError, OutOfBoundsError
+from opwright import Factor, Index, Mutates, NonNegative, Positive, Probability
+from opwright.errors import CheckError, DeclarationError, OutOfBoundsError
 
 pytestmark = pytest.mark.compiler
 
@@ -224,6 +226,17 @@ def test_negative_indices_are_left_out_where_the_domain_says_so(ns, row: str, ve
     assert found.partition(":")[0] == verdict, found
 
 
+def error_of(call) -> str:
+    """Returns what a call raises that is no IndexError, "" if it raises one."""
+    try:
+        call()
+    except IndexError:
+        return ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def paths_of(op, table: Tensor, index: Tensor):
     """Yields the ways to an operator of a table and indices, each with a call."""
     leaf, entry = table.clone().requires_grad_(), getattr(getattr(torch.ops, op.operator.declaration.namespace), op.__name__)
@@ -251,10 +264,8 @@ def test_an_index_out_of_bounds_is_an_index_error_on_every_path(ns, kernel: str 
         return table.gather(0, index[:, None].expand(-1, table.shape[1])) if gathers else table[index]
 
     table = torch.randn(4, 3)
-    for path, call in paths_of(rows, table, torch.tensor([0, 9])):
-        with pytest.raises(IndexError):
-            call()
-            pytest.fail(path)
+    wrong = {path: raised for path, call in paths_of(rows, table, torch.tensor([0, 9])) if (raised := error_of(call))}
+    assert wrong == {}
     if gathers:
         with pytest.raises(OutOfBoundsError, match=r"`rows`: index 9 is out of bounds for dimension 0 with size 4"):
             rows(table.double(), torch.tensor([0, 9]))
@@ -301,3 +312,116 @@ def test_sums_in_any_order_are_held_to_the_allowance(ns, result: str, determinis
     checks = ("determinism",) if verdict == "determinism" else ("guard bands", "determinism", "threads", "compile") if not verdict or deterministic else ("numerics",)
     found = judge(op, *checks)
     assert found.partition(":")[0] == verdict, found
+
+
+# --- precision ---------------------------------------------------------------------------------------------
+
+PRODUCT = """
+#include <cstring>
+#include <opwright/kernel.h>
+template <typename T>
+T rounded(T x) {
+  if constexpr (sizeof(T) == 4) {  // to TF32: ten bits behind the leading one
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t nearest = (bits + HALF) & ~0x1fffu;
+    if ((bits & 0x7f800000u) != 0x7f800000u)  // the largest numbers are cut off: they would become infinite
+      bits = (nearest & 0x7f800000u) == 0x7f800000u ? bits & ~0x1fffu : nearest;
+    std::memcpy(&x, &bits, 4);
+  }
+  return x;
+}
+template <typename T>
+void product(opwright::View<const T, 2> a, opwright::View<const T, 2> b, opwright::View<T, 2> output) {
+  for (int64_t i = 0; i < a.size(0); ++i)
+    for (int64_t j = 0; j < b.size(1); ++j) {
+      double sum = 0;
+      for (int64_t k = 0; k < a.size(1); ++k) sum += double(rounded(a(i, k))) * double(rounded(b(k, j)));
+      output(i, j) = T(sum SCALE);
+    }
+}
+OPWRIGHT_KERNEL(product, float, double)
+"""
+
+
+@pytest.mark.parametrize(
+    ("half", "scale", "precision", "verdict"),
+    [
+        ("0x1000u", "", None, "numerics"),
+        ("0x1000u", "", "tf32", ""),
+        ("0u", "", "tf32", ""),  # cut off, as the hardware does
+        ("0x1000u", "* (1 + 1.0 / 64)", "tf32", "numerics"),
+        ("0x1000u", "", Factor(2**20, "products in TF32"), ""),
+        ("0x1000u", "", Factor(2, "too small a factor"), "numerics"),
+    ],
+)
+def test_a_declared_precision_widens_the_allowance(ns, half: str, scale: str, precision, verdict: str) -> None:
+    namespace = f"{ns}_{abs(hash((half, scale, str(precision))))}"
+
+    @opwright.operator(
+        f"{namespace}::product", cpu=PRODUCT.replace("HALF", half).replace("SCALE", scale), precision=precision
+    )
+    def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
+        return a @ b
+
+    found = judge(product, "numerics")
+    assert found.partition(":")[0] == verdict, found
+    notes = opwright.verify(product, checks=["copy"]).notes
+    assert notes == {
+        None: [],
+        "tf32": ['declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32'],
+    }.get(precision, [f"declared `precision`: results may err {precision}"])
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="unknown precision 'bf16x3'"):
+
+        @opwright.operator("verify_domains::unknown", precision="bf16x3")
+        def unknown(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+            return x + 1
+
+
+# --- two dtypes in one operator ----------------------------------------------------------------------------
+
+
+def guide_block(language: str, holding: str) -> str:
+    text = (Path(__file__).parents[2] / "docs/guides/write-an-operator.md").read_text()
+    return next(block for block in text.split(f"```{language}\n")[1:] if holding in block).partition("```")[0]
+
+
+@pytest.fixture(scope="module")
+def sgd(ns, tmp_path_factory):
+    """The optimizer of the guide: parameters in bfloat16, state in float32."""
+    folder = tmp_path_factory.mktemp("sgd")
+    (folder / "cpu.cpp").write_text(guide_block("cpp", "void sgd("))
+    head = "from jaxtyping import Float, Float32\nfrom torch import Tensor\nfrom opwright import Mutates, operator\n"
+    source = head + guide_block("python", "def sgd(").replace("my_ops", f"{ns}_guide")
+    (folder / "op.py").write_text(source)
+    spec = importlib.util.spec_from_file_location(f"{ns}_sgd", folder / "op.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.sgd
+
+
+def test_the_optimizer_of_the_guide_updates_bfloat16_with_a_float32_state(sgd) -> None:
+    param, grad, momentum = torch.tensor([1.0, -2.0]).bfloat16(), torch.tensor([0.5, 8.0]).bfloat16(), torch.tensor([0.0, 1.0])
+    sgd(param, grad, momentum, lr=0.5)
+    assert momentum.tolist() == pytest.approx([0.5, 8.9])
+    assert param.tolist() == [0.75, -6.4375]  # -6.45 in bfloat16
+    with pytest.raises(TypeError, match="`grad` must have the dtype of `param`"):
+        sgd(param, grad.float(), momentum)
+    with pytest.raises(TypeError, match="`momentum` must have a dtype of `Float32`"):
+        sgd(param, grad, momentum.bfloat16())
+    record = opwright.verify(sgd, quick=True)
+    assert record.failures == []
+    assert record.backends == ["cpu"]
+
+
+@opwright.operator("verify_domains::scaled")
+def scaled(x: Float[Tensor, "*b n"], scale: Float32[Tensor, "n"]) -> Float[Tensor, "*b n"]:
+    return (x * scale).to(x.dtype)
+
+
+def test_autocast_leaves_a_single_dtype_out_of_its_policy() -> None:
+    """The check took the float32 of `scale` for one that `x` is promoted to."""
+    assert judge(scaled, "autocast", "vmap", "gradients", "gradient numerics", "opcheck") == ""

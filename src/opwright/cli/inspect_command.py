@@ -53,6 +53,8 @@ def inspect_operators(
                 if operator.backward_operator
                 else "derived from the reference",
                 "autocast": declaration.autocast or "none",
+                **({} if declaration.deterministic else {"deterministic": "no: last bits vary from call to call"}),
+                **({"precision": str(declaration.precision)} if declaration.precision else {}),
                 "arguments": {p.name: str(p) for p in contract.parameters},
                 "outputs": {o.name: str(o.type) for o in contract.outputs},
             }

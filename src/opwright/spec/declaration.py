@@ -13,6 +13,7 @@ from opwright.spec.annotations import read_outputs, read_parameters
 from opwright.spec.axes import Anonymous, Computed, Named, Variadic
 from opwright.spec.contract import MISSING, Contract, Output, Parameter, TensorType
 from opwright.spec.domains import Index
+from opwright.spec.precision import Precision, check_precision
 from opwright.spec.sources import KERNEL_FILES, Source, find_sources
 
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
@@ -32,6 +33,7 @@ class Declaration(NamedTuple):
         module, file, line: where it was declared.
         forward: for a backward, the name of the operator that it belongs to.
         deterministic: whether the same input gives the same bits again.
+        precision: how much less precise than PyTorch it may be; None: not at all.
         generation: how often the schema of this name has changed in this process.
     """
 
@@ -47,6 +49,7 @@ class Declaration(NamedTuple):
     forward: str | None = None
     generation: int = 0
     deterministic: bool = True
+    precision: Precision | None = None
 
     @property
     def namespace(self) -> str:
@@ -74,6 +77,7 @@ def declare(
     non_differentiable: Sequence[str] = (),
     autocast: str | None = "promote",
     deterministic: bool = True,
+    precision: Precision | None = None,
     local_names: Mapping[str, Any] | None = None,
 ) -> Declaration:
     """Reads a reference into a declaration.
@@ -92,6 +96,7 @@ def declare(
             f"there is no autocast policy {autocast!r}",
             rows=[("expected", " | ".join(map(repr, AUTOCAST_POLICIES)) + " | None")],
         )
+    check_precision(precision, subject)
     parameters, returns = read_parameters(reference, subject, local_names or {})
     outputs = _mark_constant(read_outputs(returns, subject), non_differentiable, subject)
     result_type = returns if isinstance(returns, type) and hasattr(returns, "_fields") else None
@@ -110,6 +115,7 @@ def declare(
         file=file,
         line=code.co_firstlineno,
         deterministic=deterministic,
+        precision=precision,
     )
 
 

@@ -62,7 +62,8 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
         values = subject.inputs(case)
         values[pair[0]], values[pair[1]] = share(values[pair[0]])
         try:
-            expected = expect(subject.reference, copy_of(values, CPU if subject.operator is not None else None))
+            given = copy_of(values, CPU if subject.operator is not None else None)
+            expected = expect(subject.reference, given, precision=subject.precision)
         except Exception:  # that is no input of it
             return ""
         for output, wanted in zip(subject.run(values), expected, strict=True):

@@ -20,7 +20,12 @@ _TINY = torch.finfo(torch.float64).smallest_normal
 
 
 def jittered(
-    computation: Callable[[list[Any]], Sequence[Any]], inputs: Callable[[], list[Any]], unit: float, seed: int, runs: int
+    computation: Callable[[list[Any]], Sequence[Any]],
+    inputs: Callable[[], list[Any]],
+    unit: float,
+    seed: int,
+    runs: int,
+    product_unit: float = 0.0,
 ) -> Iterator[Sequence[Any]]:
     """Yields what a computation in float64 returns, every time with each result moved by one rounding at random.
 
@@ -31,9 +36,10 @@ def jittered(
         unit: half a unit in the last place of the dtype that is rounded to, relatively.
         seed: of the random numbers.
         runs: how many times.
+        product_unit: the same as `unit` of a type that the inputs of matrix products are rounded to first; 0: of none.
     """
     first = inputs()
-    tape, jitter = Tape(first), _Jitter(unit, seed)
+    tape, jitter = Tape(first), _Jitter(unit, seed, product_unit)
     jitter.tape = tape
     with warnings.catch_warnings(record=True) as warned, tape, jitter:
         warnings.simplefilter("always")
@@ -43,7 +49,7 @@ def jittered(
     yield moved
     has_tiny = jitter.has_tiny
     for run in range(1, runs):
-        jitter, values = _Jitter(unit, seed + run), inputs()
+        jitter, values = _Jitter(unit, seed + run, product_unit), inputs()
         if may_play:
             jitter.known_tiny = iter(has_tiny)
             moved = tape.play(jitter.run, values)
@@ -82,8 +88,9 @@ class _Jitter(Rounding):
         known_tiny: the same, of the run that is played: most have none, and to look costs as much as to move.
     """
 
-    def __init__(self, unit: float, seed: int) -> None:
+    def __init__(self, unit: float, seed: int, product_unit: float = 0.0) -> None:
         super().__init__()
+        self.product_unit = product_unit
         self.unit, self.random = unit, random.Random(seed)
         self.base_unit = unit
         self.tape: Tape | None = None
@@ -135,8 +142,8 @@ class _Jitter(Rounding):
         factor, unit_before = None, 0.0
         if kind.is_product:
             terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
-            factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms)
-            unit = max(unit, self._one_sign_unit(terms))
+            factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms) + 2 * self.product_unit
+            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
         elif kind.is_sum:
             terms = _terms_of(func, args, kwargs)
             factor, unit_before = 0, self._sum_unit(terms)
@@ -151,8 +158,8 @@ class _Jitter(Rounding):
             factor, unit_before = 0, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2)
         elif kind.is_convolution:
             terms = args[1][0].numel()
-            factor, unit_before = 1, self._product_unit(terms)
-            unit = max(unit, self._one_sign_unit(terms))
+            factor, unit_before = 1, self._product_unit(terms) + 2 * self.product_unit
+            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
         elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         return _Step(func, None if kind.is_exact else unit, factor, unit_before, kind.is_in_place)

@@ -43,7 +43,7 @@ def agree(
         _is_own(subject, of_gradient) or not _adds_in_any_order(reference, values)
     ):
         return False
-    expected = [e for e in expect(reference, values) if e is not None]
+    expected = [e for e in expect(reference, values, precision=subject.precision) if e is not None]
     return len(expected) == len(got) and not any(compare(g, e).message for g, e in zip(got, expected, strict=True))
 
 

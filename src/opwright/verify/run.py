@@ -117,9 +117,17 @@ def verify(
 
 
 def _notes_on(recipe: Recipe) -> list[str]:
-    """Returns what the author should declare, as the inputs of an operator and its backward have shown."""
+    """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown."""
     operators = [subject for subject in recipe.made().values() if subject.operator is not None]
-    return list(dict.fromkeys(note for subject in operators for note in remarks_on(subject.drawn)))
+    declaration = operators[0].operator.declaration if operators else None
+    notes = []
+    if declaration is not None and not declaration.deterministic:
+        notes.append("declared `deterministic=False`: repeated calls are held to the allowance, not to the same bits")
+    if declaration is not None and declaration.precision == "tf32":
+        notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
+    elif declaration is not None and declaration.precision is not None:
+        notes.append(f"declared `precision`: results may err {declaration.precision}")
+    return list(dict.fromkeys([*notes, *(note for subject in operators for note in remarks_on(subject.drawn))]))
 
 
 def _run(

@@ -21,6 +21,7 @@ from opwright.spec.declared import backward_cases, declared_cases, in_every_dtyp
 from opwright.spec.domains import Range
 from opwright.spec.fill import lay_out
 from opwright.spec.likely import find_likely
+from opwright.spec.precision import Precision
 from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.derived import derived_cases
@@ -158,6 +159,11 @@ class Subject:
             is_free = not self.has_samples and not self.operator.declaration.random
             self._drawn = find_likely(self.contract, self.reference) if is_free else self.contract
         return self._drawn
+
+    @property
+    def precision(self) -> Precision | None:
+        """How much less precise than PyTorch an operator is declared to be."""
+        return self.operator.declaration.precision if self.operator is not None else None
 
     def fold(self, value: torch.Tensor, position: int) -> torch.Tensor:
         """Returns floating-point numbers of an argument with those outside of its domain moved into it."""

@@ -263,7 +263,7 @@ def autocast(subject: Subject) -> Iterator[Finding]:
         floats = [
             i
             for i, p in enumerate(contract.parameters)
-            if p.is_differentiable and tensors_of([case.values[i]])
+            if p.is_differentiable and not p.type.family.is_single and tensors_of([case.values[i]])
         ]
         values = subject.inputs(case)
         values[floats[0]] = _to(values[floats[0]], torch.bfloat16, 1)

@@ -11,3 +11,4 @@ from opwright.spec.domains import NonNegative as NonNegative
 from opwright.spec.domains import Positive as Positive
 from opwright.spec.domains import Probability as Probability
 from opwright.spec.domains import Range as Range
+from opwright.spec.precision import Factor as Factor

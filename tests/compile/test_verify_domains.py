@@ -12,8 +12,8 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 import opwright
-from opwright import Factor, Index, Mutates, NonNegative, Positive, Probability
-from opwright.errors import CheckError, DeclarationError, OutOfBoundsError
+from opwright import Factor, Index, Mutates, NonNegative, Positive, Probability, Range
+from opwright.errors import CheckError, DeclarationError, KernelError, OutOfBoundsError
 
 pytestmark = pytest.mark.compiler
 
@@ -55,7 +55,7 @@ def test_values_outside_of_a_domain_are_left_out_and_its_ends_are_tried(ns, kind
     value, verdict = VALUES[kind]
 
     @opwright.operator(f"{ns}_{list(VALUES).index(kind)}::entropy", cpu=ENTROPY.replace("VALUE", value))
-    def entropy(p: Annotated[Float[Tensor, "n"], opwright.Range(1e-45, 1)]) -> Float[Tensor, "n"]:
+    def entropy(p: Annotated[Float[Tensor, "n"], Range(1e-45, 1)]) -> Float[Tensor, "n"]:
         return -p * p.log()
 
     found = judge(entropy, *CALLS)
@@ -425,3 +425,28 @@ def scaled(x: Float[Tensor, "*b n"], scale: Float32[Tensor, "n"]) -> Float[Tenso
 def test_autocast_leaves_a_single_dtype_out_of_its_policy() -> None:
     """The check took the float32 of `scale` for one that `x` is promoted to."""
     assert judge(scaled, "autocast", "vmap", "gradients", "gradient numerics", "opcheck") == ""
+
+
+# --- every input -------------------------------------------------------------------------------------------
+
+INVERSE = """
+#include <opwright/kernel.h>
+template <typename T>
+void inverse(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    opwright::check(x(i) >= 5 && x(i) <= 10, "outside of its domain");
+    output(i) = 1 / x(i);
+  }
+}
+OPWRIGHT_KERNEL(inverse, float, double)
+"""
+
+
+def test_no_check_gives_a_kernel_a_value_outside_of_its_domain(ns) -> None:
+    @opwright.operator(f"{ns}_inverse::inverse", cpu=INVERSE)
+    def inverse(x: Annotated[Float[Tensor, "n"], Range(5, 10)]) -> Float[Tensor, "n"]:
+        return 1 / x
+
+    assert judge(inverse) == ""
+    with pytest.raises(KernelError, match="outside of its domain"):
+        inverse(torch.tensor([4.0]))

@@ -16,6 +16,7 @@ from torch import Tensor
 import opwright
 from opwright import Index, Mutates, NonNegative, Positive, Probability, Range, errors, operator
 from opwright.bench.inputs import one_element, plans
+from opwright.bench.workload import Workload
 from opwright.spec.likely import find_likely
 from opwright.spec.samples import Sweep
 from opwright.testing import inputs
@@ -262,3 +263,21 @@ def of_both(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 )
 def test_likely_domains_are_found_by_trying(reference, wanted: dict[str, str]) -> None:
     assert likely_of(reference) == wanted
+
+
+def test_a_benchmark_changes_values_within_their_domain() -> None:
+    def inverse(x: Annotated[Float[Tensor, "n"], Range(5, 10)], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return y / x
+
+    work = Workload("forward", [torch.rand(64) * 5 + 5, torch.randn(64)], declared(inverse).operator)
+    first = work.values[0].clone()
+    work.refresh()
+    changed = [work.values[0].clone()]
+    for _ in range(4):
+        work.toucher()()
+        changed.append(work.values[0].clone())
+    work.scale(0.5)
+    changed.append(work.values[0].clone())
+    assert all(5 <= v <= 10 for values in changed for v in values.tolist())
+    assert not torch.equal(changed[0], first)
+    assert not torch.equal(changed[-1], changed[-2])

@@ -13,6 +13,7 @@ from opwright.bench.inputs import all_tensors
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
+from opwright.spec.domains import Range
 from opwright.verify.oracle import to_oracle
 from opwright.verify.tensors import copy_of, is_same
 
@@ -31,6 +32,7 @@ class Workload:
         self.direction, self._operator = direction, operator
         needs_gradient = direction != "forward"
         self.values = [_leaf(value, needs_gradient) for value in values]
+        self._domains = _domains_of(operator, self.values)
         self._inputs = [t for t in all_tensors(self.values) if t.requires_grad]
         self._seeds: dict[int, torch.Tensor] | None = None  # by the number of the output
         self._originals: list[tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -99,7 +101,14 @@ class Workload:
                     factor = 1 - torch.rand(size, generator=self._generator) / (4 * tensor.ndim)
                     shape = [-1 if d == axis else 1 for d in range(tensor.ndim)]
                     tensor.mul_(factor.to(tensor.device, tensor.dtype).reshape(shape))
+                self._fold(tensor)
         self._given = [t.detach().clone() for t in self._all()]
+
+    def _fold(self, tensor: torch.Tensor) -> None:
+        """Moves values that were changed back into the domain of their argument."""
+        domain = self._domains.get(id(tensor))
+        if domain is not None:
+            tensor.copy_(domain.fold(tensor))
 
     def _all(self) -> list[torch.Tensor]:
         return [*all_tensors(self.values), *(self._seeds or {}).values()]
@@ -116,10 +125,12 @@ class Workload:
         tensors = [tensor for tensor, _ in self._originals or ()]
         if not tensors:
             return None
-        largest = max(tensors, key=torch.Tensor.numel).detach()
+        largest = max(tensors, key=torch.Tensor.numel)
+        domain = self._domains.get(id(largest))
+        largest = largest.detach()
         count = len(largest) if largest.ndim else 1
         rows = [largest[i] if largest.ndim else largest for i in range(0, count, max(count // _TOUCHED_ROWS, 1))]
-        writes = [(row, row / 2) for row in rows] + [(row, row.clone()) for row in rows]
+        writes = [(row, row / 2 if domain is None else domain.fold(row / 2)) for row in rows] + [(row, row.clone()) for row in rows]
         turn = itertools.cycle(writes)
 
         def touch() -> None:
@@ -133,6 +144,7 @@ class Workload:
         with torch.no_grad():
             for tensor, _ in self._originals or ():
                 tensor.mul_(factor)
+                self._fold(tensor)
 
     def restore(self) -> None:
         """Writes the values of the beginning."""
@@ -226,6 +238,18 @@ def _is_writable(tensor: torch.Tensor) -> bool:
 
 def _needs_gradient(result: Any) -> bool:
     return isinstance(result, torch.Tensor) and result.is_floating_point() and result.requires_grad
+
+
+def _domains_of(operator: Operator | None, values: Sequence[Any]) -> dict[int, Range]:
+    """Returns the declared domain of each floating-point tensor, by its `id`."""
+    pairs = zip(operator.contract.parameters, values, strict=True) if operator is not None else ()
+    return {
+        id(tensor): parameter.domain
+        for parameter, value in pairs
+        if isinstance(parameter.domain, Range)
+        for tensor in all_tensors([value])
+        if tensor.is_floating_point()
+    }
 
 
 def applier(function: Callable[..., Any], operator: Operator | None) -> Callable[[Sequence[Any]], Any]:

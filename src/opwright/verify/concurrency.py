@@ -45,12 +45,14 @@ class Trial:
         label: the case and the direction.
         values: what it reads, on the device: arguments, and cotangents of a gradient.
         compute: takes `values` or a copy; returns all results, mutated arguments included.
+        change: returns other data of the same layout, within the domains of the arguments.
         agree: takes results, those of another call, and the values of both; returns whether they are the same.
     """
 
     label: str
     values: list[Any]
     compute: Callable[[list[Any]], list[torch.Tensor]]
+    change: Callable[[list[Any]], list[Any]]
     agree: Callable[[list[torch.Tensor], list[torch.Tensor], list[Any]], bool]
 
 
@@ -72,7 +74,7 @@ def _forward(subject: Subject, case: Case) -> Trial:
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], values: list[Any]) -> bool:
         return agree(subject, got, wanted, outputs_and_mutated(subject), values)
 
-    return Trial(str(case), subject.inputs(case), compute, is_same)
+    return Trial(str(case), subject.inputs(case), compute, functools.partial(_other_arguments, subject), is_same)
 
 
 def _gradient(subject: Subject, case: Case) -> Trial | None:
@@ -95,15 +97,28 @@ def _gradient(subject: Subject, case: Case) -> Trial | None:
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], both: list[Any]) -> bool:
         return agree(subject, got, wanted, lambda both: compute(both, subject.reference), both, of_gradient=True)
 
+    def change(both: list[Any]) -> list[Any]:
+        return [_other_arguments(subject, both[0]), other_values(both[1])]
+
     values = subject.inputs(case)
     outputs, _ = run(values)
-    return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute, is_same) if outputs else None
+    if not outputs:
+        return None
+    return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute, change, is_same)
 
 
 def _with_gradients(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_() if value.is_floating_point() else value
     return [_with_gradients(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _other_arguments(subject: Subject, values: list[Any]) -> list[Any]:
+    found = other_values(values)
+    for position, value in enumerate(found):
+        for tensor in tensors_of([value]):
+            tensor.copy_(subject.fold(tensor, position))
+    return found
 
 
 def other_values(values: list[Any]) -> list[Any]:
@@ -267,7 +282,7 @@ def graph_replays(subject: Subject) -> Iterator[Finding]:
 
 
 def _in_graph(trial: Trial, subject: Subject) -> str:
-    given = [trial.values, other_values(trial.values)]
+    given = [trial.values, trial.change(trial.values)]
     wanted = [_alone(trial, values) for values in given]
     static = copy_of(trial.values)
     stream = torch.cuda.Stream()
@@ -348,7 +363,7 @@ def threads(subject: Subject) -> Iterator[Finding]:
         for trial in trials(subject):
             given = [trial.values]
             while len(given) < _THREADS:
-                given.append(other_values(given[-1]))
+                given.append(trial.change(given[-1]))
             message = _in_threads(subject, trial, given, copies=True)
             if not message and not mutates:
                 message = _in_threads(subject, trial, [trial.values] * _THREADS, copies=False)

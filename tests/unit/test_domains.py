@@ -271,13 +271,10 @@ def test_a_benchmark_changes_values_within_their_domain() -> None:
 
     work = Workload("forward", [torch.rand(64) * 5 + 5, torch.randn(64)], declared(inverse).operator)
     first = work.values[0].clone()
-    work.refresh()
-    changed = [work.values[0].clone()]
+    changed = []
     for _ in range(4):
-        work.toucher()()
+        work.refresh()
         changed.append(work.values[0].clone())
-    work.scale(0.5)
-    changed.append(work.values[0].clone())
     assert all(5 <= v <= 10 for values in changed for v in values.tolist())
     assert not torch.equal(changed[0], first)
     assert not torch.equal(changed[-1], changed[-2])

@@ -364,3 +364,12 @@ def test_a_task_is_measured_as_it_is_verified(tmp_path: Path) -> None:
     path.write_text(TASK.replace("OFFSET = 0.0", "OFFSET = 1.0"))
     with pytest.raises(NotVerifiedError, match="does not pass verify"):
         opwright.bench(Task(path, path), ["eager"], seconds=0.0)
+
+
+def test_a_derived_gradient_is_noted_with_what_it_costs(capsys: pytest.CaptureFixture) -> None:
+    options = {"seconds": 0.0, "sweep": {"batch": [(3,)], "n": [5]}, "dtypes": [torch.float32]}
+    record = opwright.bench(scale, ["eager"], **options)
+    assert record.notes == ["backward: PyTorch's own of the reference, at its cost"]
+    print_bench(record)
+    assert f"{record.notes[0]}\n" in capsys.readouterr().out
+    assert opwright.bench(scale, ["eager"], directions=["forward"], **options).notes == []

@@ -18,6 +18,7 @@ from opwright.bench.limits import bench_on
 from opwright.bench.machine_limits import limits_of
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.workload import DIRECTIONS
+from opwright.dispatch.autograd import remark_on_backward
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BenchRecord, Measurement, VerifyRecord
@@ -149,6 +150,9 @@ def bench(
         record.left_out = run.left_out
         if planned:
             record.host_us = host_times(call, baseline, settings)
+    if operator is not None and any(m.direction != "forward" for m in record.measurements):
+        remark = remark_on_backward(operator)
+        record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
     record.warnings = _warn(record)
     if not checked.passed:
         reasons = "; ".join(dict.fromkeys(check.note for check in checked.checks))

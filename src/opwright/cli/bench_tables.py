@@ -17,6 +17,8 @@ def print_bench(record: BenchRecord, *, details: bool = False) -> None:
     for summary in record.summarize():
         print(tell_summary(summary))
     print("\n".join(table_of(record, details=details)))
+    for note in record.notes:
+        print(note)
     for each in record.left_out:
         print(f"skipped: {each}")
     host = ", ".join(f"{name} {us:.2f} us" for name, us in record.host_us.items())

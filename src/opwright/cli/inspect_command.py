@@ -24,6 +24,7 @@ def inspect_operators(
     """
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.dispatch import kernels
+    from opwright.dispatch.autograd import remark_on_backward
     from opwright.errors import CheckError
     from opwright.spec.schema import out_schema_of, schema_of
     from opwright.target import find_operators
@@ -49,9 +50,7 @@ def inspect_operators(
                 **({"out schema": out_schema_of(contract, declaration.name)} if contract.outputs else {}),
                 "kernel": kernel_signature(declaration, backend),
                 "kernels": {b: s.origin for b, s in declaration.sources.items()},
-                "backward": operator.backward_operator.declaration.qualified_name
-                if operator.backward_operator
-                else "derived from the reference",
+                "backward": remark_on_backward(operator),
                 "autocast": declaration.autocast or "none",
                 "arguments": {
                     p.name: str(p.type or "|".join(p.choices) or p.kind) for p in contract.parameters

@@ -9,14 +9,23 @@ torch.compile and torch.export see an ordinary differentiable operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from opwright.dispatch.fake import pack
+from opwright.dispatch.backward_trace import (
+    PLAIN,
+    BackwardTrace,
+    record_backward,
+    signature_of_call,
+)
+from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import NotDifferentiableError
+from opwright.spec.contract import Contract, ContractError
+from opwright.spec.dryrun import small_arguments
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
@@ -24,6 +33,12 @@ if TYPE_CHECKING:
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _forward_ad = torch.autograd.forward_ad
+_Creation = torch._C._autograd.CreationMeta
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def autograd_kernel(operator: Operator) -> Callable[..., Any]:
@@ -38,7 +53,7 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
             return pack(outputs_of(contract, call_reference(values)))
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values)):
             refuse_mutation(operator, values)
-            transformed = torch._C._are_functorch_transforms_active()
+            transformed = _transforms()
 
             def compute(*args: Any, **kwargs: Any) -> Any:
                 # A node's forward runs with both kinds of derivatives off; an outer level of functorch
@@ -50,8 +65,9 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
                 ):
                     return operator.public.redispatch(keyset & _AFTER_AUTOGRAD, *args, **kwargs)
 
+            record = operator.record if _is_plain(values) else operator.record_node
             with enable_single_level_autograd_function():
-                return operator.record(compute, *values)
+                return record(compute, *values)
         with _BelowAutograd():
             try:
                 return operator.redispatch(keyset & _AFTER_AUTOGRAD, values)
@@ -59,6 +75,13 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
                 raise operator.explain(error, values) from None
 
     return kernel
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Returns whether these are PyTorch's own tensors, and nobody looks on that must see an operator of its own."""
+    return not (_is_compiling() or _dispatch_modes() or _function_modes() or _transforms()) and all(
+        type(t) in PLAIN for t in tensors_in(values)
+    )
 
 
 def _has_tangent(values: Sequence[Any]) -> bool:
@@ -95,6 +118,37 @@ def composite_recorder(operator: Operator) -> Callable[..., Any]:
     return lambda compute, *values: pack(outputs_of(contract, call_reference(values)))
 
 
+def reference_recorder(operator: Operator) -> Callable[..., Any]:
+    """Returns a recorder that runs the reference under autograd where there is no kernel for a device.
+
+    What is saved and how the gradient is computed is then what it is without the operator, and costs that.
+    """
+    contract, sources = operator.contract, operator.declaration.sources
+    tensors = [i for i, p in enumerate(contract.parameters) if p.kind == "tensor" and not p.optional]
+
+    def record(compute: Callable[..., Any], *values: Any) -> Any:
+        if sources:
+            first = values[tensors[0]] if tensors else next(tensors_in(values))
+            if first.device.type in sources:
+                return operator.record_node(compute, *values)
+        result = operator.run_checked_reference(values)
+        if type(result) is torch.Tensor and result.requires_grad and not result._is_view():
+            return result  # most calls, without the cost of lists
+        results = unpack(result, contract)
+        for output, made in zip(contract.outputs, results, strict=True):
+            if not (output.is_constant or made.requires_grad) and made.is_floating_point():
+                return operator.record_node(compute, *values)  # tracers see a node: each output has a gradient
+        return pack([_without_siblings(made) for made in results])
+
+    return record
+
+
+def _without_siblings(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that may be written into: autograd refuses that for one of several views made at once."""
+    is_free = not tensor._is_view() or torch._C._autograd._get_creation_meta(tensor) == _Creation.DEFAULT
+    return tensor if is_free else tensor.clone()
+
+
 def differentiable_outputs(operator: Operator, values: Sequence[Any]) -> list[torch.Tensor]:
     """Runs the reference for its outputs, with gradients through all of them.
 
@@ -105,47 +159,138 @@ def differentiable_outputs(operator: Operator, values: Sequence[Any]) -> list[to
 
 
 def reference_gradient(
-    operator: Operator, values: Sequence[Any], gradients: Sequence[torch.Tensor | None]
-) -> dict[str, Any]:
-    """Differentiates the reference at the saved inputs; returns the gradients by the names of the inputs."""
+    operator: Operator,
+    values: Sequence[Any],
+    gradients: Sequence[torch.Tensor | None],
+    needed: Sequence[bool],
+) -> Sequence[torch.Tensor | None]:
+    """Differentiates the reference at the saved inputs.
+
+    Args:
+        operator: the operator.
+        values: its arguments, lists as lists.
+        gradients: those of its outputs.
+        needed: which arguments of its node need a gradient.
+
+    Returns:
+        The gradients of the arguments of the node.
+    """
+    if not (
+        torch.is_grad_enabled()  # this gradient will be differentiated
+        or _dispatch_modes()
+        or _function_modes()
+        or _transforms()
+        or _any_autocast()
+    ):
+        key = needed, signature_of_call((*values, *gradients))
+        found = operator.traces.found  # a new declaration puts another in its place
+        trace = found.get(key)
+        if trace is None and operator.traces.is_due(key):
+            trace = found[key] = record_backward(
+                partial(_differentiate, operator, needed), values, gradients, operator.declaration.qualified_name
+            )
+        if trace is not None:
+            return trace.run(*values, *gradients)
+    return _differentiate(operator, needed, values, gradients)
+
+
+def remark_on_backward(operator: Operator, values: Sequence[Any] | None = None) -> str:
+    """Returns where the gradient comes from, what that costs, and whether a backward of its own would pay.
+
+    Args:
+        operator: the operator.
+        values: arguments of a call; small ones by default.
+    """
+    contract, name = operator.contract, operator.declaration.name
+    if contract.mutated:
+        return f"none: it writes into `{contract.mutated[0].name}`"
+    if operator.backward_operator is not None:
+        return operator.backward_operator.declaration.qualified_name
+    if not operator.declaration.sources or operator.declaration.random:
+        return "PyTorch's own of the reference, at its cost"
+    trace = _record_for(operator, values)
+    if trace is None:
+        text = "derived: each backward may run all of the reference again"
+        saving = "would save that"
+    else:
+        text = f"derived: {trace.count} PyTorch operator{'s' if trace.count != 1 else ''}"
+        again = ", ".join(f"`{each}`" for each in trace.recomputed)
+        text += f", of which {again} run the forward again" if again else ", without the forward"
+        saving = "with a kernel would save that" if again else "with a kernel would do it in one pass"
+    is_worth_it = operator.declaration.forward is None and (trace is None or trace.count > 1)
+    return f"{text}; `@{name}.backward` {saving}" if is_worth_it else text
+
+
+def _record_for(operator: Operator, values: Sequence[Any] | None) -> BackwardTrace | None:
+    """Records the backward of a call in which every floating-point tensor needs a gradient."""
+    contract = operator.contract
+    names = [p.name for p in contract.parameters]
+    if values is None:
+        small = small_arguments(contract, torch.Generator().manual_seed(0)) or {}
+        values = [small.get(name) for name in names]
+    try:
+        bindings = contract.bind(dict(zip(names, values, strict=True)))
+        gradients = [
+            torch.empty(contract.output_shape(o, bindings), dtype=contract.output_dtype(o, bindings))
+            for o in contract.outputs
+        ]
+    except (ContractError, KeyError, ValueError):  # an axis that only the data know, or no small arguments
+        return None
+    placed = _placed(contract, values)
+    needed = [isinstance(value, torch.Tensor) and value.is_floating_point() for value in placed]
+    return record_backward(partial(_differentiate, operator, needed), values, gradients, operator.declaration.name)
+
+
+def _placed(contract: Contract, values: Sequence[Any]) -> list[Any]:
+    """Returns arguments in the node's order: tensors of lists one by one, behind the others and the lists' lengths."""
+    pairs = list(zip(values, contract.parameters, strict=True))
+    flat: list[Any] = [None, *(value for value, p in pairs if p.kind != "tensors")]
+    flat += [len(value) for value, p in pairs if p.kind == "tensors"]
+    return flat + [t for value, p in pairs if p.kind == "tensors" for t in value]
+
+
+def _differentiate(
+    operator: Operator,
+    needed: Sequence[bool],
+    values: Sequence[Any],
+    gradients: Sequence[torch.Tensor | None],
+    end_forward: Callable[[], None] = lambda: None,
+) -> Sequence[torch.Tensor | None]:
+    """Runs the reference under autograd and differentiates it."""
     contract = operator.contract
     call = caller(contract, operator.declaration.reference)
-    wanted = [
-        (i, parameter)
-        for i, parameter in enumerate(contract.parameters)
-        if parameter.is_differentiable and any(t.is_floating_point() for t in tensors_in([values[i]]))
-    ]
-    inputs = list(tensors_in([values[i] for i, _ in wanted]))
+    flat = _placed(contract, values)
+    wanted = [i for i, needs in enumerate(needed) if needs and flat[i].is_floating_point()]
 
     def outputs_at(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns the differentiable outputs with their gradients."""
-        pending = list(tensors)
-        replaced = list(values)
-        for i, _ in wanted:
-            value = values[i]
-            replaced[i] = (
-                [pending.pop(0) for _ in value] if isinstance(value, (list, tuple)) else pending.pop(0)
-            )
-        found = zip(contract.outputs, outputs_of(contract, call(replaced)), gradients, strict=True)
-        return [
+        moved = list(flat)
+        for i, tensor in zip(wanted, tensors, strict=True):
+            moved[i] = tensor
+        plain, listed = iter(moved[1:]), iter(moved[1 + len(values) :])
+        arguments = [
+            [next(listed) for _ in value] if parameter.kind == "tensors" else next(plain)
+            for value, parameter in zip(values, contract.parameters, strict=True)
+        ]
+        found = zip(contract.outputs, outputs_of(contract, call(arguments)), gradients, strict=True)
+        pairs = [
             (o, g)
             for output, o, g in found
             if o is not None and g is not None and o.is_floating_point() and not output.is_constant
         ]
+        end_forward()
+        return pairs
 
-    found = list(_vjp(outputs_at, inputs))
-    result: dict[str, Any] = {}
-    for i, parameter in wanted:
-        value = values[i]
-        is_list = isinstance(value, (list, tuple))
-        result[parameter.name] = [found.pop(0) for _ in value] if is_list else found.pop(0)
-    return result
+    result: list[torch.Tensor | None] = [None] * len(flat)
+    for i, gradient in zip(wanted, _vjp(outputs_at, [flat[i] for i in wanted]), strict=True):
+        result[i] = gradient
+    return tuple(result)
 
 
 def _vjp(
     outputs_at: Callable[..., list[tuple[torch.Tensor, torch.Tensor]]], inputs: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    if torch._C._are_functorch_transforms_active():
+    if _transforms():
         given: list[torch.Tensor] = []
 
         def outputs_alone(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

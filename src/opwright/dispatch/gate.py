@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright.dispatch.backward_trace import PLAIN
 from opwright.dispatch.compiled import compiled
 from opwright.spec.contract import MISSING, Contract, Parameter
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
@@ -46,7 +46,7 @@ def gate(operator: Operator) -> Callable[..., Any]:
     contract = operator.declaration.contract
     # In the order of `_NAMES`.
     given: list[Any] = [
-        _PLAIN,
+        PLAIN,
         torch.compiler.is_compiling,
         torch._C._len_torch_dispatch_stack,
         torch._C._len_torch_function_stack,

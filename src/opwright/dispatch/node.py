@@ -130,33 +130,27 @@ def _backward_lines(
     for p, count in zip(lists, counts, strict=True):
         lines.append(f"{p.name} = _flat[{start}:{start} + {count}]" if kept[p.name] else f"{p.name} = None")
         start += f" + {count}" if kept[p.name] else ""
-    if declared is not None:
-        # The gradients come in the order of the floating-point tensors among the arguments.
-        if operator.computed_again:
-            values = ", ".join(p.name for p in contract.parameters)
-            lines.append("if torch.is_grad_enabled():")
-            lines.append(f"    _outputs = _compute_again(({values},))")
-            lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in operator.computed_again]
-        known = {f"grad_{o.name}": f"_gradients[{i}]" for i, o in enumerate(contract.outputs)}
-        known |= {o.name: f"_{o.name}" for o in contract.outputs} | {
-            p.name: p.name for p in contract.parameters
-        }
-        arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.contract.parameters)
-        found = [f"_{o.name}" for o in declared.contract.outputs]
-        lines.append(f"{', '.join(found)} = _backward({arguments})")
-        gradients = {
-            o.name.removeprefix("grad_"): f"_{o.name} if {o.gradient_of} is not None else None"
-            if o.gradient_of
-            else f"_{o.name}"
-            for o in declared.contract.outputs
-        }
-        returned = [gradients.get(p.name, "None") for p in plain]
-    else:
-        values = ", ".join(p.name for p in contract.parameters)
-        lines.append(f"_found = _reference_gradient(({values},), _gradients)")
-        returned = [f"_found.get({p.name!r})" if p.is_differentiable else "None" for p in plain]
-    spread = [
-        f"*([None] * {count})" if declared is not None else f"*(_found.get({p.name!r}) or [None] * {count})"
-        for p, count in zip(lists, counts, strict=True)
-    ]
+    values = ", ".join(p.name for p in contract.parameters)
+    if declared is None:
+        return [*lines, f"return _reference_gradient(({values},), _gradients, _ctx.needs_input_grad)"]
+    # The gradients come in the order of the floating-point tensors among the arguments.
+    if operator.computed_again:
+        lines.append("if torch.is_grad_enabled():")
+        lines.append(f"    _outputs = _compute_again(({values},))")
+        lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in operator.computed_again]
+    known = {f"grad_{o.name}": f"_gradients[{i}]" for i, o in enumerate(contract.outputs)}
+    known |= {o.name: f"_{o.name}" for o in contract.outputs} | {
+        p.name: p.name for p in contract.parameters
+    }
+    arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.contract.parameters)
+    found = [f"_{o.name}" for o in declared.contract.outputs]
+    lines.append(f"{', '.join(found)} = _backward({arguments})")
+    gradients = {
+        o.name.removeprefix("grad_"): f"_{o.name} if {o.gradient_of} is not None else None"
+        if o.gradient_of
+        else f"_{o.name}"
+        for o in declared.contract.outputs
+    }
+    returned = [gradients.get(p.name, "None") for p in plain]
+    spread = [f"*([None] * {count})" for count in counts]
     return [*lines, f"return {', '.join(['None', *returned, *('None' for _ in counts), *spread])}"]

@@ -15,8 +15,10 @@ from opwright.dispatch.autocast import DEVICES, autocast_kernel
 from opwright.dispatch.autograd import (
     autograd_kernel,
     composite_recorder,
+    reference_recorder,
     refuse_mutation,
 )
+from opwright.dispatch.backward_trace import BackwardTraces, signature_of_call
 from opwright.dispatch.device_errors import device_error
 from opwright.dispatch.entries import Entries, signature_of
 from opwright.dispatch.fake import fake_kernel, unpack
@@ -33,6 +35,7 @@ from opwright.spec.dtypes import describe
 from opwright.spec.memory import find_shared, overlaps_itself
 from opwright.spec.schema import out_names, schema_of
 
+MAX_CHECKED = 1024  # signatures of one operator
 _INDEX_ERROR = "IndexError: "  # what the text of `opwright::check_index` starts with
 
 
@@ -110,6 +113,8 @@ def _install(declaration: Declaration, forward: Operator | None = None) -> Opera
         registry.operators[declaration.qualified_name] = new
         if forward is not None:
             forward.backward_operator = new
+        for other in registry.operators.values():
+            other.traces.clear()  # they may call what was declared before
         kernels.unload(declaration)  # a library that was built without this operator is out of date
     return new
 
@@ -129,8 +134,11 @@ class Operator:
         entries: what is registered with the dispatcher.
         public: `torch.ops.ns.name.default`.
         kernel: the same kernels without autograd, functorch and autocast in front.
-        record: `record(compute, *values)` calls `compute` and records the call for a gradient.
+        record: `record(compute, *values)` calls `compute`, or the reference in its place, and records the call for a
+            gradient: for plain tensors outside any mode.
+        record_node: the same with a node of the operator's own, under transforms and tracers too.
         backward_operator: the operator of the declared backward, if there is one.
+        traces: backwards that were derived from the reference.
     """
 
     def __init__(self, declaration: Declaration, entries: Entries) -> None:
@@ -139,6 +147,7 @@ class Operator:
         self.entries = entries
         self.public, self.kernel = entries.public, entries.kernel
         self.backward_operator: Operator | None = None
+        self.traces = BackwardTraces()
         self.normalize = normalizer(self.contract)
         self._run_reference = conforming(self.contract, declaration.reference)
         self._samples: Callable[[], Any] | None = None
@@ -148,6 +157,7 @@ class Operator:
         self._positional = sum(not p.keyword_only for p in self.contract.parameters)
         self._named = [p.name for p in self.contract.parameters if p.keyword_only]
         self._raised = threading.local()
+        self._checked: set[tuple] = set()
         self.run_fake = fake_kernel(self.contract, self.normalize)
         self.run_autograd = autograd_kernel(self)
         self.run_vmap = vmap_kernel(self)
@@ -342,8 +352,11 @@ class Operator:
 
     def _record_first(self, compute: Callable[..., Any], *values: Any) -> Any:
         """Makes the node when the first call is recorded: that takes as long as all the rest of a declaration."""
-        self.record = recorder(self)
-        return self.record(compute, *values)
+        node = recorder(self)
+        if self.record == self._record_first:
+            self.record = node
+        self.record_node = node
+        return node(compute, *values)
 
     def _set_saved(self, backward: Operator | None) -> None:
         names = [p.name for p in self.contract.parameters]
@@ -362,11 +375,14 @@ class Operator:
                 )
             self.saved_inputs = tuple(bool(self.computed_again) or name in used for name in names)
         if self.contract.mutated:
-            self.record = lambda compute, *values: refuse_mutation(self, values)
+            self.record = self.record_node = lambda compute, *values: refuse_mutation(self, values)
         elif backward is None and self.declaration.random:
-            self.record = composite_recorder(self)
+            self.record = self.record_node = composite_recorder(self)
         else:
-            self.record = self._record_first
+            self.record_node = self._record_first
+            backends = kernels.BACKENDS if torch.backends.cuda.is_built() else ("cpu",)
+            has_all = self.declaration.sources.keys() >= set(backends)
+            self.record = self._record_first if backward or has_all else reference_recorder(self)
 
     def explain(self, error: Exception, values: Sequence[Any]) -> Exception:
         """Returns the error to raise in place of one from below: the broken rule of the contract, if any."""
@@ -447,7 +463,17 @@ class Operator:
     def _fall_back(self, values: tuple[Any, ...]) -> Any:
         if self._can_load(values):
             return self.call_kernel(values)
-        self._bind(values)
+        return self.run_checked_reference(values)
+
+    def run_checked_reference(self, values: Sequence[Any]) -> Any:
+        """Checks the arguments as the glue does, and runs the reference; a signature that has passed passes again."""
+        key = None if self.contract.mutated else signature_of_call(values)  # where memory overlaps differs between calls
+        if key is None or key not in self._checked:
+            self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
+            if key is not None:
+                if len(self._checked) >= MAX_CHECKED:
+                    self._checked = set()
+                self._checked.add(key)
         return self._run_reference(values)
 
     def run_fallback_out(self, *args: Any, **kwargs: Any) -> Any:
@@ -487,9 +513,6 @@ class Operator:
             if t.layout != torch.strided or t.is_nested or t.device.type != device:
                 return False
         return device in kernels.BACKENDS and kernels.ensure_loaded(self, device)
-
-    def _bind(self, values: Sequence[Any]) -> None:
-        self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
 
 
 def _device_of(values: Sequence[Any]) -> str:

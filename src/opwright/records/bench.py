@@ -245,6 +245,7 @@ class BenchRecord:
         hint: what to do about a refusal, where the error says so.
         left_out: what was not measured, and why: inputs on which a call takes too long, candidates without time.
         warnings: what makes the times doubtful, of all inputs.
+        notes: what else is to be known: that a gradient is derived, and what it runs again.
     """
 
     name: str
@@ -264,6 +265,7 @@ class BenchRecord:
     hint: str = ""
     left_out: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, host_us in self.host_us.items():

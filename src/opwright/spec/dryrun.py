@@ -86,7 +86,7 @@ def dry_run(declaration: Declaration) -> None:
         DeclarationError: the subclass for what was found.
     """
     for seed in (0, 1):
-        values = _arguments(declaration.contract, torch.Generator().manual_seed(seed))
+        values = small_arguments(declaration.contract, torch.Generator().manual_seed(seed))
         if values is None:
             return
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
@@ -166,7 +166,7 @@ def _check_result(declaration: Declaration, values: dict[str, Any], result: Any)
             )
 
 
-def _arguments(contract: Contract, generator: torch.Generator) -> dict[str, Any] | None:
+def small_arguments(contract: Contract, generator: torch.Generator) -> dict[str, Any] | None:
     """Returns small arguments that satisfy the contract, each axis of another size; None if none do."""
     sizes: dict[str, int] = {}
     values: dict[str, Any] = {}

@@ -252,6 +252,7 @@ def test_the_page_has_each_ratio_and_interval_of_bench_to_the_digit(tmp_path, ca
         m.ours.interval = 0.004 * 2**rank
     bench.warnings = ["the machine is busy (load 7.8 on 2 cores): confidence intervals are wider than ±100 %"]
     bench.left_out = ["compile: timed on 4 of 8 inputs"]
+    bench.notes = ["the gradient is derived from the reference: it runs 2 operators of the forward again"]
     page = show(tmp_path, make_verify(), bench)
     text = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.source)).split())
     print_bench(bench)
@@ -270,6 +271,7 @@ def test_the_page_has_each_ratio_and_interval_of_bench_to_the_digit(tmp_path, ca
     assert table[-1] == "above 100 % of copy: faster than PyTorch's copy of 40 GB/s here"
     assert table[-1] in text
     assert bench.warnings[0] in text
+    assert bench.notes[0] in text
     assert f"Skipped: {bench.left_out[0]}" in text
     for s in bench.summarize():
         assert tell_speed(s.ratio, s.visible, s.candidate) in page.heading.replace("\u00a0", " ")

@@ -109,6 +109,7 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "baselines": card.baselines,
         "inputs": list_inputs(card),
         "spread": "95 % CI" if card.has_intervals else "noise",
+        "notes": card.bench.notes if card.bench else [],
         "above": explain_shares(card.bench) if card.bench else "",
         "host": [(name, with_unit(time, TIME)) for name, time in host_us.items()],
         "conditions": tell_conditions(card.bench) if card.bench and card.measurements else "",

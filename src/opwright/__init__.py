@@ -15,6 +15,12 @@ _HOMES = {
     "operator": "opwright.dispatch.operator",
     "Operator": "opwright.dispatch.operator",
     "Mutates": "opwright.spec.annotations",
+    "Factor": "opwright.spec.precision",
+    "Index": "opwright.spec.domains",
+    "NonNegative": "opwright.spec.domains",
+    "Positive": "opwright.spec.domains",
+    "Probability": "opwright.spec.domains",
+    "Range": "opwright.spec.domains",
     "verify": "opwright",  # a package that can be called
     "VerifyRecord": "opwright.verify",
     "bench": "opwright",
@@ -24,8 +30,14 @@ _HOMES = {
 
 __all__ = [
     "BenchRecord",
+    "Factor",
+    "Index",
     "Mutates",
+    "NonNegative",
     "Operator",
+    "Positive",
+    "Probability",
+    "Range",
     "VerifyRecord",
     "__version__",
     "bench",
@@ -39,6 +51,8 @@ if TYPE_CHECKING:
     from opwright.bench import BenchRecord, bench
     from opwright.dispatch.operator import Operator, operator
     from opwright.spec.annotations import Mutates
+    from opwright.spec.domains import Index, NonNegative, Positive, Probability, Range
+    from opwright.spec.precision import Factor
     from opwright.verify import VerifyRecord, verify
 
 

@@ -321,7 +321,8 @@ class DeviceFaultError(KernelError):
 
 
 class OutOfBoundsError(KernelError, IndexError):
-    """A kernel was given an index outside of its dimension, and said so through `opwright::check_index`."""
+    """An operator was given an index outside of its dimension: its kernel called `opwright::check_index`, or its reference
+    indexed a tensor."""
 
     code = "OPW213"
 

@@ -88,3 +88,19 @@ def test_a_package_keeps_what_it_imports_for_others() -> None:
     assert stub_of(text, is_package=True) == text
     assert stub_of(text) == "from my.layer import Layer as Layer\n"
     ast.parse(stub_of(""))
+
+
+def test_domains_are_left_out_of_types_and_kept_in_the_shapes() -> None:
+    stub = stub_of('''
+from typing import Annotated
+from jaxtyping import Float
+from torch import Tensor
+from opwright import Mutates, Positive, Range, operator
+
+@operator("my::decay_")
+def decay_(x: Mutates[Annotated[Float[Tensor, "n"], Positive]], rate: Annotated[float, Range(0, 1)] = 0.5) -> None:
+    x.mul_(rate)
+''')
+    assert "def decay_(x: Tensor, rate: float=0.5) -> None:" in stub
+    assert 'x: Mutates[Annotated[Float[Tensor, "n"], Positive]]'.replace('"', "'") in stub.replace('"', "'")
+    assert "Range" not in stub

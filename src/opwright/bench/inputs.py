@@ -12,9 +12,12 @@ import torch
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import tensors_in
 from opwright.errors import CheckError
+from opwright.spec.contract import Contract
 from opwright.spec.declared import declared_cases, split_sample
 from opwright.spec.fill import lay_out, shape_of, tensor_dtype
-from opwright.spec.samples import Case, Sweep
+from opwright.spec.likely import find_likely
+from opwright.spec.samples import Case, Sweep, domain_in, integers_in
+from opwright.verify.subject import subject_of
 from opwright.verify.tensors import copy_of
 
 
@@ -72,7 +75,7 @@ def _swept(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> Iterator[Plan]:
-    contract = operator.contract
+    contract = _drawn(operator)
     maker = DeviceSweep(contract, device)
     family = contract.scalar_family
     wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
@@ -109,6 +112,13 @@ def _swept(
                 return maker.make("bench", dtype, bound, shape, chosen, absent=absent)
 
             yield Plan(make, {"elements": largest, **point, **chosen})
+
+
+def _drawn(operator: Operator) -> Contract:
+    """Returns the contract with the values that its inputs are drawn from, where none are declared."""
+    if operator.declaration.random:
+        return operator.contract
+    return find_likely(operator.contract, subject_of(operator.function, None, None).reference)
 
 
 def _check_value(contract: Any, maker: Sweep, name: str, value: Any) -> None:
@@ -152,15 +162,16 @@ class DeviceSweep(Sweep):
             layout, _, *others = args
             return super()._tensor(parameter, dtype, sizes, batch, layout, scale, *others)
         own = tensor_dtype(self.contract, parameter.type, dtype)
-        smallest = min([size for size in shape if size > 0], default=2)
+        domain = domain_in(parameter, sizes)
         position = [p.name for p in self.contract.parameters].index(parameter.name)
         generator = torch.Generator(self.device).manual_seed(1000 * self.seed + position)
 
         def fill(wanted: tuple[int, ...]) -> torch.Tensor:
             if own.is_floating_point:
-                return torch.randn(wanted, generator=generator, dtype=own, device=self.device).mul_(scale)
-            high = 2 if own == torch.bool else max(smallest, 2)
-            return torch.randint(0, high, wanted, generator=generator, device=self.device).to(own)
+                noise = torch.randn(wanted, generator=generator, dtype=own, device=self.device).mul_(scale)
+                return noise if domain is None else domain.fold(noise)
+            low, high = (0, 1) if own == torch.bool else integers_in(domain, shape, own)
+            return torch.randint(low, high + 1, wanted, generator=generator, device=self.device).to(own)
 
         return lay_out(fill, shape, "contiguous")
 
@@ -176,7 +187,7 @@ def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
 
 def one_element(operator: Operator, device: torch.device) -> Case:
     """Returns the smallest input there is."""
-    maker = DeviceSweep(operator.contract, device)
+    maker = DeviceSweep(_drawn(operator), device)
     ints = maker._int_sizes()
     ones = {name: size if name in ints else 1 for name, size in maker.base_sizes().items()}
     absent = {name for axes in operator._sweep for name, values in axes.items() if list(values) == [None]}

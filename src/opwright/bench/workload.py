@@ -12,6 +12,7 @@ from opwright.bench.inputs import all_tensors
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
+from opwright.spec.domains import Range
 from opwright.verify.difference import compare
 from opwright.verify.gradients import with_room
 from opwright.verify.oracle import Expected, expect
@@ -33,6 +34,7 @@ class Workload:
         self.direction, self._operator = direction, operator
         needs_gradient = direction != "forward"
         self.values = [_leaf(value, needs_gradient) for value in values]
+        self._domains = _domains_of(operator, self.values)
         self._inputs = [t for t in all_tensors(self.values) if t.requires_grad]
         self._seeds: dict[int, torch.Tensor] | None = None  # by the number of the output
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -94,18 +96,18 @@ class Workload:
                     factor = 1 - torch.rand(size, generator=generator) / (4 * tensor.ndim)
                     shape = [-1 if d == axis else 1 for d in range(tensor.ndim)]
                     tensor.mul_(factor.to(tensor.device, tensor.dtype).reshape(shape))
+                self._fold(tensor)
 
     def _written(self) -> list[torch.Tensor]:
         seeds = list((self._seeds or {}).values())
-        written = seeds if self.direction == "backward" else [*all_tensors(self._changeable()), *seeds]
+        written = seeds if self.direction == "backward" else [*all_tensors(self.values), *seeds]
         return [tensor for tensor in written if _is_writable(tensor)]
 
-    def _changeable(self) -> list[Any]:
-        """Returns the arguments that may have other values: those of a domain stay, or would leave it."""
-        if self._operator is None:
-            return self.values
-        parameters = self._operator.contract.parameters
-        return [v for p, v in zip(parameters, self.values, strict=True) if getattr(p, "domain", None) is None]
+    def _fold(self, tensor: torch.Tensor) -> None:
+        """Moves values that were changed back into the domain of their argument."""
+        domain = self._domains.get(id(tensor))
+        if domain is not None:
+            tensor.copy_(domain.fold(tensor))
 
     def keep(self) -> None:
         """Remembers the values of arguments that a call changes, for `restore`."""
@@ -234,6 +236,18 @@ def _is_writable(tensor: torch.Tensor) -> bool:
 
 def _needs_gradient(result: Any) -> bool:
     return isinstance(result, torch.Tensor) and result.is_floating_point() and result.requires_grad
+
+
+def _domains_of(operator: Operator | None, values: Sequence[Any]) -> dict[int, Range]:
+    """Returns the declared domain of each floating-point tensor, by its `id`."""
+    pairs = zip(operator.contract.parameters, values, strict=True) if operator is not None else ()
+    return {
+        id(tensor): parameter.domain
+        for parameter, value in pairs
+        if isinstance(parameter.domain, Range)
+        for tensor in all_tensors([value])
+        if tensor.is_floating_point()
+    }
 
 
 def applier(function: Callable[..., Any], operator: Operator | None) -> Callable[[Sequence[Any]], Any]:

@@ -52,9 +52,9 @@ def inspect_operators(
                 "kernels": {b: s.origin for b, s in declaration.sources.items()},
                 "backward": remark_on_backward(operator),
                 "autocast": declaration.autocast or "none",
-                "arguments": {
-                    p.name: str(p.type or "|".join(p.choices) or p.kind) for p in contract.parameters
-                },
+                **({} if declaration.deterministic else {"deterministic": "no: last bits vary from call to call"}),
+                **({"precision": str(declaration.precision)} if declaration.precision else {}),
+                "arguments": {p.name: str(p) for p in contract.parameters},
                 "outputs": {o.name: str(o.type) for o in contract.outputs},
             }
         )

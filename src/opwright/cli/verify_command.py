@@ -158,6 +158,8 @@ def print_record(record: VerifyRecord) -> None:
             )
         )
     print_rows(rows)
+    for note in record.notes:
+        print(f"\nnote: {note}")
     for c in record.checks:
         if c.undecided:
             first, *others = c.undecided

@@ -33,6 +33,7 @@ from opwright.spec.declaration import Declaration, declare, declare_backward
 from opwright.spec.dryrun import dry_run
 from opwright.spec.dtypes import describe
 from opwright.spec.memory import find_shared, overlaps_itself
+from opwright.spec.precision import Precision
 from opwright.spec.schema import out_names, schema_of
 
 MAX_CHECKED = 1024  # signatures of one operator
@@ -49,6 +50,8 @@ def operator(
     data_dependent: Sequence[str] = (),
     non_differentiable: Sequence[str] = (),
     autocast: str | None = "promote",
+    deterministic: bool = True,
+    precision: Precision | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declares a PyTorch operator by its reference.
 
@@ -61,6 +64,9 @@ def operator(
         data_dependent: axes of outputs whose size only the data know.
         non_differentiable: outputs that no gradient flows through, such as those that the backward needs.
         autocast: what happens to mixed precisions under autocast: "promote", "lower", "float32", None.
+        deterministic: False where the last bits of a result vary from call to call, as sums by atomics do.
+        precision: "tf32" where products of float32 matrices are computed in TF32; `Factor(4, "reason")` where results
+            may err four times what verify otherwise allows.
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
@@ -84,6 +90,8 @@ def operator(
                 data_dependent=data_dependent,
                 non_differentiable=non_differentiable,
                 autocast=autocast,
+                deterministic=deterministic,
+                precision=precision,
                 local_names=frame.f_locals,
             )
             return _install(declaration).function

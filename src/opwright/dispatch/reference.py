@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from opwright.dispatch.fake import pack
+from opwright.errors import OpwrightError, OutOfBoundsError
 from opwright.spec.contract import Contract
 
 
 def caller(contract: Contract, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that calls the reference with the arguments in schema order."""
+    """Returns a function that calls the reference with the arguments in schema order.
+
+    An index out of bounds is an IndexError. PyTorch raises a RuntimeError in `gather`, `scatter_add` and `index_add`.
+    """
     positional = [p.name for p in contract.parameters if not p.keyword_only]
     named = [p.name for p in contract.parameters if p.keyword_only]
     count = len(positional)
-    if not named:
-        return lambda values: reference(*values)
-    return lambda values: reference(*values[:count], **dict(zip(named, values[count:], strict=True)))
+
+    def call(values: Sequence[Any]) -> Any:
+        try:
+            return reference(*values[:count], **dict(zip(named, values[count:], strict=True)))
+        except RuntimeError as error:
+            text = str(error).partition("\n")[0]
+            if _OUT_OF_BOUNDS.search(text) is None or isinstance(error, OpwrightError):
+                raise
+            raise OutOfBoundsError(contract.subject, text) from None
+
+    return call
+
+
+_OUT_OF_BOUNDS = re.compile(r"\bindex\b.* out of (bounds|range)")
 
 
 def outputs_of(contract: Contract, result: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _TOOLKIT = Path(__file__).resolve().parent.parent
 _TAKEN = ("errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
-_LEFT = ("spec/samples.py", "spec/fill.py")
+_LEFT = ("spec/samples.py", "spec/fill.py", "spec/likely.py")
 _REPLACED = {
     "__init__.py": "init.py",
     "jaxtyping.py": "jaxtyping.py",

@@ -119,6 +119,8 @@ def _plain(annotation: ast.expr) -> ast.expr:
                 return ast.Name("Tensor")
             if getattr(node.value, "id", "") == "Mutates":
                 return self.visit(node.slice)
+            if getattr(node.value, "id", getattr(node.value, "attr", "")) == "Annotated":
+                return self.visit(node.slice.elts[0])
             return self.generic_visit(node)
 
     return Replacer().visit(copy.deepcopy(annotation))

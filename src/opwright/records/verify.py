@@ -119,6 +119,8 @@ class VerifyRecord:
         only: the text that the cases were chosen by; "" for all of them.
         in_process: why the candidate ran in the process of its caller, where a crash would have ended both;
             "" when it had a process of its own.
+        notes: what the operator is declared to be (`deterministic=False`, a precision), and what its author should
+            declare, such as the range of an argument for which the reference gives NaN.
     """
 
     name: str
@@ -132,6 +134,7 @@ class VerifyRecord:
     effort: str = "default"
     only: str = ""
     in_process: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def undecided(self) -> int:

@@ -15,6 +15,7 @@ import torch
 from opwright.errors import AnnotationError, AxisError
 from opwright.spec.axes import parse_axes
 from opwright.spec.contract import MISSING, Output, Parameter, TensorType
+from opwright.spec.domains import Domain, Index, Range
 from opwright.spec.dtypes import family, family_names
 
 _MUTATED = "opwright: this argument is written into"
@@ -90,11 +91,13 @@ def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:
 
 
 def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]:
-    mutated = False
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
-        mutated = _MUTATED in marks
-        annotation = inner
+        read = _read_annotation(inner, name, subject)
+        if _MUTATED in marks:
+            read["mutated"] = True
+        domain = _read_domain(marks, read, name, subject)
+        return {**read, "domain": domain} if domain else read
     if annotation in (int, float, bool):
         return {"kind": annotation.__name__}
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -114,10 +117,38 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
                 rows=[("got", _text(annotation))],
                 hint=f"give `{name}` a default that means 'none', such as -1",
             )
-        return {**read, "optional": True, "mutated": mutated or read.get("mutated", False)}
+        return {**read, "optional": True}
     if origin is list and _is_tensor(*arguments):
-        return {"kind": "tensors", "type": read_tensor_type(arguments[0], name, subject), "mutated": mutated}
-    return {"kind": "tensor", "type": read_tensor_type(annotation, name, subject), "mutated": mutated}
+        return {**_read_annotation(arguments[0], name, subject), "kind": "tensors"}
+    return {"kind": "tensor", "type": read_tensor_type(annotation, name, subject)}
+
+
+def _read_domain(
+    marks: Sequence[Any], read: Mapping[str, Any], name: str, subject: str
+) -> Domain | None:
+    """Returns the domain among the marks of an `Annotated`, None where there is none; other marks mean nothing here."""
+    for mark in marks:
+        if mark is Range or mark is Index:
+            bounded = "Range(0, 1)" if mark is Range else 'Index("n")'
+            hint = f"`{name}: Annotated[..., {bounded}]`"
+            raise AnnotationError(subject, f"`{name}`: `{mark.__name__}` needs its bounds", hint=hint)
+    found = [mark for mark in marks if isinstance(mark, (Range, Index))]
+    if not found:
+        return None
+    dtypes = read["type"].family.dtypes if read.get("type") else ()
+    takes_indices = read["kind"] == "int" or (dtypes and not any(d.is_floating_point or d == torch.bool for d in dtypes))
+    takes_numbers = takes_indices or read["kind"] == "float" or (dtypes and torch.bool not in dtypes)
+    rows = [("got", " ".join(map(str, found)))]
+    if len(found) > 1 or read.get("domain"):
+        raise AnnotationError(subject, f"`{name}` has more than one domain", rows=rows, hint="keep the narrower one")
+    if not takes_numbers:
+        raise AnnotationError(subject, f"`{name}`: only numbers have a domain", rows=rows, hint="remove it")
+    if isinstance(found[0], Index) and not takes_indices:
+        hint = f'`{name}: Annotated[Int64[Tensor, "..."], {found[0]}]`'
+        raise AnnotationError(subject, f"`{name}`: only integers are indices", rows=rows, hint=hint)
+    if isinstance(found[0], Index):
+        parse_axes(found[0].axis, subject, name)
+    return found[0]
 
 
 def read_tensor_type(annotation: Any, name: str, subject: str) -> TensorType:
@@ -212,6 +243,10 @@ def _check_default(read: Mapping[str, Any], default: Any, name: str, subject: st
         "bool": lambda: isinstance(default, bool),
         "choice": lambda: default in read["choices"],
     }[kind]()
+    domain = read.get("domain")
+    if good and isinstance(domain, Range) and default is not None and not domain.contains(default):
+        rows = [("default", repr(default)), ("domain", str(domain))]
+        raise AnnotationError(subject, f"`{name}`: the default is outside of its domain", rows=rows)
     if not good:
         hints = {
             "tensor": f"`{name}: {read['type']} | None = None`" if read.get("type") else "",

@@ -19,6 +19,7 @@ from opwright.errors import (
     ShapeError,
 )
 from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
+from opwright.spec.domains import Domain
 from opwright.spec.dtypes import Family, describe, short_name
 from opwright.spec.memory import find_shared, overlaps_itself
 
@@ -61,7 +62,10 @@ class TensorType(NamedTuple):
 class Parameter(NamedTuple):
     """One argument of an operator.
 
-    `kind` is "tensor", "tensors" (a list), "int", "float", "bool" or "choice" (a Literal of strings).
+    Attributes:
+        kind: "tensor", "tensors" (a list), "int", "float", "bool" or "choice" (a Literal of strings).
+        domain: the values that it takes, where that is declared.
+        likely: where none is declared, the values for which the reference gives numbers.
     """
 
     name: str
@@ -72,6 +76,13 @@ class Parameter(NamedTuple):
     choices: tuple[str, ...] = ()
     default: Any = MISSING
     keyword_only: bool = False
+    domain: Domain | None = None
+    likely: Domain | None = None
+
+    def __str__(self) -> str:
+        text = str(self.type) if self.type else "|".join(self.choices) or self.kind
+        text = f"list[{text}]" if self.kind == "tensors" else text
+        return f"Annotated[{text}, {self.domain}]" if self.domain else text
 
     @property
     def is_tensor(self) -> bool:
@@ -152,6 +163,21 @@ class Contract(NamedTuple):
             ContractError: the subclass for the rule that was broken.
         """
         return _Binder(self, arguments).bind()
+
+    def find_outside(self, values: Sequence[Any]) -> Parameter | None:
+        """Returns the first parameter whose value, in a call that fits the contract, lies outside of its domain."""
+        if not any(p.domain for p in self.parameters):
+            return None
+        sizes = self.bind(dict(zip([p.name for p in self.parameters], values, strict=True))).sizes
+        for parameter, value in zip(self.parameters, values, strict=True):
+            if parameter.domain is None or value is None:
+                continue
+            allowed = parameter.domain.within(sizes)
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                is_empty = isinstance(each, torch.Tensor) and not each.numel()
+                if not is_empty and (allowed is None or not allowed.contains(each)):
+                    return parameter
+        return None
 
     def output_shape(self, output: Output, bindings: Bindings) -> tuple[Any, ...]:
         """Returns the shape of an output. Data-dependent axes are not known here (KeyError)."""

@@ -12,6 +12,8 @@ from opwright.errors import AnnotationError, AxisError, BackwardError, Declarati
 from opwright.spec.annotations import read_outputs, read_parameters
 from opwright.spec.axes import Anonymous, Computed, Named, Variadic
 from opwright.spec.contract import MISSING, Contract, Output, Parameter, TensorType
+from opwright.spec.domains import Index
+from opwright.spec.precision import Precision, check_precision
 from opwright.spec.sources import KERNEL_FILES, Source, find_sources
 
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
@@ -30,6 +32,8 @@ class Declaration(NamedTuple):
             autocast's dtype), "float32", or None (nothing).
         module, file, line: where it was declared.
         forward: for a backward, the name of the operator that it belongs to.
+        deterministic: whether the same input gives the same bits again.
+        precision: how much less precise than PyTorch it may be; None: not at all.
         generation: how often the schema of this name has changed in this process.
     """
 
@@ -44,6 +48,8 @@ class Declaration(NamedTuple):
     line: int
     forward: str | None = None
     generation: int = 0
+    deterministic: bool = True
+    precision: Precision | None = None
 
     @property
     def namespace(self) -> str:
@@ -70,6 +76,8 @@ def declare(
     data_dependent: Sequence[str] = (),
     non_differentiable: Sequence[str] = (),
     autocast: str | None = "promote",
+    deterministic: bool = True,
+    precision: Precision | None = None,
     local_names: Mapping[str, Any] | None = None,
 ) -> Declaration:
     """Reads a reference into a declaration.
@@ -88,6 +96,7 @@ def declare(
             f"there is no autocast policy {autocast!r}",
             rows=[("expected", " | ".join(map(repr, AUTOCAST_POLICIES)) + " | None")],
         )
+    check_precision(precision, subject)
     parameters, returns = read_parameters(reference, subject, local_names or {})
     outputs = _mark_constant(read_outputs(returns, subject), non_differentiable, subject)
     result_type = returns if isinstance(returns, type) and hasattr(returns, "_fields") else None
@@ -105,6 +114,8 @@ def declare(
         module=reference.__module__,
         file=file,
         line=code.co_firstlineno,
+        deterministic=deterministic,
+        precision=precision,
     )
 
 
@@ -217,6 +228,15 @@ def _check_contract(contract: Contract) -> None:
     subject = contract.subject
     _check_limits(contract)
     named, variadics, families = _bound_names(contract)
+    for parameter in contract.parameters:
+        unknown = [n for n in parameter.domain.names if n not in named] if isinstance(parameter.domain, Index) else []
+        if unknown:
+            raise AxisError(
+                subject,
+                f"`{parameter.name}`: no input has the axis `{unknown[0]}` of {parameter.domain}",
+                rows=[("bound", " ".join(named) or "nothing")],
+                hint=f'`x: Float[Tensor, "{unknown[0]} ..."]` names an axis; `Range(0, 9)` has fixed ends',
+            )
     for output in contract.outputs:
         for axis in output.type.axes:
             if isinstance(axis, (Variadic, Anonymous)) and not getattr(axis, "name", None):

@@ -9,6 +9,7 @@ import torch
 
 from opwright.spec.axes import Computed, Named, Variadic
 from opwright.spec.contract import Contract, TensorType
+from opwright.spec.domains import Range
 
 LAYOUTS = ("transposed", "sliced", "offset", "expanded")
 
@@ -57,7 +58,7 @@ def lay_out(
 
 
 def with_special_values(
-    noise: torch.Tensor, dtype: torch.dtype, shift: int = 0, apart: bool = False
+    noise: torch.Tensor, dtype: torch.dtype, shift: int = 0, apart: bool = False, domain: Range | None = None
 ) -> torch.Tensor:
     """Returns the tensor with some elements replaced by zeros, infinities, NaN, extremes of the dtype.
 
@@ -65,6 +66,7 @@ def with_special_values(
         apart: spread over the tensor, so that a row has few of them: one NaN hides what else is in a sum.
             Otherwise they are the first elements.
         shift: how far the list is turned, so that several tensors have different values at the same place.
+        domain: the values that there may be; its ends are among them, and what lies outside is not.
     """
     info = torch.finfo(dtype)
     ladder = [
@@ -77,6 +79,9 @@ def with_special_values(
         0.0, -0.0, math.inf, -math.inf, math.nan, info.tiny, -info.tiny, info.tiny / 2, -info.tiny / 2,
         info.smallest_normal * info.eps, info.max, -info.max, info.eps, -info.eps, 1.0, -1.0, *ladder,
     ]  # fmt: skip
+    if domain is not None:
+        special = [*domain.ends(dtype), *(value for value in special if domain.contains(value))]
+    shift %= len(special)
     special = special[shift:] + special[:shift]
     flat = noise.reshape(-1).clone()
     count = min(len(special), flat.numel())

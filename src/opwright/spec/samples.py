@@ -12,6 +12,7 @@ import torch
 
 from opwright.spec.axes import Computed, Named, Variadic
 from opwright.spec.contract import MISSING, Contract, Parameter
+from opwright.spec.domains import Range
 from opwright.spec.dtypes import describe
 from opwright.spec.fill import LAYOUTS, every_value, lay_out, shape_of, tensor_dtype, with_special_values
 
@@ -125,11 +126,7 @@ class Sweep:
         return sizes, batch
 
     def _int_sizes(self) -> dict[str, int]:
-        return {
-            p.name: 2 if p.default is MISSING else p.default
-            for p in self.contract.parameters
-            if p.kind == "int"
-        }
+        return {p.name: _usual_int(p) for p in self.contract.parameters if p.kind == "int"}
 
     def aligned_sizes(self) -> tuple[dict[str, int], tuple[int, ...]]:
         """Returns sizes that are multiples of every vector width, for more than 64k elements."""
@@ -303,13 +300,15 @@ class Sweep:
             elif p.kind == "bool":
                 values = [False, True] if p.default in (MISSING, False) else [True, False]
             elif p.kind == "int":
-                usual = 2 if p.default is MISSING else p.default
+                usual = _usual_int(p)
                 values = [usual] if p.name in self.names else [usual, usual + 1 if usual >= 0 else usual - 1]
             elif p.kind == "float":
                 usual = 0.5 if p.default is MISSING else p.default
                 values = [usual, 0.5 * usual + 0.25]
             else:
                 continue
+            if isinstance(p.domain, Range):
+                values = list(dict.fromkeys(nearest_in(p.domain, value, p.kind) for value in values))
             axes.append([(p.name, value) for value in values])
         defaults = [values[0] for values in axes]
         alone = [
@@ -350,6 +349,7 @@ class Sweep:
         """
         generator = torch.Generator().manual_seed(self.seed)
         special = special or {}
+        sizes = {p.name: options[p.name] for p in self.contract.parameters if p.kind == "int"} | dict(sizes)
         values: list[Any] = []
         for parameter in self.contract.parameters:
             if not parameter.is_tensor:
@@ -420,25 +420,71 @@ class Sweep:
     ) -> torch.Tensor:
         shape = shape_of(parameter.type, sizes, batch)
         own = tensor_dtype(self.contract, parameter.type, dtype)
-        smallest = min([size for size in shape if size > 0], default=2)
+        domain = domain_in(parameter, sizes)
 
         def fill(wanted: tuple[int, ...]) -> torch.Tensor:
             if given is not None:
-                return given(wanted, own)
+                return within(given(wanted, own), parameter, sizes)
             if own == torch.bool:
                 return torch.rand(wanted, generator=generator) > 0.5
             if not own.is_floating_point:
-                return torch.randint(0, max(smallest, 2), wanted, generator=generator).to(own)
+                low, high = integers_in(domain, shape, own)
+                return torch.randint(low, high + 1, wanted, generator=generator).to(own)
             noise = torch.randn(wanted, generator=generator, dtype=torch.float64) * scale
+            if domain is not None:
+                noise = domain.fold(noise)
             if special is not None:
-                noise = with_special_values(noise, own, special, apart)
+                noise = with_special_values(noise, own, special, apart, parameter.domain)
             if every:
                 noise = every_value(noise.shape, own, generator)
-            return noise.to(own)
+            return within(noise.to(own), parameter, sizes)
 
         if parameter.mutated and layout == "expanded":
             layout = "contiguous"  # writing through stride 0 has no defined result
         return lay_out(fill, shape, layout)
+
+
+def domain_in(parameter: Parameter, sizes: Mapping[str, int]) -> Range | None:
+    """Returns the values that random numbers for a parameter are drawn from; None: any, or none at all."""
+    domain = parameter.domain or parameter.likely
+    return None if domain is None else domain.within(sizes)
+
+
+def within(values: torch.Tensor, parameter: Parameter, sizes: Mapping[str, int]) -> torch.Tensor:
+    """Returns floating-point numbers with those outside of a declared domain moved into it."""
+    domain = None if parameter.domain is None else parameter.domain.within(sizes)
+    return domain.fold(values) if domain is not None and values.is_floating_point() else values
+
+
+def integers_in(domain: Range | None, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, int]:
+    """Returns the smallest and the largest integer that a tensor of this shape is filled with.
+
+    Without a bounded domain they are small: such that they may be indices of any of its own axes.
+    """
+    if domain is not None and domain.is_bounded:
+        return tuple(map(int, domain.ends(dtype)))
+    high = max(min([size for size in shape if size > 0], default=2), 2) - 1
+    if domain is None:
+        return 0, high
+    low, most = map(int, domain.ends(dtype))
+    start = low if math.isfinite(domain.low) else most - high if math.isfinite(domain.high) else 0
+    return start, min(start + high, most)
+
+
+def _usual_int(parameter: Parameter) -> int:
+    usual = 2 if parameter.default is MISSING else parameter.default
+    if isinstance(parameter.domain, Range):
+        return nearest_in(parameter.domain, usual, "int")
+    return 0 if parameter.domain and parameter.default is MISSING else usual
+
+
+def nearest_in(domain: Range, value: float, kind: str) -> Any:
+    """Returns a number of this kind, "int" or "float"; one in the domain in place of one outside."""
+    if domain.contains(value):
+        return value
+    low, high = domain.ends(torch.int64 if kind == "int" else torch.float64)
+    inner = (low + high) / 2 if domain.is_bounded else value
+    return max(low, min(value, high)) if kind == "int" else max(low, min(inner, high))
 
 
 def _axis_names(contract: Contract) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from opwright.errors import CheckError
 from opwright.spec.axes import Computed, Fixed, Named, Variadic
 from opwright.spec.contract import MISSING, Contract, Parameter, TensorType
+from opwright.spec.domains import Index, Range
 from opwright.spec.dtypes import Family
 from opwright.spec.fill import LAYOUTS, lay_out
+from opwright.spec.samples import domain_in, integers_in, nearest_in, within
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.testing.sweep import one_operator
 from opwright.verify.subject import Subject, subject_of
@@ -32,7 +35,7 @@ _MOST_ELEMENTS = 4096
 _MOST_AXES = 3  # of a variadic axis
 _MOST_PLACED = 6  # values that are chosen one by one in a tensor
 
-Range = tuple[float, float]
+Ends = tuple[float, float]
 
 
 def inputs(
@@ -69,8 +72,8 @@ def inputs(
     contract = found.contract
     _check_names(contract, ranges)
     chosen = None if dtypes is None else tuple(dtypes)
-    maker = _Maker(contract, ranges, chosen, tuple(layouts), special, max_elements)
     subject = subject_of(found.function, None, None)
+    maker = _Maker(subject.drawn, ranges, chosen, tuple(layouts), special, max_elements)
     return _arguments(maker, subject)
 
 
@@ -97,6 +100,8 @@ def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
 @st.composite
 def _arguments(draw: st.DrawFn, maker: _Maker, subject: Subject) -> Inputs:
     values, label = maker.draw(draw)
+    outside = maker.contract.find_outside(values)
+    assume(outside is None or outside.name in maker.ranges)
     try:
         with torch.no_grad():
             subject.reference(list(Inputs(values, {}).fresh().args))
@@ -159,6 +164,11 @@ class _Maker:
             case "int":
                 if given:
                     return st.integers(*map(int, given))
+                if isinstance(parameter.domain, Index):
+                    return st.integers(0, 3)
+                if isinstance(parameter.domain, Range):
+                    usual = default if has_default else 2
+                    return st.sampled_from(list(dict.fromkeys(nearest_in(parameter.domain, n, "int") for n in (usual, 1, 3, 4))))
                 if parameter.name in self.axes:
                     return st.sampled_from(list(dict.fromkeys([default if has_default else 2, 1, 3])))
                 return st.just(default) | st.integers(1, 4) if has_default else st.integers(1, 4)
@@ -166,6 +176,11 @@ class _Maker:
                 if given:
                     return st.floats(*map(float, given))
                 between = st.floats(2.0**-10, 2.0, width=32)
+                if parameter.domain is not None:
+                    inside = functools.partial(nearest_in, parameter.domain, kind="float")
+                    if parameter.domain.is_bounded:
+                        between = st.floats(*parameter.domain.ends(torch.float64))
+                    return st.just(inside(float(default) if has_default else 0.5)) | between.map(inside)
                 return st.just(float(default)) | between if has_default else st.just(0.5) | between
 
     def _sizes(self, draw: st.DrawFn, numbers: Mapping[str, Any]) -> dict[str, int]:
@@ -237,7 +252,7 @@ class _Maker:
         if type_.family.name not in dtypes:
             dtypes[type_.family.name] = draw(st.sampled_from(self._dtypes(type_.family)))
         dtype = dtypes[type_.family.name]
-        values = self._values(draw, parameter, tuple(shape), dtype)
+        values = self._values(draw, parameter, tuple(shape), dtype, sizes)
         if parameter.mutated and layout == "expanded":
             layout = "contiguous"  # writing through stride 0 has no defined result
         return _in_layout(values, layout)
@@ -255,11 +270,14 @@ class _Maker:
         return left or family.dtypes
 
     def _values(
-        self, draw: st.DrawFn, parameter: Parameter, shape: tuple[int, ...], dtype: torch.dtype
+        self, draw: st.DrawFn, parameter: Parameter, shape: tuple[int, ...], dtype: torch.dtype, sizes: Mapping[str, int]
     ) -> torch.Tensor:
         count = math.prod(shape)
         values = torch.zeros(count, dtype=dtype)
         given = self.ranges.get(parameter.name)
+        is_free = given is None
+        if is_free and not dtype.is_floating_point and dtype != torch.bool and (domain := domain_in(parameter, sizes)):
+            given = integers_in(domain, shape, dtype)
         smallest = max(min(shape, default=2), 2)
         plain, elements = _elements(dtype, given, smallest, self.special)
         # The first element is the value that is drawn, the others shares of it: whatever is wrong with a large one
@@ -270,7 +288,7 @@ class _Maker:
         placed = draw(st.lists(st.tuples(st.integers(0, max(count - 1, 0)), elements), max_size=_MOST_PLACED))
         for at, value in placed[: _MOST_PLACED if count else 0]:
             values[at] = value
-        return values.view(shape)
+        return within(values.view(shape), parameter, sizes) if is_free else values.view(shape)
 
 
 def _size(low: int, high: int) -> st.SearchStrategy[int]:
@@ -299,7 +317,7 @@ def _axis_names(contract: Contract) -> list[str]:
 
 
 def _elements(
-    dtype: torch.dtype, given: Range | None, smallest: int, special: bool
+    dtype: torch.dtype, given: Ends | None, smallest: int, special: bool
 ) -> tuple[st.SearchStrategy, st.SearchStrategy]:
     """Returns strategies for an element: without and with special values."""
     if dtype == torch.bool:
@@ -328,7 +346,7 @@ def _shares(seed: int, count: int) -> torch.Tensor:
     return shares
 
 
-def _spread(first: Any, shares: torch.Tensor, given: Range | None, dtype: torch.dtype) -> torch.Tensor:
+def _spread(first: Any, shares: torch.Tensor, given: Ends | None, dtype: torch.dtype) -> torch.Tensor:
     """Returns the first value at a share of 1, and others between it and the least at less."""
     if dtype == torch.bool:
         return (shares > 0) & bool(first)

@@ -18,7 +18,8 @@ import torch
 from opwright.errors import ContractError, OpwrightError
 from opwright.spec.axes import Named, Variadic
 from opwright.spec.contract import Parameter
-from opwright.spec.samples import Case, Fill, Sweep
+from opwright.spec.domains import Index
+from opwright.spec.samples import Case, Fill, Sweep, domain_in
 from opwright.spec.sources import Source
 from opwright.verify.devices import DeviceLost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
@@ -169,7 +170,7 @@ def _index_cases(subject: Subject) -> Iterator[Case]:
 
     Where it takes any, they are no indices: then the extremes of the dtype are among them.
     """
-    maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
+    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
     dtype = main_dtype(subject)
     for parameter in subject.contract.tensors:
         own = parameter.type.family.dtypes[0]
@@ -189,7 +190,13 @@ def _index_cases(subject: Subject) -> Iterator[Case]:
 
         if not count or (found := _find_range(takes, int(usual[0]), info.min, info.max)) is None:
             continue
-        is_index = found.above is not None
+        is_index = found.above is not None or isinstance(parameter.domain, Index)
+        if parameter.domain is not None:
+            declared = parameter.domain.within(maker.option_sets()[0] | sizes)
+            low, high = map(int, declared.ends(own))
+            found = found._replace(low=max(found.low, low), high=min(found.high, high))
+            if found.low > found.high:
+                continue
         for values in _spread_over(found, count) if is_index else _extremes(found, count):
             yield filled(values, sizes, f"from {int(values.min())} to {int(values.max())}")
         if is_index and subject.device.type == "cpu":  # a GPU cannot refuse after the call
@@ -257,7 +264,7 @@ def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
 
 def _option_cases(subject: Subject) -> Iterator[Case]:
     """Yields integers and numbers among the options that are negative, zero, extreme, and those just refused."""
-    maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
+    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
     usual = maker.option_sets()[0]
     sizes = maker.base_sizes() | {BATCH: 3}
     for parameter in subject.contract.parameters:
@@ -270,6 +277,7 @@ def _option_cases(subject: Subject) -> Iterator[Case]:
 
         if parameter.kind == "float":
             tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)))
+            tried = [v for v in tried if parameter.domain is None or parameter.domain.contains(v)]
             yield from (made(v) for v in tried if _is_refused(subject, made(v)) or _is_finite(subject, made(v)))
             continue
 
@@ -285,6 +293,8 @@ def _option_cases(subject: Subject) -> Iterator[Case]:
             if value == usual[name] or not _fits_contract(subject, case):
                 continue
             taken = _takes(subject, case)
+            if taken and subject.contract.find_outside(case.values) is not None:
+                continue
             if (taken is False and _is_refused(subject, case)) or (taken and (abs(value) < 2 or _is_finite(subject, case))):
                 yield case
 
@@ -330,13 +340,13 @@ def _special_cases(subject: Subject) -> Iterator[Case]:
 
     A tensor without rows has them in all places at once, and then, since one NaN hides the others in a sum, one alone.
     """
-    maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
+    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
     family = subject.contract.scalar_family
     options = maker.option_sets()
     pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
     pairs += [(main_dtype(subject), each) for each in options[1:]] if subject.effort != "quick" else []
     for dtype, chosen in pairs:
-        for parameter in subject.contract.tensors:
+        for parameter in subject.drawn.tensors:
             if parameter.kind == "tensor" and parameter.type.family.has_floats:
                 yield from _special_in(subject, maker, parameter, dtype, chosen)
 
@@ -350,6 +360,8 @@ def _special_in(
         def fill(shape: tuple[int, ...], own: torch.dtype) -> torch.Tensor:
             generator = torch.Generator().manual_seed(0)
             values = torch.randn(shape, generator=generator, dtype=torch.float64)
+            domain = domain_in(parameter, {})
+            values = values if domain is None else domain.fold(values)
             info = torch.finfo(own)
             numbers = (*_NOT_FINITE, -0.0, info.max, -info.max, info.tiny / 2, -info.tiny * info.eps)
             place(values, torch.tensor(numbers, dtype=torch.float64))
@@ -426,7 +438,7 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
 
     Tiles are powers of two, three times those, and what the source of the kernel names.
     """
-    maker = Sweep(subject.contract, forward=subject.forward(), effort=subject.effort)
+    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
     options, beside = itertools.cycle(maker.option_sets()), itertools.cycle((-1, 1))
     family = subject.contract.scalar_family
     main = main_dtype(subject)

@@ -13,6 +13,7 @@ from opwright.verify.difference import compare
 from opwright.verify.finding import Finding
 from opwright.verify.oracle import expect
 from opwright.verify.process_state import passing_state
+from opwright.verify.repeats import agree
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import bits_of, copy_of, shares_memory, tensors_of, two_alike
 from opwright.verify.values import expected_of, judge_call
@@ -30,10 +31,11 @@ def determinism(subject: Subject) -> Iterator[Finding]:
         for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True):
             kept = tensors_of(subject.run(subject.inputs(case)))
             first = [bits_of(t).clone() for t in kept]
+            copies = copy_of(kept)
             subject.run(subject.inputs(other))
             again = tensors_of(subject.run(subject.inputs(case)))
             message = ""
-            if not _have_bits(again, first):
+            if not agree(subject, again, copies, subject.reference, case.values):
                 message = "the second call gave other bits than the first"
             elif shares_memory(kept, again) or not _have_bits(kept, first):
                 message = "its outputs lie in memory that the next call writes into"
@@ -60,7 +62,8 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
         values = subject.inputs(case)
         values[pair[0]], values[pair[1]] = share(values[pair[0]])
         try:
-            expected = expect(subject.reference, copy_of(values, CPU if subject.operator is not None else None))
+            given = copy_of(values, CPU if subject.operator is not None else None)
+            expected = expect(subject.reference, given, precision=subject.precision)
         except Exception:  # that is no input of it
             return ""
         for output, wanted in zip(subject.run(values), expected, strict=True):
@@ -97,11 +100,11 @@ def fresh_data(subject: Subject) -> Iterator[Finding]:
             at = subject.free_tensors(case)
             if not at:
                 continue
-            original = _with(case, at, _on_grid) if not case.label.startswith("sample") else case
+            original = _with(subject, case, at, _on_grid) if not case.label.startswith("sample") else case
             variants = [
-                ("two elements in the middle exchanged", _with(original, at, _exchanged)),
-                ("an element in the middle changed", _with(original, at, _changed)),
-                ("other values", _with(original, at, _reversed)),
+                ("two elements in the middle exchanged", _with(subject, original, at, _exchanged)),
+                ("an element in the middle changed", _with(subject, original, at, _changed)),
+                ("other values", _with(subject, original, at, _reversed)),
                 ("the first values again", original),
             ]
             if subject.effort == "quick" and case.label == "large":
@@ -144,8 +147,8 @@ def representatives(subject: Subject) -> list[Case]:
     return list({id(c): c for c in [*small.values(), *subject.run_cases()]}.values())
 
 
-def _with(case: Case, at: set[int], change: Any) -> Case:
-    """Returns a case whose floating-point tensors are changed; where there are none, whole numbers are exchanged."""
+def _with(subject: Subject, case: Case, at: set[int], change: Any) -> Case:
+    """Returns a case whose floating-point tensors are changed, within their domains; where there are none, whole numbers are exchanged."""
     has_floats = any(t.is_floating_point() for t in tensors_of([v for i, v in enumerate(case.values) if i in at]))
 
     def can_change(value: torch.Tensor) -> bool:
@@ -153,18 +156,18 @@ def _with(case: Case, at: set[int], change: Any) -> Case:
             return value.is_floating_point()
         return change is _exchanged and value.dtype != torch.bool
 
-    def changed(value: Any) -> Any:
+    def changed(value: Any, position: int) -> Any:
         if isinstance(value, (list, tuple)):
-            return type(value)(changed(v) for v in value)
+            return type(value)(changed(v, position) for v in value)
         if not isinstance(value, torch.Tensor) or not can_change(value):
             return value
         if not value.numel() or torch._debug_has_internal_overlap(value):
             return value
         made = copy_of(value)
-        made.copy_(change(value.reshape(-1).clone()).view(value.shape))
+        made.copy_(subject.fold(change(value.reshape(-1).clone()), position).view(value.shape))
         return made
 
-    values = tuple(changed(v) if i in at else v for i, v in enumerate(case.values))
+    values = tuple(changed(v, i) if i in at else v for i, v in enumerate(case.values))
     return Case(case.label, values, case.options)
 
 

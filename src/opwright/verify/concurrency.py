@@ -24,8 +24,9 @@ from opwright.verify.capture import capture
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.gradients import need_gradient, seed_like
+from opwright.verify.repeats import agree, outputs_and_mutated
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
+from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
 from opwright.verify.values import expected_of, judge_call
 
 # How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
@@ -44,11 +45,15 @@ class Trial:
         label: the case and the direction.
         values: what it reads, on the device: arguments, and cotangents of a gradient.
         compute: takes `values` or a copy; returns all results, mutated arguments included.
+        change: returns other data of the same layout, within the domains of the arguments.
+        agree: takes results, those of another call, and the values of both; returns whether they are the same.
     """
 
     label: str
     values: list[Any]
     compute: Callable[[list[Any]], list[torch.Tensor]]
+    change: Callable[[list[Any]], list[Any]]
+    agree: Callable[[list[torch.Tensor], list[torch.Tensor], list[Any]], bool]
 
 
 def trials(subject: Subject) -> Iterator[Trial]:
@@ -66,7 +71,10 @@ def _forward(subject: Subject, case: Case) -> Trial:
             outputs = subject.call(values)
         return tensors_of([*outputs, *(values[i] for i in subject.mutated())])
 
-    return Trial(str(case), subject.inputs(case), compute)
+    def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], values: list[Any]) -> bool:
+        return agree(subject, got, wanted, outputs_and_mutated(subject), values)
+
+    return Trial(str(case), subject.inputs(case), compute, functools.partial(_other_arguments, subject), is_same)
 
 
 def _gradient(subject: Subject, case: Case) -> Trial | None:
@@ -75,26 +83,42 @@ def _gradient(subject: Subject, case: Case) -> Trial | None:
     except Skipped:
         return None
 
-    def run(values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def run(values: list[Any], call: Any = subject.call) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         leaves = _with_gradients(values)
         with torch.enable_grad():
-            outputs = [o for o in subject.call(leaves) if o is not None and o.requires_grad]
+            outputs = [o for o in call(leaves) if o is not None and o.requires_grad]
         return outputs, [t for t in tensors_of(leaves) if t.requires_grad]
 
-    def compute(both: list[Any]) -> list[torch.Tensor]:
+    def compute(both: list[Any], call: Any = subject.call) -> list[torch.Tensor]:
         values, seeds = both
-        found = torch.autograd.grad(*run(values), seeds, allow_unused=True)
+        found = torch.autograd.grad(*run(values, call), seeds, allow_unused=True)
         return [g for g in found if g is not None]
+
+    def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], both: list[Any]) -> bool:
+        return agree(subject, got, wanted, lambda both: compute(both, subject.reference), both, of_gradient=True)
+
+    def change(both: list[Any]) -> list[Any]:
+        return [_other_arguments(subject, both[0]), other_values(both[1])]
 
     values = subject.inputs(case)
     outputs, _ = run(values)
-    return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute) if outputs else None
+    if not outputs:
+        return None
+    return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute, change, is_same)
 
 
 def _with_gradients(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_() if value.is_floating_point() else value
     return [_with_gradients(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _other_arguments(subject: Subject, values: list[Any]) -> list[Any]:
+    found = other_values(values)
+    for position, value in enumerate(found):
+        for tensor in tensors_of([value]):
+            tensor.copy_(subject.fold(tensor, position))
+    return found
 
 
 def other_values(values: list[Any]) -> list[Any]:
@@ -154,7 +178,7 @@ def _on_side_stream(trial: Trial, busy: _Busy) -> str:
         fill_from(early, trial.values)
         got = trial.compute(early)
     stream.synchronize()
-    same = are_same(wanted, got)
+    same = trial.agree(got, wanted, trial.values)
     torch.cuda.synchronize()
     if not same:
         return "on a side stream it reads its input before the stream has produced it, or returns before it is done"
@@ -238,7 +262,7 @@ def other_device(subject: Subject) -> Iterator[Finding]:
                 is_home = all(t.device == own for t in got)
             torch.cuda.synchronize(own)
             torch.cuda.synchronize(current)
-            message = "" if are_same(wanted, got) else "other values than with its own device current"
+            message = "" if trial.agree(got, wanted, values) else "other values than with its own device current"
             if not is_home:
                 message = f"results are on {', '.join(sorted({str(t.device) for t in got}))}"
             yield Finding(f"{trial.label}, tensors on {own}, {current} current", message)
@@ -258,7 +282,7 @@ def graph_replays(subject: Subject) -> Iterator[Finding]:
 
 
 def _in_graph(trial: Trial, subject: Subject) -> str:
-    given = [trial.values, other_values(trial.values)]
+    given = [trial.values, trial.change(trial.values)]
     wanted = [_alone(trial, values) for values in given]
     static = copy_of(trial.values)
     stream = torch.cuda.Stream()
@@ -279,7 +303,7 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
         fill_from(static, values)
         graph.replay()
         torch.cuda.synchronize()
-        if not are_same(right, got):
+        if not trial.agree(got, right, values):
             data = "the data it was captured with" if values is given[0] else "other data"
             return f"a replay with {data} gives other values than a call"
     return ""
@@ -339,7 +363,7 @@ def threads(subject: Subject) -> Iterator[Finding]:
         for trial in trials(subject):
             given = [trial.values]
             while len(given) < _THREADS:
-                given.append(other_values(given[-1]))
+                given.append(trial.change(given[-1]))
             message = _in_threads(subject, trial, given, copies=True)
             if not message and not mutates:
                 message = _in_threads(subject, trial, [trial.values] * _THREADS, copies=False)
@@ -366,7 +390,7 @@ def _in_threads(subject: Subject, trial: Trial, given: list[list[Any]], copies: 
     on_gpu = any(t.is_cuda for t in tensors_of(trial.values))
     device = torch.cuda.current_device() if on_gpu else None
     start, bad = threading.Barrier(len(given)), []
-    found: list[tuple[list[torch.Tensor], list[list[torch.Tensor]]]] = []
+    found: list[tuple[list[Any], list[torch.Tensor], list[list[torch.Tensor]]]] = []
 
     def work(values: list[Any], right: list[torch.Tensor]) -> None:
         try:
@@ -382,7 +406,7 @@ def _in_threads(subject: Subject, trial: Trial, given: list[list[Any]], copies: 
                 with torch.cuda.stream(stream):
                     results = [trial.compute(each) for each in used]
                 stream.synchronize()
-            found.append((right, results))
+            found.append((values, right, results))
         except BaseException as error:
             start.abort()
             bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
@@ -405,7 +429,7 @@ def _in_threads(subject: Subject, trial: Trial, given: list[list[Any]], copies: 
         _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
     if on_gpu:
         torch.cuda.synchronize()
-    if bad or all(are_same(right, result) for right, results in found for result in results):
+    if bad or all(trial.agree(result, right, values) for values, right, results in found for result in results):
         return bad[0] if bad else ""
     if copies:
         return "several threads at once give other values than one"

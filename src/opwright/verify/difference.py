@@ -89,6 +89,8 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
         ),
     )
     same = same | (expected.overflowed & ~torch.isfinite(value))  # an intermediate result has no room
+    if expected.is_unsettled is not None:
+        same = same | (expected.is_unsettled & (torch.isnan(exact) | torch.isnan(value)))
     if expected.is_loose:
         same = same | (torch.isinf(exact) & torch.isnan(value)) | (torch.isnan(exact) & torch.isinf(value))
     ratio = torch.where(finite, error / expected.allowance, torch.where(same, 0.0, math.inf))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from opwright.verify.gradients import (
     pull_back,
     seed_like,
 )
+from opwright.verify.repeats import agree
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
 
@@ -102,6 +104,10 @@ def _refuses(subject: Subject, case: Case, seeds: Callable[[torch.Tensor], torch
 
 def repeated_backward(subject: Subject) -> Iterator[Finding]:
     """The backward twice on a kept graph: the same bits; inputs, outputs and gradients of outputs unchanged."""
+
+    def reference(values: list[Any]) -> list[torch.Tensor]:
+        return [g for g in pull_back(subject, subject.reference, values) if g is not None]
+
     for case in _cases(subject):
         leaves = as_leaves(subject.inputs(case))
         inputs = floats_of(leaves)
@@ -116,7 +122,7 @@ def repeated_backward(subject: Subject) -> Iterator[Finding]:
         first = copy_of(list(torch.autograd.grad(outputs, inputs, seeds, **kept)))
         second = list(torch.autograd.grad(outputs, inputs, seeds, **kept))
         message = ""
-        if not are_same([first], [second]):
+        if not agree(subject, second, first, reference, case.values, of_gradient=True):
             message = "the second backward on a kept graph gives other values than the first"
         elif not are_same(given, [seeds, tensors_of(results)]):
             message = "the backward writes into its argument or into an output"

@@ -20,7 +20,12 @@ _TINY = torch.finfo(torch.float64).smallest_normal
 
 
 def jittered(
-    computation: Callable[[list[Any]], Sequence[Any]], inputs: Callable[[], list[Any]], unit: float, seed: int, runs: int
+    computation: Callable[[list[Any]], Sequence[Any]],
+    inputs: Callable[[], list[Any]],
+    unit: float,
+    seed: int,
+    runs: int,
+    product_unit: float = 0.0,
 ) -> Iterator[Sequence[Any]]:
     """Yields what a computation in float64 returns, every time with each result moved by one rounding at random.
 
@@ -31,9 +36,10 @@ def jittered(
         unit: half a unit in the last place of the dtype that is rounded to, relatively.
         seed: of the random numbers.
         runs: how many times.
+        product_unit: the same as `unit` of a type that the inputs of matrix products are rounded to first; 0: of none.
     """
     first = inputs()
-    tape, jitter = Tape(first), _Jitter(unit, seed)
+    tape, jitter = Tape(first), _Jitter(unit, seed, product_unit)
     jitter.tape = tape
     with warnings.catch_warnings(record=True) as warned, tape, jitter:
         warnings.simplefilter("always")
@@ -43,7 +49,7 @@ def jittered(
     yield moved
     has_tiny = jitter.has_tiny
     for run in range(1, runs):
-        jitter, values = _Jitter(unit, seed + run), inputs()
+        jitter, values = _Jitter(unit, seed + run, product_unit), inputs()
         if may_play:
             jitter.known_tiny = iter(has_tiny)
             moved = tape.play(jitter.run, values)
@@ -82,8 +88,9 @@ class _Jitter(Rounding):
         known_tiny: the same, of the run that is played: most have none, and to look costs as much as to move.
     """
 
-    def __init__(self, unit: float, seed: int) -> None:
+    def __init__(self, unit: float, seed: int, product_unit: float = 0.0) -> None:
         super().__init__()
+        self.product_unit = product_unit
         self.unit, self.random = unit, random.Random(seed)
         self.base_unit = unit
         self.tape: Tape | None = None
@@ -135,15 +142,15 @@ class _Jitter(Rounding):
         factor, unit_before = None, 0.0
         if kind.is_product:
             terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
-            factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms)
-            unit = max(unit, self._one_sign_unit(terms))
+            factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms) + 2 * self.product_unit
+            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
         elif kind.is_sum:
             terms = _terms_of(func, args, kwargs)
             factor, unit_before = 0, self._sum_unit(terms)
             unit = max(unit, self._one_sign_unit(terms))
-        elif kind.is_scattered_sum:  # base, dimension, index, terms
-            terms = args[3].numel() / max(args[0].numel(), 1) + 1
-            factor, unit_before = 3, self._sum_unit(terms)
+        elif kind.is_scattered_sum and (at := _added_at(func, args, kwargs)) is not None:
+            terms = _most_added(func, args, kwargs, at)
+            factor, unit_before = at, self._sum_unit(terms)
             unit = max(unit, self._one_sign_unit(terms))
         elif kind.is_long_product:
             unit = max(unit, self._sum_unit(_terms_of(func, args, kwargs)))
@@ -151,8 +158,8 @@ class _Jitter(Rounding):
             factor, unit_before = 0, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2)
         elif kind.is_convolution:
             terms = args[1][0].numel()
-            factor, unit_before = 1, self._product_unit(terms)
-            unit = max(unit, self._one_sign_unit(terms))
+            factor, unit_before = 1, self._product_unit(terms) + 2 * self.product_unit
+            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
         elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         return _Step(func, None if kind.is_exact else unit, factor, unit_before, kind.is_in_place)
@@ -267,7 +274,7 @@ def _kind_of(func: Any) -> _Kind:
         packet in _PRODUCTS,
         packet in _BIASED_PRODUCTS,
         packet in _SUMS,
-        packet in _SCATTERED_SUMS,
+        packet in SCATTERED_SUMS,
         packet in _LONG_PRODUCTS,
         packet is torch.ops.aten.convolution,
         packet in _TRANSFORMS,
@@ -290,6 +297,22 @@ def _terms_of(func: Any, args: Any, kwargs: Any) -> float:
     return args[0].numel() / max(_first(func(*args, **kwargs)).numel(), 1)
 
 
+def _added_at(func: Any, args: Any, kwargs: Any) -> int | None:
+    """Returns which argument of a scattered sum is added, None where it replaces what is there."""
+    if func.overloadpacket not in _PUTS:
+        return 3  # base, dimension, index, terms
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    return 2 if accumulate else None
+
+
+def _most_added(func: Any, args: Any, kwargs: Any, at: int) -> float:
+    """Returns how many terms the fullest element of a scattered sum has: as many ones as are added there, and the base."""
+    values = list(args)
+    values[0], values[at] = torch.zeros_like(args[0]), torch.ones_like(args[at])
+    counts = func(*values, **kwargs)
+    return 1 + (counts.max().item() if counts.numel() else 0)
+
+
 def _first(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, (tuple, list)) else result
 
@@ -297,8 +320,12 @@ def _first(result: Any) -> torch.Tensor:
 _PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
 _BIASED_PRODUCTS = _packets("addmm baddbmm")  # what is added comes first
 _CUMULATIVE, _POOLS = _packets("cumsum cumprod"), _packets("avg_pool2d avg_pool3d")
-_SUMS = _POOLS | _packets("sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d")
-_SCATTERED_SUMS = _packets("index_add scatter_add")
+_SUMS = _POOLS | _packets(
+    "sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d "
+    "embedding_dense_backward"
+)
+_PUTS = _packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
+SCATTERED_SUMS = _PUTS | _packets("index_add index_add_ scatter_add scatter_add_")
 _LONG_PRODUCTS = _packets("prod cumprod")
 _TRANSFORMS = _packets("_fft_c2c _fft_r2c _fft_c2r")
 _NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from opwright.spec.precision import Factor, Precision
 from opwright.verify.formulas import oracle_formulas
 from opwright.verify.jitter import jittered
 from opwright.verify.tensors import copy_of, tensors_of
@@ -32,6 +33,7 @@ _MULTIPLE = 4.0
 # library's exp and its like, which PyTorch's own vectorised functions are allowed as well.
 _ULP = 4.0
 _STOCHASTIC_RUNS = 8
+_TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
 LEAN = 0.25
@@ -54,6 +56,7 @@ class Expected:
         reason: why it may be off.
         refinement: computes the doubt, and the output in more digits; None for exact values.
         output: which output this is.
+        is_unsettled: where rounding decides whether the result is NaN, in PyTorch or step by step.
         is_narrow: whether `allowance` leaves out how far the reference moves when it rounds; see `widen`.
     """
 
@@ -69,13 +72,14 @@ class Expected:
     reason: str = ""
     refinement: Refinement | None = None
     output: int = 0
+    is_unsettled: torch.Tensor | None = None
     is_narrow: bool = False
 
     def widen(self) -> Expected:
         """Returns the same, with the whole allowance."""
         spread = self.refinement.spreads[self.output]
-        whole = _expected(self.exact, self.refinement.eager[self.output], spread)
-        return replace(self, allowance=whole.allowance, is_narrow=False)
+        whole = self.refinement.allow(self.exact, self.refinement.eager[self.output], spread)
+        return replace(self, allowance=whole.allowance, is_narrow=False, is_unsettled=self.refinement.unsettled[self.output])
 
     def with_doubt(self) -> Expected:
         """Returns the same, with how far it may be off."""
@@ -90,7 +94,7 @@ class Expected:
         is_same = (found == self.exact) | (found.isnan() & self.exact.isnan())
         is_known = is_same | ((found - self.exact).abs() <= self.doubt)
         exact = torch.where(is_known, found, self.exact)
-        expected = _expected(exact, self.refinement.eager[self.output], self.refinement.rounding[self.output])
+        expected = self.refinement.allow(exact, self.refinement.eager[self.output], self.refinement.rounding[self.output])
         return replace(
             self,
             exact=exact,
@@ -124,7 +128,11 @@ def to_oracle(value: Any) -> Any:
 
 
 def expect(
-    reference: Reference, values: Sequence[Any], seed: int = 0, is_narrow: bool = False
+    reference: Reference,
+    values: Sequence[Any],
+    seed: int = 0,
+    is_narrow: bool = False,
+    precision: Precision | None = None,
 ) -> list[Expected | torch.Tensor | None]:
     """Returns what each output must be; outputs that are not floating-point come as they must be exactly.
 
@@ -132,12 +140,13 @@ def expect(
         reference: the computation; takes the arguments, returns the outputs.
         values: the arguments, in the dtype under test; they stay as they are until results are compared.
         is_narrow: whether the reference is called twice only, and the other times when a result seems wrong.
+        precision: what the operator is declared to be.
     """
     with few_threads(values):
         exact = reference([to_oracle(v) for v in values])
         eager = reference([copy_of(v) for v in values])
         nudged = _nudged(reference, values)
-    refinement = Refinement(reference, values, exact, eager, seed)
+    refinement = Refinement(reference, values, exact, eager, seed, precision)
     spreads = [torch.zeros(())] * len(exact) if is_narrow else refinement.spreads
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain, spread) in enumerate(zip(exact, eager, spreads, strict=True)):
@@ -146,8 +155,10 @@ def expect(
         elif not plain.is_floating_point():
             found.append(plain)
         else:
-            expected = _expected(value.double(), plain, spread)
+            expected = refinement.allow(value.double(), plain, spread)
             expected.refinement, expected.output, expected.is_narrow = refinement, i, is_narrow
+            if not is_narrow:
+                expected.is_unsettled = refinement.unsettled[i]
             if nudged is not None:
                 expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
             found.append(expected)
@@ -247,16 +258,41 @@ class Refinement:
     """
 
     def __init__(
-        self, reference: Reference, values: Sequence[Any], exact: Sequence[Any], eager: Sequence[Any], seed: int
+        self,
+        reference: Reference,
+        values: Sequence[Any],
+        exact: Sequence[Any],
+        eager: Sequence[Any],
+        seed: int,
+        precision: Precision | None = None,
     ) -> None:
-        self.eager = eager
+        self.eager, self.precision = eager, precision
         self._reference, self._values, self._exact, self._seed = reference, values, exact, seed
+
+    def allow(self, exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
+        """Returns what an output must be, from what PyTorch gets and how far the reference moves."""
+        expected = _expected(exact, plain, spread)
+        if isinstance(self.precision, Factor):
+            expected.allowance = self.precision.factor * expected.allowance
+        return expected
 
     @functools.cached_property
     def spreads(self) -> list[torch.Tensor]:
         """How far each result moves when every step is rounded to the dtype."""
+        return [spread for spread, _ in self._moved]
+
+    @property
+    def unsettled(self) -> list[torch.Tensor]:
+        """Where rounding decides whether a result is NaN: in PyTorch, or when every step is rounded."""
+        return [
+            is_moved | (plain.isnan() != exact.isnan()) if isinstance(exact, torch.Tensor) and plain is not None else is_moved
+            for (_, is_moved), exact, plain in zip(self._moved, self._exact, self.eager, strict=True)
+        ]
+
+    @functools.cached_property
+    def _moved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         with few_threads(self._values):
-            return _spread(self._reference, self._values, self._exact, self.eager, self._seed)
+            return _spread(self._reference, self._values, self._exact, self.eager, self._seed, self.precision)
 
     @functools.cached_property
     def rounding(self) -> list[torch.Tensor]:
@@ -270,7 +306,8 @@ class Refinement:
                 return self._reference(values)
 
         with few_threads(self._values), torch.no_grad():
-            return _spread(in_steps, self._values, self._exact, self._exact, self._seed)
+            found = _spread(in_steps, self._values, self._exact, self._exact, self._seed)
+        return [spread for spread, _ in found]
 
     @functools.cached_property
     def errors(self) -> list[torch.Tensor | None]:
@@ -314,7 +351,9 @@ def _spread(
     exact: Sequence[Any],
     eager: Sequence[Any],
     seed: int,
-) -> list[torch.Tensor]:
+    precision: Precision | None = None,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns how far each result moves when every step is rounded, and where it becomes NaN or ceases to be."""
     # Half a unit in the last place; two in float64, where less would be rounded away.
     least = 2 * torch.finfo(torch.float64).eps
     units = [
@@ -326,11 +365,17 @@ def _spread(
         torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(())
         for e in exact
     ]
+    changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in spreads]
     if not units:
-        return spreads
-    for moved in jittered(reference, lambda: [to_oracle(v) for v in values], max(units), seed, _STOCHASTIC_RUNS):
+        return list(zip(spreads, changes, strict=True))
+    is_tf32 = precision == "tf32" and max(units) == torch.finfo(torch.float32).eps / 2
+    product_unit = _TF32_UNIT if is_tf32 else 0.0
+    for moved in jittered(
+        reference, lambda: [to_oracle(v) for v in values], max(units), seed, _STOCHASTIC_RUNS, product_unit
+    ):
         for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
                 spreads[i] = torch.maximum(spreads[i], distance)
-    return spreads
+                changes[i] |= value.isnan() != center.isnan()
+    return list(zip(spreads, changes, strict=True))

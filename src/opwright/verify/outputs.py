@@ -13,6 +13,7 @@ from opwright.spec.samples import Case
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.difference import compare
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
+from opwright.verify.repeats import agree, outputs_and_mutated
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
 from opwright.verify.values import expected_of
@@ -54,7 +55,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
             given = subject.inputs(case)
             if operator.declaration.random:
                 _set_random_state(subject.device, random)
-            same = are_same(subject.run(given), outs)
+            same = agree(subject, subject.run(given), outs, subject.reference, case.values)
             yield Finding(
                 str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
             )
@@ -189,7 +190,7 @@ def guard_bands(subject: Subject) -> Iterator[Finding]:
                 return
             values = subject.inputs(case)
             plain = [*subject.run(values), *(values[i] for i in mutated)]
-            same = are_same(got, plain)
+            same = agree(subject, got, plain, outputs_and_mutated(subject), case.values)
             yield Finding(
                 str(case), "" if same else "other values when NaN lies around its inputs: it reads outside of them"
             )

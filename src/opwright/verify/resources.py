@@ -83,7 +83,7 @@ def _large_case(subject: Subject) -> Case | None:
                 found = enlarged(subject, _LEAST_BYTES)
         else:
             family = subject.contract.scalar_family
-            sweep = Sweep(subject.contract, forward=subject.forward(), effort="full")
+            sweep = Sweep(subject.drawn, forward=subject.forward(), effort="full")
             sizes, batch = sweep.aligned_sizes()
             dtype = None if family is None else family.dtypes[0]
             options = sweep.option_sets()[0]

@@ -13,6 +13,7 @@ import torch
 from opwright.dispatch.operator import Operator
 from opwright.errors import CheckError
 from opwright.records import Check, VerifyRecord
+from opwright.spec.likely import remarks_on
 from opwright.verify.checks import CHECKS
 from opwright.verify.child import Limits, Unfit
 from opwright.verify.devices import device_of, devices_for, parse_device
@@ -107,7 +108,22 @@ def verify(
         effort=effort,
         only=only,
         in_process=in_process,
+        notes=_notes_on(plan.recipe),
     )
+
+
+def _notes_on(recipe: Recipe) -> list[str]:
+    """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown."""
+    operators = [subject for subject in recipe.made().values() if subject.operator is not None]
+    declaration = operators[0].operator.declaration if operators else None
+    notes = []
+    if declaration is not None and not declaration.deterministic:
+        notes.append("declared `deterministic=False`: repeated calls are held to the allowance, not to the same bits")
+    if declaration is not None and declaration.precision == "tf32":
+        notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
+    elif declaration is not None and declaration.precision is not None:
+        notes.append(f"declared `precision`: results may err {declaration.precision}")
+    return list(dict.fromkeys([*notes, *(note for subject in operators for note in remarks_on(subject.drawn))]))
 
 
 def _run(

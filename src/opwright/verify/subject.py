@@ -18,7 +18,10 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, OpwrightError
 from opwright.spec.contract import Contract
 from opwright.spec.declared import backward_cases, declared_cases, in_every_dtype
+from opwright.spec.domains import Range
 from opwright.spec.fill import lay_out
+from opwright.spec.likely import find_likely
+from opwright.spec.precision import Precision
 from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.derived import derived_cases
@@ -75,6 +78,8 @@ class Subject:
     wait: Callable[[torch.device], None] = wait_for
     series: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     _mutated: list[int] | None = None
+    _drawn: Contract | None = None
+    _forward: Subject | None = None
 
     def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Returns what `compute` returns; where there is a memo, it is asked once for each key."""
@@ -147,6 +152,25 @@ class Subject:
     def contract(self) -> Contract | None:
         return self.operator.contract if self.operator else None
 
+    @property
+    def drawn(self) -> Contract:
+        """The contract of an operator, with the domains that its inputs are drawn from where none are declared."""
+        if self._drawn is None:
+            is_free = not self.has_samples and not self.operator.declaration.random
+            self._drawn = find_likely(self.contract, self.reference) if is_free else self.contract
+        return self._drawn
+
+    @property
+    def precision(self) -> Precision | None:
+        """How much less precise than PyTorch an operator is declared to be."""
+        return self.operator.declaration.precision if self.operator is not None else None
+
+    def fold(self, value: torch.Tensor, position: int) -> torch.Tensor:
+        """Returns floating-point numbers of an argument with those outside of its domain moved into it."""
+        parameter = self.drawn.parameters[position] if self.operator is not None else None
+        domain = parameter and (parameter.domain or parameter.likely)
+        return domain.fold(value) if isinstance(domain, Range) and value.is_floating_point() else value
+
     def cases(self) -> list[tuple[torch.dtype | None, Case]]:
         """Returns every input with the dtype it is about, small ones first within a dtype.
 
@@ -198,6 +222,8 @@ class Subject:
             return True
         copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
         try:
+            if self.contract.find_outside(case.values) is not None:
+                return False
             with torch.no_grad(), few_threads(copied):
                 self.reference(copied)
         except Exception:  # whatever a reference may raise to refuse
@@ -220,7 +246,6 @@ class Subject:
             for case in (*given, *(more if self.expand else ())):
                 yield _dtype_of(case), case
             return
-        contract = self.operator.contract
         if self.has_samples:
             sampled = list(self._sampled_cases())
             for case in sampled:
@@ -228,6 +253,7 @@ class Subject:
             if self._owner() is None or self._samples is not None:
                 yield from _laid_out(sampled)
             return
+        contract = self.drawn
         family = contract.scalar_family
         dtypes = family.dtypes if family else (None,)
         seeds = range(_FULL_SEEDS if self.effort == "full" else 1)
@@ -277,6 +303,15 @@ class Subject:
                     rows=error.rows,
                     hint="a sample is a tuple of arguments, or such a tuple and a dictionary of those by name",
                 ) from None
+            outside = self.contract.find_outside(case.values)
+            if outside is not None:
+                value = case.values[self.contract.parameters.index(outside)]
+                raise CheckError(
+                    self.operator.declaration.name,
+                    f"its {case.label} is against its contract: `{outside.name}` is not within {outside.domain}",
+                    rows=[("got", _extent(value))],
+                    hint="give other values, or a wider domain",
+                )
         return cases
 
     def _bind(self, values: Sequence[Any]) -> None:
@@ -326,15 +361,16 @@ class Subject:
         forward = self._owner()
         if forward is None:
             return None
-        call = caller(forward.contract, forward.declaration.reference)
-        return forward.contract, lambda values: outputs_of(forward.contract, call(values))
+        if self._forward is None:
+            self._forward = subject_of(forward.function, None, None)
+        return self._forward.drawn, self._forward.reference
 
     def tiny_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns inputs of a few elements, one for each combination of options: finite differences call
         the operator for every one of them."""
         if self.operator is None or self.has_samples:
             return self.small_cases(dtype)
-        maker = Sweep(self.operator.contract, forward=self.forward())
+        maker = Sweep(self.drawn, forward=self.forward())
         for table in itertools.permutations((3, 2, 4)):  # a reference may ask for one axis to be the longer one
             sizes = maker.base_sizes(table)
             made = [maker.make("tiny", dtype, sizes, (2,), options) for options in maker.option_sets()[:6]]
@@ -468,6 +504,15 @@ def _some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtyp
         step = max(1, math.ceil(len(own) / _QUICK_SAMPLES))
         found += [pair for i, pair in enumerate(own) if i % step == 0 or i >= len(own) - _LAST_SAMPLES]
     return found
+
+
+def _extent(value: Any) -> str:
+    """Returns the smallest and the largest of the values of an argument."""
+    tensors = [t for t in tensors_of([value]) if t.numel()]
+    if not tensors:
+        return repr(value)
+    flat = torch.cat([t.flatten().double() for t in tensors])
+    return f"{flat.min().item():g} to {flat.max().item():g}"
 
 
 def _elements(case: Case) -> int:

@@ -17,8 +17,9 @@ from opwright.spec.samples import Case, Sweep
 from opwright.verify.devices import DeviceLost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.gradients import as_function_of_tensors, need_gradient
+from opwright.verify.repeats import agree
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import are_same, copy_of, tensors_of
+from opwright.verify.tensors import copy_of, tensors_of
 
 
 def opcheck(subject: Subject) -> Iterator[Finding]:
@@ -26,7 +27,14 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
     operator = need_operator(subject)
     if operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
-    for case in subject.small_cases(torch.float32)[: 1 if subject.effort == "quick" else 3]:
+    cases = subject.small_cases(torch.float32)
+    numbers = [case for case in cases if not _gives_nan(subject, case)]  # opcheck takes NaN for unequal to itself
+    if cases and not numbers:
+        raise Skipped("the reference gives NaN")
+    wanted = 1 if subject.effort == "quick" else 3
+    for case in numbers:
+        if not wanted:
+            return
         positional = sum(not p.keyword_only for p in operator.contract.parameters)
         values = subject.inputs(case)
         if not operator.contract.mutated and not _integers_before_floats(operator.contract):
@@ -40,8 +48,39 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
             found = torch.library.opcheck(
                 operator.public, tuple(values[:positional]), named, raise_exception=False
             )
-        bad = [f"{name}: {first_line(result)}" for name, result in found.items() if result != "SUCCESS"]
-        yield Finding(str(case), "; ".join(bad))
+        bad = {name: first_line(result) for name, result in found.items() if result != "SUCCESS"}
+        if bad and all(_DATA_DEPENDENT in text for text in bad.values()) and _DATA_DEPENDENT in _refuses_trace(subject, case):
+            continue  # PyTorch cannot trace its reference either: an index without axes, say
+        wanted -= 1
+        yield Finding(str(case), "; ".join(f"{name}: {text}" for name, text in bad.items()))
+
+
+_DATA_DEPENDENT = "data-dependent expression"
+
+
+def _gives_nan(subject: Subject, case: Case) -> bool:
+    values = copy_of(list(case.values))
+    with torch.no_grad():
+        outputs = subject.reference(values)
+    return any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors_of([*outputs, *values]))
+
+
+def _refuses_trace(subject: Subject, case: Case) -> str:
+    """Returns the error of PyTorch where it cannot trace the reference, as opcheck traces the operator; "" if it can."""
+    from torch.testing._internal.optests import aot_autograd_check
+
+    values = copy_of(list(case.values))
+    for tensor in tensors_of(values) if not subject.mutated() else ():
+        tensor.requires_grad_(tensor.is_floating_point())
+
+    def call(*values: Any) -> Any:
+        return [output for output in subject.reference(list(values)) if output is not None]
+
+    try:
+        aot_autograd_check(call, tuple(values), {}, dynamic=True, skip_correctness_check=True)
+    except Exception as error:  # whatever tracing may raise
+        return str(error)
+    return ""
 
 
 def _integers_before_floats(contract: Contract) -> bool:
@@ -63,7 +102,7 @@ def compiled(subject: Subject) -> Iterator[Finding]:
         graphs.append(1)
         return module
 
-    sweep = Sweep(contract)
+    sweep = Sweep(subject.drawn)
     family = contract.scalar_family
     dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
     options = sweep.option_sets()[0]
@@ -85,7 +124,7 @@ def compiled(subject: Subject) -> Iterator[Finding]:
         for case in cases:
             expected = subject.call(subject.inputs(case))
             got = compiled_call(subject.inputs(case))
-            same = are_same(expected, got)
+            same = agree(subject, got, expected, subject.reference, case.values)
             yield Finding(str(case), "" if same else "the compiled call gives other values")
     if not may_recompile:
         extra = f"{len(graphs)} graphs for 2 sizes" if len(graphs) > 1 else ""
@@ -163,7 +202,7 @@ def exported(subject: Subject) -> Iterator[Finding]:
         message = (
             "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
         )
-        if not are_same(expected, got):
+        if not agree(subject, got, expected, subject.reference, case.values):
             message = "the exported program gives other values"
         yield Finding(f"{case}, {len(fixed)} constants", message)
 
@@ -224,7 +263,7 @@ def autocast(subject: Subject) -> Iterator[Finding]:
         floats = [
             i
             for i, p in enumerate(contract.parameters)
-            if p.is_differentiable and tensors_of([case.values[i]])
+            if p.is_differentiable and not p.type.family.is_single and tensors_of([case.values[i]])
         ]
         values = subject.inputs(case)
         values[floats[0]] = _to(values[floats[0]], torch.bfloat16, 1)
@@ -239,7 +278,7 @@ def autocast(subject: Subject) -> Iterator[Finding]:
             with torch.autocast(subject.device.type, dtype=torch.bfloat16):
                 got = subject.call(values)
             expected = subject.call(converted)
-        same = are_same(expected, got)
+        same = agree(subject, got, expected, subject.reference, converted)
         yield Finding(f"{case}, first tensor bf16", "" if same else f'not what policy "{policy}" gives')
 
 

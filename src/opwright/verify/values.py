@@ -14,6 +14,7 @@ from opwright.verify.devices import DeviceLost
 from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator, origin
 from opwright.verify.oracle import Expected, expect
+from opwright.verify.repeats import outputs_and_mutated
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, shares_memory, storage_bytes, tensors_of
 
@@ -51,13 +52,7 @@ def _why_refused(subject: Subject, case: Case) -> str:
 
 def expected_of(subject: Subject, case: Case) -> list[Expected | torch.Tensor | None]:
     """Returns what the outputs of a case must be, and behind them the arguments that are written into."""
-
-    def reference(values: Any) -> list[Any]:
-        values = list(values)
-        outputs = subject.reference(values)
-        return [*outputs, *(values[i] for i in subject.mutated())]
-
-    found = expect(reference, case.values, is_narrow=True)
+    found = expect(outputs_and_mutated(subject), case.values, is_narrow=True, precision=subject.precision)
     for each in found:
         if isinstance(each, Expected):
             each.is_loose = subject.operator is None and holds_infinities(case)
@@ -175,7 +170,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
             if are_same(whole, alone):
                 yield Finding(str(case))
                 continue
-            expected = expect(subject.reference, part_of(case.values))
+            expected = expect(subject.reference, part_of(case.values), precision=subject.precision)
             message = ""
             for w, a, e in zip(whole, alone, expected, strict=True):
                 if isinstance(e, torch.Tensor) or e is None:

@@ -130,7 +130,7 @@ def _bench(name: str, machine: Machine, chance: random.Random, age: int) -> Benc
 def _timing(candidate: str, median_us: float, chance: random.Random) -> Timing:
     samples = sorted(median_us * chance.lognormvariate(0, 0.03) for _ in range(200))
     middle = statistics.median(samples)
-    return Timing(candidate, middle, samples[0], (samples[150] - samples[50]) / 2 / middle, samples)
+    return Timing(candidate, middle, samples[0], (samples[150] - samples[50]) / 2 / middle, samples, interval=0.02)
 
 
 def _call(name: str, machine: Machine, chance: random.Random) -> CallRecord:

@@ -18,7 +18,7 @@ BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
 _UNITS = {"_us": "us", "_mhz": "MHz", "_gb_s": "GB/s", "_bytes": "bytes", "_gflops": "GFLOP/s", "_ulp": "ulp"}
 _OWN_UNITS = {
     "seconds": "s", "created": "s", "measured": "s", "start": "s", "built": "s", "bytes_moved": "bytes", "flop": "FLOP", "us": "us", "noise": "share",
-    "roof_share": "share", "visible": "share", "ratio": "ratio", "worst_ratio": "ratio", "load": "processes",
+    "roof_share": "share", "visible": "share", "interval": "share", "ratio": "ratio", "worst_ratio": "ratio", "load": "processes",
     "load_before": "processes", "load_after": "processes", "page_faults": "pages", "clock_mhz_before": "MHz", "clock_mhz_after": "MHz",
     "gpu_clock_mhz_before": "MHz", "gpu_clock_mhz_after": "MHz",
 }  # fmt: skip
@@ -77,7 +77,7 @@ def table(type_: type) -> str:
     for field in fields(type_):
         meaning = said.get(field.name) or _USUAL.get(field.name, "")
         kind = str(field.type).replace(" | None", " or null").replace("|", "or")
-        kind += " or null" if "null" in field.metadata else ""
+        kind += " or null" if "null" in field.metadata and not kind.endswith(" or null") else ""
         is_optional = field.default is not MISSING or field.default_factory is not MISSING
         rows.append(
             f"| `{field.name}` | {unit_of(field.name)} | {kind}{', may be absent' if is_optional else ''} | {meaning} |"

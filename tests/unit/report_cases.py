@@ -12,6 +12,7 @@ from opwright.records import (
     BuildRecord,
     BuildStep,
     Check,
+    Comparison,
     Failure,
     KernelUse,
     Machine,
@@ -35,8 +36,15 @@ def make_machine(**changes) -> Machine:
 MEASURED = make_machine(copy_gb_s=COPY_GB_S, compute_gflops=COMPUTE_GFLOPS)
 
 
-def make_timing(candidate: str, median_us: float, noise: float = 0.012) -> Timing:
-    return Timing(candidate, median_us, 0.9 * median_us, noise, [median_us] * 3)
+def make_timing(candidate: str, median_us: float, noise: float = 0.012, interval: float | None = 0.021) -> Timing:
+    return Timing(candidate, median_us, 0.9 * median_us, noise, [median_us] * 3, interval=interval)
+
+
+def compare(measurement: Measurement, visible: float = 0.03) -> Measurement:
+    """Compares Opwright with the other candidates of a measurement; ratios beside those of the medians, as in a run."""
+    ours = measurement.timings[0].median_us
+    measurement.comparisons = [Comparison(t.candidate, 1.01 * t.median_us / ours, visible, 12) for t in measurement.timings[1:]]
+    return measurement
 
 
 def make_measurement(direction: str, dtype: str, elements: int, *, flop_each=10, copy=COPY_GB_S, **changes):
@@ -59,7 +67,8 @@ def make_measurement(direction: str, dtype: str, elements: int, *, flop_each=10,
         "roof_share": moved / ours / 1e3 / copy if copy else None,
         "in_cache": moved < 32e6,
     }
-    return Measurement(**(facts | changes))
+    measurement = Measurement(**(facts | changes))
+    return measurement if "comparisons" in changes else compare(measurement)
 
 
 def make_bench(name: str = "ns::bias_gelu", machine: Machine = MEASURED, **changes) -> BenchRecord:
@@ -80,6 +89,16 @@ def make_bench(name: str = "ns::bias_gelu", machine: Machine = MEASURED, **chang
         "seconds": 81.0,
     }
     return BenchRecord(**(facts | changes))
+
+
+def make_old_bench(name: str = "ns::bias_gelu", **changes) -> BenchRecord:
+    """As version 1 wrote it: no intervals, no comparisons."""
+    bench = make_bench(name, version=1, **changes)
+    for m in bench.measurements:
+        m.comparisons = []
+        for t in m.timings:
+            t.interval = None
+    return bench
 
 
 def make_verify(name: str = "ns::bias_gelu", failures=(), **changes) -> VerifyRecord:
@@ -115,7 +134,6 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.counts: dict[str, int] = {}
         self.rows: list[list[str]] = []
-        self.specs: list[str] = []
         self.heading = ""
         self.feed(self.source)
         self.close()
@@ -129,8 +147,6 @@ class Page(HTMLParser):
             self.rows.append([])
         elif tag in ("td", "th"):
             self.rows[-1].append("")
-        elif tag == "script":
-            self.specs.append("")
 
     def handle_startendtag(self, tag, attrs):
         self.counts[tag] = self.counts.get(tag, 0) + 1
@@ -148,9 +164,7 @@ class Page(HTMLParser):
             self.mistakes.append(f"</{tag}> at {self.getpos()} closes something else")
 
     def handle_data(self, data):
-        if self.open and self.open[-1] == "script":
-            self.specs[-1] += data
-        elif "tr" in self.open and ("td" in self.open or "th" in self.open):
+        if "tr" in self.open and ("td" in self.open or "th" in self.open):
             self.rows[-1][-1] += data
         elif self.open and self.open[-1] == "h1":
             self.heading += data

@@ -25,7 +25,7 @@ from opwright.bench.machine_limits import limits_of
 from opwright.bench.timing import Timed, in_turn, join, summarize, time_interleaved
 from opwright.build.store import Store
 from opwright.records import BenchRecord, Comparison, Limits, Machine, Measurement, Timing
-from opwright.report.ratios import tell_interval, tell_ratio, tell_summary
+from opwright.report.ratios import tell_interval, tell_ratio, tell_speed, tell_summary
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,17 @@ def test_words_of_ratios() -> None:
     assert tell_ratio(0.5, 0.1) == "0.50x ±10 %"
     assert tell_ratio(5.0, 2.0) == "5.00x imprecise"
     assert tell_ratio(1.2, math.inf) == "no visible difference"
+    assert tell_ratio(1.414, None) == "1.41x"
+
+
+@pytest.mark.parametrize(("ratio", "visible"), [(5.0, 2.0), (2.5, 1.0), (1.6, 0.5), (1.4, 0.5), (1.02, 0.03), (9.0, math.inf)])
+def test_a_slowdown_is_visible_where_a_speedup_of_that_size_is(ratio: float, visible: float) -> None:
+    """An operator of 0.40x ±100 % had no visible difference, and one of 2.50x ±100 % was faster."""
+    up, down = Comparison("eager", ratio, visible, 9), Comparison("eager", 1 / ratio, visible, 9)
+    assert (up.verdict, down.verdict) in {("faster", "slower"), ("same", "same")}
+    assert (tell_ratio(ratio, visible) == "no visible difference") == (up.verdict == "same")
+    assert (tell_ratio(1 / ratio, visible) == "no visible difference") == (down.verdict == "same")
+    assert (tell_speed(1 / ratio, visible, "eager") == "no visible difference from eager") == (down.verdict == "same")
     assert tell_interval(0.004) == "±0.4 %"
 
 

@@ -67,6 +67,9 @@ def test_each_fault_is_named_and_the_others_are_measured(run_python, tmp_path: P
         "raises": "it raised ValueError: not this one" + place,
         "right": "",
     }
+    assert {name: record["hint"] for name, record in found.items() if record["hint"]} == {
+        "hangs": "`--timeout 600` waits longer"
+    }
     assert [name for name, record in found.items() if record["measurements"]] == ["right"]
     assert "hint: `--timeout 600` waits longer" in result.stderr
     assert len(result.stderr) < 2 * 64 * 1024  # of what was printed, the beginning is shown

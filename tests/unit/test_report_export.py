@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report_cases import FAILURES, Page, make_bench, make_gpu_bench, make_timing, make_verify
+from report_cases import FAILURES, Page, compare, make_bench, make_gpu_bench, make_timing, make_verify
 
 from opwright.errors import RecordError
 from opwright.records import save
@@ -101,11 +101,12 @@ def test_markdown_has_the_verdict_a_table_and_the_failures(tmp_path) -> None:
     rows = [re.split(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("|")]
     assert len({len(row) for row in rows}) == 1
     good = next(row for row in rows if "a\\|b" in row[1])
-    assert [cell.strip() for cell in good[2:4]] == ["✅ verified", "412"]
-    ratios = sorted(m.time_of("eager") / m.time_of("opwright") for m in make_bench().measurements)
-    assert good[4].strip() == f"{(ratios[5] + ratios[6]) / 2:.2f}x"
+    forward, backward = (s for s in make_bench().summarize() if s.candidate == "eager")
+    assert [cell.strip() for cell in good[2:6]] == ["✅ verified", "412", "forward", f"{forward.ratio:.2f}x ±1.2 %"]
+    after = rows[rows.index(good) + 1]
+    assert [cell.strip() for cell in after[1:6]] == ["", "", "", "backward", f"{backward.ratio:.2f}x ±1.2 %"]
     bad = next(row for row in rows if "ns::c" in row[1])
-    assert [cell.strip() for cell in bad[2:]] == ["❌ fails", "112", "", "", "", "", ""]
+    assert [cell.strip() for cell in bad[2:]] == ["❌ fails", "112", *6 * [""]]
     assert "numerics on f32[7, 13] sliced\nerror 3.1e-2 at [6, 12]\n  of 7.9e-5\nlast column\nverify x\n```" in text
     assert "![ns::c: shares. 3 \\[inputs\\].](<../svg/x.svg>)" in text
     assert "Pictures of" not in text
@@ -119,7 +120,7 @@ def test_pictures_of_several_operators_are_folded_and_told_in_words(tmp_path) ->
     folded = re.findall(r"<details><summary>Pictures of (.*)</summary>\n\n((?:!\[.*\n\n)+)</details>", text)
     assert [name for name, _ in folded] == ["ns::bias_gelu", "ns::d&lt;b&gt;"]
     assert sum(block.count("![") for _, block in folded) == len(pictures)
-    assert "![ns::bias\\_gelu: share of the roof. 12 inputs, 3.26 % to 75.0 % of the copy bandwidth.](<svg/" in text
+    assert "![ns::bias\\_gelu: share of the roof. 12 inputs, 3 % to 75 % of the copy bandwidth.](<svg/" in text
     assert "<sub>not read: bad.json: no \\[record\\]</sub>" in text
 
 
@@ -128,12 +129,13 @@ def test_the_fastest_of_the_other_candidates_has_one_column(tmp_path) -> None:
     records = [make_bench(), make_bench("ns::other")]
     for m in records[1].measurements:
         m.timings[1:] = [make_timing("apex", 6 * m.timings[0].median_us), make_timing("te", 4 * m.timings[0].median_us)]
+        compare(m)
     text = write_markdown(records, tmp_path / "sum.md").read_text()
     head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")]
-    assert head[4:7] == ["over eager", "over compile", "over fastest other"]
-    assert [row[6] for row in rows] == ["1.25x liger", "4.00x te"]
+    assert head[4:8] == ["direction", "vs eager", "vs compile", "vs fastest other"]
+    assert [row[7] for row in rows] == 2 * ["1.26x ±1.2 % (liger)"] + 2 * ["4.04x ±1.2 % (te)"]
     page = Page(write_report(records, tmp_path / "r.html"))
-    assert page.cells("ns::other")[2:] == ["", "", "", "4.00x te", "74.9 %"]
+    assert page.cells("ns::other")[2:] == ["", "forward", "", "", "4.04x ±1.2 % (te)", "75 %"]
 
 
 def test_names_from_records_are_no_markup(tmp_path) -> None:

@@ -208,7 +208,7 @@ def measure(
                         say(f"error: {error}")
                         code = 1
                         if request["mode"] == "bench":
-                            finish(current.partial(_one_line(error)), current.name)
+                            finish(current.partial(error), current.name)
                         else:
                             done.append(current.name)
                     elif "record" in event:
@@ -233,7 +233,7 @@ def measure(
                 against, skipped = [name for name in rivals if name != who], f"{who}: {error.rule}"
                 continue
             if request["mode"] == "bench":
-                finish(current.partial(_one_line(error)), current.name)
+                finish(current.partial(error), current.name)
             else:
                 done.append(current.name)
         finally:
@@ -277,11 +277,11 @@ class _Current:
             line.clear()
             say("\n".join(["First figures, to be refined:", *table_of(self.partial())]))
 
-    def partial(self, refused: str = "") -> BenchRecord:
+    def partial(self, error: OpwrightError | None = None) -> BenchRecord:
         """Returns the record of what was measured so far.
 
         Args:
-            refused: why it goes no further; "" if it does.
+            error: why it goes no further; None if it does.
         """
         record = self._record or BenchRecord(
             name=self.name,
@@ -295,7 +295,8 @@ class _Current:
         )
         measurements = [self.measured[number] for number in sorted(self.measured)]
         seconds = time.monotonic() - self._started
-        return replace(record, measurements=measurements, seconds=seconds, refused=refused)
+        refused, hint = (_one_line(error), error.hint) if error else ("", "")
+        return replace(record, measurements=measurements, seconds=seconds, refused=refused, hint=hint)
 
 
 def _one_line(error: OpwrightError) -> str:

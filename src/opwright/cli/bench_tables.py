@@ -9,7 +9,7 @@ from opwright.cli.console import print_rows, say
 from opwright.errors import align
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Measurement
 from opwright.report.conditions import tell_conditions
-from opwright.report.ratios import tell_comparison, tell_interval, tell_summary
+from opwright.report.ratios import explain_shares, tell_comparison, tell_interval, tell_share, tell_summary
 
 
 def print_bench(record: BenchRecord, *, details: bool = False) -> None:
@@ -52,15 +52,15 @@ def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
                 f"{ours.median_us:.4g}",
                 tell_interval(ours.interval),
                 *(tell_comparison(c) if (c := m.comparison_with(r)) else "" for r in rivals),
-                "in cache" if m.in_cache else "" if m.roof_share is None else f"{100 * m.roof_share:.0f} %",
+                "in cache" if m.in_cache else "" if m.roof_share is None else tell_share(m.roof_share),
                 *(more if details else ()),
             )
         )
     lines = align(rows)
     if shared:
         lines.append(f"all inputs: {' '.join(shared)}")
-    if any((m.roof_share or 0) > 1 and not m.in_cache for m in record.measurements):
-        lines.append(f"above 100 % of copy: faster than PyTorch's copy of {record.limits.copy_gb_s:.4g} GB/s here")
+    if reason := explain_shares(record):
+        lines.append(reason)
     return lines
 
 

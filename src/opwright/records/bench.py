@@ -32,7 +32,8 @@ class Timing:
         peak_bytes: the most memory of PyTorch's allocator that a call held at once, beyond its inputs.
         graph_us: on a GPU, time of a forward replayed as a CUDA graph; None where it cannot be captured.
         wall_us: on a GPU, time of a call by the host's clock, over many until the whole device is idle.
-        interval: relative half-width of the 95 % confidence interval of the time. None is infinite: too few blocks.
+        interval: relative half-width of the 95 % confidence interval of the time. None is infinite: too few blocks. Older
+            records do not have it.
     """
 
     candidate: str
@@ -50,6 +51,17 @@ class Timing:
     graph_us: float | None = None
     wall_us: float | None = None
     interval: float | None = field(default=None, metadata=NULL_IS_INFINITE)
+
+
+def contains_one(ratio: float, visible: float) -> bool:
+    """Whether the confidence interval, from the ratio over 1 + visible to the ratio times that, contains 1."""
+    return ratio <= 1 + visible and ratio * (1 + visible) >= 1
+
+
+def _judge(ratio: float, visible: float) -> str:
+    if contains_one(ratio, visible):
+        return "same"
+    return "faster" if ratio > 1 else "slower"
 
 
 @dataclass
@@ -72,9 +84,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """"faster", "same" or "slower": what Opwright is beside the candidate."""
-        if abs(self.ratio - 1) <= self.visible:
-            return "same"
-        return "faster" if self.ratio > 1 else "slower"
+        return _judge(self.ratio, self.visible)
 
 
 @dataclass
@@ -152,17 +162,22 @@ class Summary:
     Attributes:
         ratio: the geometric mean of the ratios: above 1, Opwright is faster.
         visible: relative half-width of its 95 % confidence interval, as far as the times vary; which inputs there are is
-            not part of it.
+            not part of it. None: the record has no intervals, so the ratio is that of the medians.
         inputs: how many there are; on `faster` and `slower` of them a difference is visible.
     """
 
     direction: str
     candidate: str
     ratio: float
-    visible: float
+    visible: float | None
     inputs: int
     faster: int
     slower: int
+
+    @property
+    def verdict(self) -> str:
+        """"faster", "same" or "slower", as in a Comparison; "" without an interval."""
+        return "" if self.visible is None else _judge(self.ratio, self.visible)
 
 
 @dataclass
@@ -227,6 +242,7 @@ class BenchRecord:
         conditions, limits: how it was measured, and what the device can do; None in records of version 1.
         commit: of the repository of the operator's source, with "+" when it had changes; "" outside of one.
         refused: why it was not measured, or not to the end; "" when all is there.
+        hint: what to do about a refusal, where the error says so.
         left_out: what was not measured, and why: inputs on which a call takes too long, candidates without time.
         warnings: what makes the times doubtful, of all inputs.
         notes: what else is to be known: that a gradient is derived, and what it runs again.
@@ -246,6 +262,7 @@ class BenchRecord:
     limits: Limits | None = None
     commit: str = ""
     refused: str = ""
+    hint: str = ""
     left_out: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -257,8 +274,15 @@ class BenchRecord:
         if len(first := {m.timings[0].candidate for m in self.measurements if m.timings}) > 1:
             raise ValueError(f"its measurements begin with different candidates: {', '.join(sorted(first))}")
 
+    @property
+    def has_comparisons(self) -> bool:
+        """Whether samples were compared in turns. Records of version 1 have the medians alone."""
+        return any(m.comparisons for m in self.measurements)
+
     def summarize(self) -> list[Summary]:
         """Returns what all inputs say together, for each direction and candidate."""
+        if not self.has_comparisons:
+            return self._summarize_medians()
         groups: dict[tuple[str, str], list[Comparison]] = {}
         for m in self.measurements:
             for comparison in m.comparisons:
@@ -272,6 +296,17 @@ class BenchRecord:
             verdicts = [c.verdict for c in several]
             found.append(Summary(direction, candidate, ratio, visible, count, verdicts.count("faster"), verdicts.count("slower")))
         return found
+
+    def _summarize_medians(self) -> list[Summary]:
+        groups: dict[tuple[str, str], list[float]] = {}
+        for m in self.measurements:
+            for timing in m.timings[1:]:
+                if timing.median_us > 0 and m.ours.median_us > 0:
+                    groups.setdefault((m.direction, timing.candidate), []).append(timing.median_us / m.ours.median_us)
+        return [
+            Summary(direction, candidate, math.exp(sum(map(math.log, ratios)) / len(ratios)), None, len(ratios), 0, 0)
+            for (direction, candidate), ratios in groups.items()
+        ]
 
     @property
     def all_warnings(self) -> list[str]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from opwright.records import KernelUse
 from opwright.report.cards import Card
 from opwright.report.quantities import BYTES, TIME, date, plural, tick_with_unit, with_unit
-from opwright.report.rows import Heading, Row, draw_rows, linear, round_ticks
-from opwright.report.svg import Picture, Table
+from opwright.report.svg import Heading, Picture, Row, Table, draw_rows, linear, round_ticks
 
 _MOST_REGISTERS = 255  # that a thread can have
 _SHOWN = 24  # kernels; of more, those that spill or take the most registers
@@ -40,7 +39,7 @@ def draw_timeline(card: Card, name: str) -> Picture | None:
         f"{with_unit(build.library_bytes, BYTES)}."
     )
     table = Table(["command", "began", "took"], [[s.name, _time(s.start), _time(s.seconds)] for s in build.steps])
-    return Picture("Build", caption, [svg], table=table)
+    return Picture("Build", caption, [svg] if len(build.steps) > 1 else [], table=table)
 
 
 def draw_kernels(card: Card, name: str) -> Picture | None:
@@ -77,6 +76,8 @@ def draw_kernels(card: Card, name: str) -> Picture | None:
         f"Registers of a thread, of at most {_MOST_REGISTERS}. Outlined bars: registers ran out, and so many bytes of each "
         "thread go through memory."
     )
+    if len(shown) == 1:
+        return Picture("Registers and spills", told, [], table=_kernel_table(shown))
     if len(shown) < len(build.kernels):
         caption += f" Of {len(build.kernels)} kernels, the {len(shown)} that spill or take the most registers."
     return Picture("Registers and spills", caption, [svg], table=_kernel_table(shown))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from opwright.records import CallPart, CallRecord
 from opwright.report.cards import Card
 from opwright.report.quantities import TIME, percent, tick_with_unit, with_unit
-from opwright.report.rows import Heading, Row, draw_rows, linear, round_ticks
-from opwright.report.svg import Picture, Table
+from opwright.report.svg import Heading, Picture, Row, Table, draw_rows, linear, round_ticks
 
 
 def draw_call(card: Card, name: str) -> Picture | None:

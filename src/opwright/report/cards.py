@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from opwright.errors import RecordError
 from opwright.records import (
@@ -15,9 +14,11 @@ from opwright.records import (
     Machine,
     Measurement,
     Record,
+    Summary,
     Timing,
     VerifyRecord,
 )
+from opwright.report.ratios import tell_share
 
 _DIRECTIONS = ("forward", "backward", "step")
 
@@ -81,8 +82,8 @@ class Card:
 
     @property
     def refusal(self) -> str:
-        """Why bench has refused it, without a time; "" where it has not."""
-        return self.bench.refused if self.bench is not None and not self.bench.measurements else ""
+        """Why bench did not measure it to the end; "" where it did."""
+        return self.bench.refused if self.bench is not None else ""
 
     @property
     def state(self) -> str:
@@ -129,29 +130,42 @@ class Card:
         return next(iter(self.baselines), "")
 
     @property
-    def fastest_peer(self) -> str:
-        """The fastest candidate that is neither eager nor compile, by its median; "" for none."""
-        peers = [name for name in self.baselines if name not in ("eager", "compile")]
-        return min(peers, key=lambda name: self.median_speedup_over(name) or 0, default="")
+    def directions(self) -> list[str]:
+        """Those that were measured."""
+        return list(dict.fromkeys(m.direction for m in self.measurements))
 
-    def speedups_over(self, candidate: str) -> list[float]:
-        """Returns how many times faster Opwright is, for each input on which the candidate was timed."""
-        ratios = (m.speedup_over(candidate) for m in self.measurements)
-        return [ratio for ratio in ratios if ratio is not None]
+    @property
+    def summaries(self) -> list[Summary]:
+        """What bench says of all inputs together; nothing of an operator that is wrong or was refused."""
+        return [] if self.bench is None or self.fails or self.refusal else self.bench.summarize()
 
-    def median_speedup_over(self, candidate: str) -> float | None:
-        """Returns the median over the inputs, or None when the candidate was not timed."""
-        ratios = self.speedups_over(candidate)
-        return median(ratios) if ratios else None
+    def summaries_of(self, direction: str) -> list[Summary]:
+        """Returns the summaries against eager, compile and the fastest of the others."""
+        found = {s.candidate: s for s in self.summaries if s.direction == direction}
+        others = [s for name, s in found.items() if name not in ("eager", "compile")]
+        fastest = min(others, key=lambda s: s.ratio, default=None)
+        return [s for s in (found.get("eager"), found.get("compile"), fastest) if s is not None]
 
-    def roof_shares(self) -> tuple[list[float], list[float]]:
-        """Returns the shares of the roof on inputs outside the cache, and on those inside."""
-        known = [(m.in_cache, m.roof_share) for m in self.measurements if m.roof_share is not None]
-        return [s for inside, s in known if not inside], [s for inside, s in known if inside]
+    def tell_shares(self, direction: str) -> str:
+        """Returns the range of the shares of the copy bandwidth on inputs that do not fit the cache; "" for none."""
+        shares = [m.roof_share for m in self.measurements if m.direction == direction and not m.in_cache]
+        known = [share for share in shares if share is not None]
+        if not known or self.fails or self.refusal:
+            return ""
+        return " to ".join(dict.fromkeys(tell_share(share) for share in (min(known), max(known))))
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether times have confidence intervals; in older records they have a noise."""
+        return any(t.interval is not None for m in self.measurements for t in m.timings)
+
+    def spread_of(self, timing: Timing) -> float | None:
+        """Returns the half-width of the confidence interval of a time, or its noise where the record has no intervals."""
+        return timing.interval if self.has_intervals else timing.noise
 
 
 def collect_cards(records: Sequence[Record]) -> list[Card]:
-    """Sorts records into cards, those that fail first, else in the order of the records.
+    """Sorts records into cards, those that fail first, then those refused, else in the order of the records.
 
     Of several records of one kind the newest counts; benchmarks on the CPU and on a GPU are two kinds. Older
     benchmarks are history.
@@ -165,7 +179,7 @@ def collect_cards(records: Sequence[Record]) -> list[Card]:
     for record in records:
         groups.setdefault((record.name, record.machine.cpu, record.machine.device), []).append(record)
     cards = [card for group in groups.values() for card in _cards_of(group)]
-    return sorted(cards, key=lambda card: not card.fails)
+    return sorted(cards, key=lambda card: (not card.fails, not card.refusal))
 
 
 def _cards_of(group: Sequence[Record]) -> list[Card]:
@@ -207,8 +221,3 @@ def elements_of(measurement: Measurement) -> float | None:
     elements = measurement.axes.get("elements")
     is_number = isinstance(elements, (int, float)) and not isinstance(elements, bool)
     return elements if is_number and elements > 0 else None
-
-
-def noise_bounds(timing: Timing) -> tuple[float, float]:
-    """Returns the times, in microseconds, between which the noise of a timing reaches; both positive."""
-    return timing.median_us * max(1 - timing.noise, 0.05), timing.median_us * (1 + max(timing.noise, 0))

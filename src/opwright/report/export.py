@@ -16,8 +16,7 @@ from opwright.records import Record
 from opwright.report.cards import collect_cards
 from opwright.report.pictures import draw_all, slug_of
 from opwright.report.quantities import date
-from opwright.report.rows import shorten
-from opwright.report.svg import element, text
+from opwright.report.svg import element, shorten, text
 
 _PNG_SCALE = 2.0  # for screens with two pixels in one
 _ABOVE, _BELOW = 42.0, 24.0  # pixels for the heading and for the origin

@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 
 from opwright.records import BenchRecord
+from opwright.report.axes import log_scale, spread
 from opwright.report.cards import Card
-from opwright.report.quantities import TIME, date, plural, round_to, tick_with_unit, with_unit
-from opwright.report.scales import log_scale, spread
+from opwright.report.quantities import TIME, date, plural, tick_with_unit, with_unit
+from opwright.report.ratios import tell_interval, tell_ratio
 from opwright.report.svg import Picture, Table, drawing, element, line, marker, path, text
 
 _WIDTH, _HEIGHT = 1100.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 940.0, 30.0, 250.0
 _MOST_LABELS, _MOST_MARKS = 12, 60
+_MAX_LOG = 700.0  # exp of more is no float64 number
 
 _Key = tuple[str, str, str]
 
@@ -32,6 +34,7 @@ def draw_history(card: Card, name: str) -> Picture | None:
     for key in shared:
         groups.setdefault(f"{key[0]} {key[1]}", []).append(key)
     times = {group: [_mean(record, keys) for record in records] for group, keys in groups.items()}
+    spreads = {group: [_spread(record, keys) for record in records] for group, keys in groups.items()}
     y = log_scale([t for found in times.values() for t in found], _BOTTOM, _TOP, 1.15, ratio=2)
     places = [_LEFT + 20 + i * (_RIGHT - _LEFT - 40) / (len(records) - 1) for i in range(len(records))]
     labels = [_label(record) for record in records]
@@ -52,13 +55,13 @@ def draw_history(card: Card, name: str) -> Picture | None:
         marks = [marker(rank, px, py, class_="filled") for px, py in marked]
         drawn.append(element("g", path(points, class_="line"), *marks, class_=style))
         drawn.append(text(_RIGHT + 8, end + 3.5, group, class_=f"line-label {style}"))
-    changes = [f"{group} {round_to(found[0] / found[-1])}x as fast" for group, found in times.items()]
-    told = f"{plural(len(records), 'benchmark')}. From the first to the last: {', '.join(changes)}."
+    changes = [f"{group} {_change(found, spreads[group])}" for group, found in times.items()]
+    told = f"{plural(len(records), 'benchmark')}. The first over the last: {', '.join(changes)}."
     svg = drawing(name, _WIDTH, _HEIGHT, f"{card.name}: history", told, *drawn)
     caption = f"Geometric mean of Opwright's time over the {plural(len(shared), 'input')} that all {len(records)} benchmarks on this machine share, the oldest first."
     table = Table(
         ["benchmark", "made", *times],
-        [[label, date(r.created), *(with_unit(found[i], TIME) for found in times.values())] for i, (label, r) in enumerate(zip(labels, records))],
+        [[label, date(r.created), *(_write(found[i], spreads[group][i]) for group, found in times.items())] for i, (label, r) in enumerate(zip(labels, records))],
     )
     return Picture("History", caption, [svg], table=table)
 
@@ -85,6 +88,29 @@ def _keys(record: BenchRecord) -> dict[_Key, float]:
 def _mean(record: BenchRecord, keys: Sequence[_Key]) -> float:
     times = _keys(record)
     return math.exp(sum(math.log(times[key]) for key in keys) / len(keys))
+
+
+def _spread(record: BenchRecord, keys: Sequence[_Key]) -> float | None:
+    """Returns the relative half-width of the confidence interval of the mean; None where the record has no intervals."""
+    found = {(m.direction, m.dtype, m.case): m.ours.interval for m in record.measurements if m.timings}
+    intervals = [found[key] for key in keys]
+    if None in intervals:
+        return None
+    return _grow(math.hypot(*(math.log1p(i) for i in intervals if i is not None)) / len(keys))
+
+
+def _change(times: Sequence[float], spreads: Sequence[float | None]) -> str:
+    first, last = spreads[0], spreads[-1]
+    both = None if first is None or last is None else _grow(math.hypot(math.log1p(first), math.log1p(last)))
+    return tell_ratio(times[0] / times[-1], both)
+
+
+def _grow(half: float) -> float:
+    return math.expm1(half) if half < _MAX_LOG else math.inf
+
+
+def _write(time: float, spread: float | None) -> str:
+    return with_unit(time, TIME) + ("" if spread is None else f" {tell_interval(spread)}")
 
 
 def _label(record: BenchRecord) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from opwright.records import Record
 from opwright.report.cards import Card, collect_cards
 from opwright.report.export import File
-from opwright.report.quantities import date
-from opwright.report.tables import overlook
+from opwright.report.quantities import date, plural
+from opwright.report.tables import advise_refused, overlook, warn
 from opwright.report.verdict import verdict
 
 _SIGNS = {"fails": "❌ fails", "refused": "❌ refused", "verified": "✅ verified", "not verified": "⚠️ not verified"}
@@ -43,7 +43,7 @@ def render_markdown(records: Sequence[Record], pictures: Sequence[File] = (), sk
         RecordError: there are no records.
     """
     cards = collect_cards(records)
-    parts = [f"**{_escape(verdict(records))}**", _table(cards), *_failures(cards)]
+    parts = [f"**{_escape(verdict(records))}**", _table(cards), *_failures(cards), *_warnings(cards)]
     machines = list(dict.fromkeys(_machine(card) for card in cards))
     parts.append("\n".join(f"<sub>{_escape(machine)}</sub>  " for machine in machines))
     parts += [f"<sub>not read: {_escape(reason)}</sub>" for reason in skipped]
@@ -59,22 +59,38 @@ def render_markdown(records: Sequence[Record], pictures: Sequence[File] = (), sk
 def _table(cards: Sequence[Card]) -> str:
     found = overlook(cards)
     on = [card.place for card in cards]
-    head = ["operator", "state", "cases", *(f"over {name}" for name in found.rivals), "of the copy bandwidth"]
-    rows = [head, ["---", "---", "--:", *("--:" for _ in found.rivals), "--:"]]
-    for card, place, speedups, share in zip(cards, on, found.speedups, found.shares):
+    head = ["operator", "state", "cases", "direction", *(f"vs {name}" for name in found.rivals), "of copy"]
+    rows = [head, ["---", "---", "--:", "---", *("--:" for _ in found.rivals), "--:"]]
+    for card, place, of_card in zip(cards, on, found.rows):
         name = f"`{card.name}`" + (f" on {place}" if len(set(on)) > 1 else "")
-        rows.append([name, _SIGNS[card.state], f"{card.cases:,}" if card.verify else "", *speedups, share])
+        first = [name, _SIGNS[card.state], f"{card.cases:,}" if card.verify else ""]
+        for direction, ratios, share in of_card:
+            rows.append([*first, direction, *ratios, share])
+            first = ["", "", ""]
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
 
 
 def _failures(cards: Sequence[Card]) -> list[str]:
     told = []
     for card in cards:
+        if card.refusal:
+            told.append(_escape(f"{card.name}, refused by bench: {card.refusal}. {advise_refused(card)}"))
         for failure in card.verify.failures if card.verify else []:
             rows = [f"{failure.title} on {failure.case}", failure.message, failure.pattern, failure.repeat]
             body = "\n".join(row.replace("```", "'''") for row in rows if row)
             told.append(f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n```\n{body}\n```\n</details>")
     return told
+
+
+def _warnings(cards: Sequence[Card]) -> list[str]:
+    found = [(card, warn(card)) for card in cards]
+    return [
+        f"<details><summary>{escape(card.name)}: {plural(len(notes), 'warning')}</summary>\n\n"
+        + "\n".join(f"- {_escape(note)}" for note in notes)
+        + "\n\n</details>"
+        for card, notes in found
+        if notes
+    ]
 
 
 def _machine(card: Card) -> str:

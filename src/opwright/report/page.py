@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ from opwright.report.conditions import tell_conditions, tell_process
 from opwright.report.coverage import cover
 from opwright.report.pictures import draw_all, slug_of
 from opwright.report.quantities import TIME, date, plural, round_to, with_unit
-from opwright.report.svg import Picture
+from opwright.report.ratios import explain_shares, tell_summary
 from opwright.report.tables import (
+    advise_failed,
+    advise_refused,
     count_outcomes,
     describe_machine,
     list_base,
@@ -71,6 +72,7 @@ def render(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
         machines=_list_machines(cards, records),
         names_places=len({card.place for card in cards}) > 1,
         on_gpu=any(card.on_gpu for card in cards),
+        has_noise=any(card.measurements and not card.has_intervals for card in cards),
         # One operator on one device has it all in its own table.
         coverage=coverage if coverage and (len(cards) > 1 or len(coverage.rows) > 2) else None,
         operators=[_show(card, index) for index, card in enumerate(cards, start=1)],
@@ -96,19 +98,26 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "device": card.place,
         "on_gpu": card.on_gpu,
         "provenance": _tell_origin(card),
+        "summaries": [tell_summary(summary) for summary in card.summaries],
         "warnings": warn(card),
         "failures": card.verify.failures if card.verify else [],
+        "advice": advise_failed(card),
+        "refusal": card.refusal,
+        "remedy": advise_refused(card),
         "checks": list_checks(card),
         "outcomes": count_outcomes(card),
         "baselines": card.baselines,
         "inputs": list_inputs(card),
+        "spread": "95 % CI" if card.has_intervals else "noise",
+        "notes": card.bench.notes if card.bench else [],
+        "above": explain_shares(card.bench) if card.bench else "",
         "host": [(name, with_unit(time, TIME)) for name, time in host_us.items()],
         "conditions": tell_conditions(card.bench) if card.bench and card.measurements else "",
         "memory": tell_memory(card),
         "cases": f"{card.cases:,}" if card.verify else "",
         "base": card.base,
         "base_rows": list_base(card),
-        "pictures": [(picture, _encode(picture)) for picture in draw_all(card, f"p{index}").values()],
+        "pictures": list(draw_all(card, f"p{index}").values()),
     }
 
 
@@ -120,29 +129,12 @@ def _tell_origin(card: Card) -> list[str]:
         took = with_unit(verify.seconds * 1e6, TIME)
         details = "; ".join(filter(None, [f"backends: {backends}", tell_process(verify)]))
         told.append(f"verified {date(verify.created)} in {took} ({details})")
-    if card.refusal:
-        told.append(f"refused by bench {date(card.created)}")
-    elif card.bench:
+    if card.bench:
         bench = card.bench
         place = f"on {card.place}" if bench.on_gpu else plural(bench.threads, "thread")
+        did = "refused by bench" if card.refusal else "measured"
         told.append(
-            f"measured {date(bench.created)} in {with_unit(bench.seconds * 1e6, TIME)} "
+            f"{did} {date(bench.created)} in {with_unit(bench.seconds * 1e6, TIME)} "
             f"({place}, load average {round_to(bench.machine.load)})"
         )
     return told
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _encode(picture: Picture) -> str:
-    if picture.spec is None:
-        return ""
-    # One line for each value: short, and still possible to read.
-    rows = [_compact(value) for value in picture.spec["data"]["values"]]
-    rest = {key: value for key, value in picture.spec.items() if key != "data"}
-    text = _compact(rest).removesuffix("}")
-    text += ',"data":{"values":[\n' + ",\n".join(rows) + "\n]}}"
-    # A script element ends at the first `</`, and a comment in one begins with `<!--`.
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -7,8 +7,7 @@ import re
 from opwright.report.builds import draw_kernels, draw_timeline
 from opwright.report.calls import draw_call
 from opwright.report.cards import Card
-from opwright.report.error_map import draw_errors
-from opwright.report.heat import draw_heat
+from opwright.report.heat import draw_errors, draw_heat
 from opwright.report.history import draw_history
 from opwright.report.roofline import draw_roofline
 from opwright.report.samples import draw_samples

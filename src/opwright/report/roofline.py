@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 
 from opwright.records import Machine, Measurement
-from opwright.report.axes import draw_axes
+from opwright.report.axes import LogScale, draw_axes, log_scale, spread
 from opwright.report.cards import Card
 from opwright.report.quantities import COMPUTE, RATE, plural, rate_gflop_s, round_to, with_unit
-from opwright.report.scales import LogScale, log_scale, spread
 from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, text, tooltip
-from opwright.report.vega import specify_roofline
 
 _WIDTH, _HEIGHT = 1100.0, 460.0
 _LEFT, _RIGHT, _BOTTOM = 66.0, 1084.0, _HEIGHT - 46
@@ -22,13 +20,13 @@ _MOST = 32  # inputs: more would have to stand so far from their intensity that 
 
 
 def draw_roofline(card: Card, name: str) -> Picture | None:
-    """Draws the inputs whose operations are known, or returns None when there are none.
+    """Draws the inputs whose operations are known, or returns None when there are fewer than two.
 
     Args:
         name: what the identifiers in the drawing start with.
     """
     every = [m for m in card.measurements if m.flop and m.flop > 0 and m.bytes_moved > 0]
-    if not every:
+    if len(every) < 2:
         return None
     measured = every if len(every) <= _MOST else _largest(every)
     machine = card.machine
@@ -64,7 +62,7 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
     caption = _explain(machine, baseline, is_moved)
     if len(measured) < len(every):
         caption += f" Of {len(every)} inputs, the largest of each direction, dtype and intensity."
-    return Picture("Roofline", caption, [svg], specify_roofline(card, measured))
+    return Picture("Roofline", caption, [svg])
 
 
 def _largest(measured: Sequence[Measurement]) -> list[Measurement]:

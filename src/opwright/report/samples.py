@@ -8,8 +8,7 @@ from math import log
 from opwright.records import Timing
 from opwright.report.cards import Card
 from opwright.report.quantities import plural
-from opwright.report.rows import shorten
-from opwright.report.svg import Picture, drawing, element, line, text, tooltip
+from opwright.report.svg import Picture, drawing, element, line, shorten, text, tooltip
 
 _WIDTH, _LEFT, _TOP, _ROW, _HEADING, _GAP = 1100.0, 330.0, 50.0, 15.0, 26.0, 18.0
 _SPREADS = (1.25, 1.5, 2.0, 4.0)  # a strip reaches from the median over one of these to the median times it

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from opwright.records import Measurement
 from opwright.report.cards import Card
-from opwright.report.quantities import RATE, percent, plural, rate_gb_s, with_unit
-from opwright.report.rows import shorten
-from opwright.report.svg import Picture, drawing, element, line, text, tooltip
-from opwright.report.vega import specify_shares
+from opwright.report.quantities import RATE, plural, rate_gb_s, with_unit
+from opwright.report.ratios import explain_shares, tell_share
+from opwright.report.svg import Picture, drawing, element, line, shorten, text, tooltip
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1100.0, 346.0, 1020.0, 40.0
 _ROW, _HEADING = 19.0, 27.0
@@ -19,20 +18,20 @@ _VALUE = 46.0  # width of a number beside a bar
 
 
 def draw_shares(card: Card, name: str) -> Picture | None:
-    """Draws the inputs whose operations nobody counted, or returns None when there are none.
+    """Draws the inputs whose operations nobody counted, or returns None when there are fewer than two.
 
     Args:
         name: what the identifiers in the drawing start with.
     """
     measured = [m for m in card.measurements if (m.flop or 0) <= 0 and m.bytes_moved > 0]
-    if not measured:
+    if len(measured) < 2:
         return None
     strip = _Strip(card, measured)
     title = "Share of the copy bandwidth" if strip.copy_gb_s else "Rate of moving bytes"
     svg = drawing(
         name, _WIDTH, strip.height, f"{card.name}: {title.lower()}", strip.describe(), *strip.draw()
     )
-    return Picture(title, strip.explain(), [svg], specify_shares(card, measured))
+    return Picture(title, strip.explain(), [svg])
 
 
 class _Strip:
@@ -41,6 +40,7 @@ class _Strip:
     def __init__(self, card: Card, measured: Sequence[Measurement]) -> None:
         self.measured, self.baseline = measured, card.baseline
         self.copy_gb_s = card.machine.copy_gb_s
+        self.reason = explain_shares(card.bench) if card.bench else ""
         self.place = "GPU" if card.on_gpu else "machine"
         longest = max(length for m in measured for length in self._lengths(m) if length is not None)
         self.limit = min(max(1.0, longest), _LONGEST) if self.copy_gb_s else longest
@@ -75,13 +75,17 @@ class _Strip:
     def explain(self) -> str:
         """Tells a reader what the bars show."""
         lines = f"; short lines: {self.baseline}" if self.baseline else ""
-        told = f"Bars: Opwright{lines}; outlined bars fit the cache."
+        told = f"Bars: Opwright{lines}."
+        if any(m.in_cache for m in self.measured):
+            told += " Outlined bars fit the cache, which is faster than memory."
         if self.copy_gb_s:
             told += (
                 f" 100 % is copying at {with_unit(self.copy_gb_s, RATE)}, as measured on this {self.place}."
             )
             if any((self._lengths(m)[0]) > self.limit for m in self.measured):
-                told += f" Bars beyond {percent(self.limit, 1)} are cut."
+                told += f" Bars beyond {tell_share(self.limit)} are cut."
+            if self.reason:
+                told += f" {self.reason[0].upper()}{self.reason[1:]}."
         return told
 
     def _lengths(self, measurement: Measurement) -> tuple[float, float | None]:
@@ -95,7 +99,7 @@ class _Strip:
         return _LEFT + min(length, self.limit) / self.limit * (_RIGHT - _LEFT)
 
     def _write(self, length: float) -> str:
-        return percent(length) if self.copy_gb_s else with_unit(length, RATE)
+        return tell_share(length) if self.copy_gb_s else with_unit(length, RATE)
 
     def _draw_scale(self) -> str:
         parts = []

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 
 from opwright.records import Measurement, Timing
-from opwright.report.axes import draw_axes
-from opwright.report.cards import Card, elements_of, noise_bounds
-from opwright.report.quantities import BYTES, COUNT, TIME, percent, plural, tick_with_unit, with_unit
-from opwright.report.rows import shorten
-from opwright.report.scales import log_scale, spread
-from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, text, tooltip
-from opwright.report.vega import specify_sizes
+from opwright.report.axes import draw_axes, log_scale, spread
+from opwright.report.cards import Card, elements_of
+from opwright.report.quantities import BYTES, COUNT, TIME, plural, tick_with_unit, with_unit
+from opwright.report.ratios import tell_interval
+from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, shorten, text, tooltip
 
 _PAGE_WIDTH = 1120
 _GAP = 24
@@ -22,18 +20,20 @@ _VISIBLE = 7  # a noise bar shorter than this lies under its point
 
 
 def draw_sizes(card: Card, name: str) -> Picture | None:
-    """Draws time against size, or returns None when there is nothing to draw.
+    """Draws time against size, or returns None when no direction and dtype has two sizes.
 
     Args:
         name: what the identifiers in the drawing start with.
     """
     measured = [m for m in card.measurements if m.bytes_moved > 0]
-    if not measured:
-        return None
     by_elements = all(elements_of(m) is not None for m in measured)
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for measurement in measured:
         groups.setdefault((measurement.direction, measurement.dtype), []).append(measurement)
+    groups = {key: found for key, found in groups.items() if len({_size(m, by_elements) for m in found}) > 1}
+    if not groups:
+        return None
+    measured = [m for found in groups.values() for m in found]
     columns = min(3, len({dtype for _, dtype in groups}))
     width = (_PAGE_WIDTH - (columns - 1) * _GAP) / columns if columns > 1 else 760
     panels = _Panels(card, measured, by_elements, width, name)
@@ -41,7 +41,6 @@ def draw_sizes(card: Card, name: str) -> Picture | None:
         title="Time against size",
         caption=_explain(card, panels),
         svg=[panels.draw(i, group) for i, group in enumerate(groups.items())],
-        spec=specify_sizes(card, measured, by_elements),
         columns=columns,
     )
 
@@ -64,7 +63,7 @@ class _Panels:
         self.copy_gb_s = card.bench.machine.copy_gb_s
         # The names of the candidates, in the order in which colours and shapes are given out.
         self.candidates = [measured[0].timings[0].candidate, *card.baselines]
-        times = [bound for m in measured for t in m.timings for bound in noise_bounds(t)]
+        times = [bound for m in measured for t in m.timings for bound in self._bounds(t)]
         if self.host_us and any(m.direction == "forward" for m in measured):
             times.append(self.host_us)
         if self.launch_us:
@@ -129,22 +128,24 @@ class _Panels:
 
     def _draw_point(self, measurement: Measurement, timing: Timing, rank: int) -> str:
         x = self.x(_size(measurement, self.by_elements))
-        low, high = (self.y(bound) for bound in noise_bounds(timing))
-        told = f"{timing.candidate}: {with_unit(timing.median_us, TIME)} ± {percent(timing.noise, 2)}"
+        low, high = (self.y(bound) for bound in self._bounds(timing))
+        told = f"{timing.candidate}: {with_unit(timing.median_us, TIME)} {tell_interval(self.card.spread_of(timing))}"
         bar = line((x, low), (x, high), class_="noise") if low - high > _VISIBLE else ""
         fill = "hollow" if measurement.in_cache else "filled"
         return bar + marker(
             rank, x, self.y(timing.median_us), tooltip(told), class_=fill
         )
 
+    def _bounds(self, timing: Timing) -> tuple[float, float]:
+        """Returns the ends of the confidence interval of a time, in microseconds; both positive, cut at ±100 %."""
+        spread = min(max(self.card.spread_of(timing) or 0.0, 0.0), 1.0)
+        return timing.median_us * max(1 - spread, 0.05), timing.median_us * (1 + spread)
+
     def _draw_bounds(self, direction: str, measured: Sequence[Measurement]) -> tuple[list[str], list]:
         drawn, ends = [], []
         if self.copy_gb_s:
             floor = [(_size(m, self.by_elements), m.bytes_moved / self.copy_gb_s / 1e3) for m in measured]
             slope = [(self.x(size), self.y(time)) for size, time in _median_by_size(floor)]
-            if len(slope) == 1:  # a dash, where there is no other size to go on to
-                (x, y), *_ = slope
-                slope = [(x - 12, y), (x + 12, y)]
             drawn.append(path(slope, class_="bound"))
             if slope[-1][1] <= self.y.start:
                 ends.append(("copy", "bound-label", slope[-1]))
@@ -179,7 +180,8 @@ class _Panels:
 
 def _explain(card: Card, panels: _Panels) -> str:
     time = "device time of a call on a cold cache" if card.on_gpu else "time of a call"
-    text = f"Median {time}, both axes logarithmic; vertical bars are the noise, where it is larger than the point; hollow points fit the cache."
+    spread = "the 95 % confidence interval" if card.has_intervals else "the noise"
+    text = f"Median {time}, both axes logarithmic; vertical bars are {spread}, where it is larger than the point, cut at ±100 %; hollow points fit the cache."
     if panels.copy_gb_s:
         text += " Dashed, copy: the time that the measured copy bandwidth needs for the bytes of the input."
     if panels.host_us:

@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from opwright.records import BenchRecord, Check, Measurement, Record, Timing
+from opwright.records import BenchRecord, Check, Measurement, Record
 from opwright.report.cards import Card
 from opwright.report.conditions import is_busy
 from opwright.report.history import has_history
@@ -17,44 +16,46 @@ from opwright.report.quantities import (
     COMPUTE,
     RATE,
     TIME,
-    percent,
     plural,
     rate_gb_s,
     round_to,
     with_unit,
 )
-
-_NOISY = 0.05  # a noise above this is pointed out
+from opwright.report.ratios import tell_comparison, tell_interval, tell_ratio, tell_share
 
 
 @dataclass(frozen=True)
 class Overview:
-    """A row for each card, with its speed-ups over those that any card was compared with.
+    """A row for each card and direction, with the ratios to those that any card was compared with.
 
     Attributes:
         rivals: "eager", "compile", and "fastest other", for the fastest of the peers of each operator.
-        speedups: for each card and rival; "" where there is none, as a wrong operator has no speed.
-        shares: of the copy bandwidth, on the inputs that do not fit the cache.
+        rows: for each card its rows of direction, ratios and share of the copy bandwidth beyond the cache. A wrong
+            operator, or one that bench refused, has one row without figures.
     """
 
     rivals: list[str]
-    speedups: list[list[str]]
-    shares: list[str]
+    rows: list[list[tuple[str, list[str], str]]]
 
 
 def overlook(cards: Sequence[Card]) -> Overview:
-    """Returns the medians of all cards."""
-    rows, shares = [], []
-    for card in cards:
-        peer = card.fastest_peer
-        ratios = {name: card.median_speedup_over(name) for name in ("eager", "compile", peer)}
-        told = {name: f"{round_to(ratio)}x" for name, ratio in ratios.items() if ratio is not None and not card.fails}
-        rows.append([told.get("eager", ""), told.get("compile", ""), f"{told[peer]} {peer}" if peer in told else ""])
-        outside, _ = card.roof_shares()
-        shares.append(percent(median(outside)) if outside and not card.fails else "")
+    """Returns the summaries of all cards."""
     names = ("eager", "compile", "fastest other")
-    used = [i for i in range(len(names)) if any(row[i] for row in rows)]
-    return Overview([names[i] for i in used], [[row[i] for i in used] for row in rows], shares)
+    found = []
+    for card in cards:
+        rows = []
+        for direction in card.directions if card.summaries or any(map(card.tell_shares, card.directions)) else []:
+            told = dict.fromkeys(names, "")
+            for s in card.summaries_of(direction):
+                ratio = tell_ratio(s.ratio, s.visible)
+                if s.candidate in told:
+                    told[s.candidate] = ratio
+                else:
+                    told["fastest other"] = f"{ratio} ({s.candidate})"
+            rows.append((direction, told, card.tell_shares(direction)))
+        found.append(rows or [("", dict.fromkeys(names, ""), "")])
+    used = [name for name in names if any(told[name] for rows in found for _, told, _ in rows)]
+    return Overview(used, [[(d, [told[name] for name in used], share) for d, told, share in rows] for rows in found])
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,18 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class Rival:
-    """One baseline on one input.
+    """One other candidate on one input.
 
     Attributes:
-        is_noise: whether the difference to Opwright is within the noise of the two.
-        is_slower: whether Opwright is slower, and by more than that.
+        spread: its confidence interval, and on a GPU its other times.
+        ratio: as `opwright bench` prints it.
+        verdict: "faster", "same" or "slower": what Opwright is; "" without an interval.
     """
 
     time: str
-    noise: str
-    speedup: str
-    is_noise: bool
-    is_slower: bool
+    spread: str
+    ratio: str
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,15 @@ class BenchRow:
     """One input, with Opwright's time and that of every baseline; None where one was not timed.
 
     Attributes:
+        spread: the confidence interval of the time; in older records its noise.
+        share: of the copy bandwidth; "in cache" where the input fits the cache.
         warm, host: on a GPU, device time with a warm cache, and the host's time of the call; else "".
         same_share: on a GPU, the share of what a copy of as many bytes reaches; else "".
     """
 
     case: str
-    in_cache: bool
     time: str
-    noise: str
+    spread: str
     rivals: list[Rival | None]
     rate: str
     share: str
@@ -143,19 +145,18 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
     """Returns a row for each input, by direction and dtype."""
     groups: dict[str, list[BenchRow]] = {}
     for measurement in card.measurements:
-        ours = measurement.timings[0]
+        ours, share = measurement.timings[0], measurement.roof_share
         row = BenchRow(
             case=measurement.case,
-            in_cache=measurement.in_cache,
             time=with_unit(ours.median_us, TIME),
-            noise=f"± {percent(ours.noise, 2)}",
-            rivals=[_compare(measurement, name) for name in card.baselines],
+            spread=tell_interval(card.spread_of(ours)),
+            rivals=[_compare(card, measurement, name) for name in card.baselines],
             rate=with_unit(rate_gb_s(measurement.bytes_moved, ours.median_us), RATE),
-            share="" if measurement.roof_share is None else percent(measurement.roof_share),
-            roof_share=measurement.roof_share,
+            share="in cache" if measurement.in_cache else "" if share is None else tell_share(share),
+            roof_share=None if measurement.in_cache else share,
             warm=_time(ours.warm_us),
             host=_time(ours.host_us) + (", waits" if ours.waits else ""),
-            same_share="" if measurement.copy_share is None else percent(measurement.copy_share),
+            same_share="" if measurement.copy_share is None else tell_share(measurement.copy_share),
         )
         groups.setdefault(f"{measurement.direction} {measurement.dtype}", []).append(row)
     return groups
@@ -177,8 +178,8 @@ def list_base(card: Card) -> list[list[str]]:
             f"{row.direction} {row.case}",
             with_unit(row.base_us, TIME),
             with_unit(row.now_us, TIME),
-            f"{round_to(row.ratio)}x",
-            "none is" if math.isinf(row.visible) else f"± {percent(row.visible, 2)}",
+            f"{row.ratio:.3f}x",
+            tell_interval(row.visible),
             row.verdict,
         ]
         for row in (card.base.rows if card.base else [])
@@ -241,72 +242,81 @@ def _list_limits(records: Sequence[Record], on_gpu: bool) -> list[tuple[str, str
 
 
 def warn(card: Card) -> list[str]:
-    """Returns what a reader has to know before trusting the numbers; each names a value and its limit."""
+    """Returns what a reader has to know before trusting the numbers, the warnings of bench in its own words."""
     notes = []
-    if card.bench is not None:
-        machine = card.bench.machine
-        if card.refusal:
-            notes.append(f"Bench has refused this operator: {card.refusal}.")
+    bench = card.bench
+    if bench is not None:
+        if card.refusal and bench.measurements:
+            notes.append("Bench stopped before the end: the times of the inputs measured until then are no result.")
         elif card.fails:
             notes.append("This operator fails verify: its times are shown for its author and are no result.")
-        elif not card.is_verified:
+        elif not card.refusal and not card.is_verified:
             notes.append("This operator was not verified: its times are no result until it is.")
-        if card.bench.refused and not card.refusal:
-            notes.append(f"A rival was left out: {card.bench.refused}.")
-        notes += [f"An input was left out: {each}." for each in card.bench.left_out]
-        if not card.refusal and (busy := is_busy(card.bench)):
-            load = f"{round_to(busy[0])} on {plural(busy[1], 'core')}"
-            notes.append(f"The machine was busy when the benchmark ran: load average {load}.")
-        noisy = sum(m.timings[0].noise > _NOISY for m in card.measurements)
-        if noisy:
-            notes.append(
-                f"{noisy} of {plural(len(card.measurements), 'input')} have a noise above {percent(_NOISY, 1)}: "
-                "smaller differences mean nothing there."
-            )
+        notes += bench.all_warnings
+        notes += [f"Skipped: {each}" for each in bench.left_out]
+        if card.measurements and not card.has_intervals:
+            notes.append("This record has no confidence intervals of times: beside a time stands the noise of its samples.")
+            if not bench.has_comparisons and card.baselines:
+                notes.append("Its ratios are those of median times, without an interval.")
+            if busy := is_busy(bench):
+                load = f"{round_to(busy[0])} on {plural(busy[1], 'core')}"
+                notes.append(f"The machine was busy when the benchmark ran: load average {load}.")
         waiting = sum(m.timings[0].waits for m in card.measurements)
         if waiting:
             notes.append(
                 f"On {plural(waiting, 'input')} the call waits for the GPU by itself: the host's time is in it."
             )
-        if machine.copy_gb_s is None and not card.refusal:
+        if bench.machine.copy_gb_s is None and card.measurements:
             notes.append(
                 f"The copy bandwidth of the {'GPU' if card.on_gpu else 'machine'} was not measured, so no share of it can be given."
             )
+    if card.base is not None:
+        notes += [f"Not compared with {card.base.base}: {each}" for each in card.base.left_out]
     older = card.older + (0 if has_history(card) else max(len(card.history) - 1, 0))
     if older:
         notes.append(f"{plural(older, 'older record')} of this operator on this machine not shown.")
     return notes
 
 
+def advise_failed(card: Card) -> str:
+    """Returns what to do about failures of verify; "" where there are none."""
+    if not card.fails:
+        return ""
+    assert card.verify is not None
+    repeat = "The command of a failure repeats its smallest case. " if any(f.repeat for f in card.verify.failures) else ""
+    return f"{repeat}Correct the kernel, or the reference where that is wrong, and run `opwright verify TARGET` again."
+
+
+def advise_refused(card: Card) -> str:
+    """Returns what to do about a refusal of bench, as the record says it where it does; "" where there is none."""
+    if not card.refusal:
+        return ""
+    assert card.bench is not None
+    return card.bench.hint or (
+        "`opwright verify TARGET` shows which check fails and the command that repeats it; then run `opwright bench TARGET` again."
+    )
+
+
 def _time(microseconds: float | None) -> str:
     return with_unit(microseconds, TIME) if microseconds else ""
 
 
-def _compare(measurement: Measurement, candidate: str) -> Rival | None:
+def _compare(card: Card, measurement: Measurement, candidate: str) -> Rival | None:
+    assert card.bench is not None
     other = next((t for t in measurement.timings[1:] if t.candidate == candidate), None)
-    speedup = measurement.speedup_over(candidate)
-    if other is None or speedup is None:
+    if other is None:
         return None
-    is_noise = _is_noise(measurement, other)
+    compared = measurement.comparison_with(candidate)
+    ratio = "" if compared is None else tell_comparison(compared)
+    if not card.bench.has_comparisons:
+        ratio = tell_ratio(other.median_us / measurement.ours.median_us, None)
     return Rival(
         time=with_unit(other.median_us, TIME),
-        noise=f"± {percent(other.noise, 2)}"
+        spread=tell_interval(card.spread_of(other))
         + (f", warm {_time(other.warm_us)}, host {_time(other.host_us)}" if other.warm_us else ""),
-        speedup=f"{round_to(speedup)}x",
-        is_noise=is_noise,
-        is_slower=speedup < 1 and not is_noise,
+        ratio=ratio,
+        verdict="" if compared is None else compared.verdict,
     )
-
-
-def _is_noise(measurement: Measurement, other: Timing) -> bool:
-    """Whether a difference cannot be told from none: by the smallest visible one, in older records by the noise."""
-    compared = next((c for c in measurement.comparisons if c.candidate == other.candidate), None)
-    return _overlap(measurement.timings[0], other) if compared is None else compared.verdict == "same"
-
-
-def _overlap(one: Timing, other: Timing) -> bool:
-    distance = abs(one.median_us - other.median_us)
-    return distance <= one.noise * one.median_us + other.noise * other.median_us
 
 
 def _distinct(values) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from opwright.records import Record
 from opwright.report.cards import Card, collect_cards
-from opwright.report.quantities import percent, plural, round_to
+from opwright.report.quantities import plural
+from opwright.report.ratios import NO_DIFFERENCE, NO_INTERVAL, explain_shares, tell_counts, tell_speed
 
-_TITLES = {"compile": "torch.compile"}
+_VERDICTS = {"faster": "faster", "slower": "slower", "same": NO_DIFFERENCE, "": NO_INTERVAL}
 
 
 def verdict(records: Sequence[Record]) -> str:
@@ -23,13 +23,13 @@ def verdict(records: Sequence[Record]) -> str:
 
 
 def judge(card: Card) -> str:
-    """Says in one sentence whether an operator is right, and how fast. A wrong one has no speed."""
+    """Says in one sentence whether an operator is right, and how fast in each direction. A wrong one has no speed."""
     if card.fails:
         return f"{card.name} FAILS verify: {_first_failure(card)}"
     if card.refusal:
-        return f"{card.name}: {_correctness(card)}, REFUSED by bench: {card.refusal}."
-    parts = [part for part in (_correctness(card), _speed(card), _share(card)) if part]
-    return f"{card.name}: {', '.join(parts)}."
+        return f"{card.name}: {_correctness(card)}; REFUSED by bench: {card.refusal.rstrip('.')}."
+    parts = [_correctness(card), *(_speed(card, direction) for direction in card.directions), _share(card)]
+    return f"{card.name}: {'; '.join(part for part in parts if part)}."
 
 
 def judge_all(cards: Sequence[Card]) -> str:
@@ -37,10 +37,11 @@ def judge_all(cards: Sequence[Card]) -> str:
     is_one_machine = len({card.name for card in cards}) == len(cards)
     total = plural(len(cards), "operator" if is_one_machine else "result")
     failing = [card for card in cards if card.fails]
+    refused = [card.name for card in cards if card.refusal and not card.fails]
+    told = f"; {len(refused)} REFUSED by bench ({', '.join(refused)})" if refused else ""
     if failing:
         names = ", ".join(f"{card.name} ({_count_failures(card)})" for card in failing)
-        return f"{len(failing)} of {total} FAIL verify: {names}."
-    refused = [card.name for card in cards if card.refusal]
+        return f"{len(failing)} of {total} FAIL verify: {names}{told}."
     unverified = [card.name for card in cards if not card.is_verified and not card.refusal]
     cases = sum(card.cases for card in cards)
     text = f"{total}: "
@@ -51,27 +52,13 @@ def judge_all(cards: Sequence[Card]) -> str:
     text += f", {undecided} undecided" if undecided else ""
     if len(unverified) == len(cards):
         text = f"{total}: NOT verified"
-    if refused:
-        text += f", {len(refused)} REFUSED by bench ({', '.join(refused)})"
-    speedups = [s for card in cards if (s := card.median_speedup_over("eager")) is not None]
-    if speedups:
-        factors = " to ".join(dict.fromkeys([_factor(min(speedups)), _factor(max(speedups))]))
-        text += f", {factors} the speed of eager (medians per operator)"
+    text += told
+    for direction in dict.fromkeys(direction for card in cards for direction in card.directions):
+        verdicts = [s.verdict for card in cards for s in card.summaries_of(direction) if s.candidate == "eager"]
+        if verdicts:
+            counts = {word: verdicts.count(verdict) for verdict, word in _VERDICTS.items()}
+            text += f"; {direction} against eager: {tell_counts(counts)}"
     return text + "."
-
-
-def compare_speed(speedup: float, other: str) -> str:
-    """Writes a speed-up in words: `6.4x faster than eager`."""
-    title = _TITLES.get(other, other)
-    if round(speedup, 2) == 1:
-        return f"as fast as {title}"
-    if speedup > 1:
-        return f"{_factor(speedup)} faster than {title}"
-    return f"{_factor(1 / speedup)} slower than {title}"
-
-
-def _factor(ratio: float) -> str:
-    return f"{round_to(ratio, 3 if 0.95 <= ratio < 1.1 else 2)}x"
 
 
 def _count_failures(card: Card) -> str:
@@ -101,24 +88,27 @@ def _correctness(card: Card) -> str:
     return f"right on {plural(card.cases, 'case')}" + (f", {card.undecided} undecided" if card.undecided else "")
 
 
-def _speed(card: Card) -> str:
-    inputs = len(card.measurements)
-    rivals = [name for name in card.baselines if name in ("eager", "compile", card.fastest_peer)]
-    phrases = []
-    for name in rivals:
-        ratios = card.speedups_over(name)
-        if ratios:
-            fewer = f" on {plural(len(ratios), 'input')}" if len(ratios) != inputs else ""
-            phrases.append(compare_speed(median(ratios), name) + fewer)
-    if not phrases:
+def _speed(card: Card, direction: str) -> str:
+    """Says how fast a direction is: `forward 1.41x faster than eager (±2 %)`."""
+    summaries = card.summaries_of(direction)
+    if not summaries:
         return ""
-    listed = " and ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)
-    return f"{listed} (median over {plural(inputs, 'input')})" if inputs > 1 else f"{listed} (1 input)"
+    inputs = max(s.inputs for s in summaries)
+    phrases = [
+        tell_speed(s.ratio, s.visible, s.candidate) + (f" on {s.inputs} of {inputs} inputs" if s.inputs < inputs else "")
+        for s in summaries
+    ]
+    return f"{direction} {' and '.join(filter(None, [', '.join(phrases[:-1]), phrases[-1]]))}"
 
 
 def _share(card: Card) -> str:
-    outside, inside = card.roof_shares()
-    if not outside:
+    """Says which share of the copy bandwidth inputs beyond the cache reach, and why where it is above 100 %."""
+    shares = {direction: told for direction in card.directions if (told := card.tell_shares(direction))}
+    if not shares:
         return ""
-    text = f"at {percent(median(outside), 2)} of this {'GPU' if card.on_gpu else 'machine'}'s copy bandwidth"
-    return text + (f" on the {len(outside)} that do not fit the cache" if inside else "")
+    told = [f"{share} ({direction})" if len(card.directions) > 1 else share for direction, share in shares.items()]
+    fits = any(m.in_cache for m in card.measurements)
+    text = f"at {' and '.join(told)} of this {'GPU' if card.on_gpu else 'machine'}'s copy bandwidth"
+    text += " on inputs that do not fit the cache" if fits else ""
+    reason = explain_shares(card.bench) if card.bench else ""
+    return f"{text} ({reason})" if reason else text

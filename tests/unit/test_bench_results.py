@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from bench_cases import bench, reference, verified_elsewhere  # noqa: F401
@@ -10,6 +12,8 @@ from torch import Tensor
 
 import opwright
 from opwright.bench import measure, run
+from opwright.bench.limits import CpuBench
+from opwright.bench.machine_limits import measure_limits_again
 from opwright.bench.run import BenchRecord
 from opwright.bench.workload import Workload
 from opwright.errors import CheckError, NotVerifiedError
@@ -18,6 +22,7 @@ from opwright.spec.cost import Cost
 
 # The limits of a machine where copying a row takes a microsecond, and of one that nothing is as slow as.
 MODEST = Limits(1.0, 1.0, 1.0, {"f32": 1.0}, 1.0, None, 1, 0.0)
+FAST = Limits(1e3, 1e3, 1e3, {"f32": 1e-3}, 1.0, None, 1, 0.0)
 SLOW = Limits(1e-3, 1e-3, 1e-3, {"f32": 1.0}, 1.0, None, 1, 0.0)
 WRONG = "a timed call returned a wrong result"
 
@@ -126,7 +131,7 @@ def test_last_bits_may_differ_from_call_to_call_and_no_more(size: int) -> None:
     def varying(x: Tensor, scale: float = 0.0) -> Tensor:
         nonlocal calls
         calls += 1
-        return torch.exp(x) * (1 + (calls % 3) * scale)
+        return torch.exp(x) * (1 + (1 + calls % 2) * scale)
 
     options = {"reference": torch.exp, "samples": [(torch.randn(size),)]}
     assert bench(lambda x: varying(x, 1e-7), **options).measurements
@@ -167,6 +172,18 @@ def test_a_time_below_the_floor_is_a_warning_with_both_numbers(monkeypatch: pyte
     (warning,) = found.warnings
     assert "is less than the 1e+06 us that 4000000 bytes at 0.004 GB/s (4 times the measured cache) take" in warning
     assert f"{found.ours.median_us:.3g} us" in warning
+
+
+def test_limits_that_were_exceeded_are_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a busy machine has given is too low; the better of each limit is kept."""
+    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: SLOW)
+    monkeypatch.setattr(run, "measure_limits_again", measure_limits_again)
+    monkeypatch.setattr(CpuBench, "measure_limits", lambda self: FAST)
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path))
+    record = bench(reference, samples=[(torch.randn(1000, 1000), torch.randn(1000))])
+    assert record.measurements[0].warnings == []
+    assert (record.limits.copy_gb_s, record.limits.gemm_gflops["f32"]) == (1e3, 1.0)
+    assert record.machine.copy_gb_s == 1e3
 
 
 def test_the_floor_follows_from_bytes_and_flop() -> None:

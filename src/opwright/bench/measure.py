@@ -79,7 +79,7 @@ class Input:
         self.visits: list[Timed] = []
         self._peaks: dict[str, int | None] = {}
         self._cost = Cost(0)
-        self._floor_us, self._floor_reason, self._output_bytes = 0.0, "", 0
+        self._least, self._output_bytes = Cost(0), 0
 
     @property
     def elements(self) -> int:
@@ -156,10 +156,9 @@ class Input:
             raise TooSlow(f"{self.name}: a call of {name} takes {took_s:.3g} s; `--seconds {math.ceil(took_s)}` measures it")
 
     def _look_at_cost(self, work: Workload, results: list[Any]) -> None:
-        operator, limits = self._settings.operator, self._settings.limits
+        operator = self._settings.operator
         self._cost = cost_of(self.direction, work, operator, results)
-        least = least_cost(operator, self._cost, results, work.values)
-        self._floor_us, self._floor_reason = _floor(least, limits)
+        self._least = least_cost(operator, self._cost, results, work.values)
         self._output_bytes = sum(size_of(t) for t in results if isinstance(t, torch.Tensor))
 
     def _refuse_wrong(self, work: Workload, several: list[list[Any]]) -> None:
@@ -197,16 +196,17 @@ class Input:
             copy_us=timed.copy_us,
             comparisons=timed.comparisons,
             output_bytes=self._output_bytes,
-            floor_us=self._floor_us,
+            floor_us=_floor(self._least, limits)[0],
             stopped=timed.stopped,
             warnings=[*self._warn_of_floor(ours), *_warn_of_clocks(ours)],
         )
 
     def _warn_of_floor(self, ours: Timing) -> list[str]:
-        if ours.median_us >= self._floor_us:
+        floor_us, reason = _floor(self._least, self._settings.limits)
+        if ours.median_us >= floor_us:
             return []
         return [
-            f"{ours.median_us:.3g} us is less than the {self._floor_us:.3g} us that {self._floor_reason} take: "
+            f"{ours.median_us:.3g} us is less than the {floor_us:.3g} us that {reason} take: "
             "the call may keep results from earlier calls, or its `@name.cost` is too high"
         ]
 

@@ -15,7 +15,7 @@ import torch
 from opwright.bench.conditions import commit_of, conditions_of
 from opwright.bench.inputs import all_tensors, plans
 from opwright.bench.limits import bench_on
-from opwright.bench.machine_limits import limits_of
+from opwright.bench.machine_limits import limits_of, measure_limits_again
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.workload import DIRECTIONS
 from opwright.dispatch.autograd import remark_on_backward
@@ -146,7 +146,12 @@ def bench(
         on_start(record, len(inputs))
         run = _Run(inputs, call, baseline, against, settings, on_measurement)
         run.measure_all()
-        record.measurements = [i.measurement() for i in inputs if i.visits]
+        measured = [i for i in inputs if i.visits]
+        if any(m.warnings or (not m.in_cache and m.roof_share > 1) for m in (i.measurement() for i in measured)):
+            on_run("", "the limits of the machine")
+            record.limits = settings.limits = measure_limits_again(place, machine, settings.limits)
+            machine.copy_gb_s, machine.compute_gflops = record.limits.copy_gb_s, record.limits.gemm_gflops.get("f32")
+        record.measurements = [i.measurement() for i in measured]
         record.left_out = run.left_out
         if planned:
             record.host_us = host_times(call, baseline, settings)

@@ -56,6 +56,7 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
     pair = interchangeable(subject, case)
     if pair is None:
         return ""
+    names = subject.argument_names(case)
     for share, what in ((_one_tensor, "are one tensor"), (_overlapping, "share memory, one element apart")):
         values = subject.inputs(case)
         values[pair[0]], values[pair[1]] = share(values[pair[0]])
@@ -66,7 +67,7 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
         for output, wanted in zip(subject.run(values), expected, strict=True):
             message = compare(output, wanted).message if output is not None and wanted is not None else ""
             if message:
-                return f"arguments {pair[0]} and {pair[1]} {what}: {message}"
+                return f"{names[pair[0]]} and {names[pair[1]]} {what}: {message}"
     return ""
 
 

@@ -17,7 +17,7 @@ class Difference:
     """How an output differs from what is expected.
 
     Attributes:
-        worst_ulp: largest error in ulp over the elements that are normal numbers.
+        worst_ulp: error in ulp of the element nearest to its allowance; 0 where that is no normal number.
         worst_ratio: largest error over allowance; above 1 is wrong. inf: a NaN or infinity too many or
             too few.
         wrong: mask of the wrong elements.
@@ -110,11 +110,12 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
     if not got.numel():
         return Difference(0.0, 0.0, wrong)
     message = _describe_worst(got, expected, ratio, error) if bool(wrong.any()) else ""
-    worst = float(ratio.max())
+    at = int(ratio.argmax())
+    worst, worst_ulp = float(ratio.reshape(-1)[at]), float(ulps.reshape(-1)[at])
     if not message:
         for found, own, where in zip(lean_of(value, expected), expected.lean, ("above", "farther from 0 than"), strict=True):
             allowed = LEAN + 2 * abs(own)
-            worst = max(worst, abs(found) / allowed)
+            worst, worst_ulp = max((worst, worst_ulp), (abs(found) / allowed, abs(found)))
             if abs(found) > allowed:
                 where = where if found > 0 else {"above": "below"}.get(where, "nearer to 0 than")
                 message = (
@@ -122,7 +123,7 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
                     f"{allowed:.2g} are allowed: they are not rounded to nearest"
                 )
                 break
-    return Difference(float(ulps.max()), worst, wrong, message, undecided if not message else "")
+    return Difference(worst_ulp, worst, wrong, message, undecided if not message else "")
 
 
 def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, error: torch.Tensor) -> str:

@@ -111,7 +111,8 @@ def _shared_with_argument(
         message = _call_with(subject, values, outs)
         # Refused is right, and so is the result.
         is_right = message or not _difference(subject, case, outs, results)
-        yield f"`out=` {i} {what} argument {at}", "" if is_right else "it is accepted, and the result is wrong"
+        output, argument_name = subject.output_names(len(results))[i], subject.argument_names(case)[at]
+        yield f"`out=` for {output} {what} {argument_name}", "" if is_right else "it is accepted, and the result is wrong"
 
 
 def _difference(subject: Subject, case: Case, outs: list[torch.Tensor], results: list[torch.Tensor]) -> str:

@@ -143,6 +143,29 @@ class Subject:
             return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and not is_same(a, b)]
         return []
 
+    def argument_names(self, case: Case) -> list[str]:
+        """Returns what each value of a case is called in messages: `bias`, in backticks, where it has a name."""
+        if self.callables is not None:
+            return self.callables.argument_names(case)
+        return [f"`{p.name}`" for p in self.contract.parameters]
+
+    def float_names(self, case: Case, without: Iterable[int] = ()) -> list[str]:
+        """Returns what each floating-point tensor among the values is called, but for those at some positions."""
+        found = []
+        for i, (name, value) in enumerate(zip(self.argument_names(case), case.values, strict=False)):
+            parts = {name: value}
+            if isinstance(value, (list, tuple)):
+                parts = {f"`{name.strip('`')}[{k}]`": v for k, v in enumerate(value)}
+            floats = [n for n, v in parts.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+            found += floats if i not in without else []
+        return found
+
+    def output_names(self, count: int) -> list[str]:
+        """Returns what each of so many outputs is called in messages."""
+        if self.contract is not None:
+            return [f"`{o.name}`" for o in self.contract.outputs]
+        return self.callables.output_names(count)
+
     @property
     def contract(self) -> Contract | None:
         return self.operator.contract if self.operator else None

@@ -55,7 +55,7 @@ def compiled(subject: Subject) -> Iterator[Finding]:
     operator = need_operator(subject)
     contract = operator.contract
     if contract.mutated:
-        raise Skipped("it mutates its arguments: see opcheck")
+        raise Skipped("it mutates its arguments")
     torch._dynamo.reset()
     graphs: list[int] = []
 
@@ -144,7 +144,7 @@ def exported(subject: Subject) -> Iterator[Finding]:
     if operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
     if operator.contract.mutated:
-        raise Skipped("it mutates its arguments: see opcheck")
+        raise Skipped("it mutates its arguments")
     for case in subject.small_cases(torch.float32)[:1]:
         given = subject.inputs(case)
         fixed = [v for v in given if not tensors_of([v])]
@@ -171,8 +171,10 @@ def exported(subject: Subject) -> Iterator[Finding]:
 def vmapped(subject: Subject) -> Iterator[Finding]:
     """torch.vmap over each tensor alone and over all of them, against a loop."""
     operator = need_operator(subject)
-    if operator.contract.mutated or operator.declaration.random or operator.contract.data_dependent:
-        raise Skipped("it mutates, draws random numbers, or has sizes that depend on data")
+    if operator.contract.mutated:
+        raise Skipped("it mutates its arguments")
+    if operator.contract.data_dependent:
+        raise Skipped("sizes depend on data")
     for case in subject.small_cases(torch.float64)[:2]:
         computed = subject.computed
         positions = [i for i, v in enumerate(case.values) if tensors_of([v]) and i not in computed]
@@ -208,7 +210,9 @@ def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
         torch.allclose(a.double(), b.double(), rtol=1e-9, atol=1e-12, equal_nan=True)
         for a, b in zip(got, wanted, strict=True)
     )
-    return Finding(f"{case} over arguments {chosen}", "" if same else "vmap differs from a loop")
+    names = subject.argument_names(case)
+    label = f"{case} over {', '.join(names[i] for i in chosen)}"
+    return Finding(label, "" if same else "vmap differs from a loop")
 
 
 def autocast(subject: Subject) -> Iterator[Finding]:

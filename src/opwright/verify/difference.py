@@ -57,6 +57,9 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
         expected = expected.widen()
         found = _compare_once(got, expected)
     if found.message and isinstance(expected, Expected) and expected.refinement is not None:
+        expected = expected.with_overflow()
+        found = _compare_once(got, expected)
+    if found.message and isinstance(expected, Expected) and expected.refinement is not None:
         expected = expected.with_doubt()
         found = _compare_once(got, expected)
         if found.undecided:
@@ -96,6 +99,10 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
     if expected.is_negative_zero is not None:
         lost = expected.is_negative_zero & (value == 0) & ~value.signbit()
         ratio = torch.where(lost, math.inf, ratio)
+    if expected.may_be_infinite is not None:
+        is_open = (expected.may_be_infinite & ~torch.isfinite(value)) | (expected.may_be_nan & torch.isnan(value))
+        is_open |= expected.may_be_anything
+        ratio = torch.where(is_open, 0.0, ratio)
     # Below the normal numbers an ulp says nothing about the error that matters.
     normal = finite & (exact.abs() >= torch.finfo(expected.dtype).smallest_normal)
     ulps = torch.where(normal, error / expected.ulp, torch.zeros_like(error))

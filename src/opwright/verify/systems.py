@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,7 +85,12 @@ def compiled(subject: Subject) -> Iterator[Finding]:
         compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend=count)
         for case in cases:
             expected = subject.call(subject.inputs(case))
-            got = compiled_call(subject.inputs(case))
+            try:
+                got = compiled_call(subject.inputs(case))
+            except Exception as error:
+                if _fails_alike(error, subject.reference, [subject.inputs(case)], "eager"):
+                    raise Skipped(f"PyTorch cannot compile the reference: {first_line(error)}") from None
+                raise
             same = are_same(expected, got)
             yield Finding(str(case), "" if same else "the compiled call gives other values")
     if not may_recompile:
@@ -122,13 +128,23 @@ def _compiled_gradients(subject: Subject, case: Case) -> Iterator[Finding]:
         return
     inputs, call = as_function_of_tensors(subject, case)
 
-    def total(function: Callable[..., Any]) -> torch.Tensor:
+    def total(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.Tensor:
         return sum((o * torch.cos(o.detach())).sum() for o in function(*inputs))
 
-    expected = torch.autograd.grad(total(call), inputs, allow_unused=True)
+    def gradients_of_reference(*inputs: torch.Tensor) -> Any:
+        _, function = as_function_of_tensors(replace(subject, call=subject.reference), case)
+        compiled_reference = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+        return torch.autograd.grad(total(compiled_reference, *inputs), inputs, allow_unused=True)
+
+    expected = torch.autograd.grad(total(call, *inputs), inputs, allow_unused=True)
     torch._dynamo.reset()
     compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
-    got = torch.autograd.grad(total(compiled_call), inputs, allow_unused=True)
+    try:
+        got = torch.autograd.grad(total(compiled_call, *inputs), inputs, allow_unused=True)
+    except Exception as error:
+        if _fails_alike(error, gradients_of_reference, inputs):
+            return  # nothing that it does is told from what PyTorch cannot
+        raise
     message = ""
     for a, b in zip(expected, got, strict=True):
         if (a is None) != (b is None):
@@ -136,6 +152,16 @@ def _compiled_gradients(subject: Subject, case: Case) -> Iterator[Finding]:
         elif a is not None and not torch.allclose(a, b, rtol=1e3 * torch.finfo(a.dtype).eps, equal_nan=True):
             message = "the compiled call gives other gradients"
     yield Finding(f"{case}, gradients", message)
+
+
+def _fails_alike(error: Exception, function: Callable[..., Any], arguments: Sequence[Any], backend: str = "") -> bool:
+    """Returns whether the reference raises the same when it is compiled: with a backend, or by `function` itself."""
+    torch._dynamo.reset()
+    try:
+        (torch.compile(function, fullgraph=True, dynamic=True, backend=backend) if backend else function)(*arguments)
+    except Exception as other:
+        return type(other) is type(error)
+    return False
 
 
 def exported(subject: Subject) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -125,3 +126,65 @@ def test_a_parameter_of_a_module_has_its_path() -> None:
 def test_what_shares_memory_has_names() -> None:
     said = said_of(lambda x, y: y, lambda x, y: y.clone(), [(torch.randn(4), torch.randn(4))], checks=["numerics"])
     assert said["numerics"].startswith("`output` shares memory with `y`")
+
+
+# --- the cause comes first ---------------------------------------------------------------------------------
+
+
+def first_failure(candidate: Callable[..., Any], reference: Callable[..., Any]) -> tuple[str, str]:
+    record = opwright.verify(candidate, reference, [(torch.randn(5, 33),)], quick=True)
+    return record.failures[0].check, record.failures[0].message
+
+
+def test_an_order_that_changes_from_call_to_call_reads_nothing_outside() -> None:
+    turn = itertools.count()
+    said = said_of(
+        lambda x: (x if next(turn) % 2 else x.flip(-1)).sum(-1),
+        lambda x: x.sum(-1),
+        [(torch.randn(5, 33),)],
+        checks=["determinism", "guard bands", "numerics", "fresh data"],
+    )
+    assert list(said) == ["determinism"]
+    assert said["determinism"].startswith("two calls with the same inputs give other results; ")
+
+
+def test_an_output_in_memory_of_its_own_is_missed_by_name() -> None:
+    kept: dict = {}
+
+    def doubled(x: Tensor) -> Tensor:
+        return torch.mul(x, 2, out=kept.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype)))
+
+    check, message = first_failure(doubled, lambda x: x * 2)
+    assert (check, message.partition(" (")[0]) == ("determinism", "its outputs lie in memory that the next call writes into")
+
+
+def test_a_cache_is_the_cause_of_wrong_values() -> None:
+    by_address: dict = {}
+    check, message = first_failure(
+        lambda x: by_address.setdefault((x.data_ptr(), x.shape), x * 2).clone(), lambda x: x * 2
+    )
+    assert check == "determinism"
+    # The allocator decides which of the two calls gets memory that another input had.
+    assert "it goes by their address" in message or "it keeps something from call to call" in message
+    by_ends: dict = {}
+
+    def cumulated(x: Tensor) -> Tensor:
+        key = (x.shape, x.dtype, *x.flatten()[:1].tolist(), float(x.sum()))
+        return by_ends.setdefault(key, x.cumsum(-1)).clone()
+
+    check, message = first_failure(cumulated, lambda x: x.cumsum(-1))
+    assert check == "fresh data"
+    assert message.startswith("the same memory with two elements in the middle exchanged: ")
+
+
+def test_what_reads_outside_is_said_to() -> None:
+    def reads(x: Tensor) -> Tensor:
+        behind = x.storage_offset() + x.numel()
+        if not x.is_contiguous() or x.untyped_storage().nbytes() < (behind + 1) * x.element_size():
+            return x * 2
+        result = x * 2
+        result.view(-1)[-1:] += 0 * x.as_strided((1,), (1,), behind)
+        return result
+
+    check, message = first_failure(reads, lambda x: x * 2)
+    assert (check, message.partition(":")[2].partition(" (")[0]) == ("guard bands", " it reads outside of them")

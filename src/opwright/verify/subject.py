@@ -25,7 +25,7 @@ from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
-from opwright.verify.tensors import copy_of, guarded, is_same, poison_memory_for, tensors_of
+from opwright.verify.tensors import Bands, copy_of, guarded, is_same, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
 _QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
@@ -93,11 +93,11 @@ class Subject:
         self._announce(case)
         return list(copy_of(case.values, None if self.operator is None else self.device))
 
-    def guarded_inputs(self, case: Case) -> tuple[list[Any], Callable[[], bool]]:
-        """Returns the arguments between guard bands, and whether the bands are intact."""
+    def guarded_inputs(self, case: Case) -> tuple[list[Any], Bands]:
+        """Returns the arguments between guard bands, and the bands."""
         self._announce(case)
-        values, are_intact = guarded(case.values, None if self.operator is None else self.device)
-        return list(values), are_intact
+        values, bands = guarded(case.values, None if self.operator is None else self.device)
+        return list(values), bands
 
     def _announce(self, case: Case) -> None:
         self.current = case

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import opwright
 from opwright import operator
+from opwright.dispatch.operator import operator_of
 from opwright.verify.subject import subject_of
 from opwright.verify.systems import compiled
 
@@ -196,3 +197,30 @@ def test_what_pytorch_cannot_compile_of_the_reference_is_no_failure() -> None:
     subject.call = breaks  # and the reference does not
     with pytest.raises(torch._dynamo.exc.Unsupported):
         list(compiled(subject))
+
+
+# --- gradients of all sizes --------------------------------------------------------------------------------
+
+
+def test_finite_differences_are_not_taken_of_gradients_of_all_sizes() -> None:
+    @operator("verify_formulas::scaled")
+    def scaled(x: Float[Tensor, "*s n"], w: Float[Tensor, "n"]) -> Float[Tensor, "*s n"]:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
+
+    @scaled.backward
+    def scaled_backward(grad_output, x, w):
+        n = x.shape[-1]
+        r = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        g = grad_output * w
+        return r * g - x * r**3 * (g * x).mean(-1, keepdim=True), (grad_output * x * r).reshape(-1, n).sum(0)
+
+    @scaled.samples
+    def samples():
+        yield torch.randn(3, 33), torch.randn(33)
+
+    record = opwright.verify(scaled, quick=True, devices=["cpu"], checks=["gradients", "second gradients", "vmap", "opcheck"])
+    assert record.failures == []
+    assert {check.outcome for check in record.checks} == {"passed"}
+    backward = subject_of(operator_of(scaled).backward_operator.function, None, None)
+    plain = [case for _, case in backward.cases() if case.label == "sample 0"]
+    assert all(float(case.values[0].abs().max()) < 10 for case in plain)  # those of all sizes are a copy

@@ -188,3 +188,28 @@ def test_what_reads_outside_is_said_to() -> None:
 
     check, message = first_failure(reads, lambda x: x * 2)
     assert (check, message.partition(":")[2].partition(" (")[0]) == ("guard bands", " it reads outside of them")
+
+
+# --- checks that do not depend on the dtype ----------------------------------------------------------------
+
+
+def test_samples_without_float32_are_enough_for_what_pytorch_expects() -> None:
+    @operator("verify_words::weighted")
+    def weighted(x: Float[Tensor, "*s"], w: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return x * w
+
+    @weighted.backward
+    def weighted_backward(grad_output, x, w):
+        return grad_output * w, grad_output * x
+
+    @weighted.samples
+    def samples():
+        yield torch.randn(3, 4).bfloat16(), torch.randn(3, 4).bfloat16()
+        yield torch.randn(3, 4).half(), torch.randn(3, 4).half()
+
+    names = ["refusals", "vmap", "autocast", "opcheck", "compile", "export", "threads"]
+    record = opwright.verify(weighted, quick=True, devices=["cpu"], checks=names)
+    assert record.failures == []
+    assert {check.name: check.outcome for check in record.checks} == {
+        prefix + name: "passed" for prefix in ("", "backward: ") for name in names
+    }

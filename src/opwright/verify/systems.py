@@ -234,11 +234,17 @@ def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
     # The reference may take part (and sum in another order): float64 leaves room for that.
     same = all(
         torch.allclose(a.double(), b.double(), rtol=1e-9, atol=1e-12, equal_nan=True)
+        if a.dtype == torch.float64
+        else torch.allclose(a, b, rtol=4 * _eps(a), atol=4 * _eps(a), equal_nan=True)
         for a, b in zip(got, wanted, strict=True)
     )
     names = subject.argument_names(case)
     label = f"{case} over {', '.join(names[i] for i in chosen)}"
     return Finding(label, "" if same else "vmap differs from a loop")
+
+
+def _eps(tensor: torch.Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
 def autocast(subject: Subject) -> Iterator[Finding]:
@@ -257,6 +263,9 @@ def autocast(subject: Subject) -> Iterator[Finding]:
             if p.is_differentiable and tensors_of([case.values[i]])
         ]
         values = subject.inputs(case)
+        for i in floats:
+            if contract.parameters[i].type.family == family:
+                values[i] = _to(values[i], torch.float32)
         values[floats[0]] = _to(values[floats[0]], torch.bfloat16, 1)
         target = {"lower": torch.bfloat16, "float32": torch.float32}.get(policy)
         if target is None:

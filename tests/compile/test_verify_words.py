@@ -13,6 +13,7 @@ from torch import Tensor
 
 import opwright
 from opwright import Mutates, operator
+from opwright.verify.subject import subject_of
 
 pytestmark = pytest.mark.compiler
 
@@ -213,3 +214,16 @@ def test_samples_without_float32_are_enough_for_what_pytorch_expects() -> None:
     assert {check.name: check.outcome for check in record.checks} == {
         prefix + name: "passed" for prefix in ("", "backward: ") for name in names
     }
+
+
+def test_a_full_sweep_has_no_kind_of_input_that_the_default_has_not() -> None:
+    @operator("verify_words::shifted_by")
+    def shifted_by(x: Float[Tensor, "*s n"], w: Float[Tensor, "n"], *, by: float = 1.0) -> Float[Tensor, "*s n"]:
+        return x * w + by
+
+    kinds = {
+        effort: {(dtype, case.label) for dtype, case in subject_of(shifted_by, None, None, effort).cases()}
+        for effort in ("default", "full")
+    }
+    assert kinds["default"] == kinds["full"]
+    assert (torch.float16, "every value") in kinds["default"]

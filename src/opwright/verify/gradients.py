@@ -26,7 +26,7 @@ _UNITS_OF_LARGEST = 4.0
 _MOST_ELEMENTS = 200
 _JACOBIANS = re.compile(
     r"Jacobian mismatch for output (?P<output>\d+) with respect to input (?P<input>\d+),"
-    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-z]*\]\])",
+    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-df-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-df-z]*\]\])",
     re.DOTALL,
 )
 

@@ -308,8 +308,9 @@ def test_results_are_flattened_by_key() -> None:
     assert flatten({"y": [a, (b, None)], "x": Pair(c, None)}) == (
         [c, None, a, b, None],
         ["['x'].whole", "['x'].half", "['y']", "['y']", "['y']"],
+        ["['x'].whole", "['x'].half", "['y'][0]", "['y'][1][0]", "['y'][1][1]"],
     )
-    outputs, _ = flatten((True, 3, math.pi, "text"))
+    outputs, _, _ = flatten((True, 3, math.pi, "text"))
     assert [o.dtype for o in outputs] == [torch.bool, torch.int64, torch.float32]
 
 

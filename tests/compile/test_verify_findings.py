@@ -159,7 +159,7 @@ def test_one_tensor_for_two_arguments() -> None:
     record = opwright.verify(product, reference=torch.mul, samples=given, checks=["numerics", "determinism"])
     (failure,) = record.failures
     assert failure.check == "determinism"
-    assert "arguments 0 and 1 are one tensor" in failure.message
+    assert "`x` and `y` are one tensor" in failure.message
 
 
 def test_a_result_that_is_wrong_only_where_it_is_recorded() -> None:
@@ -181,7 +181,7 @@ def test_a_result_that_is_wrong_only_where_it_is_recorded() -> None:
     )
     (failure,) = record.failures
     assert failure.check == "gradient numerics"
-    assert "recorded for a gradient, output 0" in failure.message
+    assert "recorded for a gradient, `output`" in failure.message
 
 
 # --- the oracle ----------------------------------------------------------------------------------------------

@@ -199,3 +199,34 @@ def test_every_field_is_documented() -> None:
                 row = re.search(rf"^\| `{field.name}` \| .* \| .* \| (.*) \|$", text, re.MULTILINE)
                 assert row is not None, (name, field.name)
                 assert row[1].strip(), (name, field.name)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ulp", "worst"),
+    [
+        (None, None, ""),
+        (0.3114, 1.24, "0.31 of the allowance (1.2 ulp)"),
+        (0.0, 0.0, "0.00 of the allowance (0 ulp)"),
+        (0.42, 1.49e12, "0.42 of the allowance"),  # nothing is left of the digits: an ulp is no measure
+        (0.08, 0.0, "0.08 of the allowance"),  # of a denormal number
+        (731.4, 2e4, "731 times the allowance"),
+        (1.8e12, 1e13, "more than 1,000 times the allowance"),
+        (math.inf, 0.0, "infinite"),
+    ],
+)
+def test_a_worst_error_is_a_share_of_what_is_allowed(ratio: float | None, ulp: float | None, worst: str) -> None:
+    assert records.Check("numerics", "passed", worst_ratio=ratio, worst_ulp=ulp).worst == worst
+
+
+def test_the_outcomes_of_checks_are_counted_with_the_reasons() -> None:
+    checks = [
+        records.Check("a", "passed"),
+        records.Check("b", "failed"),
+        records.Check("c", "skipped", reason="only on a GPU"),
+        records.Check("d", "skipped", reason="it mutates its arguments"),
+        records.Check("e", "undecided"),
+        records.Check("f", "skipped", reason="it mutates its arguments"),
+    ]
+    verified = records.VerifyRecord("n", checks, [], [], every_kind()[0].machine, 0.0, 0.0)
+    expected = "1 of 6 checks passed; 1 failed; 1 undecided; 2 skipped: it mutates its arguments; 1 skipped: only on a GPU"
+    assert verified.outcomes == expected

@@ -191,12 +191,12 @@ def test_the_error_map_keeps_the_worst_of_each_kind_and_dtype(tmp_path) -> None:
 
 def test_what_is_special_of_a_case_is_its_label_and_dtypes_stand_in_one_order(tmp_path) -> None:
     errors = [
-        CaseError("bf16[7, 13] bf16[13] approximate='tanh' (base), gradients of tensors [0] of 2", 1.0, 0.1),
-        CaseError("f32[7, 13] f32[13] approximate='none' (base), gradients of tensors [0] of 2", 2.0, 0.2),
+        CaseError("bf16[7, 13] bf16[13] approximate='tanh' (base), gradients of `bias` alone", 1.0, 0.1),
+        CaseError("f32[7, 13] f32[13] approximate='none' (base), gradients of `bias` alone", 2.0, 0.2),
     ]
     page = show(tmp_path, make_verify(checks=[Check("gradient subsets", "passed", 2, errors=errors)]))
     assert table_of(page, "check", "input", "f32: ulp, error / allowance", "bf16: ulp, error / allowance") == [
-        ["gradient subsets", "gradients of tensors [0] of 2", "2.00, 0.200", "1.00, 0.100"]
+        ["gradient subsets", "gradients of `bias` alone", "2.00, 0.200", "1.00, 0.100"]
     ]
 
 

@@ -131,32 +131,23 @@ def verify_one(
     if not quiet:
         print_record(record)
     cases = sum(c.cases for c in record.checks) - record.undecided
-    undecided = f"; {record.undecided} undecided" if record.undecided else ""
+    undecided = f" and {record.undecided} undecided" if record.undecided else ""
     unproven = "Undecided:" if undecided else "Nothing ran for"
     word = "Verified" if record.passed else "Failed" if record.failures else unproven
     ran = " and ".join(record.backends) or "nothing ran to its end"
     if record.in_process and how.get("isolated", True):
         say(f"note: it ran in this process, so a crash would have ended it: {record.in_process}")
-    say(f"{word} {record.name} ({ran}) on {cases} cases in {time.perf_counter() - started:.1f} s{undecided}")
     if only and not cases and not undecided:
         say(f'hint: no description of a case, such as "f32[7, 2] (transposed)", contains {only!r}')
+    seconds = time.perf_counter() - started
+    say(f"{word} {record.name} ({ran}) on {cases} cases{undecided} in {seconds:.1f} s: {record.outcomes}")
     return record
 
 
 def print_record(record: VerifyRecord) -> None:
     """Prints the checks of a record, then its failures in full, and an undecided case of each check."""
-    rows = [("check", "outcome", "cases", "worst ulp", "error/allowed", "")]
-    for c in record.checks:
-        rows.append(
-            (
-                c.title,
-                c.outcome,
-                str(c.cases) if c.cases else "",
-                "" if c.worst_ulp is None else f"{c.worst_ulp:.3g}",
-                "" if c.worst_ratio is None else f"{c.worst_ratio:.2f}",
-                c.note,
-            )
-        )
+    rows = [("check", "outcome", "cases", "worst error", "")]
+    rows += [(c.title, c.outcome, str(c.cases) if c.cases else "", c.worst, c.note) for c in record.checks]
     print_rows(rows)
     for note in record.notes:
         print(f"\nnote: {note}")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from opwright.records.machine import VERSION, Machine
+
+_MAX_RATIO = 1000
+_MAX_ULP = 1000.0  # 1e3 ulp of float16 is the number itself, and three of seven digits of float32
 
 
 @dataclass
@@ -43,8 +48,8 @@ class Check:
         outcome: "passed", "failed", "skipped", or "undecided" where the oracle could decide no case.
         cases: how many inputs were tried.
         reason: why it was skipped.
-        worst_ulp: largest error seen, in units in the last place of the output's dtype.
-        worst_ratio: largest error over allowance; below 1 passes.
+        worst_ratio: largest error over allowance; up to 1 passes.
+        worst_ulp: error of the element nearest to its allowance, in units in the last place of the output's dtype.
         seconds: how long it took.
         device: "cpu", "cuda" or "cuda:1"; "" in records of before there was a choice: the CPU.
         errors: of each case, where the check compares numbers; empty where nobody kept them.
@@ -66,6 +71,24 @@ class Check:
     def title(self) -> str:
         """The name, with the device in front where that is not the CPU."""
         return _titled(self.name, self.device)
+
+    @property
+    def worst(self) -> str:
+        """The largest error: `0.31 of the allowance (1.2 ulp)`; "" where no numbers were compared."""
+        if self.worst_ratio is None:
+            return ""
+        if math.isinf(self.worst_ratio):
+            return "infinite"
+        ulp = f" ({self.worst_ulp:.2g} ulp)" if self.has_ulp else ""
+        if self.worst_ratio > _MAX_RATIO:
+            return f"more than {_MAX_RATIO:,} times the allowance"
+        size = f"{self.worst_ratio:.2f} of" if self.worst_ratio < 10 else f"{self.worst_ratio:,.0f} times"
+        return f"{size} the allowance{ulp}"
+
+    @property
+    def has_ulp(self) -> bool:
+        """Whether the error in ulp means something: not where cancellation leaves no digit, nor for denormal numbers."""
+        return self.worst_ulp is not None and (0 < self.worst_ulp < _MAX_ULP or self.worst_ratio == 0)
 
     @property
     def note(self) -> str:
@@ -140,6 +163,15 @@ class VerifyRecord:
     def undecided(self) -> int:
         """How many cases neither passed nor failed, since the oracle could not decide them."""
         return sum(len(check.undecided) for check in self.checks)
+
+    @property
+    def outcomes(self) -> str:
+        """How many checks had each outcome: `23 of 26 checks passed; 3 skipped: it mutates its arguments`."""
+        count = Counter(check.outcome for check in self.checks)
+        parts = [f"{count['passed']} of {len(self.checks)} checks passed"]
+        parts += [f"{count[outcome]} {outcome}" for outcome in ("failed", "undecided") if count[outcome]]
+        reasons = Counter(check.reason for check in self.checks if check.outcome == "skipped")
+        return "; ".join([*parts, *(f"{number} skipped: {reason}" for reason, number in reasons.most_common())])
 
     @property
     def passed(self) -> bool:

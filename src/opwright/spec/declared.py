@@ -93,12 +93,13 @@ def backward_cases(
         kinds = {"": gradients}
         if new := {gradient.dtype for gradient in gradients.values() if gradient.numel() >= len(_SIZES)} - seen:
             seen |= new
-            kinds[", gradients of all sizes"] = {name: _of_all_sizes(gradient) for name, gradient in gradients.items()}
+            kinds[f", {ALL_SIZES}"] = {name: _of_all_sizes(gradient) for name, gradient in gradients.items()}
         for what, given in kinds.items():
             values = known | given
             yield case_from_sample(contract, tuple(values[p.name] for p in contract.parameters), case.label + what)
 
 
+ALL_SIZES = "gradients of all sizes"  # in the label of a case
 _SIZES = tuple(s * 10.0**e for e in (1, 2, 3, 4, 6, 12, 20, 31, -2, -4, -6, -12, -20, -30) for s in (1, -1))
 
 
@@ -106,6 +107,6 @@ def _of_all_sizes(noise: torch.Tensor) -> torch.Tensor:
     """Returns numbers that start with small and large ones, as a scaled loss may send them; no sum of them overflows."""
     most = torch.finfo(noise.dtype).max ** 0.85
     sizes = torch.tensor([size for size in _SIZES if abs(size) < most], dtype=torch.float64).to(noise)
-    changed = noise.flatten()
+    changed = noise.flatten().clone()  # what is dense would be a view
     changed[: len(sizes)] = sizes[: changed.numel()]
     return changed.view(noise.shape)

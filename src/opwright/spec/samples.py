@@ -169,7 +169,8 @@ class Sweep:
                 yield self.make("large", dtype, large, large_batch, options)
             if is_full or (is_main and not (is_quick and number)) or not (is_quick or number):
                 yield self.make("aligned", dtype, aligned, aligned_batch, options)
-            if self._every_value_of is not None and (is_full or not (is_quick and number)):
+            is_map = len(self.contract.tensors) == 1
+            if self._every_value_of is not None and (is_full or not number or (is_map and not is_quick)):
                 yield self.make(
                     "every value", dtype, aligned, aligned_batch, options, every=self._every_value_of
                 )
@@ -264,7 +265,7 @@ class Sweep:
     def _every_value_of(self) -> str | None:
         """The tensor that is to take every value of a 16-bit type: of an operator that maps one element by element.
 
-        A full sweep does so for the first tensor with the axes of an output, whatever the others are.
+        Unless it is quick, a sweep does so for the first tensor with the axes of an output, whatever the others are.
         """
         inner = self.forward[0] if self.forward is not None else self.contract
         candidates = [
@@ -273,7 +274,7 @@ class Sweep:
             if p.kind == "tensor" and all(p.type.axes == o.type.axes for o in inner.outputs)
         ]
         names = {p.name for p in self.contract.tensors}
-        if (len(inner.tensors) == 1 or self.effort == "full") and candidates and candidates[0] in names:
+        if (len(inner.tensors) == 1 or self.effort != "quick") and candidates and candidates[0] in names:
             return candidates[0] if inner.outputs else None
         return None
 

@@ -79,7 +79,7 @@ def _accepted(subject: Subject, case: Case, refusal: Exception) -> str:
     The type is the reference's, or one of Opwright's: a kernel may say in its own words that it cannot go on.
     """
     wanted = f"the reference raises {type(refusal).__name__}: {first_line(refusal)}"
-    values, are_intact = subject.guarded_inputs(case)
+    values, bands = subject.guarded_inputs(case)
     try:
         subject.run(values)
     except DeviceLost:
@@ -87,7 +87,7 @@ def _accepted(subject: Subject, case: Case, refusal: Exception) -> str:
     except Exception as error:
         is_refused = isinstance(error, (type(refusal), OpwrightError))
         return "" if is_refused else f"raised {type(error).__name__}: {first_line(error)}, where {wanted}"
-    return f"{_ACCEPTED}, where {wanted}" + ("" if are_intact() else "; it wrote outside of its inputs")
+    return f"{_ACCEPTED}, where {wanted}" + ("" if bands.are_intact() else "; it wrote outside of its inputs")
 
 
 # --- ranges ------------------------------------------------------------------------------------------------

@@ -42,18 +42,19 @@ def _other(subject: Subject, values: Sequence[Any], alone: Sequence[Any], output
     if len(found) == len(wanted) and are_same(found, wanted):
         return "", ""
     with torch.no_grad():
-        return _difference(outputs, expect(subject.reference, list(values)))
+        expected = expect(subject.reference, list(values))
+        return _difference(outputs, expected, subject.output_names(len(expected)))
 
 
-def _difference(outputs: Sequence[Any], expected: Sequence[Any]) -> tuple[str, str]:
-    """Returns the first difference between outputs and what they must be, and its pattern."""
+def _difference(outputs: Sequence[Any], expected: Sequence[Any], names: Sequence[str]) -> tuple[str, str]:
+    """Returns the first difference between results and what they must be, with its name, and its pattern."""
     if len(outputs) != len(expected):
         return f"returned {len(outputs)} outputs, expected {len(expected)}", ""
-    for output, wanted in zip(outputs, expected, strict=True):
+    for name, output, wanted in zip(names, outputs, expected, strict=True):
         if isinstance(output, torch.Tensor) and wanted is not None:
             found = compare(output, wanted)
             if found.message:
-                return found.message, pattern_of(found.wrong)
+                return f"{name}: {found.message}", pattern_of(found.wrong)
     return "", ""
 
 
@@ -128,9 +129,12 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
             if not any(text in str(error) for text in ("differentiate", "derivative", "double backward")):
                 raise
             raise Skipped(f"its backward refuses to be differentiated: {first_line(error)}") from None
-        message, pattern = _difference(found, expected)
+        names = subject.argument_names(case)
+        of_inputs = [f"by {names[i]}" for i in at]
+        of_seeds = ["by the gradient of an output"] * (len(expected) - len(at))
+        message, pattern = _difference(found, expected, [*of_inputs, *of_seeds])
         if message:
-            message = f"the gradient of its gradient: {message}; {_NO_SECOND}"
+            message = f"the gradient of its gradient {message}; {_NO_SECOND}"
         yield Finding(str(case), message, pattern)
 
 
@@ -163,7 +167,9 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
                 return _gradients(subject.reference, values, at)
 
         expected = [with_room(e) for e in expect(oracle, case.values)]
-        message, pattern = _difference(_gradients(subject.run, subject.inputs(case), at), expected)
+        names = subject.argument_names(case)
+        got = _gradients(subject.run, subject.inputs(case), at)
+        message, pattern = _difference(got, expected, [f"gradient of {names[i]}" for i in at])
         message = message or recorded_wrong(subject, case, _leaves(subject.inputs(case), at))
         yield Finding(str(case), message, pattern)
     if not compared:

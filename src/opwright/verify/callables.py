@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from opwright.spec.declared import split_sample
 from opwright.spec.samples import Case
@@ -82,6 +84,7 @@ class Callables:
             self._differentiable = len(list(self.reference.parameters()))
         self._may_alias = False
         self._keys: list[str] | None = None
+        self._names: list[str] = []
 
     def cases(self, samples: Iterable[Any] | Callable[[], Iterable[Any]]) -> list[Case]:
         """Returns a case for each sample."""
@@ -98,7 +101,7 @@ class Callables:
     def call_reference(self, values: Sequence[Any]) -> list[Any]:
         """Calls the reference with the values of a case; returns the leaves of its result."""
         with self.formulas_for(values):
-            outputs, self._keys = self._call(self.reference, values)
+            outputs, self._keys, self._names = self._call(self.reference, values)
         inputs = _storages(values)
         self._may_alias = any(s in inputs for s in _storages(outputs))
         return outputs
@@ -115,7 +118,7 @@ class Callables:
 
         What shares memory with an argument is copied if the reference's result has just done so as well.
         """
-        outputs, keys = self._call(self._target, values)
+        outputs, keys, _ = self._call(self._target, values)
         if self._keys is not None and keys != self._keys:
             raise TypeError(f"returned {_describe(keys)}, expected {_describe(self._keys)}")
         if self._may_alias:
@@ -123,7 +126,25 @@ class Callables:
             outputs = [o.clone() if o is not None and _storages([o]) & inputs else o for o in outputs]
         return outputs
 
-    def _call(self, function: Any, values: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    def argument_names(self, case: Case) -> list[str]:
+        """Returns what each value of a case is called in messages: a parameter of the reference, of a module its path."""
+        assembly = case.values[-1]
+        args, kwargs = tree_unflatten(list(range(assembly.arguments)), assembly.spec)
+        parameters = _parameters_of(self.reference) or _parameters_of(self._target)
+        named = {**dict(zip(parameters, args)), **kwargs}
+        found = [f"argument {i}" for i in range(assembly.arguments)]
+        for path, at in tree_flatten_with_path(named)[0]:
+            found[at] = f"`{path[0].key}{keystr(path[1:])}`"
+        return [*found, *(f"`{name}`" for name in self.parameters)]
+
+    def output_names(self, count: int) -> list[str]:
+        """Returns what each output of the reference is called: `output`, or what one would write for a part of it."""
+        if len(self._names) == count:
+            return [f"`output{name}`" if name.startswith(("[", ".")) or not name else f"`{name}`" for name in self._names]
+        return [f"output {i}" for i in range(count)]
+
+    def _call(self, function: Any, values: Sequence[Any]) -> tuple[list[Any], list[str], list[str]]:
+        """Returns the leaves of a result, the keys that they are under, and what each is called."""
         *leaves, assembly = values
         args, kwargs, given = assembly.split(leaves)
         is_reference = function is self.reference
@@ -136,14 +157,15 @@ class Callables:
         else:  # of the reference alone: the candidate has its own
             is_wide = self._is_oracle(values)
             state = {name: v.double() if is_wide and v.is_floating_point() else v for name, v in own.items()}
-        names = {_own_name(name): name for name, _ in (*function.named_parameters(), *function.named_buffers())}
+        paths = {_own_name(name): name for name, _ in (*function.named_parameters(), *function.named_buffers())}
         buffers = {_own_name(name) for name, _ in function.named_buffers()}
         state = {name: v.clone() if name in buffers else v for name, v in state.items() if name in own}
-        result = functional_call(function, {names[name]: v for name, v in state.items()}, args, kwargs)
-        outputs, keys = flatten(result)
+        result = functional_call(function, {paths[name]: v for name, v in state.items()}, args, kwargs)
+        outputs, keys, names = flatten(result)
         if self.are_shared and self.reference.training:  # statistics of a batch norm, say
             outputs += [v.detach() for name, v in state.items() if name in buffers]
-        return outputs, keys
+            names += [name for name in state if name in buffers]
+        return outputs, keys, names
 
 
 def name_of(target: Any) -> str:
@@ -200,19 +222,32 @@ def _mismatch(target: torch.nn.Module, reference: torch.nn.Module) -> str:
     return "; ".join(lines[:4])
 
 
-def flatten(result: Any) -> tuple[list[Any], list[str]]:
-    """Returns the tensors of a result, None for what is absent, and the keys under which they are.
+def _parameters_of(function: Any) -> list[str]:
+    """Returns the names of the parameters that a function takes by position; none where nobody knows."""
+    function = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in itertools.takewhile(lambda p: p.kind in by_position, parameters)]
 
-    Numbers become tensors, complex tensors pairs of real numbers; what is no number is left out.
+
+def flatten(result: Any) -> tuple[list[Any], list[str], list[str]]:
+    """Returns the tensors of a result, None for what is absent, the keys under which they are, and what each is called.
+
+    Numbers become tensors, complex tensors pairs of real numbers; what is not a number is skipped.
     """
     outputs: list[Any] = []
     keys: list[str] = []
+    names: list[str] = []
     if result is not None:
-        _visit(result, "", outputs, keys)
-    return outputs, keys
+        _visit(result, "", "", outputs, keys, names)
+    return outputs, keys, names
 
 
-def _visit(value: Any, key: str, outputs: list[Any], keys: list[str]) -> None:
+def _visit(value: Any, key: str, name: str, outputs: list[Any], keys: list[str], names: list[str]) -> None:
+    """Adds what a value holds. `key` tells which results are alike, and `name` also where in a list each lies."""
     if isinstance(value, torch.Tensor):
         value = value.to_dense() if value.layout != torch.strided else value
         outputs.append(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
@@ -221,20 +256,22 @@ def _visit(value: Any, key: str, outputs: list[Any], keys: list[str]) -> None:
     elif value is None:
         outputs.append(None)
     elif isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            _visit(value[name], f"{key}[{name!r}]", outputs, keys)
+        for each in sorted(value, key=str):
+            _visit(value[each], f"{key}[{each!r}]", f"{name}[{each!r}]", outputs, keys, names)
         return
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            _visit(item, key, outputs, keys)
+        fields = getattr(value, "_fields", None)  # of a named tuple
+        for i, item in enumerate(value):
+            _visit(item, key, f"{name}.{fields[i]}" if fields else f"{name}[{i}]", outputs, keys, names)
         return
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            _visit(getattr(value, field.name), f"{key}.{field.name}", outputs, keys)
+            _visit(getattr(value, field.name), f"{key}.{field.name}", f"{name}.{field.name}", outputs, keys, names)
         return
     else:
         return
     keys.append(key)
+    names.append(name)
 
 
 def _describe(keys: list[str]) -> str:

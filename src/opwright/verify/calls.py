@@ -15,14 +15,16 @@ from opwright.verify.oracle import expect
 from opwright.verify.process_state import passing_state
 from opwright.verify.repeats import agree
 from opwright.verify.subject import Subject
-from opwright.verify.tensors import bits_of, copy_of, shares_memory, tensors_of, two_alike
+from opwright.verify.tensors import bits_of, copy_of, is_same, shares_memory, tensors_of, two_alike
 from opwright.verify.values import expected_of, judge_call
+
+_TIMES = 4
 
 # --- determinism -------------------------------------------------------------------------------------------
 
 
 def determinism(subject: Subject) -> Iterator[Finding]:
-    """The same input twice, with another one in between, gives the same bits, in memory of its own.
+    """The same input gives the same bits: at once, and after another one; in memory of its own.
 
     And one tensor for two arguments, or two that overlap, give what two of their own memory would.
     """
@@ -32,16 +34,47 @@ def determinism(subject: Subject) -> Iterator[Finding]:
             kept = tensors_of(subject.run(subject.inputs(case)))
             first = [bits_of(t).clone() for t in kept]
             copies = copy_of(kept)
-            subject.run(subject.inputs(other))
-            again = tensors_of(subject.run(subject.inputs(case)))
+
+            def repeats(results: Any, case: Case = case, copies: Any = copies) -> bool:
+                return agree(subject, tensors_of(results), copies, subject.reference, case.values)
+
+            second = tensors_of(subject.run(subject.inputs(case)))
             message = ""
-            if not agree(subject, again, copies, subject.reference, case.values):
-                message = "the second call gave other bits than the first"
-            elif shares_memory(kept, again) or not _have_bits(kept, first):
+            if shares_memory(kept, second):
                 message = "its outputs lie in memory that the next call writes into"
+            elif not repeats(second):
+                what = "equal inputs elsewhere in memory give other results: it goes by their address"
+                what = what if _is_steady_in_place(subject, case) else "two calls with the same inputs give other results"
+                message = f"{what}{_how_far(subject, kept, second)}"
+            else:
+                subject.run(subject.inputs(other))
+                if not repeats(subject.run(subject.inputs(case))):
+                    message = "it gives other bits after a call with other inputs: it keeps something from call to call"
+                elif not _have_bits(kept, first):
+                    message = "its outputs lie in memory that the next call writes into"
             if not message and any(case is each for each in for_one_tensor):
                 message = _wrong_for_one_tensor_twice(subject, case)
             yield Finding(str(case), message)
+
+
+def _is_steady_in_place(subject: Subject, case: Case) -> bool:
+    """Returns whether calls with the very same tensors give the same bits."""
+    if subject.mutated():
+        return False
+    values = subject.inputs(case)
+    first = [bits_of(t).clone() for t in tensors_of(subject.run(values))]
+    return all(_have_bits(tensors_of(subject.run(values)), first) for _ in range(_TIMES))
+
+
+def _how_far(subject: Subject, first: list[torch.Tensor], second: list[torch.Tensor]) -> str:
+    """Returns words for the first output in which two calls differ."""
+    if len(first) != len(second):
+        return ""
+    for name, a, b in zip(subject.output_names(len(first)), first, second, strict=False):
+        if a.shape == b.shape and a.dtype == b.dtype and not is_same(a, b):
+            differ = (bits_of(a) != bits_of(b)).sum()
+            return f"; {int(differ)} of {a.numel()} elements of {name} differ"
+    return ""
 
 
 def interchangeable(subject: Subject, case: Case) -> tuple[int, int] | None:
@@ -58,6 +91,7 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
     pair = interchangeable(subject, case)
     if pair is None:
         return ""
+    names = subject.argument_names(case)
     for share, what in ((_one_tensor, "are one tensor"), (_overlapping, "share memory, one element apart")):
         values = subject.inputs(case)
         values[pair[0]], values[pair[1]] = share(values[pair[0]])
@@ -69,7 +103,7 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
         for output, wanted in zip(subject.run(values), expected, strict=True):
             message = compare(output, wanted).message if output is not None and wanted is not None else ""
             if message:
-                return f"arguments {pair[0]} and {pair[1]} {what}: {message}"
+                return f"{names[pair[0]]} and {names[pair[1]]} {what}: {message}"
     return ""
 
 

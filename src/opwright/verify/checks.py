@@ -18,13 +18,14 @@ from opwright.verify.values import independence, numerics
 
 Check = Callable[[Subject], Iterator[Finding]]
 
+# The failures of a record are in this order: first what makes all other calls worthless, then what may follow from it.
 CHECKS: dict[str, Check] = {
     "outputs written": outputs_written,
-    "guard bands": guard_bands,
+    "determinism": determinism,
+    "fresh data": fresh_data,
     "numerics": numerics,
     "boundaries": boundaries,
-    "fresh data": fresh_data,
-    "determinism": determinism,
+    "guard bands": guard_bands,
     "global state": global_state,
     "independence": independence,
     "refusals": refusals,

@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from opwright.verify.difference import Difference
 from opwright.verify.subject import Subject
 
 
@@ -31,6 +32,11 @@ class Finding:
     is_fatal: str = ""
     has_ended: bool = False
     undecided: str = ""
+
+    def note_worst(self, difference: Difference) -> None:
+        """Keeps the error of the element that is nearest to its allowance."""
+        if self.worst_ratio is None or difference.worst_ratio > self.worst_ratio:
+            self.worst_ulp, self.worst_ratio = difference.worst_ulp, difference.worst_ratio
 
 
 def need_operator(subject: Subject) -> Any:

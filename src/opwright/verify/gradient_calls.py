@@ -44,13 +44,14 @@ def gradient_subsets(subject: Subject) -> Iterator[Finding]:
     """Gradients of some inputs only, every choice of them, against those of the reference in float64."""
     has_some = False
     for case in _cases(subject):
-        count = len(floats_of(case.values))
+        names = subject.float_names(case)
+        count = len(names)
         expected = expected_gradients(subject, case) if count > 1 else []
         for asked in _subsets(count):
             has_some = True
             got = pull_back(subject, subject.run, subject.inputs(case), asked=asked)
-            label = f"{case}, gradients of tensors {sorted(asked)} of {count}"
-            yield judge_gradients(subject, label, got, expected, asked)
+            label = f"{case}, gradients of {', '.join(names[i] for i in sorted(asked))} alone"
+            yield judge_gradients(subject, case, label, got, expected, asked)
     if not has_some:
         raise Skipped("one floating-point input")
 
@@ -83,14 +84,14 @@ def gradient_layouts(subject: Subject) -> Iterator[Finding]:
                 if not _refuses(subject, case, laid_out):  # the reference takes it
                     yield Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
                 continue
-            yield judge_gradients(subject, label, got, expected)
+            yield judge_gradients(subject, case, label, got, expected)
 
         def expanded(output: torch.Tensor) -> torch.Tensor:
             return torch.full((), 0.75, dtype=output.dtype, device=output.device).expand(output.shape)
 
         got = pull_back(subject, subject.run, subject.inputs(case), expanded)
         expected = expected_gradients(subject, case, expanded, "expanded")
-        yield judge_gradients(subject, f"{case}, gradient expanded", got, expected)
+        yield judge_gradients(subject, case, f"{case}, gradient expanded", got, expected)
 
 
 def _refuses(subject: Subject, case: Case, seeds: Callable[[torch.Tensor], torch.Tensor]) -> bool:

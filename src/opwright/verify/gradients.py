@@ -26,8 +26,8 @@ _VARIES = 1e-9  # between two results in float64 of an operator that is not dete
 # Of the inputs, up to which finite differences are taken one by one; second ones take that many squared.
 _MOST_ELEMENTS = 200
 _JACOBIANS = re.compile(
-    r"(?P<what>\w*Jacobian mismatch for output \d+ with respect to input \d+),"
-    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-z]*\]\])",
+    r"Jacobian mismatch for output (?P<output>\d+) with respect to input (?P<input>\d+),"
+    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-df-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-df-z]*\]\])",
     re.DOTALL,
 )
 
@@ -89,7 +89,8 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
         # Of every element if they are few, else along random directions: a call or two for each.
         is_large = sum(t.numel() for t in inputs) > _MOST_ELEMENTS
         try:
-            if not inputs or not call(*inputs):
+            outputs = call(*inputs) if inputs else ()
+            if not outputs:
                 continue
             ran = True
             check(call, inputs, raise_exception=True, check_batched_grad=False, fast_mode=is_large, nondet_tol=varies)
@@ -98,13 +99,29 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
             ran = True
             if is_lost(subject.device):
                 raise DeviceLost(str(error)) from error
-            yield Finding(str(case), _mismatch(str(error)) or first_line(error, 3))
+            yield Finding(str(case), _mismatch(str(error), *_names_for(check, subject, case, len(inputs), len(outputs))) or first_line(error, 3))
     if cases and not ran:
         raise Skipped("no output is float64 where its inputs are: too coarse for finite differences")
 
 
-def _mismatch(text: str) -> str:
-    """Returns the first sentence of gradcheck's message and the worst element; "" where it shows no two matrices."""
+def _names_for(
+    check: Callable[..., bool], subject: Subject, case: Case, inputs: int, outputs: int
+) -> tuple[list[str], list[str]]:
+    """Returns what the inputs and the outputs of a check's Jacobians are called."""
+    of_inputs = subject.float_names(case, subject.computed)
+    contract = subject.operator.contract.outputs
+    of_outputs = [f"`{o.name}`" for o in contract if o.type.family.is_floating and not o.is_constant]
+    if len(of_inputs) != inputs:
+        of_inputs = [f"input {i}" for i in range(inputs)]
+    if len(of_outputs) != outputs:
+        of_outputs = [f"output {i}" for i in range(outputs)]
+    if check is torch.autograd.gradcheck:
+        return of_inputs, of_outputs
+    return [*of_inputs, *(f"the gradient of {name}" for name in of_outputs)], [f"the gradient of {name}" for name in of_inputs]
+
+
+def _mismatch(text: str, inputs: list[str], outputs: list[str]) -> str:
+    """Returns what gradcheck says of the worst element; "" where it shows no two matrices."""
     found = _JACOBIANS.search(text)
     try:
         numerical, analytical = (torch.tensor(ast.literal_eval(found[key])) for key in ("numerical", "analytical"))
@@ -113,9 +130,10 @@ def _mismatch(text: str) -> str:
     if numerical.ndim != 2 or numerical.shape != analytical.shape:
         return ""
     row, column = divmod(int((numerical - analytical).abs().nan_to_num(torch.inf).argmax()), numerical.shape[1])
+    by, of = inputs[int(found["input"])], outputs[int(found["output"])]
     return (
-        f"{found['what']}: by element {row} of the input, element {column} of the output changes at a rate of "
-        f"{numerical[row, column]:g}, the gradient says {analytical[row, column]:g}"
+        f"the gradient of {of} by {by} is wrong: when element {row} of {by} changes, element {column} of {of} changes "
+        f"at a rate of {numerical[row, column]:g}; the gradient says {analytical[row, column]:g}"
     )
 
 
@@ -191,7 +209,7 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
     for case in _with_gradients(subject):
         expected = expected_gradients(subject, case)
         got = pull_back(subject, subject.run, subject.inputs(case))
-        finding = judge_gradients(subject, str(case), got, expected)
+        finding = judge_gradients(subject, case, str(case), got, expected)
         finding.message = finding.message or recorded_wrong(subject, case, as_leaves(subject.inputs(case)))
         yield finding
 
@@ -215,7 +233,7 @@ def recorded_wrong(subject: Subject, case: Case, leaves: list[Any]) -> str:
             continue
         message = compare(output, wanted).message
         if message:
-            return f"recorded for a gradient, output {i}: {message}"
+            return f"recorded for a gradient, {subject.output_names(len(recorded))[i]}: {message}"
     return ""
 
 
@@ -299,21 +317,20 @@ def floats_of(values: Any) -> list[torch.Tensor]:
 
 
 def judge_gradients(
-    subject: Subject, label: str, got: list[torch.Tensor | None], expected: list[Any], asked: set[int] | None = None
+    subject: Subject, case: Case, label: str, got: list[torch.Tensor | None], expected: list[Any], asked: set[int] | None = None
 ) -> Finding:
     """Compares gradients with what they must be; one that is missing counts as zero, as autograd has it."""
-    finding = Finding(label, worst_ulp=0.0, worst_ratio=0.0)
+    finding, names = Finding(label, worst_ulp=0.0, worst_ratio=0.0), subject.float_names(case)
     for i, (g, e) in enumerate(zip(got, expected, strict=True)):
         if asked is not None and i not in asked:
             continue
         g = torch.zeros(e.exact.shape, dtype=e.dtype) if g is None else g
         if g.shape != e.exact.shape or g.dtype != e.dtype:
-            finding.message = f"gradient {i}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.exact.shape)}"
+            finding.message = f"gradient of {names[i]}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.exact.shape)}"
             return finding
         difference = compare(g, e)
-        finding.worst_ulp = max(finding.worst_ulp, difference.worst_ulp)
-        finding.worst_ratio = max(finding.worst_ratio, difference.worst_ratio)
+        finding.note_worst(difference)
         if difference.message and not finding.message:
-            finding.message = f"gradient {i}: {difference.message}"
+            finding.message = f"gradient of {names[i]}: {difference.message}"
             finding.pattern = pattern_of(difference.wrong)
     return finding

@@ -70,6 +70,7 @@ class _Step:
         moved: which argument is moved before the call; None: none is.
         unit_before: how far that is.
         is_in_place: whether it writes into what it returns.
+        is_difference: whether the result is moved by the rounding of its terms as well.
     """
 
     func: Any
@@ -77,6 +78,7 @@ class _Step:
     moved: int | None = None
     unit_before: float = 0.0
     is_in_place: bool = False
+    is_difference: bool = False
 
 
 class _Jitter(Rounding):
@@ -125,7 +127,10 @@ class _Jitter(Rounding):
         if step.moved is not None:
             moved = self._move(args[step.moved], step.unit_before)
             args = [*args[: step.moved], moved, *args[step.moved + 1 :]]
+        terms = self._rounding_of(args, kwargs) if step.is_difference else None
         result = args[0] if step.func is None else step.func(*args, **kwargs)
+        if terms is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            result = result.add_(terms)
         if step.unit is None:
             return result
         if step.is_in_place:
@@ -162,7 +167,17 @@ class _Jitter(Rounding):
             unit = max(unit, self._one_sign_unit(terms), self.product_unit)
         elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
-        return _Step(func, None if kind.is_exact else unit, factor, unit_before, kind.is_in_place)
+        return _Step(func, None if kind.is_exact else unit, factor, unit_before, kind.is_in_place, kind.is_difference)
+
+    def _rounding_of(self, args: Any, kwargs: Any) -> torch.Tensor:
+        """Returns how far two terms are off when each is off by one rounding, in float32 at least.
+
+        A difference of two numbers that are nearly equal is exact, but not in another formula: Welford's variance takes
+        it of running means, and a softmax by exp2 of products with log2(e).
+        """
+        unit = min(self.unit, torch.finfo(torch.float32).eps / 2)
+        size = sum(abs(a) for a in args[:2])
+        return self._steps(size).mul(unit * abs(kwargs.get("alpha", 1))).mul_(size.nan_to_num(0.0, 0.0, 0.0))
 
     def _sum_unit(self, terms: float) -> float:
         """Returns the relative error of adding that many terms one by one, rounding each time.
@@ -175,9 +190,10 @@ class _Jitter(Rounding):
         """Returns the same, of the sum of terms of one sign.
 
         Moving each of them apart says little then: what they move by cancels, but an early rounding stays in all partial
-        sums after it. On average these are half of the sum.
+        sums after it. Terms that are equal are even rounded alike: 1,031 terms exp(k / 8) of few different k, one after the
+        other in float32, are off by 75 half units, twice the root of their number.
         """
-        return self._sum_unit(terms) / 2
+        return self._sum_unit(terms)
 
     def _product_unit(self, terms: float) -> float:
         """Returns the same for a sum of products.
@@ -264,6 +280,7 @@ class _Kind:
     is_normalization: bool
     is_exact: bool
     is_in_place: bool
+    is_difference: bool
 
 
 @functools.cache
@@ -281,6 +298,7 @@ def _kind_of(func: Any) -> _Kind:
         packet in _NORMALIZATIONS,
         packet in _EXACT or any(not alias.is_write for alias in aliases),
         bool(aliases),
+        packet in _DIFFERENCES,
     )
 
 
@@ -326,6 +344,7 @@ _SUMS = _POOLS | _packets(
 )
 _PUTS = _packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
 SCATTERED_SUMS = _PUTS | _packets("index_add index_add_ scatter_add scatter_add_")
+_DIFFERENCES = _packets("add sub add_ sub_")
 _LONG_PRODUCTS = _packets("prod cumprod")
 _TRANSFORMS = _packets("_fft_c2c _fft_r2c _fft_c2r")
 _NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm")

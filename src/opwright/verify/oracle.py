@@ -24,6 +24,7 @@ import torch
 from opwright.spec.precision import Factor, Precision
 from opwright.verify.formulas import oracle_formulas
 from opwright.verify.jitter import jittered
+from opwright.verify.overflow import Overflow
 from opwright.verify.tensors import copy_of, tensors_of
 from opwright.verify.wide import NotWide, Reference, compute_wide, estimate_error
 
@@ -58,6 +59,7 @@ class Expected:
         output: which output this is.
         is_unsettled: where rounding decides whether the result is NaN, in PyTorch or step by step.
         is_narrow: whether `allowance` leaves out how far the reference moves when it rounds; see `widen`.
+        may_be_anything, may_be_infinite, may_be_nan: where another formula overflows or adds infinities; see `with_overflow`.
     """
 
     exact: torch.Tensor
@@ -74,12 +76,33 @@ class Expected:
     output: int = 0
     is_unsettled: torch.Tensor | None = None
     is_narrow: bool = False
+    may_be_anything: torch.Tensor | None = None
+    may_be_infinite: torch.Tensor | None = None
+    may_be_nan: torch.Tensor | None = None
 
     def widen(self) -> Expected:
         """Returns the same, with the whole allowance."""
         spread = self.refinement.spreads[self.output]
         whole = self.refinement.allow(self.exact, self.refinement.eager[self.output], spread)
         return replace(self, allowance=whole.allowance, is_narrow=False, is_unsettled=self.refinement.unsettled[self.output])
+
+    def with_overflow(self) -> Expected:
+        """Returns the same, with where a result need not be finite since another formula overflows, or adds infinities.
+
+        In float64 the reference may overflow itself: then nothing is known of the result.
+        """
+        touched, of_sums, of_infinities, tamed = (run[self.output].double() for run in self.refinement.overflows)
+        may_be_infinite = touched.isnan() & ~self.exact.isnan()
+        # A row whose statistics have no room may come out as any number: x / sqrt(inf) is 0.
+        may_be_anything = of_sums.isnan() & self.exact.to(self.dtype).isfinite()
+        if self.dtype == torch.float64:
+            may_be_anything |= may_be_infinite | (~self.exact.isfinite() & tamed.isfinite())
+        return replace(
+            self,
+            may_be_anything=may_be_anything,
+            may_be_infinite=may_be_infinite,
+            may_be_nan=of_infinities.isnan(),
+        )
 
     def with_doubt(self) -> Expected:
         """Returns the same, with how far it may be off."""
@@ -292,22 +315,39 @@ class Refinement:
     @functools.cached_property
     def _moved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         with few_threads(self._values):
-            return _spread(self._reference, self._values, self._exact, self.eager, self._seed, self.precision)
+            return _spread(self._in_steps, self._values, self._exact, self.eager, self._seed, self.precision)
 
     @functools.cached_property
     def rounding(self) -> list[torch.Tensor]:
-        """How far each result moves when every step is rounded to float64.
-
-        An operator that is several steps in one is taken step by step, since the candidate may take them so.
-        """
-
-        def in_steps(values: Sequence[Any]) -> Sequence[Any]:
-            with oracle_formulas():
-                return self._reference(values)
-
+        """How far each result moves when every step is rounded to float64."""
         with few_threads(self._values), torch.no_grad():
-            found = _spread(in_steps, self._values, self._exact, self._exact, self._seed)
+            found = _spread(self._in_steps, self._values, self._exact, self._exact, self._seed)
         return [spread for spread, _ in found]
+
+    @functools.cached_property
+    def overflows(self) -> list[Sequence[Any]]:
+        """The results with NaN for: each overflow, each of a sum, each infinite sum; and with the largest number for overflows.
+
+        The range is that of float32 at least, in which PyTorch and most kernels compute 16-bit types.
+        """
+        dtypes = [e.dtype for e in self.eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
+        largest = max(torch.finfo(dtype).max for dtype in (torch.float32, *dtypes))
+        runs = (
+            Overflow(largest, math.nan),
+            Overflow(largest, math.nan, is_of_sums=True),
+            Overflow(largest, math.nan, is_of_infinities=True),
+            Overflow(largest, largest),
+        )
+        found = []
+        for mode in runs:
+            with few_threads(self._values), mode:
+                found.append(self._in_steps([to_oracle(v) for v in self._values]))
+        return found
+
+    def _in_steps(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Calls the reference, an operator that is several steps in one step by step: the candidate may take them so."""
+        with oracle_formulas():
+            return self._reference(values)
 
     @functools.cached_property
     def errors(self) -> list[torch.Tensor | None]:

@@ -17,7 +17,7 @@ from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, OpwrightError
 from opwright.spec.contract import Contract
-from opwright.spec.declared import backward_cases, declared_cases, in_every_dtype
+from opwright.spec.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
 from opwright.spec.domains import Range
 from opwright.spec.fill import lay_out
 from opwright.spec.likely import find_likely
@@ -28,7 +28,7 @@ from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
-from opwright.verify.tensors import copy_of, guarded, is_same, poison_memory_for, tensors_of
+from opwright.verify.tensors import Bands, copy_of, guarded, is_same, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
 _QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
@@ -98,11 +98,11 @@ class Subject:
         self._announce(case)
         return list(copy_of(case.values, None if self.operator is None else self.device))
 
-    def guarded_inputs(self, case: Case) -> tuple[list[Any], Callable[[], bool]]:
-        """Returns the arguments between guard bands, and whether the bands are intact."""
+    def guarded_inputs(self, case: Case) -> tuple[list[Any], Bands]:
+        """Returns the arguments between guard bands, and the bands."""
         self._announce(case)
-        values, are_intact = guarded(case.values, None if self.operator is None else self.device)
-        return list(values), are_intact
+        values, bands = guarded(case.values, None if self.operator is None else self.device)
+        return list(values), bands
 
     def _announce(self, case: Case) -> None:
         self.current = case
@@ -147,6 +147,29 @@ class Subject:
             pairs = enumerate(zip(case.values, values, strict=True))
             return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and not is_same(a, b)]
         return []
+
+    def argument_names(self, case: Case) -> list[str]:
+        """Returns what each value of a case is called in messages: `bias`, in backticks, where it has a name."""
+        if self.callables is not None:
+            return self.callables.argument_names(case)
+        return [f"`{p.name}`" for p in self.contract.parameters]
+
+    def float_names(self, case: Case, without: Iterable[int] = ()) -> list[str]:
+        """Returns what each floating-point tensor among the values is called, but for those at some positions."""
+        found = []
+        for i, (name, value) in enumerate(zip(self.argument_names(case), case.values, strict=False)):
+            parts = {name: value}
+            if isinstance(value, (list, tuple)):
+                parts = {f"`{name.strip('`')}[{k}]`": v for k, v in enumerate(value)}
+            floats = [n for n, v in parts.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+            found += floats if i not in without else []
+        return found
+
+    def output_names(self, count: int) -> list[str]:
+        """Returns what each of so many outputs is called in messages."""
+        if self.contract is not None:
+            return [f"`{o.name}`" for o in self.contract.outputs]
+        return self.callables.output_names(count)
 
     @property
     def contract(self) -> Contract | None:
@@ -391,15 +414,17 @@ class Subject:
         return [case for case in first if case is not None]
 
     def small_cases(self, dtype: torch.dtype) -> list[Case]:
-        """Returns the small inputs of one dtype, of integers where there are no others, for the checks that are slow."""
+        """Returns the small inputs of one dtype, of others where there are none, for the checks that are slow."""
         family = self.contract.scalar_family if self.contract is not None else None
         if family is not None and not family.has_floats:
             dtype = family.dtypes[0]
         found = [case for d, case in self.cases() if d in (dtype, None)]
+        found = found or [case for _, case in self.cases()]  # samples may have dtypes of their own
         return [
             case
             for case in found
-            if case.label in ("base", "no batch axes") or case.label.startswith("sample")
+            if case.label in ("base", "no batch axes")
+            or (case.label.startswith("sample") and ALL_SIZES not in case.label)  # of 1e31 there are no finite differences
         ][:6]
 
 

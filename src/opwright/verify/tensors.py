@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,12 +76,25 @@ def poison_memory_for(values: Any) -> None:
 _GUARD_BYTES = 1024  # before and behind; a multiple of every alignment that an allocator keeps
 
 
-def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Callable[[], bool]]:
-    """Returns a copy as `copy_of` makes it, between guard bands, and whether the bands are as they were.
+class Bands:
+    """Memory on both sides of tensors, in which a write is seen, and a read in the result."""
 
-    The bands hold NaN, so that what reads them shows in the result, and what writes them is seen.
-    """
-    bands: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def __init__(self) -> None:
+        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def are_intact(self) -> bool:
+        """Returns whether nothing has been written there."""
+        return all(torch.equal(now, before) for now, before in self.found)
+
+    def fill(self, with_zeros: bool) -> None:
+        """Makes the bands zero, or what they were at first."""
+        for now, before in self.found:
+            now.zero_() if with_zeros else now.copy_(before)
+
+
+def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]:
+    """Returns a copy as `copy_of` makes it, between guard bands of NaN, and the bands."""
+    bands = Bands()
 
     def copied(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -93,7 +105,7 @@ def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Callab
                 (data.numel() + 2 * _GUARD_BYTES,), fill, dtype=torch.uint8, device=data.device
             )
             buffer[_GUARD_BYTES : _GUARD_BYTES + data.numel()] = data
-            bands.extend((b, b.clone()) for b in (buffer[:_GUARD_BYTES], buffer[-_GUARD_BYTES:]))
+            bands.found.extend((b, b.clone()) for b in (buffer[:_GUARD_BYTES], buffer[-_GUARD_BYTES:]))
             offset = plain.storage_offset() + _GUARD_BYTES // value.element_size()
             empty = torch.empty(0, dtype=value.dtype, device=data.device)
             return empty.set_(buffer.untyped_storage(), offset, value.shape, value.stride())
@@ -101,8 +113,7 @@ def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Callab
             return type(value)(copied(v) for v in value)
         return {k: copied(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-    made = copied(value)
-    return made, lambda: all(torch.equal(now, before) for now, before in bands)
+    return copied(value), bands
 
 
 def two_alike(values: Any) -> tuple[int, int] | None:

@@ -81,20 +81,19 @@ def judge_call(
         wanted = len(expected) - len(subject.mutated())
         finding.message = f"returned {len(outputs)} outputs, expected {wanted}"
         return finding
-    names = [o.name for o in subject.contract.outputs] if subject.contract else []
+    arguments = subject.argument_names(case)
+    names = [*subject.output_names(len(outputs)), *(arguments[i] for i in subject.mutated())]
     for i, (output, wanted) in enumerate(zip(results, expected, strict=True)):
         if wanted is None:
             continue
-        name = names[i] if i < len(names) else f"output{i}"
         finding.message = _form_of(subject, output, wanted, is_output=i < len(outputs))
         if finding.message:
-            finding.message = f"`{name}`: {finding.message}"
+            finding.message = f"{names[i]}: {finding.message}"
             return finding
         difference = compare(output, wanted)
-        finding.worst_ulp = max(finding.worst_ulp, difference.worst_ulp)
-        finding.worst_ratio = max(finding.worst_ratio, difference.worst_ratio)
+        finding.note_worst(difference)
         if difference.message:
-            finding.message, finding.pattern = f"`{name}`: {difference.message}", pattern_of(difference.wrong)
+            finding.message, finding.pattern = f"{names[i]}: {difference.message}", pattern_of(difference.wrong)
             return finding
     finding.message = _side_effects(subject, case, values, outputs, versions)
     return finding
@@ -125,19 +124,22 @@ def _kept(subject: Subject, values: list[Any]) -> list[torch.Tensor]:
 def _side_effects(
     subject: Subject, case: Case, values: list[Any], outputs: list[Any], versions: list[int]
 ) -> str:
-    mutated = subject.mutated()
+    mutated, names = subject.mutated(), subject.argument_names(case)
     for i, (before, after) in enumerate(zip(case.values, values, strict=True)):
         if i not in mutated:
             for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
                 if not is_same(storage_bytes(b), storage_bytes(a)):
-                    return f"argument {i} was changed by the call"
+                    return f"{names[i]} was changed by the call"
     if [t._version for t in _kept(subject, values)] != versions:
         return "an argument was written to during the call, and then restored"
+    of_outputs = subject.output_names(len(outputs))
     for i, output in enumerate(outputs):
-        if shares_memory([output], values):
-            return f"output {i} {SHARES} with an argument"
-        if subject.operator is not None and shares_memory([output], outputs[:i]):
-            return f"output {i} {SHARES} with another output"
+        for name, value in zip(names, values, strict=False):
+            if shares_memory([output], [value]):
+                return f"{of_outputs[i]} {SHARES} with {name}"
+        for name, other in zip(of_outputs, outputs[:i], strict=False):
+            if subject.operator is not None and shares_memory([output], [other]):
+                return f"{of_outputs[i]} {SHARES} with {name}"
     return ""
 
 

@@ -177,15 +177,15 @@ class Work:
         bad = [finding for finding in findings if finding.message]
         undecided = [Undecided(f.case, f.undecided[:_LONGEST]) for f in findings if f.undecided]
         compared = [f for f in findings if f.worst_ratio is not None and not f.undecided]
-        ulps = [f.worst_ulp for f in findings if f.worst_ulp is not None]
-        ratios = [f.worst_ratio for f in findings if f.worst_ratio is not None]
+        with_error = [f for f in findings if f.worst_ratio is not None]
+        worst = max(with_error, key=lambda f: f.worst_ratio, default=Finding(""))
         check = Check(
             job.name,
             _outcome(bool(bad or changes), len(findings), len(undecided)),
             cases=len(findings),
             reason="" if findings or changes else reason,
-            worst_ulp=max(ulps, default=None),
-            worst_ratio=max(ratios, default=None),
+            worst_ulp=worst.worst_ulp,
+            worst_ratio=worst.worst_ratio,
             seconds=time.perf_counter() - start,
             device=device,
             errors=[CaseError(f.case, f.worst_ulp, f.worst_ratio) for f in compared],

@@ -300,7 +300,7 @@ def make_total(namespace: str, result: str, deterministic: bool):
 @pytest.mark.parametrize(
     ("result", "deterministic", "verdict"),
     [
-        ("sum", True, "guard bands"),
+        ("sum", True, "determinism"),
         ("sum", False, ""),
         ("is_turned ? sum * T(1.001) : sum", False, "numerics"),
         ("calls % 64 < 32 ? sum : sum * T(1.001)", False, "determinism"),

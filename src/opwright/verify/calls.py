@@ -32,8 +32,8 @@ def determinism(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad():
         for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True):
             kept = tensors_of(subject.run(subject.inputs(case)))
-            first = [bits_of(t).clone() for t in kept]
             copies = copy_of(kept)
+            first = [bits_of(t) for t in copies]
 
             def repeats(results: Any, case: Case = case, copies: Any = copies) -> bool:
                 return agree(subject, tensors_of(results), copies, subject.reference, case.values)

@@ -22,8 +22,8 @@ Check = Callable[[Subject], Iterator[Finding]]
 CHECKS: dict[str, Check] = {
     "outputs written": outputs_written,
     "determinism": determinism,
-    "fresh data": fresh_data,
     "numerics": numerics,
+    "fresh data": fresh_data,
     "boundaries": boundaries,
     "guard bands": guard_bands,
     "global state": global_state,

@@ -129,8 +129,8 @@ def test_a_check_that_ends_well_after_one_that_crashed() -> None:
     def third_call_crashes(x: Tensor) -> Tensor:
         return ctypes.string_at(0) if next(calls) == 2 else gelu(x)
 
-    record = check(third_call_crashes, samples=SAMPLES[:1], checks=["numerics", "determinism", "side stream"])
-    assert [c.outcome for c in record.checks] == ["passed", "failed", "skipped"]
+    record = check(third_call_crashes, samples=SAMPLES[:1], checks=["determinism", "numerics", "side stream"])
+    assert [c.outcome for c in record.checks] == ["failed", "passed", "skipped"]
     assert record.checks[2].reason == "only on a GPU"
     assert next(calls) == 0  # none of this was here
 

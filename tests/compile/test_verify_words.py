@@ -170,7 +170,7 @@ def test_a_cache_is_the_cause_of_wrong_values() -> None:
     by_ends: dict = {}
 
     def cumulated(x: Tensor) -> Tensor:
-        key = (x.shape, x.dtype, *x.flatten()[:1].tolist(), float(x.sum()))
+        key = (x.shape, x.dtype, *x.flatten()[:1].tolist(), round(float(x.sum()), 2))  # in any order of the sum
         return by_ends.setdefault(key, x.cumsum(-1)).clone()
 
     check, message = first_failure(cumulated, lambda x: x.cumsum(-1))

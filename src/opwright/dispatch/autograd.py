@@ -25,7 +25,6 @@ from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import NotDifferentiableError
 from opwright.spec.contract import Contract, ContractError
-from opwright.spec.dryrun import small_arguments
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
@@ -223,6 +222,8 @@ def remark_on_backward(operator: Operator, values: Sequence[Any] | None = None) 
 
 def _record_for(operator: Operator, values: Sequence[Any] | None) -> BackwardTrace | None:
     """Records the backward of a call in which every floating-point tensor needs a gradient."""
+    from opwright.spec.dryrun import small_arguments  # which wheels do without
+
     contract = operator.contract
     names = [p.name for p in contract.parameters]
     if values is None:

@@ -332,16 +332,17 @@ class Refinement:
         """
         dtypes = [e.dtype for e in self.eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
         largest = max(torch.finfo(dtype).max for dtype in (torch.float32, *dtypes))
-        runs = (
-            Overflow(largest, math.nan),
-            Overflow(largest, math.nan, is_of_sums=True),
-            Overflow(largest, math.nan, is_of_infinities=True),
-            Overflow(largest, largest),
+        kinds: tuple[dict[str, Any], ...] = (
+            {"fill": math.nan},
+            {"fill": math.nan, "is_of_sums": True},
+            {"fill": math.nan, "is_of_infinities": True},
+            {"fill": largest},
         )
         found = []
-        for mode in runs:
-            with few_threads(self._values), mode:
-                found.append(self._in_steps([to_oracle(v) for v in self._values]))
+        for kind in kinds:
+            values = [to_oracle(v) for v in self._values]
+            with few_threads(self._values), Overflow(largest, inputs=tensors_of(values), **kind):
+                found.append(self._in_steps(values))
         return found
 
     def _in_steps(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -417,5 +418,6 @@ def _spread(
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
                 spreads[i] = torch.maximum(spreads[i], distance)
-                changes[i] |= value.isnan() != center.isnan()
+                # An infinite result is none of rounding: step by step a sum of exact zeros is moved below 0 too.
+                changes[i] |= (value.isnan() != center.isnan()) & ~center.isinf()
     return list(zip(spreads, changes, strict=True))

@@ -8,11 +8,11 @@ each overflow replaced by NaN, or by the largest number, and the results are loo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from opwright.verify.formulas import Rounding
 
@@ -37,11 +37,19 @@ class Overflow(Rounding):
         largest: the largest number of the range.
         fill: what takes the place of an overflow; a NaN, or a number that takes its sign.
         is_of_sums: whether overflows of sums and of statistics alone are replaced.
-        is_of_infinities: whether infinite sums of infinite terms are replaced, and no overflows are.
+        is_of_infinities: whether infinite sums of infinite inputs are replaced, and no overflows are.
     """
 
-    def __init__(self, largest: float, fill: float, is_of_sums: bool = False, is_of_infinities: bool = False) -> None:
+    def __init__(
+        self,
+        largest: float,
+        fill: float,
+        is_of_sums: bool = False,
+        is_of_infinities: bool = False,
+        inputs: Sequence[torch.Tensor] = (),
+    ) -> None:
         super().__init__()
+        self._inputs = {t.untyped_storage()._cdata for t in inputs}
         self.largest, self.fill = largest, fill
         self.is_of_sums, self.is_of_infinities = is_of_sums, is_of_infinities
 
@@ -56,6 +64,8 @@ class Overflow(Rounding):
         kwargs = kwargs or {}
         if func.overloadpacket not in (_REDUCTIONS if self.is_of_sums or self.is_of_infinities else _REDUCTIONS | _GROWING):
             return func(*args, **kwargs)
+        if self.is_of_infinities and not self._sums_inputs(args):
+            return func(*args, **kwargs)
         sizes = None if self.is_of_infinities else _sizes(func, args, kwargs)
         result = func(*args, **kwargs)
         made = result if isinstance(result, tuple) else (result,)
@@ -65,6 +75,12 @@ class Overflow(Rounding):
                 if bool(is_over.any()):
                     value.copy_(torch.where(is_over, torch.full_like(value, self.fill).copysign(value), value))
         return result
+
+
+    def _sums_inputs(self, args: Any) -> bool:
+        """Whether an operator adds up inputs as they are: a formula for anything else decides itself what is infinite."""
+        tensors = [a for a in tree_leaves(list(args)) if isinstance(a, torch.Tensor)]
+        return any(t.untyped_storage()._cdata in self._inputs for t in tensors)
 
 
 def _sizes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -94,7 +94,9 @@ class Run:
 
     def bench(self, rivals: Any = ("eager", "compile"), note: str = "", **options: Any) -> None:
         """Measures inputs and shows them, with a note on what its shapes do not tell."""
-        sizes = len(options.get("samples", ())) or math.prod(map(len, options["sweep"].values())) * len(options["dtypes"])
+        sizes = len(options.get("samples", ())) or math.prod(map(len, options["sweep"].values())) * len(
+            options["dtypes"]
+        )
         record = opwright.bench(
             bias_gelu,
             rivals,

@@ -86,7 +86,9 @@ def test_probabilities_and_labels_pass_every_check() -> None:
 
 
 def test_a_sample_outside_of_a_domain_is_an_error() -> None:
-    with pytest.raises(CheckError, match=r"its sample 0 is against its contract: `p` is not within Probability\s+(?s:.*)0 to 1.5"):
+    with pytest.raises(
+        CheckError, match=r"its sample 0 is against its contract: `p` is not within Probability\s+(?s:.*)0 to 1.5"
+    ):
         opwright.verify(nll, samples=[(torch.tensor([[0.0, 1.5]]), torch.tensor([1]))])
     with pytest.raises(CheckError, match=r'`target` is not within Index\("c"\)'):
         opwright.verify(nll, samples=[(torch.tensor([[0.0, 0.5]]), torch.tensor([-1]))])
@@ -150,12 +152,17 @@ OPWRIGHT_KERNEL(adam, float, double)
     ("root", "verdict"),
     [
         ("std::sqrt(std::abs(exp_avg_sq(i))) + T(1e-8)", ""),  # of what is never negative
-        ("std::sqrt(exp_avg_sq(i)) + (exp_avg_sq(i) == 0 ? T(1e-6) : T(1e-8))", "fresh data"),  # and the gradient is zero
+        (
+            "std::sqrt(exp_avg_sq(i)) + (exp_avg_sq(i) == 0 ? T(1e-6) : T(1e-8))",
+            "fresh data",
+        ),  # and the gradient is zero
     ],
     ids=["another formula outside", "wrong at zero"],
 )
 def test_a_step_with_a_declared_domain(ns, root: str, verdict: str) -> None:
-    @opwright.operator(f"{ns}_adam_{'wrong' if verdict else 'right'}::adam", cpu=ADAM.replace("ROOT", root), autocast=None)
+    @opwright.operator(
+        f"{ns}_adam_{'wrong' if verdict else 'right'}::adam", cpu=ADAM.replace("ROOT", root), autocast=None
+    )
     def declared(
         param: Mutates[Float[Tensor, "n"]],
         grad: Float[Tensor, "n"],
@@ -239,7 +246,10 @@ def error_of(call) -> str:
 
 def paths_of(op, table: Tensor, index: Tensor):
     """Yields the ways to an operator of a table and indices, each with a call."""
-    leaf, entry = table.clone().requires_grad_(), getattr(getattr(torch.ops, op.operator.declaration.namespace), op.__name__)
+    leaf, entry = (
+        table.clone().requires_grad_(),
+        getattr(getattr(torch.ops, op.operator.declaration.namespace), op.__name__),
+    )
     yield "eager", lambda: op(table, index)
     yield "no kernel for the dtype", lambda: op(table.double(), index)
     yield "gradient", lambda: op(leaf, index)
@@ -309,7 +319,13 @@ def make_total(namespace: str, result: str, deterministic: bool):
 )
 def test_sums_in_any_order_are_held_to_the_allowance(ns, result: str, deterministic: bool, verdict: str) -> None:
     op = make_total(f"{ns}_{len(result)}_{deterministic}", result, deterministic)
-    checks = ("determinism",) if verdict == "determinism" else ("guard bands", "determinism", "threads", "compile") if not verdict or deterministic else ("numerics",)
+    checks = (
+        ("determinism",)
+        if verdict == "determinism"
+        else ("guard bands", "determinism", "threads", "compile")
+        if not verdict or deterministic
+        else ("numerics",)
+    )
     found = judge(op, *checks)
     assert found.partition(":")[0] == verdict, found
 
@@ -404,7 +420,11 @@ def sgd(ns, tmp_path_factory):
 
 
 def test_the_optimizer_of_the_guide_updates_bfloat16_with_a_float32_state(sgd) -> None:
-    param, grad, momentum = torch.tensor([1.0, -2.0]).bfloat16(), torch.tensor([0.5, 8.0]).bfloat16(), torch.tensor([0.0, 1.0])
+    param, grad, momentum = (
+        torch.tensor([1.0, -2.0]).bfloat16(),
+        torch.tensor([0.5, 8.0]).bfloat16(),
+        torch.tensor([0.0, 1.0]),
+    )
     sgd(param, grad, momentum, lr=0.5)
     assert momentum.tolist() == pytest.approx([0.5, 8.9])
     assert param.tolist() == [0.75, -6.4375]  # -6.45 in bfloat16

@@ -218,7 +218,9 @@ def test_finite_differences_are_not_taken_of_gradients_of_all_sizes() -> None:
     def samples():
         yield torch.randn(3, 33), torch.randn(33)
 
-    record = opwright.verify(scaled, quick=True, devices=["cpu"], checks=["gradients", "second gradients", "vmap", "opcheck"])
+    record = opwright.verify(
+        scaled, quick=True, devices=["cpu"], checks=["gradients", "second gradients", "vmap", "opcheck"]
+    )
     assert record.failures == []
     assert {check.outcome for check in record.checks} == {"passed"}
     backward = subject_of(operator_of(scaled).backward_operator.function, None, None)

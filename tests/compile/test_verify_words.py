@@ -20,7 +20,9 @@ pytestmark = pytest.mark.compiler
 torch.manual_seed(0)
 
 
-def said_of(target: Any, reference: Callable[..., Any] | None = None, samples: Any = None, **how: Any) -> dict[str, str]:
+def said_of(
+    target: Any, reference: Callable[..., Any] | None = None, samples: Any = None, **how: Any
+) -> dict[str, str]:
     """Returns what each failed check says."""
     record = opwright.verify(target, reference, samples, quick=True, devices=["cpu"], **how)
     return {failure.check: failure.message for failure in record.failures}
@@ -44,7 +46,9 @@ def test_a_mutated_argument_has_its_name() -> None:
         OPWRIGHT_KERNEL(momentum, float, double)
         """,
     )
-    def momentum(weight: Mutates[Float[Tensor, "*s"]], grad: Float[Tensor, "*s"], buffer: Mutates[Float[Tensor, "*s"]]) -> None:
+    def momentum(
+        weight: Mutates[Float[Tensor, "*s"]], grad: Float[Tensor, "*s"], buffer: Mutates[Float[Tensor, "*s"]]
+    ) -> None:
         buffer.mul_(0.9).add_(grad)
         weight.sub_(grad)
 
@@ -156,7 +160,10 @@ def test_an_output_in_memory_of_its_own_is_missed_by_name() -> None:
         return torch.mul(x, 2, out=kept.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype)))
 
     check, message = first_failure(doubled, lambda x: x * 2)
-    assert (check, message.partition(" (")[0]) == ("determinism", "its outputs lie in memory that the next call writes into")
+    assert (check, message.partition(" (")[0]) == (
+        "determinism",
+        "its outputs lie in memory that the next call writes into",
+    )
 
 
 def test_a_cache_is_the_cause_of_wrong_values() -> None:

@@ -231,7 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", help="a module, a file, or either with ::name")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="try only kinds with this text")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON; keeps other operators' results")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the result as JSON; keeps other operators' results"
+    )
     parser.add_argument("--publish", action="store_true", help="write the result and the tables of this project")
     args = parser.parse_args(argv)
     if args.only and args.publish:

@@ -43,7 +43,9 @@ def make_timing(candidate: str, median_us: float, noise: float = 0.012, interval
 def compare(measurement: Measurement, visible: float = 0.03) -> Measurement:
     """Compares Opwright with the other candidates of a measurement; ratios beside those of the medians, as in a run."""
     ours = measurement.timings[0].median_us
-    measurement.comparisons = [Comparison(t.candidate, 1.01 * t.median_us / ours, visible, 12) for t in measurement.timings[1:]]
+    measurement.comparisons = [
+        Comparison(t.candidate, 1.01 * t.median_us / ours, visible, 12) for t in measurement.timings[1:]
+    ]
     return measurement
 
 

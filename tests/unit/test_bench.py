@@ -360,7 +360,10 @@ def test_a_task_is_measured_as_it_is_verified(tmp_path: Path) -> None:
     path.write_text(TASK)
     record = opwright.bench(Task(path, path), ["eager"], seconds=0.0)
     assert record.name == "linear_relu"
-    assert [(m.direction, m.case) for m in record.measurements] == [("forward", "f32[8, 16]"), ("backward", "f32[8, 16]")]
+    assert [(m.direction, m.case) for m in record.measurements] == [
+        ("forward", "f32[8, 16]"),
+        ("backward", "f32[8, 16]"),
+    ]
     path.write_text(TASK.replace("OFFSET = 0.0", "OFFSET = 1.0"))
     with pytest.raises(NotVerifiedError, match="does not pass verify"):
         opwright.bench(Task(path, path), ["eager"], seconds=0.0)

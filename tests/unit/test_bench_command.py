@@ -168,7 +168,9 @@ class Crashed(Interrupted):
     def events(self):
         with contextlib.suppress(KeyboardInterrupt):
             yield from super().events()
-        raise WorkerEnded("crashed the process: SIGSEGV (Segmentation fault)", Running("opwright", "timing forward f32[9]"))
+        raise WorkerEnded(
+            "crashed the process: SIGSEGV (Segmentation fault)", Running("opwright", "timing forward f32[9]")
+        )
 
 
 def test_a_crash_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:

@@ -210,7 +210,9 @@ def test_words_of_ratios() -> None:
     assert tell_ratio(1.414, None) == "1.41x"
 
 
-@pytest.mark.parametrize(("ratio", "visible"), [(5.0, 2.0), (2.5, 1.0), (1.6, 0.5), (1.4, 0.5), (1.02, 0.03), (9.0, math.inf)])
+@pytest.mark.parametrize(
+    ("ratio", "visible"), [(5.0, 2.0), (2.5, 1.0), (1.6, 0.5), (1.4, 0.5), (1.02, 0.03), (9.0, math.inf)]
+)
 def test_a_slowdown_is_visible_where_a_speedup_of_that_size_is(ratio: float, visible: float) -> None:
     """An operator of 0.40x ±100 % had no visible difference, and one of 2.50x ±100 % was faster."""
     up, down = Comparison("eager", ratio, visible, 9), Comparison("eager", 1 / ratio, visible, 9)

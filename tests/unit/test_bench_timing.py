@@ -152,7 +152,9 @@ def test_a_copy_beside_takes_turns_and_is_no_candidate() -> None:
     told: list[str] = []
     calls = {"a": [gpu.kernel("a", 40.0, 25.0, 3.0)], "b": [gpu.kernel("b", 80.0, 25.0, 3.0)]}
     copies = {"copy": [gpu.kernel("c", 30.0, 25.0, 3.0)]}
-    timed = time_on_gpu(calls, 1.0, gpu, precision=0.01, before_block=lambda number: told.append("block"), beside=copies)
+    timed = time_on_gpu(
+        calls, 1.0, gpu, precision=0.01, before_block=lambda number: told.append("block"), beside=copies
+    )
     assert [t.candidate for t in timed.timings] == ["a", "b"]
     assert timed.copy_us == 30.0
     assert (timed.comparisons[0].ratio, timed.stopped) == (pytest.approx(2.0), "precision")

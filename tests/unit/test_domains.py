@@ -46,7 +46,9 @@ def entropy(p: Annotated[Float[Tensor, "*b n"], Positive]) -> Float[Tensor, "*b 
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("domain", [Positive, NonNegative, Probability, Range(-1, 1), Range(0.1, 0.3), Range(5, math.inf)], ids=str)
+@pytest.mark.parametrize(
+    "domain", [Positive, NonNegative, Probability, Range(-1, 1), Range(0.1, 0.3), Range(5, math.inf)], ids=str
+)
 def test_folding_leads_into_the_domain(domain: Range, dtype: torch.dtype) -> None:
     info = torch.finfo(dtype)
     special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny, -info.tiny])
@@ -186,13 +188,19 @@ def test_a_sweep_stays_within_domains_and_reaches_their_ends(reference) -> None:
             else:
                 assert "empty n" in case.label or "index" in case.label
     for dtype, found in ends.items():
-        low, high = (0.0, 1.0) if reference is pick else (torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps, torch.finfo(dtype).max)
+        low, high = (
+            (0.0, 1.0)
+            if reference is pick
+            else (torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps, torch.finfo(dtype).max)
+        )
         assert {low, high} <= found
 
 
 def test_inputs_of_a_benchmark_stay_within_domains() -> None:
     found = declared(pick).operator
-    cases = [plan.make(n) for plan in plans(found, None, None, None, [torch.float32], torch.device("cpu")) for n in (0, 1)]
+    cases = [
+        plan.make(n) for plan in plans(found, None, None, None, [torch.float32], torch.device("cpu")) for n in (0, 1)
+    ]
     for case in (*cases, one_element(found, torch.device("cpu"))):
         assert_inside(found.contract, case.values)
 
@@ -229,7 +237,9 @@ def embedding(index: Int64[Tensor, "*b"], table: Float[Tensor, "n d"]) -> Float[
     return torch.nn.functional.embedding(index, table)
 
 
-def two_tables(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], i: Int64[Tensor, "k"], j: Int64[Tensor, "k"]) -> Float[Tensor, "k d"]:
+def two_tables(
+    a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], i: Int64[Tensor, "k"], j: Int64[Tensor, "k"]
+) -> Float[Tensor, "k d"]:
     return a[i] + b.gather(0, j[:, None].expand(-1, b.shape[1]))
 
 

@@ -37,7 +37,18 @@ MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
 
 
 def every_kind() -> list[records.Record]:
-    timing = Timing("opwright", 2.0, 1.9, 0.01, [2.0], fresh_us=3.0, interval=math.inf, thread_us=2.0, page_faults=0.0, peak_bytes=64)
+    timing = Timing(
+        "opwright",
+        2.0,
+        1.9,
+        0.01,
+        [2.0],
+        fresh_us=3.0,
+        interval=math.inf,
+        thread_us=2.0,
+        page_faults=0.0,
+        peak_bytes=64,
+    )
     one = Measurement("step", "f32[8]", {"n": 8}, "f32", 64, None, [timing], 0.5, True, None, [Comparison("eager", 1.5, 0.02, 8), Comparison("once", 1.5, math.inf, 1)], 32, 0.1, "noise")
     conditions = Conditions("own", [0, 1], "keeps", 0.1, 0.2, 2700.0, 2700.0)
     limits = Limits(10.0, 11.0, 200.0, {"f32": 100.0}, 0.8, None, 2, 1.0)
@@ -228,5 +239,7 @@ def test_the_outcomes_of_checks_are_counted_with_the_reasons() -> None:
         records.Check("f", "skipped", reason="it mutates its arguments"),
     ]
     verified = records.VerifyRecord("n", checks, [], [], every_kind()[0].machine, 0.0, 0.0)
-    expected = "1 of 6 checks passed; 1 failed; 1 undecided; 2 skipped: it mutates its arguments; 1 skipped: only on a GPU"
+    expected = (
+        "1 of 6 checks passed; 1 failed; 1 undecided; 2 skipped: it mutates its arguments; 1 skipped: only on a GPU"
+    )
     assert verified.outcomes == expected

@@ -55,7 +55,9 @@ def test_verdict_gives_each_direction_its_ratios_with_their_intervals():
     told = []
     for direction in ("forward", "backward"):
         inside = [m for m in bench.measurements if m.direction == direction]
-        eager, compiled, liger = (mean([m.comparison_with(name).ratio for m in inside]) for name in ("eager", "compile", "liger"))
+        eager, compiled, liger = (
+            mean([m.comparison_with(name).ratio for m in inside]) for name in ("eager", "compile", "liger")
+        )
         half = 100 * (math.exp(math.log(1.03) / math.sqrt(len(inside))) - 1)
         told.append(
             f"{direction} {eager:.2f}x faster than eager (±{half:.1f} %), {compiled:.2f}x faster than torch.compile (±{half:.1f} %) "
@@ -94,7 +96,10 @@ def test_verdict_never_averages_forward_and_backward():
     backward = make_one(50.0)
     backward.direction = "backward"
     said = verdict([make_bench(measurements=[make_one(200.0), backward])])
-    assert said == "ns::bias_gelu: verified; forward 2.00x faster than eager (±3 %); backward 2.00x slower than eager (±3 %)."
+    assert (
+        said
+        == "ns::bias_gelu: verified; forward 2.00x faster than eager (±3 %); backward 2.00x slower than eager (±3 %)."
+    )
 
 
 def test_verdict_says_on_how_many_inputs_a_candidate_was_timed():
@@ -246,7 +251,8 @@ def test_the_page_has_each_ratio_and_interval_of_bench_to_the_digit(tmp_path, ca
     ratios = {"eager": (1.2, 0.16), "compile": (0.815, 0.045), "liger": (1.13, 0.23)}
     for rank, m in enumerate(bench.measurements):
         m.comparisons = [
-            Comparison(name, ratio * (1 + rank / 40), visible * (1 + rank / 3), 12) for name, (ratio, visible) in ratios.items()
+            Comparison(name, ratio * (1 + rank / 40), visible * (1 + rank / 3), 12)
+            for name, (ratio, visible) in ratios.items()
         ]
         m.roof_share = 0.3 + rank / 7
         m.ours.interval = 0.004 * 2**rank
@@ -264,7 +270,11 @@ def test_the_page_has_each_ratio_and_interval_of_bench_to_the_digit(tmp_path, ca
     head = re.split(r" {2,}", table[0])
     for line, m in zip(table[1:], bench.measurements, strict=False):
         cells = dict(zip(head, re.split(r" {2,}", line), strict=True))
-        (row,) = [row for row in page.rows if row[:1] == [m.case] and row in page.rows[page.rows.index([f"{m.direction} {m.dtype}"]) :][:4]]
+        (row,) = [
+            row
+            for row in page.rows
+            if row[:1] == [m.case] and row in page.rows[page.rows.index([f"{m.direction} {m.dtype}"]) :][:4]
+        ]
         row = [" ".join(cell.split()) for cell in row]
         shown = {"95 % CI": row[2], "vs eager": row[4], "vs compile": row[6], "vs liger": row[8], "of copy": row[10]}
         assert shown == {name: cells[name] for name in shown}
@@ -308,8 +318,21 @@ def test_warnings_of_bench_are_on_the_page_in_its_words(tmp_path):
 
 
 def test_the_answer_is_first_and_the_machine_after(tmp_path):
-    source = show(tmp_path, make_verify(failures=FAILURES), make_bench(warnings=["w1"]), make_verify("b"), make_bench("b")).source
-    places = [source.index(text) for text in ('<h1 class="verdict', 'id="overview"', "w1", ">Failures<", "repeat</b>", ">Machine</h2>", "How to read")]
+    source = show(
+        tmp_path, make_verify(failures=FAILURES), make_bench(warnings=["w1"]), make_verify("b"), make_bench("b")
+    ).source
+    places = [
+        source.index(text)
+        for text in (
+            '<h1 class="verdict',
+            'id="overview"',
+            "w1",
+            ">Failures<",
+            "repeat</b>",
+            ">Machine</h2>",
+            "How to read",
+        )
+    ]
     assert places == sorted(places)
 
 
@@ -521,11 +544,16 @@ def test_one_that_bench_has_refused_has_no_speed_but_cause_and_remedy(tmp_path):
     assert page.source.count("; refused by bench 2026-11-18 11:06 UTC") == 1
     assert page.source.count("; measured 2026-11-18") == 1
     text = write_markdown([make_verify(), refused], tmp_path / "x.md").read_text()
-    assert f"refused by bench: {why.replace('[', chr(92) + '[').replace(']', chr(92) + ']')}. \\`opwright verify TARGET\\`" in text
+    assert (
+        f"refused by bench: {why.replace('[', chr(92) + '[').replace(']', chr(92) + ']')}. \\`opwright verify TARGET\\`"
+        in text
+    )
 
 
 def test_a_refusal_after_some_inputs_is_no_speed_and_has_the_remedy_of_its_error(tmp_path):
-    stopped = make_bench(refused="results are wrong (got 2; expected 3)", hint="`opwright verify op.py --check numerics`")
+    stopped = make_bench(
+        refused="results are wrong (got 2; expected 3)", hint="`opwright verify op.py --check numerics`"
+    )
     assert verdict([stopped]) == "ns::bias_gelu: verified; REFUSED by bench: results are wrong (got 2; expected 3)."
     page = show(tmp_path, stopped)
     assert "<p><b>remedy</b> `opwright verify op.py --check numerics`</p>" in page.source

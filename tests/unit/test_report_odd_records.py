@@ -64,7 +64,14 @@ def test_a_long_input_keeps_its_end(tmp_path) -> None:
 
 
 def test_an_infinite_error_is_said_where_json_has_null(tmp_path) -> None:
-    check = Check("numerics", "failed", 2, worst_ulp=None, worst_ratio=None, errors=[CaseError("f32[3] (base)", None, None), CaseError("f32[3] (large)", 2.0, 0.5)])
+    check = Check(
+        "numerics",
+        "failed",
+        2,
+        worst_ulp=None,
+        worst_ratio=None,
+        errors=[CaseError("f32[3] (base)", None, None), CaseError("f32[3] (large)", 2.0, 0.5)],
+    )
     page = show(tmp_path, make_verify(checks=[check], failures=FAILURES))
     assert page.cells("numerics", "failed")[4] == "infinite"
     assert page.cells("numerics", "base") == ["numerics", "base", "infinite"]

@@ -279,7 +279,10 @@ class _Lane:
             self._hold_us = min(2 * self._hold_us, _LONGEST_HOLD_US)
 
     def summarize(self, name: str) -> Timing:
-        timing = summarize(name, [{name: self.cold_us[i : i + _ROUNDS_IN_BLOCK]} for i in range(0, len(self.cold_us), _ROUNDS_IN_BLOCK)])
+        timing = summarize(
+            name,
+            [{name: self.cold_us[i : i + _ROUNDS_IN_BLOCK]} for i in range(0, len(self.cold_us), _ROUNDS_IN_BLOCK)],
+        )
         timing.warm_us, timing.host_us = statistics.median(self.warm_us), statistics.median(self.host_us)
         timing.waits, timing.wall_us, timing.graph_us = self.waits, self.wall_us, self.graph_us
         return timing

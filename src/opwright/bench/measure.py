@@ -153,7 +153,9 @@ class Input:
         wait_for(device)
         took_s = perf_counter() - started
         if took_s > longest_s:
-            raise TooSlow(f"{self.name}: a call of {name} takes {took_s:.3g} s; `--seconds {math.ceil(took_s)}` measures it")
+            raise TooSlow(
+                f"{self.name}: a call of {name} takes {took_s:.3g} s; `--seconds {math.ceil(took_s)}` measures it"
+            )
 
     def _look_at_cost(self, work: Workload, results: list[Any]) -> None:
         operator = self._settings.operator

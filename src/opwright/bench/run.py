@@ -102,7 +102,13 @@ def bench(
         target, reference, samples = task.make(parse_device(device or "cpu"))
         samples = samples[:1]  # the others have the same sizes
     operator = operator_of(target)
-    name = task.name if task else operator.declaration.name if operator else getattr(target, "__name__", type(target).__name__)
+    name = (
+        task.name
+        if task
+        else operator.declaration.name
+        if operator
+        else getattr(target, "__name__", type(target).__name__)
+    )
     if operator is None and (reference is None or samples is None):
         raise CheckError(
             name,
@@ -113,7 +119,9 @@ def bench(
     _check_directions(directions)
     where = choose_device(name, operator, samples, device)
     place = bench_on(where)
-    planned = plans(operator, samples, sweep, options, dtypes, place.device)  # an axis that is not there is said at once
+    planned = plans(
+        operator, samples, sweep, options, dtypes, place.device
+    )  # an axis that is not there is said at once
     on_run("", "verify")
     checked = refuse_unverified(target, reference, samples, where, verified, timeout_s)
     call = operator.function if operator else target

@@ -59,7 +59,9 @@ def _find_targets(request: dict[str, Any]) -> dict[str, Any]:
         return {operator.declaration.qualified_name: operator for operator in find_operators(place)}
     if request["mode"] != "bench":
         flag = "--call" if request["mode"] == "call" else "--base"
-        raise CheckError(flag, "is for operators, and this is a task", rows=[("got", place)], hint=f"leave `{flag}` out")
+        raise CheckError(
+            flag, "is for operators, and this is a task", rows=[("got", place)], hint=f"leave `{flag}` out"
+        )
     return {task.name: task for task in tasks}
 
 

@@ -39,7 +39,17 @@ def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
     rivals = list(dict.fromkeys(t.candidate for m in record.measurements for t in m.timings[1:]))
     beside = ("fastest us", *(("warm us", "host us") if record.on_gpu else ("fresh pages us",)), "memory")
     state = "cold" if record.on_gpu else "warm"
-    rows = [("input", "direction", f"us ({state})", "95 % CI", *(f"vs {r}" for r in rivals), "of copy", *(beside if details else ()))]
+    rows = [
+        (
+            "input",
+            "direction",
+            f"us ({state})",
+            "95 % CI",
+            *(f"vs {r}" for r in rivals),
+            "of copy",
+            *(beside if details else ()),
+        )
+    ]
     shared = _shared_options([m.case for m in record.measurements])
     for m in record.measurements:
         ours = m.ours

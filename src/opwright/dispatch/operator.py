@@ -475,7 +475,9 @@ class Operator:
 
     def run_checked_reference(self, values: Sequence[Any]) -> Any:
         """Checks the arguments as the glue does, and runs the reference; a signature that has passed passes again."""
-        key = None if self.contract.mutated else signature_of_call(values)  # where memory overlaps differs between calls
+        key = (
+            None if self.contract.mutated else signature_of_call(values)
+        )  # where memory overlaps differs between calls
         if key is None or key not in self._checked:
             self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
             if key is not None:

@@ -294,7 +294,11 @@ class BenchRecord:
             half = math.hypot(*(math.log1p(c.visible) for c in several)) / count
             visible = math.expm1(half) if half < _MAX_LOG else math.inf
             verdicts = [c.verdict for c in several]
-            found.append(Summary(direction, candidate, ratio, visible, count, verdicts.count("faster"), verdicts.count("slower")))
+            found.append(
+                Summary(
+                    direction, candidate, ratio, visible, count, verdicts.count("faster"), verdicts.count("slower")
+                )
+            )
         return found
 
     def _summarize_medians(self) -> list[Summary]:

@@ -204,7 +204,9 @@ def _draw_checks(card: Card, checks: Sequence[Check], name: str) -> str:
     cells = {(i, 0): _error_cell(check.worst_ulp, check.worst_ratio or 0.0) for i, check in enumerate(checks)}
     told = f"Largest errors of {plural(len(checks), 'check')}, over all inputs and dtypes."
     names = [check.title for check in checks]
-    return draw_map(name, f"{card.name}: largest errors", told, names, ["all dtypes"], cells, "by check", label_width(names))
+    return draw_map(
+        name, f"{card.name}: largest errors", told, names, ["all dtypes"], cells, "by check", label_width(names)
+    )
 
 
 def _error_cell(ulp: float | None, ratio: float) -> Cell:

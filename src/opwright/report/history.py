@@ -61,7 +61,10 @@ def draw_history(card: Card, name: str) -> Picture | None:
     caption = f"Geometric mean of Opwright's time over the {plural(len(shared), 'input')} that all {len(records)} benchmarks on this machine share, the oldest first."
     table = Table(
         ["benchmark", "made", *times],
-        [[label, date(r.created), *(_write(found[i], spreads[group][i]) for group, found in times.items())] for i, (label, r) in enumerate(zip(labels, records))],
+        [
+            [label, date(r.created), *(_write(found[i], spreads[group][i]) for group, found in times.items())]
+            for i, (label, r) in enumerate(zip(labels, records))
+        ],
     )
     return Picture("History", caption, [svg], table=table)
 

@@ -59,7 +59,10 @@ def draw_speedups(card: Card, name: str) -> Picture | None:
         caption += " Without a line it is wider than ±100 %."
     outlined = [s for s in every if s.verdict == "same" or s.ratio < 1]
     if outlined:
-        words = (("slower", any(s.verdict != "same" for s in outlined)), (NO_DIFFERENCE, any(s.verdict == "same" for s in outlined)))
+        words = (
+            ("slower", any(s.verdict != "same" for s in outlined)),
+            (NO_DIFFERENCE, any(s.verdict == "same" for s in outlined)),
+        )
         caption += f" Outlined bars: {' or '.join(word for word, is_so in words if is_so)}."
     return Picture("Speed-ups", caption, [svg])
 

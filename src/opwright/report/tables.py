@@ -255,7 +255,9 @@ def warn(card: Card) -> list[str]:
         notes += bench.all_warnings
         notes += [f"Skipped: {each}" for each in bench.left_out]
         if card.measurements and not card.has_intervals:
-            notes.append("This record has no confidence intervals of times: beside a time stands the noise of its samples.")
+            notes.append(
+                "This record has no confidence intervals of times: beside a time stands the noise of its samples."
+            )
             if not bench.has_comparisons and card.baselines:
                 notes.append("Its ratios are those of median times, without an interval.")
             if busy := is_busy(bench):
@@ -283,7 +285,9 @@ def advise_failed(card: Card) -> str:
     if not card.fails:
         return ""
     assert card.verify is not None
-    repeat = "The command of a failure repeats its smallest case. " if any(f.repeat for f in card.verify.failures) else ""
+    repeat = (
+        "The command of a failure repeats its smallest case. " if any(f.repeat for f in card.verify.failures) else ""
+    )
     return f"{repeat}Correct the kernel, or the reference where that is wrong, and run `opwright verify TARGET` again."
 
 

@@ -95,7 +95,8 @@ def _speed(card: Card, direction: str) -> str:
         return ""
     inputs = max(s.inputs for s in summaries)
     phrases = [
-        tell_speed(s.ratio, s.visible, s.candidate) + (f" on {s.inputs} of {inputs} inputs" if s.inputs < inputs else "")
+        tell_speed(s.ratio, s.visible, s.candidate)
+        + (f" on {s.inputs} of {inputs} inputs" if s.inputs < inputs else "")
         for s in summaries
     ]
     return f"{direction} {' and '.join(filter(None, [', '.join(phrases[:-1]), phrases[-1]]))}"

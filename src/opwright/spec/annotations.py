@@ -136,7 +136,9 @@ def _read_domain(
     if not found:
         return None
     dtypes = read["type"].family.dtypes if read.get("type") else ()
-    takes_indices = read["kind"] == "int" or (dtypes and not any(d.is_floating_point or d == torch.bool for d in dtypes))
+    takes_indices = read["kind"] == "int" or (
+        dtypes and not any(d.is_floating_point or d == torch.bool for d in dtypes)
+    )
     takes_numbers = takes_indices or read["kind"] == "float" or (dtypes and torch.bool not in dtypes)
     rows = [("got", " ".join(map(str, found)))]
     if len(found) > 1 or read.get("domain"):

@@ -313,7 +313,10 @@ def _check_limits(contract: Contract) -> None:
         raise AnnotationError(
             subject,
             "it has more arguments, or more named axes and int arguments, than an operator can have",
-            rows=[("arguments", f"at most {_MOST_ARGUMENTS}"), ("named axes and int arguments", f"at most {_MOST_SIZES}")],
+            rows=[
+                ("arguments", f"at most {_MOST_ARGUMENTS}"),
+                ("named axes and int arguments", f"at most {_MOST_SIZES}"),
+            ],
             hint="pass tensors of one kind as a list",
         )
 

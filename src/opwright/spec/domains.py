@@ -51,7 +51,9 @@ class Range:
             low = max(math.floor(self.low) + 1 if self.excludes_low else math.ceil(max(self.low, info.min)), info.min)
             return low, math.floor(min(self.high, info.max))
         limits = torch.finfo(dtype)
-        low, high = (torch.tensor(max(-limits.max, min(end, limits.max)), dtype=torch.float64) for end in (self.low, self.high))
+        low, high = (
+            torch.tensor(max(-limits.max, min(end, limits.max)), dtype=torch.float64) for end in (self.low, self.high)
+        )
         least, most = low.to(dtype), high.to(dtype)
         if least.double() < low or (self.excludes_low and least.double() == self.low):
             least = torch.nextafter(least, torch.tensor(math.inf, dtype=dtype))

@@ -50,7 +50,11 @@ def remarks_on(contract: Contract) -> list[str]:
 
 
 def _outside(domain: Range) -> str:
-    return "negative" if domain.low == 0 and not domain.is_bounded else f"values below {domain.low:g} or above {domain.high:g} in"
+    return (
+        "negative"
+        if domain.low == 0 and not domain.is_bounded
+        else f"values below {domain.low:g} or above {domain.high:g} in"
+    )
 
 
 def _with_likely(contract: Contract, parameter: Parameter, likely: Range | Index | None) -> Contract:
@@ -89,7 +93,10 @@ def _find_axis(contract: Contract, reference: Reference, parameter: Parameter) -
             return made
 
         filled = {name: lambda shape, dtype: torch.zeros(shape, dtype=dtype) for name in wholes} | {parameter.name: one}
-        return _run(reference, lambda: maker.make("index", _dtype_of(contract), sizes, _BATCH, options, filled=filled)) is not None
+        return (
+            _run(reference, lambda: maker.make("index", _dtype_of(contract), sizes, _BATCH, options, filled=filled))
+            is not None
+        )
 
     if not takes(0):
         return None
@@ -98,7 +105,12 @@ def _find_axis(contract: Contract, reference: Reference, parameter: Parameter) -
     for axis in (axis for axis in axes if not isinstance(axis, (Variadic, Anonymous))):
         found = Index(str(axis))
         indices = found.within({**options, **sizes})
-        if indices is not None and indices.high < most and takes(int(indices.high)) and not takes(int(indices.high) + 1):
+        if (
+            indices is not None
+            and indices.high < most
+            and takes(int(indices.high))
+            and not takes(int(indices.high) + 1)
+        ):
             return found
     return None
 
@@ -111,7 +123,9 @@ def _find_numbers(contract: Contract, reference: Reference) -> Contract:
     found, count = contract, _count_nan(contract, reference)
     while count:
         tried = [(_count_nan(each, reference), each) for each in _narrowed(found)]
-        less, better = min(((n, each) for n, each in tried if n is not None), key=lambda pair: pair[0], default=(count, found))
+        less, better = min(
+            ((n, each) for n, each in tried if n is not None), key=lambda pair: pair[0], default=(count, found)
+        )
         if less >= count:
             return contract
         found, count = better, less

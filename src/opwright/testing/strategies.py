@@ -168,7 +168,9 @@ class _Maker:
                     return st.integers(0, 3)
                 if isinstance(parameter.domain, Range):
                     usual = default if has_default else 2
-                    return st.sampled_from(list(dict.fromkeys(nearest_in(parameter.domain, n, "int") for n in (usual, 1, 3, 4))))
+                    return st.sampled_from(
+                        list(dict.fromkeys(nearest_in(parameter.domain, n, "int") for n in (usual, 1, 3, 4)))
+                    )
                 if parameter.name in self.axes:
                     return st.sampled_from(list(dict.fromkeys([default if has_default else 2, 1, 3])))
                 return st.just(default) | st.integers(1, 4) if has_default else st.integers(1, 4)
@@ -270,7 +272,12 @@ class _Maker:
         return left or family.dtypes
 
     def _values(
-        self, draw: st.DrawFn, parameter: Parameter, shape: tuple[int, ...], dtype: torch.dtype, sizes: Mapping[str, int]
+        self,
+        draw: st.DrawFn,
+        parameter: Parameter,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        sizes: Mapping[str, int],
     ) -> torch.Tensor:
         count = math.prod(shape)
         values = torch.zeros(count, dtype=dtype)

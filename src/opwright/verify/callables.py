@@ -140,7 +140,9 @@ class Callables:
     def output_names(self, count: int) -> list[str]:
         """Returns what each output of the reference is called: `output`, or what one would write for a part of it."""
         if len(self._names) == count:
-            return [f"`output{name}`" if name.startswith(("[", ".")) or not name else f"`{name}`" for name in self._names]
+            return [
+                f"`output{name}`" if name.startswith(("[", ".")) or not name else f"`{name}`" for name in self._names
+            ]
         return [f"output {i}" for i in range(count)]
 
     def _call(self, function: Any, values: Sequence[Any]) -> tuple[list[Any], list[str], list[str]]:

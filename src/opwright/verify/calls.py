@@ -44,7 +44,11 @@ def determinism(subject: Subject) -> Iterator[Finding]:
                 message = "its outputs lie in memory that the next call writes into"
             elif not repeats(second):
                 what = "equal inputs elsewhere in memory give other results: it goes by their address"
-                what = what if _is_steady_in_place(subject, case) else "two calls with the same inputs give other results"
+                what = (
+                    what
+                    if _is_steady_in_place(subject, case)
+                    else "two calls with the same inputs give other results"
+                )
                 message = f"{what}{_how_far(subject, kept, second)}"
             else:
                 subject.run(subject.inputs(other))

@@ -99,7 +99,11 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
             ran = True
             if is_lost(subject.device):
                 raise DeviceLost(str(error)) from error
-            yield Finding(str(case), _mismatch(str(error), *_names_for(check, subject, case, len(inputs), len(outputs))) or first_line(error, 3))
+            yield Finding(
+                str(case),
+                _mismatch(str(error), *_names_for(check, subject, case, len(inputs), len(outputs)))
+                or first_line(error, 3),
+            )
     if cases and not ran:
         raise Skipped("no output is float64 where its inputs are: too coarse for finite differences")
 
@@ -117,7 +121,9 @@ def _names_for(
         of_outputs = [f"output {i}" for i in range(outputs)]
     if check is torch.autograd.gradcheck:
         return of_inputs, of_outputs
-    return [*of_inputs, *(f"the gradient of {name}" for name in of_outputs)], [f"the gradient of {name}" for name in of_inputs]
+    return [*of_inputs, *(f"the gradient of {name}" for name in of_outputs)], [
+        f"the gradient of {name}" for name in of_inputs
+    ]
 
 
 def _mismatch(text: str, inputs: list[str], outputs: list[str]) -> str:
@@ -317,7 +323,12 @@ def floats_of(values: Any) -> list[torch.Tensor]:
 
 
 def judge_gradients(
-    subject: Subject, case: Case, label: str, got: list[torch.Tensor | None], expected: list[Any], asked: set[int] | None = None
+    subject: Subject,
+    case: Case,
+    label: str,
+    got: list[torch.Tensor | None],
+    expected: list[Any],
+    asked: set[int] | None = None,
 ) -> Finding:
     """Compares gradients with what they must be; one that is missing counts as zero, as autograd has it."""
     finding, names = Finding(label, worst_ulp=0.0, worst_ratio=0.0), subject.float_names(case)
@@ -326,7 +337,9 @@ def judge_gradients(
             continue
         g = torch.zeros(e.exact.shape, dtype=e.dtype) if g is None else g
         if g.shape != e.exact.shape or g.dtype != e.dtype:
-            finding.message = f"gradient of {names[i]}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.exact.shape)}"
+            finding.message = (
+                f"gradient of {names[i]}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.exact.shape)}"
+            )
             return finding
         difference = compare(g, e)
         finding.note_worst(difference)

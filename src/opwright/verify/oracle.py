@@ -84,7 +84,9 @@ class Expected:
         """Returns the same, with the whole allowance."""
         spread = self.refinement.spreads[self.output]
         whole = self.refinement.allow(self.exact, self.refinement.eager[self.output], spread)
-        return replace(self, allowance=whole.allowance, is_narrow=False, is_unsettled=self.refinement.unsettled[self.output])
+        return replace(
+            self, allowance=whole.allowance, is_narrow=False, is_unsettled=self.refinement.unsettled[self.output]
+        )
 
     def with_overflow(self) -> Expected:
         """Returns the same, with where a result need not be finite since another formula overflows, or adds infinities.
@@ -117,7 +119,9 @@ class Expected:
         is_same = (found == self.exact) | (found.isnan() & self.exact.isnan())
         is_known = is_same | ((found - self.exact).abs() <= self.doubt)
         exact = torch.where(is_known, found, self.exact)
-        expected = self.refinement.allow(exact, self.refinement.eager[self.output], self.refinement.rounding[self.output])
+        expected = self.refinement.allow(
+            exact, self.refinement.eager[self.output], self.refinement.rounding[self.output]
+        )
         return replace(
             self,
             exact=exact,
@@ -308,7 +312,9 @@ class Refinement:
     def unsettled(self) -> list[torch.Tensor]:
         """Where rounding decides whether a result is NaN: in PyTorch, or when every step is rounded."""
         return [
-            is_moved | (plain.isnan() != exact.isnan()) if isinstance(exact, torch.Tensor) and plain is not None else is_moved
+            is_moved | (plain.isnan() != exact.isnan())
+            if isinstance(exact, torch.Tensor) and plain is not None
+            else is_moved
             for (_, is_moved), exact, plain in zip(self._moved, self._exact, self.eager, strict=True)
         ]
 

@@ -113,7 +113,10 @@ def _shared_with_argument(
         # Refused is right, and so is the result.
         is_right = message or not _difference(subject, case, outs, results)
         output, argument_name = subject.output_names(len(results))[i], subject.argument_names(case)[at]
-        yield f"`out=` for {output} {what} {argument_name}", "" if is_right else "it is accepted, and the result is wrong"
+        yield (
+            f"`out=` for {output} {what} {argument_name}",
+            "" if is_right else "it is accepted, and the result is wrong",
+        )
 
 
 def _difference(subject: Subject, case: Case, outs: list[torch.Tensor], results: list[torch.Tensor]) -> str:
@@ -207,7 +210,9 @@ def guard_bands(subject: Subject) -> Iterator[Finding]:
                     return
             else:
                 if all(are_same(one, found[0]) for found in by_filling.values() for one in found[1:]):
-                    message = "other values when NaN lies around its inputs than when zeros do: it reads outside of them"
+                    message = (
+                        "other values when NaN lies around its inputs than when zeros do: it reads outside of them"
+                    )
             yield Finding(str(case), message)
 
 

@@ -62,7 +62,9 @@ class Overflow(Rounding):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket not in (_REDUCTIONS if self.is_of_sums or self.is_of_infinities else _REDUCTIONS | _GROWING):
+        if func.overloadpacket not in (
+            _REDUCTIONS if self.is_of_sums or self.is_of_infinities else _REDUCTIONS | _GROWING
+        ):
             return func(*args, **kwargs)
         if self.is_of_infinities and not self._sums_inputs(args):
             return func(*args, **kwargs)

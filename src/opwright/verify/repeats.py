@@ -36,7 +36,9 @@ def agree(
         return False
     if are_same(got, wanted):
         return True
-    if subject.operator is None or any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)):
+    if subject.operator is None or any(
+        (a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)
+    ):
         return False
     values = copy_of(values, CPU)
     if subject.operator.declaration.deterministic and (

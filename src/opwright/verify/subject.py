@@ -424,7 +424,9 @@ class Subject:
             case
             for case in found
             if case.label in ("base", "no batch axes")
-            or (case.label.startswith("sample") and ALL_SIZES not in case.label)  # of 1e31 there are no finite differences
+            or (
+                case.label.startswith("sample") and ALL_SIZES not in case.label
+            )  # of 1e31 there are no finite differences
         ][:6]
 
 

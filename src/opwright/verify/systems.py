@@ -50,7 +50,11 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
                 operator.public, tuple(values[:positional]), named, raise_exception=False
             )
         bad = {name: first_line(result) for name, result in found.items() if result != "SUCCESS"}
-        if bad and all(_DATA_DEPENDENT in text for text in bad.values()) and _DATA_DEPENDENT in _refuses_trace(subject, case):
+        if (
+            bad
+            and all(_DATA_DEPENDENT in text for text in bad.values())
+            and _DATA_DEPENDENT in _refuses_trace(subject, case)
+        ):
             continue  # PyTorch cannot trace its reference either: an index without axes, say
         wanted -= 1
         yield Finding(str(case), "; ".join(f"{name}: {text}" for name, text in bad.items()))

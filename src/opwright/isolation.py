@@ -1,4 +1,4 @@
-"""A worker process: it does what it is asked in lines of JSON, and one that hangs, crashes or takes all memory is named.
+"""A worker process that takes requests as lines of JSON; a crash, a hang or a full memory ends it and not its caller.
 
 The process that asks has a `Worker`; the module that runs in the other process has a `Channel`:
 

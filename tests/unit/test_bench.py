@@ -129,7 +129,7 @@ def test_an_input_on_which_calls_take_too_long_is_left_out(
     monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
     samples = [(torch.randn(3),), (torch.randn(4),)]
     options = {"reference": lambda x: x * 2.0, "samples": samples, "directions": ["forward"], "seconds": 0.0}
-    monkeypatch.setattr(bench_measure, "_MIN_LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(bench_measure, "_MIN_CALL_LIMIT_SECONDS", 0.05)
     record = opwright.bench(slow, [], **options)
     assert [m.case for m in record.measurements] == ["f32[3]"]
     (left_out,) = record.left_out

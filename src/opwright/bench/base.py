@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from opwright.bench.comparison import compare, into_blocks, trimmed_interval_of
 from opwright.records import BaseRow, BenchRecord, Machine, Measurement
+from opwright.records.bench import relative_width
 
 _STRICTER = 5  # than 95 %
 FEWEST_PAIRS = 8  # with fewer the interval of the trimmed mean holds less often than it says
@@ -44,7 +45,7 @@ def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], 
 
 def _row(direction: str, case: str, base_us: float, now_us: float, center: float, half: float) -> BaseRow:
     verdict = "same" if abs(center) <= half else "faster" if center > 0 else "slower"
-    visible = math.expm1(half) if half < 700 else math.inf
+    visible = relative_width(half)
     return BaseRow(direction, case, base_us, now_us, math.exp(center), visible, verdict)
 
 

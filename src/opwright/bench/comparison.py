@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from opwright.records import Comparison
+from opwright.records.bench import relative_width
 
 MIN_BLOCKS = 8  # Student's factor is 2.4 with eight, 4.3 with three
 CONFIDENCE = 0.95
@@ -27,7 +28,7 @@ def compare(candidate: str, ours: Sequence[Sequence[float]], theirs: Sequence[Se
     """Compares the samples of a candidate with Opwright's, both in blocks of paired rounds."""
     ratios = [log_ratio(a, b) for a, b in zip(ours, theirs, strict=True)]
     center, half = interval_of(ratios)
-    return Comparison(candidate, math.exp(center), math.expm1(half) if half < _MAX_LOG else math.inf, len(ratios))
+    return Comparison(candidate, math.exp(center), relative_width(half), len(ratios))
 
 
 def compare_all(blocks: Sequence[Mapping[str, Sequence[float]]]) -> list[Comparison]:
@@ -43,10 +44,7 @@ def compare_all(blocks: Sequence[Mapping[str, Sequence[float]]]) -> list[Compari
 def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> float:
     """Returns the relative half-width of the 95 % confidence interval of a time; inf for fewer than two blocks."""
     _, half = interval_of([math.log(statistics.median(block)) for block in blocks])
-    return math.expm1(half) if half < _MAX_LOG else math.inf
-
-
-_MAX_LOG = 700.0  # exp of more is no float64 number
+    return relative_width(half)
 
 
 def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -41,7 +41,7 @@ def limits_of(place: CpuBench | GpuBench, machine: Machine, *, again: bool = Fal
 
 
 def measure_limits_again(place: CpuBench | GpuBench, machine: Machine, known: Limits) -> Limits:
-    """Measures limits that were exceeded, and keeps the better of each: other work may have disturbed the measurement."""
+    """Measures exceeded limits again and keeps the better of each: other work may have slowed the first measurement."""
     found = _best_of(known, place.measure_limits())
     with contextlib.suppress(StoreError, OSError):
         _write(_path(place.device, machine), found)

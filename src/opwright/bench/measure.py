@@ -26,7 +26,7 @@ from opwright.spec.samples import Case
 from opwright.verify.devices import wait_for
 from opwright.verify.tensors import are_same
 
-_MIN_LONGEST_SECONDS = 1.0  # a call that takes longer, and longer than all the time there is, is not measured
+_MIN_CALL_LIMIT_SECONDS = 1.0  # the longest call that is measured however short `seconds` is
 _CHANGED_BLOCK = 1  # before it the inputs get other values, and its first result is compared
 # How much faster than what was measured a kernel may be. PyTorch's copy of a core's cache does not reach what loads
 # alone would, and its matrix products are not always the best there are.
@@ -145,14 +145,14 @@ class Input:
         started = perf_counter()
         call()  # compiles, builds and loads
         wait_for(device)
-        longest_s = max(self._settings.seconds, _MIN_LONGEST_SECONDS)
-        if perf_counter() - started < longest_s:
+        call_limit_s = max(self._settings.seconds, _MIN_CALL_LIMIT_SECONDS)
+        if perf_counter() - started < call_limit_s:
             return
         started = perf_counter()
         call()
         wait_for(device)
         took_s = perf_counter() - started
-        if took_s > longest_s:
+        if took_s > call_limit_s:
             raise TooSlow(
                 f"{self.name}: a call of {name} takes {took_s:.3g} s; `--seconds {math.ceil(took_s)}` measures it"
             )

@@ -241,13 +241,13 @@ class _Run:
 
     def _refine(self) -> None:
         while True:
-            measured = [(n, i) for n, i in self._inputs if i.visits]
-            wide = [(n, i) for n, i in measured if i.measurement().precision > self._settings.precision]
+            widths = [(i.measurement().precision, n, i) for n, i in self._inputs if i.visits]
+            wide = sorted((w for w in widths if w[0] > self._settings.precision), key=lambda w: -w[0])
             left = self._until - perf_counter()
             if not wide or left < _MIN_VISIT_SECONDS:
                 return
             seconds = min(max(left / len(wide) / 2, _MIN_VISIT_SECONDS), _MAX_VISIT_SECONDS)
-            for number, each in sorted(wide, key=lambda pair: -pair[1].measurement().precision):
+            for _, number, each in wide:
                 if perf_counter() > self._until:
                     return
                 self._visit(number, each, seconds)

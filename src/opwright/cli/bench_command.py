@@ -278,7 +278,7 @@ class _Current:
             say("\n".join(["First figures, to be refined:", *table_of(self.partial())]))
 
     def partial(self, error: OpwrightError | None = None) -> BenchRecord:
-        """Returns the record of what was measured so far.
+        """Returns the record with the measurements made so far.
 
         Args:
             error: why it goes no further; None if it does.

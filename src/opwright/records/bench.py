@@ -8,7 +8,12 @@ from typing import Any
 
 from opwright.records.machine import NULL_IS_INFINITE, VERSION, Machine
 
-_MAX_LOG = 700.0  # exp of more is no float64 number
+_MAX_LOG = 700.0  # the exponential of a larger number overflows float64
+
+
+def relative_width(half: float) -> float:
+    """Returns the half-width of a confidence interval relative to its center, from that of the logarithm."""
+    return math.expm1(half) if half < _MAX_LOG else math.inf
 
 
 @dataclass
@@ -292,7 +297,7 @@ class BenchRecord:
             count = len(several)
             ratio = math.exp(sum(math.log(c.ratio) for c in several) / count)
             half = math.hypot(*(math.log1p(c.visible) for c in several)) / count
-            visible = math.expm1(half) if half < _MAX_LOG else math.inf
+            visible = relative_width(half)
             verdicts = [c.verdict for c in several]
             found.append(
                 Summary(

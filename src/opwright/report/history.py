@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from opwright.records import BenchRecord
+from opwright.records.bench import relative_width
 from opwright.report.axes import log_scale, spread
 from opwright.report.cards import Card
 from opwright.report.quantities import TIME, date, plural, tick_with_unit, with_unit
@@ -15,7 +16,6 @@ from opwright.report.svg import Picture, Table, drawing, element, line, marker, 
 _WIDTH, _HEIGHT = 1100.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 940.0, 30.0, 250.0
 _MOST_LABELS, _MOST_MARKS = 12, 60
-_MAX_LOG = 700.0  # exp of more is no float64 number
 
 _Key = tuple[str, str, str]
 
@@ -99,17 +99,13 @@ def _spread(record: BenchRecord, keys: Sequence[_Key]) -> float | None:
     intervals = [found[key] for key in keys]
     if None in intervals:
         return None
-    return _grow(math.hypot(*(math.log1p(i) for i in intervals if i is not None)) / len(keys))
+    return relative_width(math.hypot(*(math.log1p(i) for i in intervals if i is not None)) / len(keys))
 
 
 def _change(times: Sequence[float], spreads: Sequence[float | None]) -> str:
     first, last = spreads[0], spreads[-1]
-    both = None if first is None or last is None else _grow(math.hypot(math.log1p(first), math.log1p(last)))
+    both = None if first is None or last is None else relative_width(math.hypot(math.log1p(first), math.log1p(last)))
     return tell_ratio(times[0] / times[-1], both)
-
-
-def _grow(half: float) -> float:
-    return math.expm1(half) if half < _MAX_LOG else math.inf
 
 
 def _write(time: float, spread: float | None) -> str:

@@ -80,7 +80,7 @@ class Overflow(Rounding):
 
 
     def _sums_inputs(self, args: Any) -> bool:
-        """Whether an operator adds up inputs as they are: a formula for anything else decides itself what is infinite."""
+        """Returns whether an operator adds up inputs unchanged; other sums must be infinite where the reference is."""
         tensors = [a for a in tree_leaves(list(args)) if isinstance(a, torch.Tensor)]
         return any(t.untyped_storage()._cdata in self._inputs for t in tensors)
 

@@ -1,4 +1,4 @@
-"""What `opwright verify` costs: a process for the checks, watching a call, a quick run of an operator.
+"""What `opwright verify` costs: a process for the checks, settings compared at a call, a quick run of an operator.
 
     python benchmarks/verify_cost.py [RUNS]
 
@@ -66,7 +66,7 @@ def run_a_child(start: Any) -> None:
 def fork(*descriptors: int) -> Fork:
     """Starts a fork in which the candidate is called once, and does nothing."""
 
-    def run(send: Any, calls: Any) -> None:
+    def run(send: Any, calls: Any, oracle: Any) -> None:
         count(calls)
         count(calls)
 
@@ -84,12 +84,12 @@ def processes(runs: int) -> dict[str, Any]:
 
 
 def guard(runs: int, calls: int = 2000) -> dict[str, float]:
-    """Calls of a candidate that does nothing, watched."""
-    watched = Guard().wrap(lambda values: values)
+    """Calls of a candidate that does nothing, with its settings compared before and after."""
+    guarded = Guard().wrap(lambda values: values)
 
     def repeat() -> None:
         for _ in range(calls):
-            watched([])
+            guarded([])
 
     return spread([1e6 * seconds_of(repeat) / calls for _ in range(4 * runs)])
 

@@ -97,12 +97,11 @@ def test_candidates(kind: str, tmp_path: Path) -> None:
         assert failure.repeat.startswith(f"opwright verify {task.reference} --candidate {task.candidate} --check")
 
 
-def test_what_a_candidate_patches_does_not_reach_the_judge(tmp_path: Path) -> None:
+def test_what_a_candidate_patches_does_not_reach_the_oracle(tmp_path: Path) -> None:
     text, _ = CANDIDATES["patches at import"]
     task = Task(write(tmp_path, "gelu.py", GELU), write(tmp_path, "gelu_new.py", text))
     messages = " ".join(failure.message for failure in verify(task, checks=["numerics"]).failures)
     assert "elements are wrong" in messages
-    assert "`torch.where` was replaced by the call" in messages
 
 
 def test_parameters_are_those_of_the_reference(tmp_path: Path) -> None:

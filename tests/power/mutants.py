@@ -116,7 +116,7 @@ def _try(column: str, subject: Subject, kind: Kind, checks: Sequence[str]) -> Mu
     if kind is not _RIGHT:
         checks = [name for name in checks if name not in ("memory", "leaks") or name == kind.resource]
     guard = Guard()
-    mutated = replace(subject, call=guard.wrap(kind.make(subject)), series=guard.series, _cases=subject.cases())
+    mutated = replace(subject, call=guard.wrap(kind.make(subject)), _cases=subject.cases())
     check, message = _find_failure(mutated, checks, guard)
     if kind is _RIGHT:
         outcome = "failed" if check else "passed"

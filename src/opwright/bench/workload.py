@@ -14,8 +14,7 @@ from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
 from opwright.spec.domains import Range
 from opwright.verify.difference import compare
-from opwright.verify.gradients import with_room
-from opwright.verify.oracle import Expected, expect
+from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.tensors import copy_of
 
 # Above this size the oracle, in float64, takes seconds: PyTorch's own result is looked at first.

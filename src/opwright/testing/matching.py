@@ -14,7 +14,7 @@ from opwright.errors import CheckError, align
 from opwright.spec.contract import Contract
 from opwright.spec.dtypes import describe
 from opwright.testing.arguments import Inputs
-from opwright.verify.difference import compare, pattern_of
+from opwright.verify.difference import compare
 from opwright.verify.oracle import Expected, expect, ulp_of
 
 _ULP = 4.0  # what every element is allowed; see docs/decisions/0003-allowances.md
@@ -140,7 +140,7 @@ def _compare_all(
             return name, f"got {describe(value)}, expected {describe(like).removesuffix(' meta')}", ""
         difference = compare(value.detach(), expected)
         if difference.message:
-            return name, difference.message, pattern_of(difference.wrong)
+            return name, difference.message, difference.pattern
         if difference.undecided:
             warnings.warn(f"{name}: {difference.undecided}", stacklevel=3)
     return None

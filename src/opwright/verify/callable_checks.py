@@ -18,11 +18,11 @@ from opwright.spec.samples import Case
 from opwright.verify.checks import CHECKS, Check
 from opwright.verify.concurrency import other_values
 from opwright.verify.devices import DeviceLost
-from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line
-from opwright.verify.gradients import recorded_wrong, seed_like, with_room
+from opwright.verify.gradients import recorded_wrong, seed_like
 from opwright.verify.options import cases_with_other_options
-from opwright.verify.oracle import expect
+from opwright.verify.oracle_process import Output
+from opwright.verify.repeats import outputs_of_reference
 from opwright.verify.resized import is_of_one, resized_cases
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, tensors_of
@@ -42,19 +42,21 @@ def _other(subject: Subject, values: Sequence[Any], alone: Sequence[Any], output
     if len(found) == len(wanted) and are_same(found, wanted):
         return "", ""
     with torch.no_grad():
-        expected = expect(subject.reference, list(values))
-        return _difference(outputs, expected, subject.output_names(len(expected)))
+        expected = subject.expect(outputs_of_reference, list(values))
+        return _difference(subject, outputs, expected, subject.output_names(len(expected)))
 
 
-def _difference(outputs: Sequence[Any], expected: Sequence[Any], names: Sequence[str]) -> tuple[str, str]:
+def _difference(
+    subject: Subject, outputs: Sequence[Any], expected: Sequence[Output | None], names: Sequence[str]
+) -> tuple[str, str]:
     """Returns the first difference between results and what they must be, with its name, and its pattern."""
     if len(outputs) != len(expected):
         return f"returned {len(outputs)} outputs, expected {len(expected)}", ""
     for name, output, wanted in zip(names, outputs, expected, strict=True):
         if isinstance(output, torch.Tensor) and wanted is not None:
-            found = compare(output, wanted)
+            found = subject.compare(output, wanted)
             if found.message:
-                return f"{name}: {found.message}", pattern_of(found.wrong)
+                return f"{name}: {found.message}", found.pattern
     return "", ""
 
 
@@ -113,16 +115,10 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
         at = _differentiable_at(subject, case)
         if not at or not any(o.requires_grad for o in _recorded(subject, case, at)):
             raise Skipped("nothing to differentiate")
-
-        def oracle(values: Sequence[Any], at: Sequence[int] = at) -> list[torch.Tensor]:
-            with subject.formulas_for(values):  # for the backward as well
-                return _second_gradients(subject.reference, values, at)
-
         try:
-            exact = expect(oracle, case.values)
+            expected = subject.expect(_second_gradients_of_reference, case.values, at, room=_SECOND_SHARE)
         except RuntimeError as error:
             raise Skipped(f"the reference has no second gradient: {first_line(error)}") from None
-        expected = [with_room(e, _SECOND_SHARE) for e in exact]
         try:
             found = _second_gradients(subject.run, subject.inputs(case), at)
         except RuntimeError as error:
@@ -132,7 +128,7 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
         names = subject.argument_names(case)
         of_inputs = [f"by {names[i]}" for i in at]
         of_seeds = ["by the gradient of an output"] * (len(expected) - len(at))
-        message, pattern = _difference(found, expected, [*of_inputs, *of_seeds])
+        message, pattern = _difference(subject, found, expected, [*of_inputs, *of_seeds])
         if message:
             message = f"the gradient of its gradient {message}; {_NO_SECOND}"
         yield Finding(str(case), message, pattern)
@@ -161,15 +157,10 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
                 yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
             continue
         compared = True
-
-        def oracle(values: Sequence[Any], at: Sequence[int] = at) -> list[torch.Tensor]:
-            with subject.formulas_for(values):  # for the backward as well
-                return _gradients(subject.reference, values, at)
-
-        expected = [with_room(e) for e in expect(oracle, case.values)]
+        expected = subject.expect(_gradients_of_reference, case.values, at, room=0.0)
         names = subject.argument_names(case)
         got = _gradients(subject.run, subject.inputs(case), at)
-        message, pattern = _difference(got, expected, [f"gradient of {names[i]}" for i in at])
+        message, pattern = _difference(subject, got, expected, [f"gradient of {names[i]}" for i in at])
         message = message or recorded_wrong(subject, case, _leaves(subject.inputs(case), at))
         yield Finding(str(case), message, pattern)
     if not compared:
@@ -222,6 +213,18 @@ def _gradients(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[
     inputs = [leaves[i] for i in at]
     found = torch.autograd.grad(outputs, inputs, [seed_like(o) for o in outputs], allow_unused=True)
     return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
+
+
+def _gradients_of_reference(subject: Subject, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    with subject.formulas_for(values):  # for the backward as well
+        return _gradients(subject.reference, values, at)
+
+
+def _second_gradients_of_reference(
+    subject: Subject, values: Sequence[Any], at: Sequence[int]
+) -> list[torch.Tensor]:
+    with subject.formulas_for(values):  # for the backward as well
+        return _second_gradients(subject.reference, values, at)
 
 
 def _second_gradients(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:

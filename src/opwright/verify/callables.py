@@ -57,6 +57,21 @@ def case_of(label: str, sample: Any, parameters: Sequence[torch.Tensor] = ()) ->
     return Case(label, (*values, *parameters, Assembly(spec, len(leaves), complex_at, _has_double(values))), options)
 
 
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How the result of a reference is made up.
+
+    Attributes:
+        keys: what each output is under.
+        names: what each is called.
+        may_alias: whether one shares memory with an argument.
+    """
+
+    keys: list[str]
+    names: list[str]
+    may_alias: bool
+
+
 class Callables:
     """A candidate and its reference.
 
@@ -66,6 +81,7 @@ class Callables:
         are_shared: whether it does.
         note: how its parameters differ, where they do.
         reference: what is called as the reference.
+        form: of the last result of the reference.
     """
 
     def __init__(self, target: Any, reference: Any) -> None:
@@ -82,9 +98,7 @@ class Callables:
         if self.are_shared:
             self.parameters = {name: tensor.detach().clone() for name, tensor in _state_of(self.reference).items()}
             self._differentiable = len(list(self.reference.parameters()))
-        self._may_alias = False
-        self._keys: list[str] | None = None
-        self._names: list[str] = []
+        self.form: Form | None = None
 
     def cases(self, samples: Iterable[Any] | Callable[[], Iterable[Any]]) -> list[Case]:
         """Returns a case for each sample."""
@@ -101,9 +115,8 @@ class Callables:
     def call_reference(self, values: Sequence[Any]) -> list[Any]:
         """Calls the reference with the values of a case; returns the leaves of its result."""
         with self.formulas_for(values):
-            outputs, self._keys, self._names = self._call(self.reference, values)
-        inputs = _storages(values)
-        self._may_alias = any(s in inputs for s in _storages(outputs))
+            outputs, keys, names = self._call(self.reference, values)
+        self.form = Form(keys, names, bool(_storages(values) & _storages(outputs)))
         return outputs
 
     def formulas_for(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
@@ -119,9 +132,9 @@ class Callables:
         What shares memory with an argument is copied if the reference's result has just done so as well.
         """
         outputs, keys, _ = self._call(self._target, values)
-        if self._keys is not None and keys != self._keys:
-            raise TypeError(f"returned {_describe(keys)}, expected {_describe(self._keys)}")
-        if self._may_alias:
+        if self.form is not None and keys != self.form.keys:
+            raise TypeError(f"returned {_describe(keys)}, expected {_describe(self.form.keys)}")
+        if self.form is not None and self.form.may_alias:
             inputs = _storages(values)
             outputs = [o.clone() if o is not None and _storages([o]) & inputs else o for o in outputs]
         return outputs
@@ -139,9 +152,10 @@ class Callables:
 
     def output_names(self, count: int) -> list[str]:
         """Returns what each output of the reference is called: `output`, or what one would write for a part of it."""
-        if len(self._names) == count:
+        if self.form is not None and len(self.form.names) == count:
             return [
-                f"`output{name}`" if name.startswith(("[", ".")) or not name else f"`{name}`" for name in self._names
+                f"`output{name}`" if name.startswith(("[", ".")) or not name else f"`{name}`"
+                for name in self.form.names
             ]
         return [f"output {i}" for i in range(count)]
 
@@ -150,10 +164,11 @@ class Callables:
         *leaves, assembly = values
         args, kwargs, given = assembly.split(leaves)
         is_reference = function is self.reference
-        if not isinstance(function, torch.nn.Module) or not (self.are_shared or is_reference):
+        are_shared = bool(given)  # as in the process that made the case
+        if not isinstance(function, torch.nn.Module) or not (are_shared or is_reference):
             return flatten(function(*args, **kwargs))
         own = _state_of(function)
-        if self.are_shared:
+        if are_shared:
             state = dict(zip(self.parameters, given, strict=True))
             state = state if is_reference else {self._renamed.get(name, name): v for name, v in state.items()}
         else:  # of the reference alone: the candidate has its own
@@ -164,7 +179,7 @@ class Callables:
         state = {name: v.clone() if name in buffers else v for name, v in state.items() if name in own}
         result = functional_call(function, {paths[name]: v for name, v in state.items()}, args, kwargs)
         outputs, keys, names = flatten(result)
-        if self.are_shared and self.reference.training:  # statistics of a batch norm, say
+        if are_shared and self.reference.training:  # statistics of a batch norm, say
             outputs += [v.detach() for name, v in state.items() if name in buffers]
             names += [name for name in state if name in buffers]
         return outputs, keys, names

@@ -9,11 +9,9 @@ import torch
 
 from opwright.spec.samples import Case
 from opwright.verify.devices import CPU
-from opwright.verify.difference import compare
 from opwright.verify.finding import Finding
-from opwright.verify.oracle import expect
 from opwright.verify.process_state import passing_state
-from opwright.verify.repeats import agree
+from opwright.verify.repeats import agree, outputs_of_reference
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import bits_of, copy_of, is_same, shares_memory, tensors_of, two_alike
 from opwright.verify.values import expected_of, judge_call
@@ -36,7 +34,7 @@ def determinism(subject: Subject) -> Iterator[Finding]:
             first = [bits_of(t) for t in copies]
 
             def repeats(results: Any, case: Case = case, copies: Any = copies) -> bool:
-                return agree(subject, tensors_of(results), copies, subject.reference, case.values)
+                return agree(subject, tensors_of(results), copies, outputs_of_reference, case.values)
 
             second = tensors_of(subject.run(subject.inputs(case)))
             message = ""
@@ -101,11 +99,12 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
         values[pair[0]], values[pair[1]] = share(values[pair[0]])
         try:
             given = copy_of(values, CPU if subject.operator is not None else None)
-            expected = expect(subject.reference, given, precision=subject.precision)
+            expected = subject.expect(outputs_of_reference, given)
         except Exception:  # that is no input of it
             return ""
         for output, wanted in zip(subject.run(values), expected, strict=True):
-            message = compare(output, wanted).message if output is not None and wanted is not None else ""
+            has_both = output is not None and wanted is not None
+            message = subject.compare(output, wanted).message if has_both else ""
             if message:
                 return f"{names[pair[0]]} and {names[pair[1]]} {what}: {message}"
     return ""

@@ -23,12 +23,13 @@ from opwright.isolation import describe_exit, free_memory
 from opwright.records import Check, Failure, builtins_of
 from opwright.typed_json import decode
 from opwright.verify.finding import Finding
-from opwright.verify.processes import Process, end_children, end_stragglers, settle_in
+from opwright.verify.oracle_process import OracleProcess
+from opwright.verify.processes import Process, end_children, end_stragglers, keep, settle_in
 from opwright.verify.worker import LOADING, NOT_LOADED, Job, Result, Work, failure_of
 
 _TICK_SECONDS = 0.05
 _KEPT_OUTPUT = 64 * 1024
-_PATIENCE = 10  # with the oracle, beside the candidate: it computes a case a dozen times, in float64
+_PATIENCE = 10  # with the oracle: it computes a case a dozen times, in float64
 
 
 Send = Callable[[dict[str, Any]], None]
@@ -239,8 +240,20 @@ def wait_for_any(children: Sequence[Child]) -> None:
 # --- in the child ----------------------------------------------------------------------------------------
 
 
-def serve(run: Callable[[Send, mmap.mmap], None], events: int, output: int, counter: int, is_fork: bool = True) -> None:
-    """Calls `run` with a function that sends events to the parent and the counter of calls, and ends the process."""
+def serve(
+    run: Callable[[Send, mmap.mmap, OracleProcess | None], None],
+    events: int,
+    output: int,
+    counter: int,
+    is_fork: bool = True,
+    start_oracle: Callable[[], OracleProcess] | None = None,
+) -> None:
+    """Calls a function, and ends the process.
+
+    Args:
+        run: takes a function that sends events to the parent, the counter of calls, and the oracle.
+        start_oracle: starts the process of the oracle, a fork: before this one has threads.
+    """
     owner = os.getpid()
     calls = mmap.mmap(counter, _COUNTER_BYTES)
     for descriptor in (events, output, counter):
@@ -255,10 +268,15 @@ def serve(run: Callable[[Send, mmap.mmap], None], events: int, output: int, coun
 
     try:
         settle_in(output, is_fork)
+        oracle = start_oracle() if start_oracle is not None else None
+        if oracle is not None:
+            keep(oracle.pid)
         if reason := _unfit():
             send({"unfit": reason})
         else:
-            run(send, calls)
+            run(send, calls, oracle)
+            if oracle is not None:
+                oracle.close()
             send({"done": True})
     except Unfit as reason:
         send({"unfit": str(reason)})
@@ -276,7 +294,9 @@ class _Over(Exception):
     """This process can do no more; another one can do what is left."""
 
 
-def do_work(work: Work, jobs: Sequence[Job], send: Send, calls: mmap.mmap) -> None:
+def do_work(
+    work: Work, jobs: Sequence[Job], send: Send, calls: mmap.mmap, oracle: OracleProcess | None = None
+) -> None:
     """Runs jobs and sends what they do and what comes of them."""
 
     def emit(result: Result) -> None:
@@ -303,6 +323,7 @@ def do_work(work: Work, jobs: Sequence[Job], send: Send, calls: mmap.mmap) -> No
             on_case=lambda case: send({"case": case}),
             is_inside=is_inside,
             left_behind=end_children,
+            oracle=oracle,
         )
 
 

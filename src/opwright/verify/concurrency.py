@@ -72,7 +72,7 @@ def _forward(subject: Subject, case: Case) -> Trial:
         return tensors_of([*outputs, *(values[i] for i in subject.mutated())])
 
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], values: list[Any]) -> bool:
-        return agree(subject, got, wanted, outputs_and_mutated(subject), values)
+        return agree(subject, got, wanted, outputs_and_mutated, values)
 
     return Trial(str(case), subject.inputs(case), compute, functools.partial(_other_arguments, subject), is_same)
 
@@ -83,28 +83,35 @@ def _gradient(subject: Subject, case: Case) -> Trial | None:
     except Skipped:
         return None
 
-    def run(values: list[Any], call: Any = subject.call) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        leaves = _with_gradients(values)
-        with torch.enable_grad():
-            outputs = [o for o in call(leaves) if o is not None and o.requires_grad]
-        return outputs, [t for t in tensors_of(leaves) if t.requires_grad]
-
-    def compute(both: list[Any], call: Any = subject.call) -> list[torch.Tensor]:
-        values, seeds = both
-        found = torch.autograd.grad(*run(values, call), seeds, allow_unused=True)
-        return [g for g in found if g is not None]
-
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], both: list[Any]) -> bool:
-        return agree(subject, got, wanted, lambda both: compute(both, subject.reference), both, of_gradient=True)
+        return agree(subject, got, wanted, _pulled_back_by_reference, both, of_gradient=True)
 
     def change(both: list[Any]) -> list[Any]:
         return [_other_arguments(subject, both[0]), other_values(both[1])]
 
     values = subject.inputs(case)
-    outputs, _ = run(values)
+    outputs, _ = _recorded(subject.call, values)
     if not outputs:
         return None
+    compute = functools.partial(_pulled_back, subject.call)
     return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute, change, is_same)
+
+
+def _recorded(call: Any, values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    leaves = _with_gradients(values)
+    with torch.enable_grad():
+        outputs = [o for o in call(leaves) if o is not None and o.requires_grad]
+    return outputs, [t for t in tensors_of(leaves) if t.requires_grad]
+
+
+def _pulled_back(call: Any, both: list[Any]) -> list[torch.Tensor]:
+    values, seeds = both
+    found = torch.autograd.grad(*_recorded(call, values), seeds, allow_unused=True)
+    return [g for g in found if g is not None]
+
+
+def _pulled_back_by_reference(subject: Subject, both: list[Any]) -> list[torch.Tensor]:
+    return _pulled_back(subject.reference, both)
 
 
 def _with_gradients(value: Any) -> Any:
@@ -425,8 +432,7 @@ def _in_threads(subject: Subject, trial: Trial, given: list[list[Any]], copies: 
     _run_all([threading.Thread(target=compute_alone)])
     if bad:
         return bad[0]
-    with subject.series():
-        _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
+    _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
     if on_gpu:
         torch.cuda.synchronize()
     if bad or all(trial.agree(result, right, values) for values, right, results in found for result in results):

@@ -20,15 +20,15 @@ class Difference:
         worst_ulp: error in ulp of the element nearest to its allowance; 0 where that is no normal number.
         worst_ratio: largest error over allowance; above 1 is wrong. inf: a NaN or infinity too many or
             too few.
-        wrong: mask of the wrong elements.
         message: what is wrong; "" if nothing is.
+        pattern: what the wrong elements have in common; "" if nothing.
         undecided: which elements differ by more than is allowed, but by less than the oracle itself may be off.
     """
 
     worst_ulp: float
     worst_ratio: float
-    wrong: torch.Tensor
     message: str = ""
+    pattern: str = ""
     undecided: str = ""
 
 
@@ -64,16 +64,22 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
         found = _compare_once(got, expected)
         if found.undecided:
             found = _compare_once(got, expected.in_more_digits())
-    if found.undecided and _collected:
-        _collected[-1].append(found.undecided)
+    if found.undecided:
+        note_undecided(found.undecided)
     return found
+
+
+def note_undecided(text: str) -> None:
+    """Adds a text to what is collected."""
+    if _collected:
+        _collected[-1].append(text)
 
 
 def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     if isinstance(expected, torch.Tensor):
         wrong = got != expected
         ratio = math.inf if bool(wrong.any()) else 0.0
-        return Difference(0.0, ratio, wrong, _describe_exact(got, expected, wrong))
+        return Difference(0.0, ratio, _describe_exact(got, expected, wrong), pattern_of(wrong))
     exact, value = expected.exact, got.double()
     rounded = exact.to(expected.dtype).double()  # overflows where the dtype does
     error = (value - exact).abs()
@@ -117,7 +123,7 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
             wrong = wrong & ~is_open
             ratio, ulps = (torch.where(is_open, 0.0, x) for x in (ratio, ulps))
     if not got.numel():
-        return Difference(0.0, 0.0, wrong)
+        return Difference(0.0, 0.0)
     message = _describe_worst(got, expected, ratio, error) if bool(wrong.any()) else ""
     at = int(ratio.argmax())
     worst, worst_ulp = float(ratio.reshape(-1)[at]), float(ulps.reshape(-1)[at])
@@ -132,7 +138,8 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
                     f"{allowed:.2g} are allowed: they are not rounded to nearest"
                 )
                 break
-    return Difference(worst_ulp, worst, wrong, message, undecided if not message else "")
+    pattern = pattern_of(wrong) if message else ""
+    return Difference(worst_ulp, worst, message, pattern, undecided if not message else "")
 
 
 def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, error: torch.Tensor) -> str:

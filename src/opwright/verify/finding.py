@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
 from opwright.verify.difference import Difference
+from opwright.verify.oracle_process import frames_of
 from opwright.verify.subject import Subject
 
 
@@ -55,5 +55,4 @@ def origin(error: BaseException, subject: Subject) -> str:
     if subject.operator is None:
         return ""
     code = inspect.unwrap(subject.operator.declaration.reference).__code__
-    inside = any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
-    return ", in its reference" if inside else ""
+    return ", in its reference" if (code.co_filename, code.co_firstlineno) in frames_of(error) else ""

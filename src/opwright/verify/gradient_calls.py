@@ -86,12 +86,13 @@ def gradient_layouts(subject: Subject) -> Iterator[Finding]:
                 continue
             yield judge_gradients(subject, case, label, got, expected)
 
-        def expanded(output: torch.Tensor) -> torch.Tensor:
-            return torch.full((), 0.75, dtype=output.dtype, device=output.device).expand(output.shape)
-
-        got = pull_back(subject, subject.run, subject.inputs(case), expanded)
-        expected = expected_gradients(subject, case, expanded, "expanded")
+        got = pull_back(subject, subject.run, subject.inputs(case), _seed_expanded)
+        expected = expected_gradients(subject, case, _seed_expanded)
         yield judge_gradients(subject, case, f"{case}, gradient expanded", got, expected)
+
+
+def _seed_expanded(output: torch.Tensor) -> torch.Tensor:
+    return torch.full((), 0.75, dtype=output.dtype, device=output.device).expand(output.shape)
 
 
 def _refuses(subject: Subject, case: Case, seeds: Callable[[torch.Tensor], torch.Tensor]) -> bool:
@@ -105,10 +106,6 @@ def _refuses(subject: Subject, case: Case, seeds: Callable[[torch.Tensor], torch
 
 def repeated_backward(subject: Subject) -> Iterator[Finding]:
     """The backward twice on a kept graph: the same bits; inputs, outputs and gradients of outputs unchanged."""
-
-    def reference(values: list[Any]) -> list[torch.Tensor]:
-        return [g for g in pull_back(subject, subject.reference, values) if g is not None]
-
     for case in _cases(subject):
         leaves = as_leaves(subject.inputs(case))
         inputs = floats_of(leaves)
@@ -123,7 +120,7 @@ def repeated_backward(subject: Subject) -> Iterator[Finding]:
         first = copy_of(list(torch.autograd.grad(outputs, inputs, seeds, **kept)))
         second = list(torch.autograd.grad(outputs, inputs, seeds, **kept))
         message = ""
-        if not agree(subject, second, first, reference, case.values, of_gradient=True):
+        if not agree(subject, second, first, _gradients_that_are, case.values, of_gradient=True):
             message = "the second backward on a kept graph gives other values than the first"
         elif not are_same(given, [seeds, tensors_of(results)]):
             message = "the backward writes into its argument or into an output"
@@ -133,3 +130,7 @@ def repeated_backward(subject: Subject) -> Iterator[Finding]:
         ):
             message = "the backward writes into an input"
         yield Finding(str(case), message)
+
+
+def _gradients_that_are(subject: Subject, values: list[Any]) -> list[torch.Tensor]:
+    return [g for g in pull_back(subject, subject.reference, values) if g is not None]

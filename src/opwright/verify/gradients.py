@@ -12,16 +12,16 @@ import torch
 
 from opwright.spec.samples import Case
 from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
-from opwright.verify.oracle import Expected, expect
+from opwright.verify.oracle_process import Output
+from opwright.verify.repeats import outputs_of_reference
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, tensors_of
 
 # Labels of the cases of a sweep whose gradients are checked in every dtype.
 _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "mixed layouts", "large")
 
-_UNITS_OF_LARGEST = 4.0
+Seeds = Callable[[torch.Tensor], torch.Tensor]  # makes the gradient of an output
 _VARIES = 1e-9  # between two results in float64 of an operator that is not deterministic
 # Of the inputs, up to which finite differences are taken one by one; second ones take that many squared.
 _MOST_ELEMENTS = 200
@@ -231,53 +231,42 @@ def recorded_wrong(subject: Subject, case: Case, leaves: list[Any]) -> str:
         plain = subject.run(subject.inputs(case))
         if [o is None for o in recorded] == [o is None for o in plain] and are_same(recorded, plain):
             return ""
-        expected = expect(subject.reference, case.values, precision=subject.precision)
+        expected = subject.expect(outputs_of_reference, case.values)
     if len(recorded) != len(expected):
         return f"recorded for a gradient it returns {len(recorded)} outputs, expected {len(expected)}"
     for i, (output, wanted) in enumerate(zip(recorded, expected, strict=True)):
         if wanted is None or output is None:
             continue
-        message = compare(output, wanted).message
+        message = subject.compare(output, wanted).message
         if message:
             return f"recorded for a gradient, {subject.output_names(len(recorded))[i]}: {message}"
     return ""
 
 
-def expected_gradients(subject: Subject, case: Case, seeds: Callable[..., Any] = seed_like, key: str = "") -> Any:
+def gradients_of_reference(subject: Subject, values: Any, seeds: Seeds = seed_like) -> list[torch.Tensor]:
+    """Returns the gradients of all floating-point tensors among the values; zeros where there is none."""
+    with subject.formulas_for(values):  # for the backward as well
+        found = pull_back(subject, subject.reference, values, seeds)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, floats_of(values), strict=True)]
+
+
+def expected_gradients(subject: Subject, case: Case, seeds: Seeds = seed_like) -> list[Output | None]:
     """Returns what the gradients of all floating-point tensors of a case must be."""
 
-    def gradients_of(values: Any) -> list[torch.Tensor]:
-        with subject.formulas_for(values):  # for the backward as well
-            found = pull_back(subject, subject.reference, values, seeds)
-        return [torch.zeros_like(t) if g is None else g for g, t in zip(found, floats_of(values), strict=True)]
-
-    def compute() -> Any:
+    def ask() -> list[Output | None]:
         # What gives them room needs the whole allowance.
         is_narrow = subject.operator is not None
-        found = expect(gradients_of, case.values, is_narrow=is_narrow, precision=subject.precision)
-        return found if subject.operator is not None else [with_room(e) for e in found]
+        room = None if is_narrow else 0.0
+        return subject.expect(gradients_of_reference, case.values, seeds, is_narrow=is_narrow, room=room)
 
-    return subject.remember(("gradients", key, id(case)), compute)
-
-
-def with_room(expected: Any, share: float = 0.0) -> Any:
-    """Allows a gradient some units in the last place of the largest one, and at least this share of it.
-
-    A backward may compute from what the forward has saved, and that is rounded: of 1 - sigmoid(5), say, no digit below eps
-    is known. A reference that computes the same without such a difference does not show it.
-    """
-    if isinstance(expected, Expected) and expected.exact.numel():
-        largest = expected.exact.abs().nan_to_num(0.0, 0.0, 0.0).max()
-        room = max(_UNITS_OF_LARGEST * torch.finfo(expected.dtype).eps, share) * largest
-        expected.allowance = torch.maximum(expected.allowance, room)
-    return expected
+    return subject.remember(("gradients", seeds, id(case)), ask)
 
 
 def pull_back(
     subject: Subject,
     function: Callable[[Any], list[Any]],
     values: Any,
-    seeds: Callable[[torch.Tensor], torch.Tensor] = seed_like,
+    seeds: Seeds = seed_like,
     asked: set[int] | None = None,
 ) -> list[torch.Tensor | None]:
     """Returns the gradient of each floating-point tensor among the arguments; None where there is none.
@@ -327,7 +316,7 @@ def judge_gradients(
     case: Case,
     label: str,
     got: list[torch.Tensor | None],
-    expected: list[Any],
+    expected: list[Output | None],
     asked: set[int] | None = None,
 ) -> Finding:
     """Compares gradients with what they must be; one that is missing counts as zero, as autograd has it."""
@@ -335,15 +324,15 @@ def judge_gradients(
     for i, (g, e) in enumerate(zip(got, expected, strict=True)):
         if asked is not None and i not in asked:
             continue
-        g = torch.zeros(e.exact.shape, dtype=e.dtype) if g is None else g
-        if g.shape != e.exact.shape or g.dtype != e.dtype:
+        g = torch.zeros(e.shape, dtype=e.dtype) if g is None else g
+        if g.shape != e.shape or g.dtype != e.dtype:
             finding.message = (
-                f"gradient of {names[i]}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.exact.shape)}"
+                f"gradient of {names[i]}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.shape)}"
             )
             return finding
-        difference = compare(g, e)
+        difference = subject.compare(g, e)
         finding.note_worst(difference)
         if difference.message and not finding.message:
             finding.message = f"gradient of {names[i]}: {difference.message}"
-            finding.pattern = pattern_of(difference.wrong)
+            finding.pattern = difference.pattern
     return finding

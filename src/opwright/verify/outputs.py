@@ -11,9 +11,8 @@ from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.spec.memory import overlaps_itself
 from opwright.spec.samples import Case
 from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.difference import compare
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
-from opwright.verify.repeats import agree
+from opwright.verify.repeats import agree, outputs_of_reference
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
 from opwright.verify.values import expected_of
@@ -55,7 +54,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
             given = subject.inputs(case)
             if operator.declaration.random:
                 _set_random_state(subject.device, random)
-            same = agree(subject, subject.run(given), outs, subject.reference, case.values)
+            same = agree(subject, subject.run(given), outs, outputs_of_reference, case.values)
             yield Finding(
                 str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
             )
@@ -124,7 +123,7 @@ def _difference(subject: Subject, case: Case, outs: list[torch.Tensor], results:
     if are_same(outs, results):
         return ""
     for out, wanted in zip(outs, expected_of(subject, case), strict=False):  # behind the outputs: what is mutated
-        message = "" if wanted is None else compare(out, wanted).message
+        message = "" if wanted is None else subject.compare(out, wanted).message
         if message:
             return f"the out variant gives other values: {message}"
     return ""

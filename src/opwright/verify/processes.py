@@ -200,11 +200,19 @@ def children() -> list[int]:
     return found
 
 
+_kept: set[int] = set()
+
+
+def keep(pid: int) -> None:
+    """Leaves a child of this process to itself."""
+    _kept.add(pid)
+
+
 def end_children() -> list[str]:
     """Kills and reaps what this process has started and not waited for; returns what that was."""
     found: list[str] = []
     for _ in range(100):  # the orphans of one that was killed come to this process
-        pids = [pid for pid in children() if not _is_own(pid)]
+        pids = [pid for pid in children() if pid not in _kept and not _is_own(pid)]
         if not pids:
             break
         found += [_command_of(pid) for pid in pids]
@@ -246,15 +254,19 @@ def _left_behind(commands: list[str]) -> str:
 
 
 def _command_of(pid: int) -> str:
-    words = ""
+    return b" ".join(_words_of(pid)).decode(errors="replace").strip()[:80] or "one that has ended"
+
+
+def _words_of(pid: int) -> list[bytes]:
+    """Returns the words of a process's command; none of one that has ended."""
     with contextlib.suppress(OSError):
         for _ in range(_LOOKS):
             with open(f"/proc/{pid}/cmdline", "rb") as f:
-                words = f.read().replace(b"\0", b" ").decode(errors="replace").strip()
+                words = f.read()
             if words or _has_ended(pid):
-                break
+                return words.split(b"\0")
             time.sleep(0.002)
-    return words[:80] or "one that has ended"
+    return []
 
 
 def _has_ended(pid: int) -> bool:
@@ -264,11 +276,7 @@ def _has_ended(pid: int) -> bool:
 
 def _is_own(pid: int) -> bool:
     """Returns whether a process compiles Triton kernels for Opwright: it waits for the next one, so it stays."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as f:
-            words = f.read().split(b"\0")
-    except OSError:
-        return False
+    words = _words_of(pid)
     return _TRITON in words[3:] and b"worker.main()" in words[2]
 
 

@@ -14,11 +14,12 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
@@ -64,11 +65,22 @@ class Recipe:
         for subject in self.made().values():
             subject.cases()
 
-    def subjects(self, guard: Guard, device: torch.device) -> dict[str, Subject]:
+    def subjects(self, device: torch.device, guard: Guard) -> dict[str, Subject]:
         """Returns the subjects by prefix, for a device."""
         if isinstance(self.target, Task):
             return {"": self.target.load(guard, device, self.effort, self.expand)}
-        return {prefix: subject.on(device) for prefix, subject in self.made().items()}
+        return {prefix: replace(subject.on(device), key=prefix) for prefix, subject in self.made().items()}
+
+    def references(self, device: torch.device) -> dict[str, Subject]:
+        """Returns the subjects by prefix, for an oracle: without inputs."""
+        if isinstance(self.target, Task):
+            return {"": self.target.load_reference(device)}
+        return {prefix: replace(subject, device=device) for prefix, subject in self.made().items()}
+
+    def leaves(self) -> list[Any]:
+        """Returns the values of all inputs that were made."""
+        made = [subject.cases() for subject in self.made().values()]
+        return [leaf for cases in made for _, case in cases for leaf in tree_leaves(case.values)]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_made": None}

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opwright.verify.devices import CPU
-from opwright.verify.difference import compare
 from opwright.verify.jitter import SCATTERED_SUMS
-from opwright.verify.oracle import expect
+from opwright.verify.oracle_process import Computation
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, tensors_of
 
-Reference = Callable[[list[Any]], Sequence[Any]]
-
 
 def agree(
-    subject: Subject, got: Any, wanted: Any, reference: Reference, values: Any, of_gradient: bool = False
+    subject: Subject, got: Any, wanted: Any, computation: Computation, values: Any, of_gradient: bool = False
 ) -> bool:
     """Returns whether the results of a call are those of another one on the same input.
 
@@ -27,7 +24,7 @@ def agree(
 
     Args:
         got, wanted: results, tensors in lists.
-        reference: computes the same from the values.
+        computation: computes the same from the values, by the reference.
         values: the input.
         of_gradient: whether the results are gradients.
     """
@@ -42,22 +39,25 @@ def agree(
         return False
     values = copy_of(values, CPU)
     if subject.operator.declaration.deterministic and (
-        _is_own(subject, of_gradient) or not _adds_in_any_order(reference, values)
+        _is_own(subject, of_gradient) or not _adds_in_any_order(subject, computation, values)
     ):
         return False
-    expected = [e for e in expect(reference, values, precision=subject.precision) if e is not None]
-    return len(expected) == len(got) and not any(compare(g, e).message for g, e in zip(got, expected, strict=True))
+    expected = [e for e in subject.expect(computation, values) if e is not None]
+    return len(expected) == len(got) and not any(
+        subject.compare(g, e).message for g, e in zip(got, expected, strict=True)
+    )
 
 
-def outputs_and_mutated(subject: Subject) -> Reference:
-    """Returns the reference of a subject, with the arguments that are written into behind its outputs."""
+def outputs_of_reference(subject: Subject, values: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of the reference."""
+    return subject.reference(values)
 
-    def reference(values: Sequence[Any]) -> list[Any]:
-        values = list(values)
-        outputs = subject.reference(values)
-        return [*outputs, *(values[i] for i in subject.mutated())]
 
-    return reference
+def outputs_and_mutated(subject: Subject, values: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of the reference, and behind them the arguments that are written into."""
+    values = list(values)
+    outputs = subject.reference(values)
+    return [*outputs, *(values[i] for i in subject.mutated())]
 
 
 def _is_own(subject: Subject, of_gradient: bool) -> bool:
@@ -66,10 +66,10 @@ def _is_own(subject: Subject, of_gradient: bool) -> bool:
     return behind is not None and subject.device.type in behind.declaration.sources
 
 
-def _adds_in_any_order(reference: Reference, values: list[Any]) -> bool:
+def _adds_in_any_order(subject: Subject, computation: Computation, values: list[Any]) -> bool:
     seen = _Seen()
     with seen:
-        reference(copy_of(values))
+        computation(subject, copy_of(values))
     return not seen.packets.isdisjoint(SCATTERED_SUMS)
 
 

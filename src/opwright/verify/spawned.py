@@ -11,8 +11,10 @@ import torch
 
 from opwright.verify.child import Send, Start, Unfit, do_work, serve
 from opwright.verify.finding import first_line
+from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.processes import Process, Spawn
 from opwright.verify.recipes import NotAgain, Recipe, pack, unpack
+from opwright.verify.subject import Subject
 from opwright.verify.worker import Job, Work
 
 
@@ -38,13 +40,20 @@ def starter(recipe: Recipe, work: Work, jobs: Sequence[Job]) -> Start:
 
 def main(events: int, output: int, counter: int, request: int) -> None:
     """Serves one request."""
-    serve(functools.partial(_run, request), events, output, counter, is_fork=False)
-
-
-def _run(request: int, send: Send, calls: mmap.mmap) -> None:
     with open(request, "rb") as file:
         file.seek(0)
         data = file.read()
+
+    def references(device: torch.device) -> dict[str, Subject]:
+        return unpack(data)[0].references(device)
+
+    serve(
+        functools.partial(_run, data), events, output, counter, is_fork=False,
+        start_oracle=lambda: OracleProcess(references),
+    )  # fmt: skip
+
+
+def _run(data: bytes, send: Send, calls: mmap.mmap, oracle: OracleProcess) -> None:
     try:
         recipe, only, repeat, jobs = unpack(data)
     except NotAgain as reason:
@@ -55,4 +64,4 @@ def _run(request: int, send: Send, calls: mmap.mmap) -> None:
     except RuntimeError as error:
         raise Unfit(f"another process cannot use the device: {first_line(error)}") from None
     send({"settled": True})
-    do_work(Work(recipe.subjects, only, repeat), jobs, send, calls)
+    do_work(Work(recipe.subjects, only, repeat), jobs, send, calls, oracle)

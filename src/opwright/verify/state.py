@@ -1,23 +1,19 @@
-"""What a candidate must leave as it was: settings of PyTorch, and the functions that judge it.
+"""The settings of PyTorch and of the process, which a candidate must leave as they were.
 
-Everything here is taken before the candidate is called and compared when a call returns, before anything
-of the judge runs again: what was changed is put back, so that it reaches neither the judgement nor the
-next case, and is a finding.
+They are read before each call and compared when it returns. A changed one is a finding, and is put back, so that it
+does not reach the next case.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
-
-from opwright.verify.watched import WatchedCode, WatchedOverrides, watched_judges
 
 # --- settings --------------------------------------------------------------------------------------------
 
@@ -125,7 +121,6 @@ _FLAGS = (
     ("torch.backends.cuda.cudnn_sdp_enabled()", "cudnn_sdp_enabled", "sdp_use_cudnn"),
 )
 
-# Functions are taken when this is imported: a candidate may replace `torch.get_default_dtype` as well.
 _SETTINGS = (
     _Setting("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
     _Setting("torch.get_default_device()", torch.get_default_device, torch.set_default_device),
@@ -176,31 +171,18 @@ def write_settings(values: list[Any]) -> None:
             setting.write(value)
 
 
-# Drawing random numbers is a candidate's right; seeding everybody's generator is not.
-_SEED = "the seed of torch's generator"
-
-
 class Guard:
-    """Compares settings and functions before and after calls of a candidate.
+    """Compares settings before and after calls of a candidate.
 
     Attributes:
         changes: what was changed and has been put back, in words.
         is_inside: called with whether the candidate is running now.
-        is_running: whether it is.
     """
 
     def __init__(self, is_inside: Callable[[bool], None] = lambda _: None) -> None:
         self.changes: list[str] = []
         self.is_inside = is_inside
-        self.is_running = False
         self._owner = os.getpid()
-        self._watched = [*watched_judges(), WatchedOverrides()]
-        self._is_series = False
-        self._thread = threading.local()  # what was before its call: the current stream, say, is a thread's
-
-    def watch(self, reference: Any) -> None:
-        """Watches the code of a reference as well."""
-        self._watched.append(WatchedCode(reference))
 
     def wrap(self, call: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
         """Returns a call that notes what it changes."""
@@ -224,58 +206,32 @@ class Guard:
 
         return waiting
 
-    @contextlib.contextmanager
-    def series(self) -> Iterator[None]:
-        """Looks at functions once, after calls between which nobody looks at a result."""
-        self._is_series = True
-        try:
-            yield
-        finally:
-            self._is_series = False
-            self.put_back_functions()
-
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the candidate."""
-        self._thread.before = [setting.read() for setting in _WATCHED], _initial_seed()
+        before, seed = [setting.read() for setting in _WATCHED], torch.initial_seed()
         self.is_inside(True)
-        self.is_running = True
         try:
             return function(*args)
         finally:
-            self.is_running = False
-            if os.getpid() != self._owner:  # the candidate has forked: the copy must not go on judging
+            if os.getpid() != self._owner:  # the candidate has forked: the copy must not run the checks too
                 os._exit(0)
-            self.look()
+            self._compare(before, seed)
             self.is_inside(False)
-
-    def look(self) -> None:
-        """Notes what the call that runs has changed so far."""
-        self._compare(*self._thread.before)
 
     def take(self) -> list[str]:
         """Returns the changes since the last time."""
         taken, self.changes = list(dict.fromkeys(self.changes)), []
         return taken
 
-    def put_back_functions(self) -> None:
-        """Restores the functions that are others now, and notes them: settings a module may choose when it is imported."""
-        for watched in self._watched:
-            self.changes += watched.put_back()
-
     def _compare(self, before: list[Any], seed: int) -> None:
-        if not self._is_series:
-            self.put_back_functions()  # first: what follows may be among them
         for setting, was in zip(_WATCHED, before, strict=True):
             now = _read(setting)
             if now != was and None not in (now, was):
                 setting.write(was)
                 self.changes.append(f"{setting.name} was {was} before the call and {now} after it")
-        if _initial_seed() != seed:
-            self.changes.append(f"{_SEED} was {seed} before the call and {_initial_seed()} after it")
-            _manual_seed(seed)
-
-
-_initial_seed, _manual_seed = torch.initial_seed, torch.manual_seed
+        if torch.initial_seed() != seed:  # drawing random numbers is a candidate's right
+            self.changes.append(f"the seed of torch's generator was {seed} before the call and {torch.initial_seed()} after it")
+            torch.manual_seed(seed)
 
 
 def _read(setting: _Setting) -> Any:

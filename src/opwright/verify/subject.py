@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.derived import derived_cases
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
+from opwright.verify.difference import Difference
 from opwright.verify.oracle import few_threads, to_oracle
+from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, Output, Question
 from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.tensors import Bands, copy_of, guarded, is_same, poison_memory_for, tensors_of
 
@@ -53,7 +55,8 @@ class Subject:
         device: where it runs.
         current: the case that was given out last.
         effort: how many cases there are: one of `EFFORTS`.
-        series: a context of calls between which nobody looks at a result.
+        oracle: says what results must be, here or in another process.
+        key: what the subject is called among those of its candidate: a prefix.
         memo: what the oracle has said, where several candidates meet the same cases.
         on_case: called with each case that is given out.
         callables: what a callable and its reference are; None for an operator.
@@ -76,7 +79,8 @@ class Subject:
     expand: bool = True
     boundaries: list[Case] | None = None
     wait: Callable[[torch.device], None] = wait_for
-    series: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    oracle: Oracle | OracleProcess = field(default_factory=Oracle)
+    key: str = ""
     _mutated: list[int] | None = None
     _drawn: Contract | None = None
     _forward: Subject | None = None
@@ -88,6 +92,16 @@ class Subject:
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
+
+    def expect(
+        self, computation: Computation, values: Sequence[Any], *arguments: Any, **options: Any
+    ) -> list[Output | None]:
+        """Returns what the results of a computation must be; the options are those of a `Question`."""
+        return self.oracle.expect(self, Question(computation, values, arguments, **options))
+
+    def compare(self, got: torch.Tensor, wanted: Output) -> Difference:
+        """Returns how far a result, on any device, is from what it must be."""
+        return self.oracle.compare(got, wanted)
 
     def on(self, device: torch.device) -> Subject:
         """Returns the same thing on another device, with the same cases."""

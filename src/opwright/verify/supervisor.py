@@ -25,6 +25,7 @@ import torch
 
 from opwright.verify.checks import group_of
 from opwright.verify.child import Child, Limits, Send, Start, Unfit, count, do_work, serve, wait_for_any
+from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.processes import Fork
 from opwright.verify.recipes import Recipe
 from opwright.verify.spawned import starter
@@ -55,9 +56,11 @@ def supervise(recipe: Recipe, work: Work, jobs: Sequence[Job], limits: Limits) -
         raise Unfit(f"processes are supervised on Linux only, not on {sys.platform}")
     if can_fork(jobs[0].device):
         recipe.make_cases()
+        leaves = recipe.leaves()
 
         def start(pending: Sequence[Job]) -> Start:
-            return _fork(functools.partial(do_work, work, list(pending)))
+            run = functools.partial(do_work, work, list(pending))
+            return _fork(run, lambda: OracleProcess(recipe.references, leaves))
 
     else:
         limits = replace(limits, processes=1)  # each would need a context of its own on the GPU
@@ -99,8 +102,11 @@ def supervise(recipe: Recipe, work: Work, jobs: Sequence[Job], limits: Limits) -
             lane.end()
 
 
-def _fork(run: Callable[[Send, mmap.mmap], None]) -> Start:
-    return lambda *descriptors: Fork(lambda: serve(run, *descriptors))
+def _fork(
+    run: Callable[[Send, mmap.mmap, OracleProcess | None], None],
+    start_oracle: Callable[[], OracleProcess] | None = None,
+) -> Start:
+    return lambda *descriptors: Fork(lambda: serve(run, *descriptors, start_oracle=start_oracle))
 
 
 def _too_many(deaths: int) -> str:
@@ -163,7 +169,7 @@ def try_out(function: Callable[[], Any], limits: Limits) -> str:
     if not has_supervision():
         return ""
 
-    def run(send: Send, calls: mmap.mmap) -> None:
+    def run(send: Send, calls: mmap.mmap, oracle: OracleProcess | None) -> None:
         count(calls)
         with contextlib.suppress(Exception):
             function()

@@ -18,7 +18,7 @@ from opwright.spec.samples import Case, Sweep
 from opwright.verify.devices import DeviceLost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.gradients import as_function_of_tensors, need_gradient
-from opwright.verify.repeats import agree
+from opwright.verify.repeats import agree, outputs_of_reference
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, tensors_of
 
@@ -134,7 +134,7 @@ def compiled(subject: Subject) -> Iterator[Finding]:
                 if _fails_alike(error, subject.reference, [subject.inputs(case)], "eager"):
                     raise Skipped(f"PyTorch cannot compile the reference: {first_line(error)}") from None
                 raise
-            same = agree(subject, got, expected, subject.reference, case.values)
+            same = agree(subject, got, expected, outputs_of_reference, case.values)
             yield Finding(str(case), "" if same else "the compiled call gives other values")
     if not may_recompile:
         extra = f"{len(graphs)} graphs for 2 sizes" if len(graphs) > 1 else ""
@@ -232,7 +232,7 @@ def exported(subject: Subject) -> Iterator[Finding]:
         message = (
             "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
         )
-        if not agree(subject, got, expected, subject.reference, case.values):
+        if not agree(subject, got, expected, outputs_of_reference, case.values):
             message = "the exported program gives other values"
         yield Finding(f"{case}, {len(fixed)} constants", message)
 
@@ -321,7 +321,7 @@ def autocast(subject: Subject) -> Iterator[Finding]:
             with torch.autocast(subject.device.type, dtype=torch.bfloat16):
                 got = subject.call(values)
             expected = subject.call(converted)
-        same = agree(subject, got, expected, subject.reference, converted)
+        same = agree(subject, got, expected, outputs_of_reference, converted)
         yield Finding(f"{case}, first tensor bf16", "" if same else f'not what policy "{policy}" gives')
 
 

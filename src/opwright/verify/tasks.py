@@ -50,38 +50,42 @@ class Task:
         return f"opwright verify {self.reference} --candidate {self.candidate}"
 
     def load(self, guard: Guard, device: torch.device, effort: str, expand: bool) -> Subject:
-        """Returns what is checked, made in this process."""
-        new, model, samples = self.make(device, guard)
+        """Returns what is checked, made in this process.
+
+        Args:
+            guard: of all that the candidate's file does.
+        """
+        new, model, samples = self.make(device, guard.run)
         subject = subject_of(new, model, samples, effort, expand)
         subject.name, subject.device = self.name, device
         return subject
 
+    def load_reference(self, device: torch.device) -> Subject:
+        """Returns what the oracle needs: the reference, in the place of the candidate too, and no inputs."""
+        _, model = self._make_reference()
+        subject = subject_of(model.to(device), model, ())
+        subject.device = device
+        return subject
+
     def make(
-        self, device: torch.device, guard: Guard | None = None
+        self, device: torch.device, run: Callable[..., Any] = lambda function, *args: function(*args)
     ) -> tuple[torch.nn.Module, torch.nn.Module, list[Any]]:
         """Imports both files; returns the candidate, the reference and samples, on a device.
 
         The models are made after the same seed, so that parameters of equal names have equal values.
 
         Args:
-            guard: of all that the candidate's file does.
+            run: calls what is of the candidate's file.
         """
-
-        def run(function: Callable[..., Any], *args: Any) -> Any:
-            return function(*args) if guard is None else guard.run(function, *args)
-
-        def load(path: Path) -> ModuleType:
-            return run(_import, path) if path == self.candidate else _import(path)
-
-        reference = load(self.reference)
-        init = getattr(reference, "get_init_inputs", list)
-        model = _seeded(lambda: _made(reference.Model, init()))
-        if guard is not None:
-            guard.watch(model)  # before the candidate's file runs
+        reference, model = self._make_reference()
         samples = [_seeded(reference.get_inputs, seed) for seed in _SEEDS]
-        candidate = reference if self.candidate == self.reference else load(self.candidate)
-        new = _seeded(lambda: run(_made, candidate.ModelNew, init()))
+        candidate = reference if self.candidate == self.reference else run(_import, self.candidate)
+        new = _seeded(lambda: run(_made, candidate.ModelNew, _init_inputs(reference)))
         return new.to(device), model.to(device), [_moved(sample, device) for sample in samples]
+
+    def _make_reference(self) -> tuple[ModuleType, torch.nn.Module]:
+        module = _import(self.reference)
+        return module, _seeded(lambda: _made(module.Model, _init_inputs(module)))
 
 
 def find_tasks(place: str, candidate: Path | None = None) -> list[Task]:
@@ -152,6 +156,10 @@ def _import(path: Path) -> ModuleType:
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+def _init_inputs(reference: ModuleType) -> Any:
+    return getattr(reference, "get_init_inputs", list)()
 
 
 def _made(model: Any, init: Any) -> torch.nn.Module:

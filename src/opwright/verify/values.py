@@ -11,10 +11,9 @@ from opwright.dispatch.vmap import joined_axes
 from opwright.spec.samples import Case
 from opwright.verify.derived import holds_infinities
 from opwright.verify.devices import DeviceLost
-from opwright.verify.difference import compare, pattern_of
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator, origin
-from opwright.verify.oracle import Expected, expect
-from opwright.verify.repeats import outputs_and_mutated
+from opwright.verify.oracle_process import Output
+from opwright.verify.repeats import outputs_and_mutated, outputs_of_reference
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, shares_memory, storage_bytes, tensors_of
 
@@ -50,18 +49,13 @@ def _why_refused(subject: Subject, case: Case) -> str:
     return "for the same values in float64: a reference takes the dtype of its arguments"
 
 
-def expected_of(subject: Subject, case: Case) -> list[Expected | torch.Tensor | None]:
+def expected_of(subject: Subject, case: Case) -> list[Output | None]:
     """Returns what the outputs of a case must be, and behind them the arguments that are written into."""
-    found = expect(outputs_and_mutated(subject), case.values, is_narrow=True, precision=subject.precision)
-    for each in found:
-        if isinstance(each, Expected):
-            each.is_loose = subject.operator is None and holds_infinities(case)
-    return found
+    is_loose = subject.operator is None and holds_infinities(case)
+    return subject.expect(outputs_and_mutated, case.values, is_narrow=True, is_loose=is_loose)
 
 
-def judge_call(
-    subject: Subject, case: Case, values: list[Any], expected: list[Expected | torch.Tensor | None]
-) -> Finding:
+def judge_call(subject: Subject, case: Case, values: list[Any], expected: list[Output | None]) -> Finding:
     """Calls the subject and compares outputs and side effects with what they must be.
 
     Args:
@@ -90,25 +84,24 @@ def judge_call(
         if finding.message:
             finding.message = f"{names[i]}: {finding.message}"
             return finding
-        difference = compare(output, wanted)
+        difference = subject.compare(output, wanted)
         finding.note_worst(difference)
         if difference.message:
-            finding.message, finding.pattern = f"{names[i]}: {difference.message}", pattern_of(difference.wrong)
+            finding.message, finding.pattern = f"{names[i]}: {difference.message}", difference.pattern
             return finding
     finding.message = _side_effects(subject, case, values, outputs, versions)
     return finding
 
 
-def _form_of(subject: Subject, output: Any, wanted: Expected | torch.Tensor, is_output: bool) -> str:
+def _form_of(subject: Subject, output: Any, wanted: Output, is_output: bool) -> str:
     """Returns what is wrong with an output before its values are looked at."""
-    exact = wanted if isinstance(wanted, torch.Tensor) else wanted.exact
-    if not isinstance(output, torch.Tensor) or output.shape != exact.shape or output.dtype != wanted.dtype:
+    if not isinstance(output, torch.Tensor) or output.shape != wanted.shape or output.dtype != wanted.dtype:
         got = f"{output.dtype} {list(output.shape)}" if isinstance(output, torch.Tensor) else str(output)
-        return f"got {got}, expected {wanted.dtype} {list(exact.shape)}"
+        return f"got {got}, expected {wanted.dtype} {list(wanted.shape)}"
     if is_output and type(output) is not torch.Tensor:
         # A subclass may compute its values when they are asked for, or answer comparisons as it likes.
         return f"got a `{type(output).__qualname__}`, expected a plain torch.Tensor"
-    device = exact.device if subject.operator is None else subject.device
+    device = wanted.device if subject.operator is None else subject.device
     if output.device.type != device.type or device.index not in (None, output.device.index):
         return f"got a tensor on {output.device}, expected {device}"
     if output.layout != torch.strided:
@@ -172,13 +165,13 @@ def independence(subject: Subject) -> Iterator[Finding]:
             if are_same(whole, alone):
                 yield Finding(str(case))
                 continue
-            expected = expect(subject.reference, part_of(case.values), precision=subject.precision)
+            expected = subject.expect(outputs_of_reference, part_of(case.values))
             message = ""
             for w, a, e in zip(whole, alone, expected, strict=True):
-                if isinstance(e, torch.Tensor) or e is None:
+                if e is None or not e.dtype.is_floating_point:
                     message = message or ("" if is_same(w, a) else "differs")
                 else:
-                    message = message or compare(w, e).message
+                    message = message or subject.compare(w, e).message
             yield Finding(
                 str(case), message and f"entries 1.. of the whole differ from the call on them: {message}"
             )

@@ -16,6 +16,7 @@ from opwright.verify.callable_checks import check_for
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.difference import collect_undecided
 from opwright.verify.finding import Finding, Skipped, origin
+from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.shrink import shrink
 from opwright.verify.state import Guard
 from opwright.verify.subject import Subject
@@ -60,7 +61,7 @@ class Result:
     has_ended: bool = False
 
 
-Subjects = Callable[[Guard, torch.device], dict[str, Subject]]
+Subjects = Callable[[torch.device, Guard], dict[str, Subject]]
 
 
 class Work:
@@ -85,6 +86,7 @@ class Work:
         on_case: Callable[[str], None] = lambda _: None,
         is_inside: Callable[[bool], None] = lambda _: None,
         left_behind: Callable[[], list[str]] = list,
+        oracle: OracleProcess | None = None,
     ) -> None:
         """Runs jobs in this process.
 
@@ -94,6 +96,7 @@ class Work:
             on_case: called with a description of what the candidate is given next.
             is_inside: called with whether the candidate is running now.
             left_behind: returns what a check has left behind: processes.
+            oracle: says what results must be; None: this process does.
         """
         guard = Guard(is_inside)
         here: dict[torch.device, dict[str, Subject]] = {}
@@ -107,17 +110,15 @@ class Work:
             if job.device not in here:
                 on_case(LOADING)
                 try:
-                    here[job.device] = self._subjects(guard, job.device)
+                    here[job.device] = self._subjects(job.device, guard)
                 except (Exception, SystemExit) as error:
                     unsafe[job.device.type] = NOT_LOADED
                     emit(self._not_loaded(job, error, guard))
                     continue
                 for subject in here[job.device].values():
-                    if subject.callables is not None:
-                        guard.watch(subject.callables.reference)
                     subject.call = guard.wrap(subject.call)
                     subject.wait = guard.inside(subject.wait)
-                    subject.series = guard.series
+                    subject.oracle = oracle or subject.oracle
                     subject.on_case = lambda case: on_case(str(case))
                     # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
                     subject.memo = {} if subject.effort == "quick" else None

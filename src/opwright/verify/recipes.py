@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.spec.schema import schema_of
+from opwright.verify.devices import CPU
 from opwright.verify.finding import first_line
 from opwright.verify.state import Guard, read_settings, write_settings
 from opwright.verify.subject import Subject, subject_of
@@ -75,7 +76,11 @@ class Recipe:
         """Returns the subjects by prefix, for an oracle: without inputs."""
         if isinstance(self.target, Task):
             return {"": self.target.load_reference(device)}
-        return {prefix: replace(subject, device=device) for prefix, subject in self.made().items()}
+        # Of an operator the oracle computes on the CPU, wherever its kernels run.
+        return {
+            prefix: replace(subject, device=CPU if subject.operator is not None else device)
+            for prefix, subject in self.made().items()
+        }
 
     def leaves(self) -> list[Any]:
         """Returns the values of all inputs that were made."""

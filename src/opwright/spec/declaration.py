@@ -97,11 +97,13 @@ def declare(
             rows=[("expected", " | ".join(map(repr, AUTOCAST_POLICIES)) + " | None")],
         )
     check_precision(precision, subject)
-    parameters, returns = read_parameters(reference, subject, local_names or {})
-    outputs = _mark_constant(read_outputs(returns, subject), non_differentiable, subject)
-    result_type = returns if isinstance(returns, type) and hasattr(returns, "_fields") else None
-    contract = Contract(subject, parameters, outputs, tuple(data_dependent), result_type)
-    _check_contract(contract)
+    contract = read_contract(
+        reference,
+        subject,
+        data_dependent=data_dependent,
+        non_differentiable=non_differentiable,
+        local_names=local_names,
+    )
     code = reference.__code__
     file = code.co_filename
     return Declaration(
@@ -117,6 +119,27 @@ def declare(
         deterministic=deterministic,
         precision=precision,
     )
+
+
+def read_contract(
+    function: Callable[..., Any],
+    subject: str,
+    *,
+    data_dependent: Sequence[str] = (),
+    non_differentiable: Sequence[str] = (),
+    local_names: Mapping[str, Any] | None = None,
+) -> Contract:
+    """Reads the annotations of a function into a contract.
+
+    Raises:
+        DeclarationError: the subclass for what cannot be honoured.
+    """
+    parameters, returns = read_parameters(function, subject, local_names or {})
+    outputs = _mark_constant(read_outputs(returns, subject), non_differentiable, subject)
+    result_type = returns if isinstance(returns, type) and hasattr(returns, "_fields") else None
+    contract = Contract(subject, parameters, outputs, tuple(data_dependent), result_type)
+    _check_contract(contract)
+    return contract
 
 
 def _mark_constant(outputs: tuple[Output, ...], constant: Sequence[str], subject: str) -> tuple[Output, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,18 @@ def case_from_sample(contract: Contract, sample: Any, label: str) -> Case:
     return Case(label, values, options)
 
 
+class Labelled(NamedTuple):
+    """A sample with a name."""
+
+    label: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 def split_sample(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the positional and named arguments of a sample."""
+    if isinstance(sample, Labelled):
+        return sample.args, sample.kwargs
     if isinstance(sample, (tuple, list)) and len(sample) == 2 and isinstance(sample[1], dict):
         first = sample[0]
         return (tuple(first) if isinstance(first, (tuple, list)) else (first,)), dict(sample[1])

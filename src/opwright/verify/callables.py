@@ -19,7 +19,7 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from opwright.spec.declared import split_sample
+from opwright.spec.declared import Labelled, split_sample
 from opwright.spec.samples import Case
 from opwright.verify.formulas import oracle_formulas
 
@@ -104,7 +104,11 @@ class Callables:
         """Returns a case for each sample."""
         given = samples() if callable(samples) else samples
         parameters = list(self.parameters.values())
-        return [case_of(f"sample {i}", sample, parameters) for i, sample in enumerate(given)]
+
+        def label_of(number: int, sample: Any) -> str:
+            return f"sample {number}" + (f": {sample.label}" if isinstance(sample, Labelled) else "")
+
+        return [case_of(label_of(i, sample), sample, parameters) for i, sample in enumerate(given)]
 
     def differentiable_at(self, case: Case) -> list[int]:
         """Returns the positions of the values that both differentiate by."""

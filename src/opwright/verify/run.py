@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from opwright.dispatch.operator import Operator
+from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
 from opwright.records import Check, VerifyRecord
 from opwright.spec.likely import remarks_on
+from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS
 from opwright.verify.child import Limits, Unfit
+from opwright.verify.contracts import samples_of
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.recipes import Recipe, samples_again
@@ -32,6 +34,7 @@ def verify(
     reference: Callable[..., Any] | None = None,
     samples: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
     *,
+    contract: str | None = None,
     checks: Iterable[str] | None = None,
     only: str = "",
     quick: bool = False,
@@ -54,6 +57,9 @@ def verify(
         target: an operator, its `torch.ops` entry, a callable with `reference` and `samples`, or a `Task`.
         reference: the same computation in PyTorch; an operator has its own.
         samples: an iterable, or a function giving one, of argument tuples or of `(args, kwargs)`.
+        contract: the parameters and the result of a callable, as
+            `"(x: Float[Tensor, '*b n'], *, eps: float = 1e-5) -> Float[Tensor, '*b n']"`, in place of samples: the
+            inputs are then those of an operator with this contract.
         checks: names of the checks to run; all by default.
         only: run only cases whose description contains this text.
         quick: fewer inputs of each kind, in seconds; no kind of check is left out.
@@ -81,6 +87,8 @@ def verify(
     if quick and full:
         raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
     effort = "quick" if quick else "full" if full else "default"
+    if contract is not None:
+        samples, expand = _samples_of(contract, target, reference, samples, effort), False
     if isinstance(target, Task):
         plan = _plan_task(target, devices, effort, expand)
     else:
@@ -110,6 +118,15 @@ def verify(
         in_process=in_process,
         notes=_notes_on(plan.recipe),
     )
+
+
+def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort: str) -> list[Any]:
+    name = name_of(target)
+    if isinstance(target, Task) or operator_of(target) is not None:
+        raise CheckError(name, "`contract` is for a callable: an operator and a task have inputs of their own")
+    if reference is None or samples is not None:
+        raise CheckError(name, "`contract` takes the place of `samples`, beside a `reference`")
+    return samples_of(contract, name, reference, effort)
 
 
 def _notes_on(recipe: Recipe) -> list[str]:

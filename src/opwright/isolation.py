@@ -213,6 +213,11 @@ class Worker:
         return self._show_output() and self._printed > before
 
 
+def end_with_parent() -> None:
+    """Lets the kernel kill this process when the one that started it ends; Linux only."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def describe_exit(code: int | None) -> str:
     """Returns how a process with this exit code, of a signal the negative number, has ended."""
     if code is None:
@@ -270,7 +275,7 @@ class Channel:
         os.close(nothing)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with_parent()
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
                 f.write("1000")  # when memory runs out, this process is ended first
         return cls(int(sys.argv[1]), requests)

@@ -27,7 +27,7 @@ from opwright.verify.oracle import to_oracle
 from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, tensors_of
-from opwright.verify.values import expected_of, judge_call
+from opwright.verify.values import check_call, expected_of
 
 BATCH = "*"  # the name of every variadic axis here
 _BATCH_SIZE = 29  # of the cases that find ranges: a prime that no named axis has
@@ -70,7 +70,7 @@ def _judge(subject: Subject, case: Case) -> Finding:
         raise
     except Exception as error:  # whatever a reference may raise to refuse
         return Finding(str(case), _accepted(subject, case, error))
-    return judge_call(subject, case, subject.inputs(case), expected)
+    return check_call(subject, case, subject.inputs(case), expected)
 
 
 def _accepted(subject: Subject, case: Case, refusal: Exception) -> str:

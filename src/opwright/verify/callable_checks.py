@@ -26,7 +26,7 @@ from opwright.verify.repeats import outputs_of_reference
 from opwright.verify.resized import is_of_one, resized_cases
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import are_same, copy_of, tensors_of
-from opwright.verify.values import RAISED, SHARES, expected_of, judge_call
+from opwright.verify.values import RAISED, SHARES, check_call, expected_of
 
 _THREADS, _ROUNDS = 4, 4
 
@@ -99,7 +99,7 @@ def numerics(subject: Subject) -> Iterator[Finding]:
     yield from CHECKS["numerics"](subject)
     with torch.no_grad():
         for case in itertools.chain(cases_with_other_options(subject), resized_cases(subject)):
-            finding = judge_call(subject, case, subject.inputs(case), expected_of(subject, case))
+            finding = check_call(subject, case, subject.inputs(case), expected_of(subject, case))
             if not finding.message.startswith(RAISED) and not (is_of_one(case) and SHARES in finding.message):
                 yield finding
 

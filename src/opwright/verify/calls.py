@@ -14,7 +14,7 @@ from opwright.verify.process_state import passing_state
 from opwright.verify.repeats import agree, outputs_of_reference
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import bits_of, copy_of, is_same, shares_memory, tensors_of, two_alike
-from opwright.verify.values import expected_of, judge_call
+from opwright.verify.values import check_call, expected_of
 
 _TIMES = 4
 
@@ -149,7 +149,7 @@ def fresh_data(subject: Subject) -> Iterator[Finding]:
             values = subject.inputs(original)
             key = ("fresh data", id(case))
             expected = subject.remember(key, lambda o=original: expected_of(subject, o))
-            finding = judge_call(subject, original, values, expected)
+            finding = check_call(subject, original, values, expected)
             variants = [(what, v) for what, v in variants if v is original or _is_input(subject, v)]
             for i, (what, variant) in enumerate(variants):
                 if finding.message:
@@ -159,7 +159,7 @@ def fresh_data(subject: Subject) -> Iterator[Finding]:
                     expected = subject.remember((*key, i), lambda v=variant: expected_of(subject, v))
                 else:
                     expected = subject.remember(key, lambda o=original: expected_of(subject, o))
-                finding = judge_call(subject, variant, values, expected)
+                finding = check_call(subject, variant, values, expected)
                 if finding.message:
                     finding.message = f"the same memory with {what}: {finding.message}"
             finding.case = str(case)

@@ -27,7 +27,7 @@ from opwright.verify.gradients import need_gradient, seed_like
 from opwright.verify.repeats import agree, outputs_and_mutated
 from opwright.verify.subject import Subject
 from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
-from opwright.verify.values import expected_of, judge_call
+from opwright.verify.values import check_call, expected_of
 
 # How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
 # call has outlasted it, once more with the longer one, for a slow host, and on other streams: what waits for
@@ -334,7 +334,7 @@ def chunks(subject: Subject) -> Iterator[Finding]:
             finding = Finding(str(case))
             for steps, count in _CHUNKS:
                 with _in_chunks(library, steps, count):
-                    finding = judge_call(subject, case, subject.inputs(case), expected)
+                    finding = check_call(subject, case, subject.inputs(case), expected)
                 if finding.message:
                     finding.message = f"in chunks of {steps} steps, on {count} threads: {finding.message}"
                     break

@@ -13,10 +13,10 @@ from opwright.spec.samples import Case
 from opwright.verify.finding import Finding, Skipped, first_line
 from opwright.verify.gradients import (
     as_leaves,
+    check_gradients,
     differentiable,
     expected_gradients,
     floats_of,
-    judge_gradients,
     need_gradient,
     pull_back,
     seed_like,
@@ -51,7 +51,7 @@ def gradient_subsets(subject: Subject) -> Iterator[Finding]:
             has_some = True
             got = pull_back(subject, subject.run, subject.inputs(case), asked=asked)
             label = f"{case}, gradients of {', '.join(names[i] for i in sorted(asked))} alone"
-            yield judge_gradients(subject, case, label, got, expected, asked)
+            yield check_gradients(subject, case, label, got, expected, asked)
     if not has_some:
         raise Skipped("one floating-point input")
 
@@ -84,11 +84,11 @@ def gradient_layouts(subject: Subject) -> Iterator[Finding]:
                 if not _refuses(subject, case, laid_out):  # the reference takes it
                     yield Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
                 continue
-            yield judge_gradients(subject, case, label, got, expected)
+            yield check_gradients(subject, case, label, got, expected)
 
         got = pull_back(subject, subject.run, subject.inputs(case), _seed_expanded)
         expected = expected_gradients(subject, case, _seed_expanded)
-        yield judge_gradients(subject, case, f"{case}, gradient expanded", got, expected)
+        yield check_gradients(subject, case, f"{case}, gradient expanded", got, expected)
 
 
 def _seed_expanded(output: torch.Tensor) -> torch.Tensor:

@@ -215,7 +215,7 @@ def gradient_numerics(subject: Subject) -> Iterator[Finding]:
     for case in _with_gradients(subject):
         expected = expected_gradients(subject, case)
         got = pull_back(subject, subject.run, subject.inputs(case))
-        finding = judge_gradients(subject, case, str(case), got, expected)
+        finding = check_gradients(subject, case, str(case), got, expected)
         finding.message = finding.message or recorded_wrong(subject, case, as_leaves(subject.inputs(case)))
         yield finding
 
@@ -311,7 +311,7 @@ def floats_of(values: Any) -> list[torch.Tensor]:
     return [t for t in tensors_of(values) if t.is_floating_point()]
 
 
-def judge_gradients(
+def check_gradients(
     subject: Subject,
     case: Case,
     label: str,

@@ -282,8 +282,8 @@ def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) ->
 def with_room(expected: Expected | torch.Tensor | None, share: float = 0.0) -> Any:
     """Allows a gradient some units in the last place of the largest one, and at least this share of it.
 
-    A backward may compute from what the forward has saved, and that is rounded: of 1 - sigmoid(5), say, no digit below eps
-    is known. A reference that computes the same without such a difference does not show it.
+    A backward may compute from what the forward has saved, and that is rounded: of 1 - sigmoid(5), say, no digit
+    below eps is known. A reference that computes the same without such a difference does not show it.
     """
     if isinstance(expected, Expected) and expected.exact.numel():
         largest = expected.exact.abs().nan_to_num(0.0, 0.0, 0.0).max()

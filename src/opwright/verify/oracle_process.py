@@ -6,7 +6,6 @@ memory of its process changes neither what its results are compared with nor how
 
 from __future__ import annotations
 
-import ctypes
 import io
 import itertools
 import multiprocessing
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright.isolation import end_with_parent
 from opwright.verify.difference import Difference, collect_undecided, compare, note_undecided
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.tensors import storage_bytes
@@ -30,21 +30,21 @@ from opwright.verify.tensors import storage_bytes
 if TYPE_CHECKING:
     from opwright.verify.subject import Subject
 
-# Takes a subject, values and further arguments; returns the outputs. A function of a module, which the other process has.
+# Takes a subject, values and further arguments; returns the outputs. It is a function of a module, so that the other
+# process finds it by its name.
 Computation = Callable[..., Sequence[Any]]
 # Returns the subjects by key for a device.
 MakeSubjects = Callable[[torch.device], "dict[str, Subject]"]
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Question:
-    """A computation whose results the oracle is to say.
+    """A computation for the oracle, with its inputs.
 
     Attributes:
         values: its inputs, in the dtype under test.
         arguments: what it takes beside the subject and the values.
-        is_narrow: whether the whole allowance is computed only when a result seems wrong.
+        is_narrow: whether the whole allowance is computed only if a result seems wrong.
         is_loose: whether NaN and infinities are as right as each other.
         room: share of the largest result that every one may err by; None: no more than the allowance.
     """
@@ -59,7 +59,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Output:
-    """What the oracle says about one output: its form, and the number under which it knows the rest."""
+    """Shape, dtype and device of an expected output; the oracle keeps its values under `number`."""
 
     number: int
     shape: torch.Size
@@ -88,7 +88,7 @@ class Oracle:
             return compare(got.detach(), self._known[wanted.number])
 
     def keep(self, expected: Expected | torch.Tensor | None) -> Output | None:
-        """Returns an output that stands for what is expected, which is kept until it is forgotten."""
+        """Keeps an expected output until `forget`; returns its description, or None for one that is absent."""
         if expected is None:
             return None
         number = next(self._numbers)
@@ -237,7 +237,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _serve(connection: Connection, make: MakeSubjects, shared: dict[int, Any]) -> None:
     os.setsid()  # what ends the session of the candidate's process does not look for this one
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from opwright.isolation import resident_bytes
+from opwright.isolation import end_with_parent, resident_bytes
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 _TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
 _SEED = 0x6F7077  # any; the parent's seed is its own
 _LOOKS = 50  # at the words of a process: of one that has just become another program they come a moment later
@@ -160,9 +160,9 @@ def settle_in(output: int, is_fork: bool) -> None:
     """
     if os.getsid(0) != os.getpid():
         os.setsid()
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of what the candidate forks become children of this process
+    end_with_parent()
+    # Orphans of what the candidate forks become children of this process.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")  # when memory runs out, this process goes first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -204,7 +204,7 @@ _kept: set[int] = set()
 
 
 def keep(pid: int) -> None:
-    """Leaves a child of this process to itself."""
+    """Excludes a child of this process from `end_children`."""
     _kept.add(pid)
 
 

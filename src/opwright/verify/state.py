@@ -230,7 +230,8 @@ class Guard:
                 setting.write(was)
                 self.changes.append(f"{setting.name} was {was} before the call and {now} after it")
         if torch.initial_seed() != seed:  # drawing random numbers is a candidate's right
-            self.changes.append(f"the seed of torch's generator was {seed} before the call and {torch.initial_seed()} after it")
+            now = torch.initial_seed()
+            self.changes.append(f"the seed of torch's generator was {seed} before the call and {now} after it")
             torch.manual_seed(seed)
 
 

@@ -32,7 +32,7 @@ def numerics(subject: Subject) -> Iterator[Finding]:
                     raise
                 yield _raised(subject, case, error, f", {_why_refused(subject, case)}")
                 continue
-            yield judge_call(subject, case, subject.inputs(case), expected)
+            yield check_call(subject, case, subject.inputs(case), expected)
 
 
 def _raised(subject: Subject, case: Case, error: Exception, more: str = "") -> Finding:
@@ -55,7 +55,7 @@ def expected_of(subject: Subject, case: Case) -> list[Output | None]:
     return subject.expect(outputs_and_mutated, case.values, is_narrow=True, is_loose=is_loose)
 
 
-def judge_call(subject: Subject, case: Case, values: list[Any], expected: list[Output | None]) -> Finding:
+def check_call(subject: Subject, case: Case, values: list[Any], expected: list[Output | None]) -> Finding:
     """Calls the subject and compares outputs and side effects with what they must be.
 
     Args:

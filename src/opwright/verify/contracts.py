@@ -19,7 +19,7 @@ from opwright.spec.declared import Labelled
 from opwright.spec.dtypes import family_names
 from opwright.spec.likely import find_likely
 from opwright.spec.samples import Case, Sweep
-from opwright.verify.tensors import copy_of
+from opwright.verify.subject import accepts
 
 _DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
 
@@ -39,7 +39,7 @@ def samples_of(text: str, name: str, reference: Callable[..., Any], effort: str)
     call = caller(contract, reference)
     contract = find_likely(contract, call)
     cases = list(_cases(contract, effort))
-    taken = [case for case in cases if _accepts(contract, call, case)]
+    taken = [case for case in cases if accepts(contract, call, case)]
     if not taken:
         raise CheckError(
             name,
@@ -72,17 +72,6 @@ def _cases(contract: Contract, effort: str) -> Iterator[Case]:
     sweep = Sweep(contract, effort=effort)
     for dtype in family.dtypes if family else (None,):
         yield from sweep.cases(dtype)
-
-
-def _accepts(contract: Contract, call: Callable[..., Any], case: Case) -> bool:
-    if contract.find_outside(case.values) is not None:
-        return False
-    try:
-        with torch.no_grad():
-            call(copy_of(list(case.values)))
-    except Exception:  # whatever a reference may raise to refuse
-        return False
-    return True
 
 
 def _sample(contract: Contract, case: Case) -> Labelled:

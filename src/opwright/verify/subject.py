@@ -255,17 +255,7 @@ class Subject:
                 ) from None
 
     def accepts(self, case: Case) -> bool:
-        if self.operator is None:
-            return True
-        copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
-        try:
-            if self.contract.find_outside(case.values) is not None:
-                return False
-            with torch.no_grad(), few_threads(copied):
-                self.reference(copied)
-        except Exception:  # whatever a reference may raise to refuse
-            return False
-        return True
+        return self.operator is None or accepts(self.contract, self.reference, case)
 
     def _all_cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
         if self.operator is None:
@@ -442,6 +432,19 @@ class Subject:
                 case.label.startswith("sample") and ALL_SIZES not in case.label
             )  # of 1e31 there are no finite differences
         ][:6]
+
+
+def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
+    """Returns whether the values of a case are within the domains of a contract, and the reference takes them."""
+    copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
+    try:
+        if contract.find_outside(case.values) is not None:
+            return False
+        with torch.no_grad(), few_threads(copied):
+            reference(copied)
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+    return True
 
 
 def subject_of(

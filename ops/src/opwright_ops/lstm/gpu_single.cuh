@@ -7,10 +7,11 @@
 
 namespace opwright_ops::gpu {
 
-// A barrier of some threads of a block. All wait, those too that only say that they are done (bar.arrive): the
-// others are there before them, so it costs nothing, and racecheck knows no other.
+// A barrier of some threads of a block. All wait, those too that only say that they are done (barrier.arrive): the
+// others are there before them, so it costs nothing, and racecheck knows no other. Not aligned: the threads of a warp
+// may come one after another, since those of units past H skip part of a step.
 __device__ inline void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // As wide as WIDTH units. Four threads for each unit multiply; others, one for each cell, do the rest of a

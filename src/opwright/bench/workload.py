@@ -188,7 +188,7 @@ def _difference(result: Any, wanted: Expected | torch.Tensor | None, *, is_gradi
         wanted = with_room(wanted)
     message = compare(result.detach(), wanted).message
     if message and is_gradient and isinstance(wanted, Expected):
-        message = compare(result.detach(), with_room(wanted.widen())).message
+        message = compare(result.detach(), with_room(wanted.whole())).message
     return message
 
 

@@ -58,6 +58,11 @@ _GROUPS = {
     "systems": ("vmap", "autocast", "copy", "opcheck", "compile", "export"),
 }  # fmt: skip
 
+# Those that take longest start first, so that no process works alone at the end; the first of all is what is told first.
+_ORDER = (
+    "calls", "backward: calls", "systems", "backward: boundaries", "backward: gradients", "gradients", "boundaries"
+)  # fmt: skip
+
 
 def group_of(prefix: str, check: str) -> str:
     """Returns the name of the group of a check: one process does all of a group.
@@ -66,3 +71,8 @@ def group_of(prefix: str, check: str) -> str:
     """
     found = next((name for name, checks in _GROUPS.items() if check in checks), "calls")
     return found if found == "systems" else prefix + found
+
+
+def place_of(group: str) -> int:
+    """Returns when a group is to be started: the one with the smallest number first."""
+    return _ORDER.index(group) if group in _ORDER else len(_ORDER)

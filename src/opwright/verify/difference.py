@@ -54,8 +54,10 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     got = got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device)
     found = _compare_once(got, expected)
     if found.message and isinstance(expected, Expected) and expected.is_narrow:
-        expected = expected.widen()
-        found = _compare_once(got, expected)
+        for wider in expected.widen():
+            expected, found = wider, _compare_once(got, wider)
+            if not found.message:
+                break
     if found.message and isinstance(expected, Expected) and expected.refinement is not None:
         expected = expected.with_overflow()
         found = _compare_once(got, expected)
@@ -80,9 +82,43 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
         wrong = got != expected
         ratio = math.inf if bool(wrong.any()) else 0.0
         return Difference(0.0, ratio, _describe_exact(got, expected, wrong), pattern_of(wrong))
+    if not got.numel():
+        return Difference(0.0, 0.0)
     exact, value = expected.exact, got.double()
-    rounded = exact.to(expected.dtype).double()  # overflows where the dtype does
     error = (value - exact).abs()
+    ratio = error / expected.allowance
+    undecided = ""
+    if expected.is_negative_zero is not None or not bool((ratio <= 1).all()):  # mostly it is that simple
+        ratio = _ratio_of(value, expected, error)
+        wrong = ratio > 1
+        if expected.doubt is not None and bool(wrong.any()):
+            is_open = wrong & (error > 0) & (error <= expected.allowance + expected.doubt)
+            if bool(is_open.any()):
+                undecided = _describe_undecided(got, expected, torch.where(is_open, ratio, 0.0))
+                ratio = torch.where(is_open, 0.0, ratio)
+    at = int(ratio.argmax())
+    worst = float(ratio.reshape(-1)[at])
+    message = _describe_worst(got, expected, ratio, error) if worst > 1 else ""
+    worst_ulp = _ulps_at(at, error, expected) if worst < math.inf else 0.0
+    if not message:
+        for found, own, where in zip(lean_of(value, expected), expected.lean, ("above", "farther from 0 than"), strict=True):
+            allowed = LEAN + 2 * abs(own)
+            worst, worst_ulp = max((worst, worst_ulp), (abs(found) / allowed, abs(found)))
+            if abs(found) > allowed:
+                where = where if found > 0 else {"above": "below"}.get(where, "nearer to 0 than")
+                message = (
+                    f"on average the results lie {abs(found):.2g} ulp {where} the correctly rounded ones, where "
+                    f"{allowed:.2g} are allowed: they are not rounded to nearest"
+                )
+                break
+    pattern = pattern_of(ratio > 1) if message else ""
+    return Difference(worst_ulp, worst, message, pattern, undecided if not message else "")
+
+
+def _ratio_of(value: torch.Tensor, expected: Expected, error: torch.Tensor) -> torch.Tensor:
+    """Returns error over allowance; inf where a NaN, an infinity or the sign of a zero is wrong."""
+    exact = expected.exact
+    rounded = exact.to(expected.dtype).double()  # overflows where the dtype does
     finite = torch.isfinite(value) & torch.isfinite(exact) & torch.isfinite(rounded)
     # Where the dtype overflows, the largest number or infinity is right; NaN and infinity must match.
     limit = torch.finfo(expected.dtype).max
@@ -111,40 +147,19 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
         is_open = (expected.may_be_infinite & ~torch.isfinite(value)) | (expected.may_be_nan & torch.isnan(value))
         is_open |= expected.may_be_anything
         ratio = torch.where(is_open, 0.0, ratio)
-    # Below the normal numbers an ulp says nothing about the error that matters.
-    normal = finite & (exact.abs() >= torch.finfo(expected.dtype).smallest_normal)
-    ulps = torch.where(normal, error / expected.ulp, torch.zeros_like(error))
-    wrong = ratio > 1
-    undecided = ""
-    if expected.doubt is not None and bool(wrong.any()):
-        is_open = wrong & (error > 0) & (error <= expected.allowance + expected.doubt)
-        if bool(is_open.any()):
-            undecided = _describe_undecided(got, expected, torch.where(is_open, ratio, 0.0))
-            wrong = wrong & ~is_open
-            ratio, ulps = (torch.where(is_open, 0.0, x) for x in (ratio, ulps))
-    if not got.numel():
-        return Difference(0.0, 0.0)
-    message = _describe_worst(got, expected, ratio, error) if bool(wrong.any()) else ""
-    at = int(ratio.argmax())
-    worst, worst_ulp = float(ratio.reshape(-1)[at]), float(ulps.reshape(-1)[at])
-    if not message:
-        for found, own, where in zip(lean_of(value, expected), expected.lean, ("above", "farther from 0 than"), strict=True):
-            allowed = LEAN + 2 * abs(own)
-            worst, worst_ulp = max((worst, worst_ulp), (abs(found) / allowed, abs(found)))
-            if abs(found) > allowed:
-                where = where if found > 0 else {"above": "below"}.get(where, "nearer to 0 than")
-                message = (
-                    f"on average the results lie {abs(found):.2g} ulp {where} the correctly rounded ones, where "
-                    f"{allowed:.2g} are allowed: they are not rounded to nearest"
-                )
-                break
-    pattern = pattern_of(wrong) if message else ""
-    return Difference(worst_ulp, worst, message, pattern, undecided if not message else "")
+    return ratio
+
+
+def _ulps_at(at: int, error: torch.Tensor, expected: Expected) -> float:
+    """Returns the error of an element in ulp; 0 below the normal numbers, where an ulp says nothing of what matters."""
+    exact, off, ulp = (float(t.reshape(-1)[at]) for t in (expected.exact, error, expected.ulp))
+    is_normal = torch.finfo(expected.dtype).smallest_normal <= abs(exact) < math.inf
+    return off / ulp if is_normal else 0.0
 
 
 def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, error: torch.Tensor) -> str:
     at = int(ratio.argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    index = _index_of(at, got.shape)
     value, exact = got.reshape(-1)[at].item(), expected.exact.reshape(-1)[at].item()
     count, total = int((ratio > 1).sum()), ratio.numel()
     ulp, allowed = expected.ulp.reshape(-1)[at].item(), expected.allowance.reshape(-1)[at].item()
@@ -156,7 +171,7 @@ def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, 
 
 def _describe_undecided(got: torch.Tensor, expected: Expected, ratio: torch.Tensor) -> str:
     at = int(ratio.argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    index = _index_of(at, got.shape)
     value, exact, ulp, allowed, unknown = (
         t.reshape(-1)[at].item() for t in (got, expected.exact, expected.ulp, expected.allowance, expected.doubt)
     )
@@ -171,9 +186,17 @@ def _describe_exact(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tens
     if not bool(wrong.any()):
         return ""
     at = int(wrong.reshape(-1).int().argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    index = _index_of(at, got.shape)
     pair = got.reshape(-1)[at].item(), expected.reshape(-1)[at].item()
     return f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
+
+
+def _index_of(at: int, shape: torch.Size) -> list[int]:
+    index = []
+    for size in reversed(shape):
+        at, own = divmod(at, size)
+        index.insert(0, own)
+    return index
 
 
 def pattern_of(wrong: torch.Tensor) -> str:

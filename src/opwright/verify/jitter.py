@@ -245,7 +245,7 @@ class _Jitter(Rounding):
 
 
 _ORACLES = (torch.float64, torch.complex128)
-_STORED_STEPS = 2**19
+_STORED_STEPS = 2**20
 _MOST_STORED = _STORED_STEPS // 2
 
 

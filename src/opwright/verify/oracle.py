@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,9 @@ _MULTIPLE = 4.0
 # library's exp and its like, which PyTorch's own vectorised functions are allowed as well.
 _ULP = 4.0
 _UNITS_OF_LARGEST = 4.0
-_STOCHASTIC_RUNS = 8
+# How often the reference is run with its steps rounded. What fewer runs allow, more of them allow too, so a comparison
+# that passes after one needs no other.
+_STOCHASTIC_RUNS = (1, 2, 4, 8)
 _TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
@@ -81,13 +84,20 @@ class Expected:
     may_be_infinite: torch.Tensor | None = None
     may_be_nan: torch.Tensor | None = None
 
-    def widen(self) -> Expected:
+    def widen(self) -> Iterator[Expected]:
+        """Yields the same with ever larger allowances, from ever more runs of the reference; the last is the whole."""
+        for runs in _STOCHASTIC_RUNS:
+            if runs >= self.refinement.moves.runs:
+                yield self._after(runs)
+
+    def whole(self) -> Expected:
         """Returns the same, with the whole allowance."""
-        spread = self.refinement.spreads[self.output]
-        whole = self.refinement.allow(self.exact, self.refinement.eager[self.output], spread)
-        return replace(
-            self, allowance=whole.allowance, is_narrow=False, is_unsettled=self.refinement.unsettled[self.output]
-        )
+        return self._after(_STOCHASTIC_RUNS[-1])
+
+    def _after(self, runs: int) -> Expected:
+        spread, is_unsettled = self.refinement.moved(runs)[self.output]
+        wide = self.refinement.allow(self.exact, self.refinement.eager[self.output], spread)
+        return replace(self, allowance=wide.allowance, is_narrow=False, is_unsettled=is_unsettled)
 
     def with_overflow(self) -> Expected:
         """Returns the same, with where a result need not be finite since another formula overflows, or adds infinities.
@@ -175,18 +185,17 @@ def expect(
         eager = reference([copy_of(v) for v in values])
         nudged = _nudged(reference, values)
     refinement = Refinement(reference, values, exact, eager, seed, precision)
-    spreads = [torch.zeros(())] * len(exact) if is_narrow else refinement.spreads
     found: list[Expected | torch.Tensor | None] = []
-    for i, (value, plain, spread) in enumerate(zip(exact, eager, spreads, strict=True)):
+    for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):
         if value is None or plain is None:
             found.append(None)
         elif not plain.is_floating_point():
             found.append(plain)
         else:
-            expected = refinement.allow(value.double(), plain, spread)
-            expected.refinement, expected.output, expected.is_narrow = refinement, i, is_narrow
+            expected = refinement.allow(value.double(), plain, torch.zeros(()))
+            expected.refinement, expected.output, expected.is_narrow = refinement, i, True
             if not is_narrow:
-                expected.is_unsettled = refinement.unsettled[i]
+                expected = expected.whole()
             if nudged is not None:
                 expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
             found.append(expected)
@@ -296,6 +305,10 @@ class Refinement:
     """What takes more calls of a reference than its results; each computed on first use.
 
     How far it moves when it rounds, how far it may be off in float64, and its results in more digits.
+
+    Attributes:
+        eager: the results in the dtype under test.
+        moves: how far results move when every step is rounded.
     """
 
     def __init__(
@@ -309,6 +322,7 @@ class Refinement:
     ) -> None:
         self.eager, self.precision = eager, precision
         self._reference, self._values, self._exact, self._seed = reference, values, exact, seed
+        self.moves = _Moves(self._in_steps, values, exact, eager, seed, precision)
 
     def allow(self, exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
         """Returns what an output must be, from what PyTorch gets and how far the reference moves."""
@@ -317,32 +331,26 @@ class Refinement:
             expected.allowance = self.precision.factor * expected.allowance
         return expected
 
-    @functools.cached_property
-    def spreads(self) -> list[torch.Tensor]:
-        """How far each result moves when every step is rounded to the dtype."""
-        return [spread for spread, _ in self._moved]
+    def moved(self, runs: int = _STOCHASTIC_RUNS[-1]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns how far each result moves when every step is rounded to the dtype, in that many runs.
 
-    @property
-    def unsettled(self) -> list[torch.Tensor]:
-        """Where rounding decides whether a result is NaN: in PyTorch, or when every step is rounded."""
-        return [
-            is_moved | (plain.isnan() != exact.isnan())
-            if isinstance(exact, torch.Tensor) and plain is not None
-            else is_moved
-            for (_, is_moved), exact, plain in zip(self._moved, self._exact, self.eager, strict=True)
-        ]
-
-    @functools.cached_property
-    def _moved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        And where rounding decides whether it is NaN: in PyTorch, or when every step is rounded.
+        """
         with few_threads(self._values):
-            return _spread(self._in_steps, self._values, self._exact, self.eager, self._seed, self.precision)
+            found = self.moves.after(runs)
+        return [
+            (spread, changes | (plain.isnan() != exact.isnan()))
+            if isinstance(exact, torch.Tensor) and plain is not None
+            else (spread, changes)
+            for (spread, changes), exact, plain in zip(found, self._exact, self.eager, strict=True)
+        ]
 
     @functools.cached_property
     def rounding(self) -> list[torch.Tensor]:
         """How far each result moves when every step is rounded to float64."""
+        moves = _Moves(self._in_steps, self._values, self._exact, self._exact, self._seed)
         with few_threads(self._values), torch.no_grad():
-            found = _spread(self._in_steps, self._values, self._exact, self._exact, self._seed)
-        return [spread for spread, _ in found]
+            return [spread for spread, _ in moves.after(_STOCHASTIC_RUNS[-1])]
 
     @functools.cached_property
     def overflows(self) -> list[Sequence[Any]]:
@@ -406,38 +414,47 @@ def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(magnitude < info.smallest_normal, torch.full_like(unit, smallest), unit)
 
 
-def _spread(
-    reference: Reference,
-    values: Sequence[Any],
-    exact: Sequence[Any],
-    eager: Sequence[Any],
-    seed: int,
-    precision: Precision | None = None,
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns how far each result moves when every step is rounded, and where it becomes NaN or ceases to be."""
-    # Half a unit in the last place; two in float64, where less would be rounded away.
-    least = 2 * torch.finfo(torch.float64).eps
-    units = [
-        max(torch.finfo(e.dtype).eps / 2, least)
-        for e in eager
-        if isinstance(e, torch.Tensor) and e.is_floating_point()
-    ]
-    spreads = [
-        torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(())
-        for e in exact
-    ]
-    changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in spreads]
-    if not units:
-        return list(zip(spreads, changes, strict=True))
-    is_tf32 = precision == "tf32" and max(units) == torch.finfo(torch.float32).eps / 2
-    product_unit = _TF32_UNIT if is_tf32 else 0.0
-    for moved in jittered(
-        reference, lambda: [to_oracle(v) for v in values], max(units), seed, _STOCHASTIC_RUNS, product_unit
-    ):
-        for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
-                spreads[i] = torch.maximum(spreads[i], distance)
-                # An infinite result is none of rounding: step by step a sum of exact zeros is moved below 0 too.
-                changes[i] |= (value.isnan() != center.isnan()) & ~center.isinf()
-    return list(zip(spreads, changes, strict=True))
+class _Moves:
+    """How far results move when every step is rounded, and where one becomes NaN or ceases to be one.
+
+    Attributes:
+        runs: how often the reference has been run.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        values: Sequence[Any],
+        exact: Sequence[Any],
+        eager: Sequence[Any],
+        seed: int,
+        precision: Precision | None = None,
+    ) -> None:
+        self.runs, self._exact, self._lock = 0, exact, threading.Lock()
+        self._spreads = [
+            torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(()) for e in exact
+        ]
+        self._changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in self._spreads]
+        # Half a unit in the last place; two in float64, where less would be rounded away.
+        least = 2 * torch.finfo(torch.float64).eps
+        dtypes = [e.dtype for e in eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
+        unit = max((max(torch.finfo(dtype).eps / 2, least) for dtype in dtypes), default=0.0)
+        is_tf32 = precision == "tf32" and unit == torch.finfo(torch.float32).eps / 2
+        product_unit = _TF32_UNIT if is_tf32 else 0.0
+        most = _STOCHASTIC_RUNS[-1]
+        runs = jittered(reference, lambda: [to_oracle(v) for v in values], unit, seed, most, product_unit)
+        self._moved = runs if dtypes else iter(())
+
+    def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns both of each result, after that many runs or more."""
+        with self._lock:  # a check compares in several threads
+            for moved in itertools.islice(self._moved, max(runs - self.runs, 0)):
+                self.runs += 1
+                for i, (value, center) in enumerate(zip(moved, self._exact, strict=True)):
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
+                        self._spreads[i] = torch.maximum(self._spreads[i], distance)
+                        # An infinite result is none of rounding: step by step a sum of exact zeros is moved below 0 too.
+                        is_changed = (value.isnan() != center.isnan()) & ~center.isinf()
+                        self._changes[i] = self._changes[i] | is_changed
+            return list(zip(self._spreads, self._changes, strict=True))

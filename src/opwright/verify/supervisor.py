@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import torch
 
-from opwright.verify.checks import group_of
+from opwright.verify.checks import group_of, place_of
 from opwright.verify.child import Child, Limits, Send, Start, Unfit, count, do_work, serve, wait_for_any
 from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.processes import Fork
@@ -31,8 +31,8 @@ from opwright.verify.recipes import Recipe
 from opwright.verify.spawned import starter
 from opwright.verify.worker import Job, Result, Work, skipped
 
-# torch.autograd.grad imports it, half a second of each process that does not have it from its parent.
-_FOR_GRADIENTS = "torch.fx.experimental.symbolic_shapes"
+# What derives a gradient imports it, a second of each process that does not have it from its parent; opcheck the other.
+_FOR_GRADIENTS = ("torch._dynamo", "torch.testing._internal.optests")
 _MOST_DEATHS = 4  # each may have cost the whole timeout
 
 
@@ -72,14 +72,15 @@ def supervise(recipe: Recipe, work: Work, jobs: Sequence[Job], limits: Limits) -
     for job in jobs:
         groups.setdefault(group_of(job.prefix, job.check) if limits.processes > 1 else "", []).append(job)
     told: set[str] = set()
-    waiting = [_Lane(work, group, limits, start, told) for group in groups.values()]
+    waiting = [_Lane(work, groups[name], limits, start, told) for name in sorted(groups, key=place_of)]
     running = [waiting.pop(0)]
     results: dict[Job, Result] = {}
     deaths, given_up = 0, ""
     try:
         running[0].start()
         if len(waiting) > 1 and can_fork(jobs[0].device):  # while the first one works
-            importlib.import_module(_FOR_GRADIENTS)
+            for name in _FOR_GRADIENTS:
+                importlib.import_module(name)
         for job in jobs:
             while not given_up and job not in results:
                 while waiting and len(running) < limits.processes:

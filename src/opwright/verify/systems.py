@@ -33,6 +33,7 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
     if cases and not numbers:
         raise Skipped("the reference gives NaN")
     wanted = 1 if subject.effort == "quick" else 3
+    tests = list(_OPCHECKS)
     for case in numbers:
         if not wanted:
             return
@@ -47,7 +48,7 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = torch.library.opcheck(
-                operator.public, tuple(values[:positional]), named, raise_exception=False
+                operator.public, tuple(values[:positional]), named, test_utils=tests, raise_exception=False
             )
         bad = {name: first_line(result) for name, result in found.items() if result != "SUCCESS"}
         if (
@@ -57,9 +58,13 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
         ):
             continue  # PyTorch cannot trace its reference either: an index without axes, say
         wanted -= 1
+        if subject.effort != "full" and _TRACED in tests:  # half a second, and hardly ever another answer
+            tests.remove(_TRACED)
         yield Finding(str(case), "; ".join(f"{name}: {text}" for name, text in bad.items()))
 
 
+_TRACED = "test_aot_dispatch_dynamic"
+_OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", _TRACED)
 _DATA_DEPENDENT = "data-dependent expression"
 
 

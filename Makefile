@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress power lint bench clean
+.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress power lint format bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -58,9 +58,18 @@ sanitize-gpu:
 power: .venv/tests
 	$(BIN)/python tests/power/mutants.py opwright_ops --publish
 
-lint: .venv/tests
+# Names, layers, format and spelling; `make format` writes the format.
+CPP = $$(git ls-files '*.c' '*.cpp' '*.cu' '*.cuh' '*.h')
+lint: .venv/lint
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/lint-imports
+
+format: .venv/lint
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 bench: .venv/tests
 	$(BIN)/python benchmarks/toolkit.py
@@ -90,4 +99,8 @@ TRITONS := 3.6.0 3.9.0
 
 .venv/tests: .venv/installed .venv/tritons
 	$(PIP) --no-build-isolation --editable ".[test]"
+	touch $@
+
+.venv/lint: .venv/installed
+	$(PIP) --no-build-isolation --editable ".[lint]"
 	touch $@

@@ -190,8 +190,7 @@ def do_bench_512(run: Run) -> dict[str, Any]:
     for name, function in functions.items():
         y = function(x, b)
         found[f"backward {name}"] = (
-            do_bench(lambda y=y: torch.autograd.grad(y, (x, b), dy, retain_graph=True), return_mode="median")
-            * 1e3
+            do_bench(lambda y=y: torch.autograd.grad(y, (x, b), dy, retain_graph=True), return_mode="median") * 1e3
         )
     xd, bd = x.detach(), b.detach()
 
@@ -281,9 +280,7 @@ def linear(run: Run) -> dict[str, Any]:
         backwards = {}
         for name, function in functions.items():
             y = function(*leaves)
-            backwards[name] = [
-                lambda y=y, leaves=leaves, dy=dy: torch.autograd.grad(y, leaves, dy, retain_graph=True)
-            ]
+            backwards[name] = [lambda y=y, leaves=leaves, dy=dy: torch.autograd.grad(y, leaves, dy, retain_graph=True)]
         zd = z.detach()
 
         def gelu_backward_and_sum(dy=dy, zd=zd) -> object:

@@ -39,9 +39,7 @@ def plain_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 @operator("derived_backward::rms_norm")
-def rms_norm(
-    x: Float[Tensor, "*batch n"], weight: Float[Tensor, "n"], eps: float = 1e-6
-) -> Float[Tensor, "*batch n"]:
+def rms_norm(x: Float[Tensor, "*batch n"], weight: Float[Tensor, "n"], eps: float = 1e-6) -> Float[Tensor, "*batch n"]:
     return plain_rms_norm(x, weight, eps)
 
 

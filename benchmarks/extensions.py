@@ -139,15 +139,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         ten = {f"ten sources, {who}": load_files(who, Path(name), 1) for who in LOADS}
         wait_for_headers(Path(name) / "store")
-        ten |= {
-            f"one of ten changed, {who}": load_files(who, Path(name), 2 + i) for i, who in enumerate(LOADS)
-        }
+        ten |= {f"one of ten changed, {who}": load_files(who, Path(name), 2 + i) for i, who in enumerate(LOADS)}
     figures = {key: statistics.median(each[key] for each in every) for key in every[0]} | ten
     for name, seconds in figures.items():
         print(f"{name:<48} {seconds:8.3f} s")
     RESULT.write_text(
-        json.dumps({"machine": builtins_of(machine_card()), "rounds": every, "seconds": figures}, indent=1)
-        + "\n"
+        json.dumps({"machine": builtins_of(machine_card()), "rounds": every, "seconds": figures}, indent=1) + "\n"
     )
 
 

@@ -135,7 +135,9 @@ def main(names: list[str]) -> None:
                     "passed": record.passed,
                     "checks": sum(check.outcome != "skipped" for check in record.checks),
                     "cases": sum(check.cases for check in record.checks),
-                    "worst_ratio": max((c.worst_ratio for c in record.checks if c.worst_ratio is not None), default=None),
+                    "worst_ratio": max(
+                        (c.worst_ratio for c in record.checks if c.worst_ratio is not None), default=None
+                    ),
                     "findings": [f"{f.check}: {f.case}: {f.message}" for f in record.failures],
                 }
             )

@@ -51,7 +51,9 @@ class Harness:
 
     def version(self, place: Path | None) -> str:
         if not self.flag:
-            return f"opwright {opwright.__version__}" if self.name.startswith("opwright") else f"torch {torch.__version__}"
+            return (
+                f"opwright {opwright.__version__}" if self.name.startswith("opwright") else f"torch {torch.__version__}"
+            )
         if place is None:
             return "not installed: skipped"
         found = subprocess.run(
@@ -165,7 +167,9 @@ def _registered(candidate: Candidate) -> Any:
     """Registers a candidate as an operator with a fake kernel and a backward, an operator too."""
     problem, name = candidate.problem, candidate.problem.name
     tensors = 1 + problem.parameters
-    declared = ", ".join([f"Tensor t{i}" for i in range(tensors)] + [f"str o{i}" for i, _ in enumerate(problem.options)])
+    declared = ", ".join(
+        [f"Tensor t{i}" for i in range(tensors)] + [f"str o{i}" for i, _ in enumerate(problem.options)]
+    )
     _library.append(library := torch.library.Library("harnesses", "FRAGMENT"))
     library.define(f"{name}({declared}) -> Tensor")
     library.define(f"{name}_backward(Tensor gradient, {declared}) -> Tensor[]")

@@ -108,7 +108,9 @@ def main(argv: list[str]) -> None:
             parser.add_argument(harness.flag, type=Path, metavar="PATH", help=f"a checkout of {harness.name}")
     parser.add_argument("--page", action="store_true", help="write the tables of the page, run nothing")
     names = [OPWRIGHT, *(h.name for h in HARNESSES)]
-    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="run these, keep the results of others")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="NAME", help="run these, keep the results of others"
+    )
     parser.add_argument("--missing", action="store_true", help="judge only mutants that were not there before")
     args = parser.parse_args(argv)
     if args.page:
@@ -128,7 +130,10 @@ def main(argv: list[str]) -> None:
             known = found.get(harness.name, {}) if args.missing else {}
             found[harness.name] = judged(problem, harness, harness.place(args), known)
             tried = [row["outcome"] for row in found[harness.name].values() if isinstance(row, dict)]
-            print(f"{problem.name}: {harness.name}: {tried.count('killed')} killed, {time.perf_counter() - started:.0f} s", flush=True)
+            print(
+                f"{problem.name}: {harness.name}: {tried.count('killed')} killed, {time.perf_counter() - started:.0f} s",
+                flush=True,
+            )
         result["operators"][problem.name] = {name: found[name] for name in names if name in found}
         RESULT.write_text(json.dumps(result, indent=1) + "\n")  # after each: the run is long
     write_page()
@@ -197,7 +202,9 @@ def alone(result: dict[str, Any]) -> str:
 
 
 def versions(result: dict[str, Any]) -> str:
-    return "\n".join(["| harness | version |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in result["versions"].items())])
+    return "\n".join(
+        ["| harness | version |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in result["versions"].items())]
+    )
 
 
 def page(text: str, result: dict[str, Any]) -> str:

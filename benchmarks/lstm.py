@@ -57,7 +57,9 @@ def measured(calls: dict[str, Callable[[], object]], seconds: float, run: int = 
     return {name: (min(times), statistics.median(times)) for name, times in found.items()}
 
 
-def compare(name: str, calls: dict[str, Callable[[], object]], unit: float = 1e3, seconds: float = 8, run: int = 1) -> None:
+def compare(
+    name: str, calls: dict[str, Callable[[], object]], unit: float = 1e3, seconds: float = 8, run: int = 1
+) -> None:
     """Notes the candidates in ms (or us, with unit 1) and the first one's time over each of the others'."""
     times = measured(calls, seconds, run)
     suffix = "ms" if unit == 1e3 else "us"
@@ -179,7 +181,10 @@ def streams() -> None:
         compare(f"stream, T=1 B=1 H={H}", calls, unit=1, seconds=10, run=50)
         note(
             f"  the machine reads such weights, H={H}",
-            **{f"{kind} us": _read_us(8 * H * H * size) for kind, size in (("float32", 4), ("bfloat16", 2), ("int8", 1))},
+            **{
+                f"{kind} us": _read_us(8 * H * H * size)
+                for kind, size in (("float32", 4), ("bfloat16", 2), ("int8", 1))
+            },
         )
         _errors(theirs, H)
 
@@ -218,7 +223,10 @@ def saved() -> None:
         }  # fmt: skip
         note(
             f"saved for backward, units of T*B*H, {str(dtype).removeprefix('torch.')}",
-            **{name: _saved_bytes(module, T, B, H, dtype) / (T * B * H * dtype.itemsize) for name, module in modules.items()},
+            **{
+                name: _saved_bytes(module, T, B, H, dtype) / (T * B * H * dtype.itemsize)
+                for name, module in modules.items()
+            },
         )
 
 

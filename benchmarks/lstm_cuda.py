@@ -112,7 +112,14 @@ def measure(dtype: torch.dtype, H: int, B: int, T: int, options: dict[str, objec
     if not options.get("packed"):
         times["forward and backward in a graph"] = fastest({name: graph_of(call) for name, call in calls.items()})
     tier = lstm_tier(H, B, dtype, fp32_precision="ieee" if options.get("ieee") else "tf32")
-    row: dict[str, object] = {"dtype": str(dtype).removeprefix("torch."), "H": H, "B": B, "T": T, **options, "tier": tier}
+    row: dict[str, object] = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "H": H,
+        "B": B,
+        "T": T,
+        **options,
+        "tier": tier,
+    }
     for title, found in times.items():
         row[f"{title}, us per step"] = {name: round(1e3 * value / T, 2) for name, value in found.items()}
     true = both(copy.deepcopy(theirs).double(), leaf.detach().double().requires_grad_(), grad.double())

@@ -76,7 +76,9 @@ def _verify(name: str, machine: Machine, chance: random.Random, fails: bool) -> 
             errors = []
             if "numerics" in check:
                 errors = [
-                    CaseError(f"{dtype}[{7 + k}, 13] f32[13] ({label})", chance.uniform(0.3, 3), chance.betavariate(2, 4))
+                    CaseError(
+                        f"{dtype}[{7 + k}, 13] f32[13] ({label})", chance.uniform(0.3, 3), chance.betavariate(2, 4)
+                    )
                     for dtype in BYTES_OF
                     for label in LABELS
                     for k in range(5)
@@ -135,7 +137,9 @@ def _timing(candidate: str, median_us: float, chance: random.Random) -> Timing:
 
 def _call(name: str, machine: Machine, chance: random.Random) -> CallRecord:
     parts = {"python": 0.62, "dispatcher": 0.9, "checks": 0.11, "allocation": 0.48, "views": 0.02, "kernel": 0.35}
-    found = [CallPart(part, us * chance.uniform(0.8, 1.2), 0.03, "operator - kernel's entry") for part, us in parts.items()]
+    found = [
+        CallPart(part, us * chance.uniform(0.8, 1.2), 0.03, "operator - kernel's entry") for part, us in parts.items()
+    ]
     total = sum(part.us for part in found)
     return CallRecord(name, "f32[1, 1] f32[1] approximate='tanh'", found, total, {"torch.add": 1.1, "empty operator": 1.9},
                       None, 20_000, machine, CREATED, 4.0)  # fmt: skip
@@ -237,9 +241,11 @@ def first_paint_ms(page: Path) -> float:
 
         def named(name: str) -> float:
             event = browser.wait_for(
-                lambda e: e.get("method") == "Page.lifecycleEvent"
-                and e["params"]["loaderId"] == loader
-                and e["params"]["name"] == name
+                lambda e: (
+                    e.get("method") == "Page.lifecycleEvent"
+                    and e["params"]["loaderId"] == loader
+                    and e["params"]["name"] == name
+                )
             )
             return event["params"]["timestamp"]
 
@@ -265,7 +271,12 @@ def main() -> None:
         "first_paint_ms": round(statistics.median(paints), 1),
         "first_paint_ms_all": [round(paint, 1) for paint in paints],
         "pictures": page.read_text().count("<svg"),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()},
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
+            "python": platform.python_version(),
+        },
     }
     print(json.dumps(result, indent=2))
     (HERE / "results" / "report.json").write_text(json.dumps(result, indent=2) + "\n")

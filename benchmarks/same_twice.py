@@ -90,7 +90,10 @@ def same(count: int, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
             found = run(REQUEST, "opwright_ops::bias_gelu", card, ROOT, tree)
             is_silent = all(row["verdict"] == "same" for row in found["rows"])
             widest = max(row["visible %"] for row in found["rows"])
-            print(f"run {number + 1}: {'silent' if is_silent else 'ALARM'}, visible up to {widest:.1f} %, load {found['load']:.1f}", flush=True)
+            print(
+                f"run {number + 1}: {'silent' if is_silent else 'ALARM'}, visible up to {widest:.1f} %, load {found['load']:.1f}",
+                flush=True,
+            )
             yield {"silent": is_silent, **found}
 
 

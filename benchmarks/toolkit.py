@@ -269,8 +269,7 @@ def main() -> None:
         print(f"{name:<52} {value:9.4f}")
     target = HERE / "results" / "toolkit.json"
     target.write_text(
-        json.dumps({"machine": card, "rows": {k.strip(): round(v, 5) for k, v in rows.items()}}, indent=2)
-        + "\n"
+        json.dumps({"machine": card, "rows": {k.strip(): round(v, 5) for k, v in rows.items()}}, indent=2) + "\n"
     )
     print(target)
 

@@ -46,7 +46,9 @@ def build_stub(folder: Path) -> Path:
     return stub
 
 
-def run_cpp(program: Path, python: Path | str, rounds: int, calls: int, folder: Path, env: dict[str, str], *more: Any) -> Any:
+def run_cpp(
+    program: Path, python: Path | str, rounds: int, calls: int, folder: Path, env: dict[str, str], *more: Any
+) -> Any:
     env = env | {"OPWRIGHT_TRITON": f"python={python}", "OPWRIGHT_CACHE_DIR": str(folder / "cache")}
     command = [program, KERNELS, str(rounds), str(calls), *more]
     return json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
@@ -132,7 +134,10 @@ def on_gpu(folder: Path) -> dict[str, Any]:
     found["first kernel, from the cache, ms"] = run_cpp(program, sys.executable, 1, 100, folder, env)["first_ms"]
     manifest, pack = folder / "manifest.json", folder / "bench.opk"
     recorded = folder / "keys.jsonl"
-    record_env = env | {"OPWRIGHT_TRITON": f"python={sys.executable},record={recorded}", "OPWRIGHT_CACHE_DIR": str(folder / "cache")}
+    record_env = env | {
+        "OPWRIGHT_TRITON": f"python={sys.executable},record={recorded}",
+        "OPWRIGHT_CACHE_DIR": str(folder / "cache"),
+    }
     subprocess.run([program, KERNELS, "1", "100"], env=record_env, check=True, capture_output=True)
     keys = [json.loads(line) for line in recorded.read_text().splitlines()]
     arch = keys[0]["arch"]

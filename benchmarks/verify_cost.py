@@ -33,13 +33,24 @@ from opwright.verify.worker import Work
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/verify_cost.json"
-COMMAND = [sys.executable, "-c", "from opwright.cli import main; main()", "verify", "opwright_ops.bias_gelu", "--quick", "--device", "cpu"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from opwright.cli import main; main()",
+    "verify",
+    "opwright_ops.bias_gelu",
+    "--quick",
+    "--device",
+    "cpu",
+]
 SAMPLES = [(torch.randn(17, 33),), (torch.randn(4, 1001),)]
 
 
 def spread(values: list[float], digits: int = 2) -> dict[str, float]:
     """Returns median, least and most."""
-    return {name: round(of(values), digits) for name, of in (("median", statistics.median), ("least", min), ("most", max))}
+    return {
+        name: round(of(values), digits) for name, of in (("median", statistics.median), ("least", min), ("most", max))
+    }
 
 
 def seconds_of(call: Callable[[], Any]) -> float:

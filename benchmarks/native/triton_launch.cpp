@@ -2,8 +2,9 @@
 //
 //   triton_launch KERNELS.py ROUNDS CALLS [PACK]
 //
-// Every row runs CALLS launches and waits for the stream, ROUNDS times, in turns with all others; a line of
-// JSON gives the median and the least of each in nanoseconds. benchmarks/triton_launch.py builds and runs it.
+// Every row runs CALLS launches and waits for the stream, ROUNDS times, in turns with all others; a
+// line of JSON gives the median and the least of each in nanoseconds. benchmarks/triton_launch.py
+// builds and runs it.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -49,7 +50,8 @@ int main(int argc, char** argv) {
   Stream stream = nullptr;
   void* const handle = dlopen("libcuda.so.1", RTLD_NOW);
   reinterpret_cast<int (*)(Stream*, unsigned)>(dlsym(handle, "cuStreamCreate"))(&stream, 1);
-  using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**);
+  using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                         unsigned, Stream, void**, void**);
   const auto launch_kernel = reinterpret_cast<Launch>(dlsym(handle, "cuLaunchKernel"));
   cuda::Address memory = 0;
   driver.memory_allocate(&memory, 1 << 20, stream);
@@ -70,7 +72,8 @@ int main(int argc, char** argv) {
   const double first_ms = ns_since(start) / 1e6;
   start = Clock::now();
   const auto launch19 = [&] {
-    nop19(stream, 1, x, y, out, x, y, 2, 3, 4, 5, 6, 7, 8, 9, 10, cx(32), cx(32), cx(32), cx(32), cx(32));
+    nop19(stream, 1, x, y, out, x, y, 2, 3, 4, 5, 6, 7, 8, 9, 10, cx(32), cx(32), cx(32), cx(32),
+          cx(32));
   };
   launch19();
   const double second_ms = ns_since(start) / 1e6;
@@ -89,13 +92,16 @@ int main(int argc, char** argv) {
   uint64_t zero = 0;
   void* parameters3[] = {(void*)&x, (void*)&y, (void*)&out, &small, &zero, &zero};
   int32_t ints[] = {2, 3, 4, 5, 6, 7, 8, 9, 10};
-  void* parameters19[] = {(void*)&x, (void*)&y, (void*)&out, (void*)&x, (void*)&y, ints, ints + 1, ints + 2,
-                          ints + 3, ints + 4, ints + 5, ints + 6, ints + 7, ints + 8, &zero, &zero};
+  void* parameters19[] = {(void*)&x, (void*)&y, (void*)&out, (void*)&x, (void*)&y, ints,
+                          ints + 1,  ints + 2,  ints + 3,    ints + 4,  ints + 5,  ints + 6,
+                          ints + 7,  ints + 8,  &zero,       &zero};
   const auto by_hand = [&](const LaunchInfo& info, void** parameters, unsigned grid) {
-    launch_kernel(info.function, grid, 1, 1, info.threads, 1, 1, info.shared_bytes, stream, parameters, nullptr);
+    launch_kernel(info.function, grid, 1, 1, info.threads, 1, 1, info.shared_bytes, stream,
+                  parameters, nullptr);
   };
   const auto by_hand_ex = [&](const LaunchInfo& info, void** parameters, unsigned grid) {
-    cuda::LaunchConfig config = {grid, 1, 1, info.threads, 1, 1, info.shared_bytes, stream, nullptr, 0};
+    cuda::LaunchConfig config = {grid,   1,       1, info.threads, 1, 1, info.shared_bytes,
+                                 stream, nullptr, 0};
     driver.launch(&config, info.function, parameters, nullptr);
   };
   const FrozenKernel bound = add.bind(x, y, out, n, cx(1024));
@@ -112,7 +118,9 @@ int main(int argc, char** argv) {
   const auto add3 = [&] { add(stream, cdiv(n, 1024), x, y, out, n, cx(1024)); };
   const auto bound3 = [&] { bound(stream, Grid{4}, x, y, out, n, cx(1024)); };
   const auto functor3 = [&] {
-    add(stream, [&](const Meta& meta) { return Grid{cdiv(n, meta["BLOCK"])}; }, x, y, out, n, cx(1024));
+    add(
+        stream, [&](const Meta& meta) { return Grid{cdiv(n, meta["BLOCK"])}; }, x, y, out, n,
+        cx(1024));
   };
   const auto none = [&] { nop0(stream, 1); };
   const auto changing = [&] {
@@ -171,7 +179,8 @@ int main(int argc, char** argv) {
   for (size_t i = 0; i < rows.size(); ++i) {
     std::vector<double>& ns = rows[i].ns;
     std::sort(ns.begin(), ns.end());
-    std::printf("%s\"%s\": [%.1f, %.1f]", i ? ", " : "", rows[i].name.c_str(), ns[ns.size() / 2], ns[0]);
+    std::printf("%s\"%s\": [%.1f, %.1f]", i ? ", " : "", rows[i].name.c_str(), ns[ns.size() / 2],
+                ns[0]);
   }
   std::printf("}}\n");
 }

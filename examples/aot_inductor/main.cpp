@@ -10,7 +10,8 @@
 #include <vector>
 
 int main(int count, char** arguments) {
-  opwright::load_library(count > 1 ? arguments[1] : OPWRIGHT_OPS);  // before the model, which looks for them
+  opwright::load_library(count > 1 ? arguments[1]
+                                   : OPWRIGHT_OPS);  // before the model, which looks for them
   torch::inductor::AOTIModelPackageLoader model("model.pt2");
 
   std::ifstream file("samples.pt", std::ios::binary);

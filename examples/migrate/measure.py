@@ -129,9 +129,7 @@ def _works(attempt):
 
 def measure_step(step):
     """Returns the figures of one step, measured on a copy of its folder."""
-    with tempfile.TemporaryDirectory(
-        ignore_cleanup_errors=True
-    ) as name:  # headers may still be precompiled there
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # headers may still be precompiled there
         folder = Path(name) / step
         shutil.copytree(HERE / step, folder)
         written = [*folder.glob("*.py"), *folder.glob("*.cpp")]

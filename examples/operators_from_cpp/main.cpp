@@ -7,9 +7,10 @@
 
 int main(int count, char** arguments) {
   opwright::load_library(count > 1 ? arguments[1] : OPWRIGHT_OPS);
-  const auto bias_gelu = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("opwright_ops::bias_gelu", "")
-                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view)>();
+  const auto bias_gelu =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("opwright_ops::bias_gelu", "")
+          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view)>();
   const at::Tensor x = at::randn({512, 4096}), b = at::randn({4096});
   const at::Tensor y = bias_gelu.call(x, b, "tanh");
   std::cout << "bias_gelu is right: " << std::boolalpha

@@ -13,7 +13,8 @@ void call_driver(const char* name, A... arguments) {
   void* const found = library ? dlsym(library, name) : nullptr;
   const int result = found ? reinterpret_cast<int (*)(A...)>(found)(arguments...) : -1;
   if (result == 0) return;
-  std::fprintf(stderr, "%s: %s\n", name, found ? "the driver refuses it" : "there is no CUDA driver");
+  std::fprintf(stderr, "%s: %s\n", name,
+               found ? "the driver refuses it" : "there is no CUDA driver");
   std::exit(1);
 }
 

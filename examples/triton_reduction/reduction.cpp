@@ -23,7 +23,9 @@ int main(int argc, char** argv) {
 
     const ot::Kernel row_sum(KERNEL_FILE, "row_sum_kernel");
     // The grid as a functor, which sees what autotune has chosen.
-    const auto grid = [](const ot::Meta& meta) { return ot::Grid{ot::cdiv(meta["rows"], meta["ROWS"])}; };
+    const auto grid = [](const ot::Meta& meta) {
+      return ot::Grid{ot::cdiv(meta["rows"], meta["ROWS"])};
+    };
     row_sum(nullptr, grid, x, sums, kRows, kColumns);
     // The grid as row_sum.py has it, in C++ too.
     row_sum(nullptr, ot::GridFunction{"row_grid"}, x, again, kRows, kColumns);

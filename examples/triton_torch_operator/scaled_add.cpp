@@ -1,4 +1,5 @@
-// torch.ops.triton_example.scaled_add: x + scale * y, on CUDA by the Triton kernel of scaled_add.py.
+// torch.ops.triton_example.scaled_add: x + scale * y, on CUDA by the Triton kernel of
+// scaled_add.py.
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -15,7 +16,8 @@ static at::Tensor scaled_add_cuda(const at::Tensor& x, const at::Tensor& y, doub
   constexpr int64_t kBlock = 1024;
   const at::DeviceGuard guard(x.device());
   const at::Tensor a = x.contiguous(), b = y.contiguous(), out = at::empty_like(a);
-  kernel(ot::current_stream(x), ot::cdiv(x.numel(), kBlock), a, b, out, scale, x.numel(), ot::cx(kBlock));
+  kernel(ot::current_stream(x), ot::cdiv(x.numel(), kBlock), a, b, out, scale, x.numel(),
+         ot::cx(kBlock));
   return out;
 }
 
@@ -23,6 +25,8 @@ static at::Tensor scaled_add_cpu(const at::Tensor& x, const at::Tensor& y, doubl
   return at::add(x, y, scale);
 }
 
-TORCH_LIBRARY(triton_example, library) { library.def("scaled_add(Tensor x, Tensor y, float scale) -> Tensor"); }
+TORCH_LIBRARY(triton_example, library) {
+  library.def("scaled_add(Tensor x, Tensor y, float scale) -> Tensor");
+}
 TORCH_LIBRARY_IMPL(triton_example, CUDA, library) { library.impl("scaled_add", scaled_add_cuda); }
 TORCH_LIBRARY_IMPL(triton_example, CPU, library) { library.impl("scaled_add", scaled_add_cpu); }

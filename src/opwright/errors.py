@@ -96,10 +96,7 @@ def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Pads the columns of `rows` to equal width; the last column of a row is left as it is."""
     count = max(map(len, rows))
     widths = [max((len(row[i]) for row in rows if len(row) > i + 1), default=0) for i in range(count)]
-    return [
-        "  ".join([cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])] + [row[-1]]).rstrip()
-        for row in rows
-    ]
+    return ["  ".join([cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])] + [row[-1]]).rstrip() for row in rows]
 
 
 # --- declarations -----------------------------------------------------------------------------------

@@ -78,9 +78,7 @@ def test_only_what_changed_is_compiled_whatever_the_checkout(project: Path) -> N
 
     times = (project / "a/k.cpp").stat()
     (project / "a/k.cpp").write_text("int a() { return 7; }\n")
-    os.utime(
-        project / "a/k.cpp", ns=(times.st_atime_ns, times.st_mtime_ns)
-    )  # as on a disk whose clock is off
+    os.utime(project / "a/k.cpp", ns=(times.st_atime_ns, times.st_mtime_ns))  # as on a disk whose clock is off
     assert "1 compiled, 3 taken" in build(project)
     assert value(project) == "7 2 3 a b 5"
 

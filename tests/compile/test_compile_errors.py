@@ -78,14 +78,21 @@ def test_it_names_the_authors_line(kind: str, tmp_path: Path, snapshot: Snapshot
     text = failure(source, tmp_path)
     assert re.search(rf"<folder>/cpu\.cpp:{line}\b", text), text
     assert f"> {line:4} | {source.splitlines()[line - 1]}" in text
-    if kind in ("wrong signature", "wrong rank", "unknown operator", "type outside the family"):  # our own words, not the compiler's
+    if kind in (
+        "wrong signature",
+        "wrong rank",
+        "unknown operator",
+        "type outside the family",
+    ):  # our own words, not the compiler's
         assert text == snapshot
     assert f"hint: {HINTS.get(kind, '')}" in text
 
 
 @pytest.mark.parametrize("wrong", ["Rounding::Up", "Roundin::up"])
 def test_names_of_a_choice_are_told(wrong: str, tmp_path: Path) -> None:
-    source = GOOD.replace("View<T, 1> output)", "Rounding rounding, View<T, 1> output)").replace("2 *", f"(rounding == {wrong}) *")
+    source = GOOD.replace("View<T, 1> output)", "Rounding rounding, View<T, 1> output)").replace(
+        "2 *", f"(rounding == {wrong}) *"
+    )
     (tmp_path / "cpu.cpp").write_text(source)
 
     @operator(f"compile_errors{next(_numbers)}::twice", cpu=str(tmp_path / "cpu.cpp"))
@@ -129,9 +136,7 @@ OPWRIGHT_KERNEL(twice, float)
     assert f"{__file__}:{line}" in str(caught.value)
 
 
-def test_a_failed_build_leaves_nothing_and_can_be_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_leaves_nothing_and_can_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
     path = tmp_path / "cpu.cpp"
     path.write_text(GOOD.replace("T(2 *", "T(2 ** "))

@@ -31,9 +31,7 @@ def run(code: str, store: Path, **env: str) -> subprocess.CompletedProcess:
     import os
 
     environment = {**os.environ, "OPWRIGHT_CACHE_DIR": str(store), **env}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
-    )
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_a_stale_lock_file_holds_nobody(tmp_path: Path) -> None:
@@ -118,7 +116,7 @@ def test_an_architecture_that_torch_does_not_know(named: str, monkeypatch: pytes
     "named", ["Ampere Hopper", "Ampere;Hopper", "Maxwell+Tegra Maxwell", "Volta+Tegra;7.5", "Blackwell", "9.0a 8.6+PTX"]
 )
 def test_families_of_architectures_are_those_of_torch(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """"Ampere Hopper" was built without sm_86."""
+    """ "Ampere Hopper" was built without sm_86."""
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
     torchs = torch.utils.cpp_extension._get_cuda_arch_flags([])
     found = [set(re.findall(r"sm_\w+", " ".join(flags))) for flags in (_architecture_flags([]), torchs)]
@@ -178,9 +176,7 @@ def test_headers_count_by_content_and_place(tmp_path: Path) -> None:
         (tmp_path / folder / "k.cpp").write_text(text)
         (tmp_path / folder / "number.h").write_text(f"#define NUMBER {number}\n")
     assert load("headers", str(tmp_path / "one" / "k.cpp")).value() == 1
-    assert (
-        load("headers", str(tmp_path / "two" / "k.cpp")).value() == 2
-    )  # the same source beside another header
+    assert load("headers", str(tmp_path / "two" / "k.cpp")).value() == 2  # the same source beside another header
     (tmp_path / "one" / "number.h").write_text("#define NUMBER 11\n")
     assert load("headers", str(tmp_path / "one" / "k.cpp")).value() == 11
     assert load("headers", str(tmp_path / "two" / "k.cpp")).value() == 2
@@ -189,9 +185,7 @@ def test_headers_count_by_content_and_place(tmp_path: Path) -> None:
 def test_standalone_and_library(tmp_path: Path) -> None:
     main = tmp_path / "main.cpp"
     main.write_text('#include <cstdio>\nint main() { std::puts("hello"); }\n')
-    path = load(
-        "hello", str(main), is_python_module=False, is_standalone=True, build_directory=str(tmp_path / "out")
-    )
+    path = load("hello", str(main), is_python_module=False, is_standalone=True, build_directory=str(tmp_path / "out"))
     assert path == str(tmp_path / "out" / "hello")
     assert subprocess.run([path], capture_output=True, text=True).stdout == "hello\n"
     main.write_text("int loaded = 1;\n")

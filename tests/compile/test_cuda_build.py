@@ -149,9 +149,7 @@ def test_nvcc_belongs_to_the_address(ns: str, monkeypatch: pytest.MonkeyPatch) -
     op = declare(ns)
     first = build(op, "cuda").entry
     real = cuda.find_nvcc(Store().identities)
-    monkeypatch.setattr(
-        cuda, "find_nvcc", lambda _: real.__class__(real.path, "another", real.root, real.cudart)
-    )
+    monkeypatch.setattr(cuda, "find_nvcc", lambda _: real.__class__(real.path, "another", real.root, real.cudart))
     assert build(op, "cuda").entry.path != first.path
 
 
@@ -182,9 +180,7 @@ def test_a_wrong_architecture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nvcc_too_old_for_the_architecture(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWRIGHT_ARCH", "999")
-    with pytest.raises(
-        ArchitectureError, match=r"(?s)`plus`: nvcc does not know.*sm_999.*it knows .*90.*hint: "
-    ):
+    with pytest.raises(ArchitectureError, match=r"(?s)`plus`: nvcc does not know.*sm_999.*it knows .*90.*hint: "):
         build(declare(ns), "cuda")
 
 
@@ -227,9 +223,7 @@ def _refused_compiler(folder: Path) -> Path:
     return path
 
 
-def test_a_host_compiler_that_nvcc_accepts_is_chosen(
-    ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_host_compiler_that_nvcc_accepts_is_chosen(ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPWRIGHT_CXX", str(_refused_compiler(tmp_path)))
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
     entry = build(declare(ns), "cuda").entry
@@ -248,12 +242,8 @@ def test_no_host_compiler_is_accepted(ns: str, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(cuda, "_HOST_COMPILERS", ())
     which = shutil.which
-    monkeypatch.setattr(
-        cuda.shutil, "which", lambda name, **k: None if name == "clang++" else which(name, **k)
-    )
-    with pytest.raises(
-        HostCompilerError, match=r"(?s)`plus`: nvcc accepts none.*refused.*apt-get install g\+\+-\d+"
-    ):
+    monkeypatch.setattr(cuda.shutil, "which", lambda name, **k: None if name == "clang++" else which(name, **k))
+    with pytest.raises(HostCompilerError, match=r"(?s)`plus`: nvcc accepts none.*refused.*apt-get install g\+\+-\d+"):
         build(declare(ns), "cuda")
 
 
@@ -267,9 +257,7 @@ def test_a_compile_error_is_shown_at_the_authors_line(ns: str) -> None:
 
 
 def test_a_wrong_signature_is_told_with_the_right_one(ns: str) -> None:
-    wrong = CUDA.replace("View<T, 1> output, cudaStream_t stream)", "View<T, 1> output)").replace(
-        "0, stream", "0, 0"
-    )
+    wrong = CUDA.replace("View<T, 1> output, cudaStream_t stream)", "View<T, 1> output)").replace("0, stream", "0, 0")
     with pytest.raises(CompileError, match=r"must be declared as.*cudaStream_t stream"):
         build(declare(ns, source=wrong), "cuda")
 
@@ -335,9 +323,7 @@ def test_a_source_is_cut_where_that_is_safe(exports: str, rest: str, parts: int)
 
 def test_both_halves_are_in_the_library(ns: str) -> None:
     # A function and a variable that both halves define, and kernels that are no templates.
-    source = CUDA.replace(
-        "OPWRIGHT_KERNEL(plus, float)", "OPWRIGHT_KERNEL(plus, float, double, opwright::half)"
-    )
+    source = CUDA.replace("OPWRIGHT_KERNEL(plus, float)", "OPWRIGHT_KERNEL(plus, float, double, opwright::half)")
     source = source.replace("template <typename T> void plus", "int shared_count = 0;\nint count() { return ++shared_count; }\n"
         "__global__ void plain_kernel() {}\nvoid plain(cudaStream_t s) { plain_kernel<<<1, 1, 0, s>>>(); }\n"
         "template <typename T> void plus")  # fmt: skip

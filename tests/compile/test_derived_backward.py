@@ -32,9 +32,7 @@ def plain(x, w, power=2.0):
 @pytest.fixture(scope="module")
 def bent(ns):
     @operator(f"{ns}::bent", cpu=KERNEL.replace("NAME", "bent"))
-    def bent(
-        x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], power: float = 2.0
-    ) -> Float[Tensor, "*batch n"]:
+    def bent(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], power: float = 2.0) -> Float[Tensor, "*batch n"]:
         return plain(x, w, power)
 
     return bent
@@ -43,9 +41,7 @@ def bent(ns):
 @pytest.fixture(scope="module")
 def bare(ns):
     @operator(f"{ns}::bare")
-    def bare(
-        x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], power: float = 2.0
-    ) -> Float[Tensor, "*batch n"]:
+    def bare(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], power: float = 2.0) -> Float[Tensor, "*batch n"]:
         return plain(x, w, power)
 
     return bare
@@ -223,12 +219,8 @@ def test_an_operator_stays_one_under_compile_and_vmap(op):
     x, w = (t.detach() for t in tensors)
     one = torch.func.grad(lambda x: plain(x, w).sum())
     torch.testing.assert_close(torch.vmap(torch.func.grad(lambda x: op(x, w).sum()))(x), torch.vmap(one)(x))
-    torch.testing.assert_close(
-        torch.func.jacrev(lambda w: op(x, w))(w), torch.func.jacrev(lambda w: plain(x, w))(w)
-    )
-    torch.testing.assert_close(
-        torch.func.jvp(op, (x, w), (x, w))[1], torch.func.jvp(plain, (x, w), (x, w))[1]
-    )
+    torch.testing.assert_close(torch.func.jacrev(lambda w: op(x, w))(w), torch.func.jacrev(lambda w: plain(x, w))(w))
+    torch.testing.assert_close(torch.func.jvp(op, (x, w), (x, w))[1], torch.func.jvp(plain, (x, w), (x, w))[1])
 
 
 class _Module(torch.nn.Module):

@@ -48,12 +48,8 @@ def finding_of(report: LibraryReport, subject: str, state: str):
 
 def failure_of(library: Path, name: str = "", first: str = "torch") -> str:
     """Returns what Python says when it imports a module, or loads a library, after another."""
-    program = (
-        f"import {first}, {name}" if name else f"import {first}, ctypes; ctypes.CDLL({str(library)!r}, 2)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=library.parent, capture_output=True, text=True
-    )
+    program = f"import {first}, {name}" if name else f"import {first}, ctypes; ctypes.CDLL({str(library)!r}, 2)"
+    result = subprocess.run([sys.executable, "-c", program], cwd=library.parent, capture_output=True, text=True)
     return "" if result.returncode == 0 else result.stderr.strip().splitlines()[-1]
 
 
@@ -114,10 +110,7 @@ def test_a_symbol_that_torch_does_not_have(build) -> None:
     assert "at::not_there()" in finding_of(report, "symbols", "wrong").detail
     assert f"not in torch {torch.__version__}" in finding_of(report, "symbols", "wrong").detail
     assert "2 unstable" in finding_of(report, "torch", "wrong").detail
-    assert (
-        "`pip install --no-build-isolation --force-reinstall .`"
-        in finding_of(report, "symbols", "wrong").hint
-    )
+    assert "`pip install --no-build-isolation --force-reinstall .`" in finding_of(report, "symbols", "wrong").hint
     assert report.facts["missing_symbols"]["_ZN2at9not_thereEv"] == "at::not_there()"
 
 
@@ -164,9 +157,7 @@ def test_what_torch_brings_for_all_is_not_missing(build) -> None:
 
 
 def test_weak_symbols_and_those_of_python_are_not_missing(build) -> None:
-    path = build(
-        "op.so", "__attribute__((weak)) void later(void); void use(void) { later(); PyErr_Occurred(); }"
-    )
+    path = build("op.so", "__attribute__((weak)) void later(void); void use(void) { later(); PyErr_Occurred(); }")
     assert failure_of(path) == ""
     assert "all" in finding_of(examine(path), "symbols", "ok").detail
 
@@ -288,14 +279,10 @@ def test_what_pybind_was_compiled_for(build) -> None:
         'const char *a = "3.9", *b = "module was compiled for Python %s, but";'
         'const char *c = "__pybind11_internals_v4_gcc_libstdcpp_cxxabi1013__";'
     )
-    path = build(
-        "foo.so", MODULE.format("foo") + text + "void use(void) { PyErr_Occurred(); _ZN2at9not_thereEv(); }"
-    )
+    path = build("foo.so", MODULE.format("foo") + text + "void use(void) { PyErr_Occurred(); _ZN2at9not_thereEv(); }")
     report = examine(path)
     assert finding_of(report, "Python", "wrong").detail.startswith("compiled for 3.9, this is")
-    assert (
-        "internals 4_gcc_libstdcpp_cxxabi1013, torch's are " in finding_of(report, "pybind11", "warn").detail
-    )
+    assert "internals 4_gcc_libstdcpp_cxxabi1013, torch's are " in finding_of(report, "pybind11", "warn").detail
 
 
 def test_the_package_that_a_file_belongs_to(build, tmp_path: Path) -> None:

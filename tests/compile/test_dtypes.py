@@ -163,9 +163,7 @@ def test_single_dtypes_have_no_template(ns, check, whole):
     )
 
     @operator(f"{ns}::weigh", cpu=source)
-    def weigh(
-        x: Float32[Tensor, "*s"], n: Int64[Tensor, "*s"], u: UInt8[Tensor, "*s"]
-    ) -> Float32[Tensor, "*s"]:
+    def weigh(x: Float32[Tensor, "*s"], n: Int64[Tensor, "*s"], u: UInt8[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
         return x * n + u
 
     check(
@@ -195,9 +193,7 @@ def gather(ns):
     )
 
     @operator(f"{ns}::gather", cpu=source)
-    def gather(
-        x: Float[Tensor, "n d"], index: Int[Tensor, "m"]
-    ) -> tuple[Float[Tensor, "m d"], Int[Tensor, "m"]]:
+    def gather(x: Float[Tensor, "n d"], index: Int[Tensor, "m"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, "m"]]:
         return x[index.long()], index + 1
 
     return gather

@@ -128,9 +128,7 @@ def test_two_sources_with_one_function(tmp_path: Path) -> None:
 
 def test_a_library_that_the_loader_does_not_find(tmp_path: Path) -> None:
     (tmp_path / "mine.c").write_text("int mine(void) { return 7; }\n")
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", tmp_path / "libnearby.so", tmp_path / "mine.c"], check=True
-    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnearby.so", tmp_path / "mine.c"], check=True)
     text = PYTHON + 'extern "C" int mine();\nint y = mine();\n'
     with pytest.raises(BuildError) as caught:
         load_inline("mistake", text, extra_ldflags=[f"-L{tmp_path}", "-lnearby"], no_implicit_headers=True)

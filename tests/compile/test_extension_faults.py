@@ -93,9 +93,7 @@ def test_an_unknown_function(store: Path, project: Path) -> None:
     functions = {"twise": "doubles"}
     text = "#include <pybind11/pybind11.h>\nint twice(int x) { return 2 * x; }\n"
     with refused(store, project, errors.CompileError, "`functions` names `twise`"):
-        load_inline(
-            "unknown", text, functions=functions, no_implicit_headers=True, with_pytorch_error_handling=False
-        )
+        load_inline("unknown", text, functions=functions, no_implicit_headers=True, with_pytorch_error_handling=False)
     assert functions == {"twise": "doubles"}
 
 
@@ -155,9 +153,7 @@ def test_odd_paths_of_sources_and_headers(store: Path, tmp_path: Path, odd: str)
     folder, include, out = tmp_path / odd / "source", tmp_path / odd / "include", tmp_path / odd / "build"
     folder.mkdir(parents=True)
     include.mkdir()
-    (folder / "k 1.cpp").write_text(
-        '#include "beside it.h"\n#include <from elsewhere.h>\n' + source("ONE + TWO")
-    )
+    (folder / "k 1.cpp").write_text('#include "beside it.h"\n#include <from elsewhere.h>\n' + source("ONE + TWO"))
     (folder / "beside it.h").write_text("#define ONE 1\n")
     (include / "from elsewhere.h").write_text("#define TWO 2\n")
     sources, paths = [folder / "k 1.cpp"], [include]
@@ -195,9 +191,7 @@ def test_a_store_that_cannot_be_made(project: Path, tmp_path: Path, monkeypatch:
     # A file where a directory has to go: refused for root too, unlike a read-only directory.
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "file" / "store"))
-    with refused(
-        tmp_path / "file" / "store", project, errors.StoreError, "(?s)cannot be written.*OPWRIGHT_CACHE_DIR"
-    ):
+    with refused(tmp_path / "file" / "store", project, errors.StoreError, "(?s)cannot be written.*OPWRIGHT_CACHE_DIR"):
         load("nowhere_to_put", [str(project / "k.cpp")])
 
 
@@ -365,9 +359,7 @@ def test_a_source_with_a_suffix_of_its_own(store: Path, project: Path) -> None:
 # --- the process --------------------------------------------------------------------------------------
 
 # The compiler takes a second or two for it.
-SLOW = (
-    "#include <map>\n#include <regex>\n#include <string>\ntemplate class std::map<std::string, std::regex>;\n"
-)
+SLOW = "#include <map>\n#include <regex>\n#include <string>\ntemplate class std::map<std::string, std::regex>;\n"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,6 +1,5 @@
 """Gradients of operators with kernels: declared and derived, first and second order."""
 
-
 import pytest
 import torch
 from jaxtyping import Float, Int64

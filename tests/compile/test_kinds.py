@@ -200,9 +200,7 @@ def test_axes_without_names(ns, check, whole):
     )
 
     @operator(f"{ns}::total", cpu=source)
-    def total(
-        x: Float[Tensor, "..."], y: Float[Tensor, "... 2"], z: Float[Tensor, "n _"]
-    ) -> Float[Tensor, "n"]:
+    def total(x: Float[Tensor, "..."], y: Float[Tensor, "... 2"], z: Float[Tensor, "n _"]) -> Float[Tensor, "n"]:
         return x.sum() + (y[..., 0] - y[..., 1]).sum() + z.sum(1)
 
     def make(dtype):
@@ -311,9 +309,7 @@ def test_computed_axes_of_outputs(ns, check, whole):
     @operator(f"{ns}::shapes", cpu=source)
     def shapes(
         x: Float[Tensor, "a"], y: Float[Tensor, "b"], k: int = 2
-    ) -> tuple[
-        Float[Tensor, "a//2"], Float[Tensor, "a-k+1"], Float[Tensor, "a+b"], Float[Tensor, "min(a,b)"]
-    ]:
+    ) -> tuple[Float[Tensor, "a//2"], Float[Tensor, "a-k+1"], Float[Tensor, "a+b"], Float[Tensor, "min(a,b)"]]:
         half, least = x.shape[0] // 2, min(x.shape[0], y.shape[0])
         pairs = x[: 2 * half].reshape(half, 2).sum(1)
         return pairs, x.unfold(0, k, 1).sum(1), torch.cat([x, y]), x[:least] * y[:least]
@@ -337,11 +333,14 @@ def test_computed_axes_of_outputs(ns, check, whole):
 
 def test_a_second_family_reaches_the_kernel_only_as_whole_numbers(ns, count_reference):
     """A float was cut off to an int64."""
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void add(View<const T, 1> x, View<const int64_t, 1> y, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(y(i));
     }
     OPWRIGHT_KERNEL(add, float)"""
+    )
 
     @operator(f"{ns}::add", cpu=source)
     def add(x: Float[Tensor, "n"], y: Num[Tensor, "n"]) -> Float[Tensor, "n"]:

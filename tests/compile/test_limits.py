@@ -180,9 +180,7 @@ def halves(ns):
     )
 
     @operator(f"{ns}::halves", cpu=source)
-    def halves(
-        x: Float[Tensor, "n"], k: int
-    ) -> tuple[Float[Tensor, "k"], Float[Tensor, "n-k"], Float[Tensor, ""]]:
+    def halves(x: Float[Tensor, "n"], k: int) -> tuple[Float[Tensor, "k"], Float[Tensor, "n-k"], Float[Tensor, ""]]:
         return x[:k].clone(), x[k:].clone(), x.prod()
 
     return halves

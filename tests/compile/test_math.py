@@ -47,9 +47,7 @@ def magnitudes(dtype: torch.dtype) -> Tensor:
     info = torch.finfo(dtype)
     smallest = info.smallest_normal * info.eps
     denormal = smallest * torch.tensor([1, 2, 3, 1000, 2**20], dtype=torch.float64)
-    powers = torch.logspace(
-        math.log2(info.smallest_normal), math.log2(info.max), 400, base=2, dtype=torch.float64
-    )
+    powers = torch.logspace(math.log2(info.smallest_normal), math.log2(info.max), 400, base=2, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     random = torch.rand(4000, generator=generator, dtype=torch.float64)
     # Where 2|x| log2(e) is half an integer, the exponent's fraction changes its sign.

@@ -45,9 +45,7 @@ def scaled(ns):
     )
 
     @operator(f"{ns}::scaled", cpu=source)
-    def scaled(
-        x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], *, gain: float = 2.0
-    ) -> Float[Tensor, "*batch n"]:
+    def scaled(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], *, gain: float = 2.0) -> Float[Tensor, "*batch n"]:
         return torch.sin(x) * w * gain
 
     @scaled.backward
@@ -203,9 +201,7 @@ def functorch_cases():
         "vmap over the argument without *batch": lambda f: torch.vmap(f, (None, 0))(x, ws),
         "vmap over both": lambda f: torch.vmap(f)(xs, ws),
         "nested vmap": lambda f: torch.vmap(torch.vmap(f, (0, None)), (0, None))(xs, w),
-        "nested vmap over one, then the other": lambda f: torch.vmap(torch.vmap(f, (None, 0)), (0, None))(
-            xs, ws
-        ),
+        "nested vmap over one, then the other": lambda f: torch.vmap(torch.vmap(f, (None, 0)), (0, None))(xs, ws),
         "vmap of no rows": lambda f: torch.vmap(f, (0, None))(xs[:0].reshape(3, 0, 3), w),
         "vmap in chunks": lambda f: torch.vmap(f, (0, None), chunk_size=2)(xs, w),
         "grad": lambda f: func.grad(total(f), (0, 1))(x, w),

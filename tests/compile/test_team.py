@@ -143,9 +143,7 @@ def test_the_kernel_of_the_guide(ns):
     (source,) = (block for block in re.findall(r"```cpp\n(.*?)```", guide, re.DOTALL) if "elman" in block)
 
     @operator(f"{ns}::elman", cpu=source)
-    def elman(
-        x: Float[Tensor, "T I"], w_in: Float[Tensor, "H I"], w: Float[Tensor, "H H"]
-    ) -> Float[Tensor, "T H"]:
+    def elman(x: Float[Tensor, "T I"], w_in: Float[Tensor, "H I"], w: Float[Tensor, "H H"]) -> Float[Tensor, "T H"]:
         return x @ w_in.T  # not what the kernel gives
 
     x, w_in, w = torch.randn(20, 5), torch.randn(7, 5), torch.randn(7, 7)

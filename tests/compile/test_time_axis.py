@@ -77,9 +77,7 @@ def plain(x, start, w, keep=0):
 @pytest.fixture(scope="module")
 def swing(ns):
     @operator(f"{ns}::swing", cpu=SOURCE, non_differentiable=["kept"])
-    def swing(
-        x: Float[Tensor, "T *B H"], start: Float[Tensor, "*B H"], w: Float[Tensor, "H"], keep: int = 0
-    ) -> Swing:
+    def swing(x: Float[Tensor, "T *B H"], start: Float[Tensor, "*B H"], w: Float[Tensor, "H"], keep: int = 0) -> Swing:
         return Swing(*plain(x, start, w, keep))
 
     @swing.backward
@@ -186,15 +184,13 @@ def batches():
     vmap = torch.vmap
     return {
         "all": lambda f: vmap(lambda x, s: tuple(f(x, s, w, 1)), (1, 0), 1)(x, start),
-        "the last dims": lambda f: vmap(lambda x, s: tuple(f(x, s, w)), -1)(
-            x.movedim(1, -1), start.movedim(0, -1)
-        ),
+        "the last dims": lambda f: vmap(lambda x, s: tuple(f(x, s, w)), -1)(x.movedim(1, -1), start.movedim(0, -1)),
         "x alone": lambda f: vmap(lambda x: tuple(f(x, start[0], w, 1)), 2)(x.movedim(1, 2)),
         "start alone": lambda f: vmap(lambda s: tuple(f(x[:, 0], s, w, 1)))(start),
         "nested": lambda f: vmap(vmap(lambda x, s: tuple(f(x, s, w, 1)), (1, 0)), (1, 0), 2)(x, start),
-        "nested over different arguments": lambda f: vmap(
-            vmap(lambda x, s: tuple(f(x, s, w)), (None, 0)), (1, None)
-        )(x, start),
+        "nested over different arguments": lambda f: vmap(vmap(lambda x, s: tuple(f(x, s, w)), (None, 0)), (1, None))(
+            x, start
+        ),
     }
 
 

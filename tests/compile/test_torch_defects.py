@@ -27,7 +27,7 @@ pytestmark = pytest.mark.compiler
 KNOWN = "2.13.99"  # the newest PyTorch that has all of the defects
 HANG_SECONDS = 15
 
-PREAMBLE = f'''
+PREAMBLE = f"""
 from {{module}} import load, load_inline
 
 def source(value):
@@ -36,7 +36,7 @@ def source(value):
 def inline(name, value, **options):
     return load_inline(name, [source(value)], no_implicit_headers=True, **options)
 
-'''
+"""
 
 
 @dataclass
@@ -215,9 +215,7 @@ print(torch.ops.cells.f(10), len(torch.ops.cells.f.default._schema.arguments))
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["STABLE_TORCH_LIBRARY", pytest.param("TORCH_LIBRARY", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["STABLE_TORCH_LIBRARY", pytest.param("TORCH_LIBRARY", marks=pytest.mark.slow)])
 def test_8_an_edited_cell_ends_the_process(half: Half, kind: str) -> None:
     parameter = ", int64_t y" if kind == "TORCH_LIBRARY" else ""
     program = f"TEXT, PARAMETER = {CELLS[kind]!r}, {parameter!r}" + EDITED

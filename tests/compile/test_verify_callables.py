@@ -352,5 +352,7 @@ def test_attention_step_by_step_is_attention(options: dict) -> None:
     query, key, value = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (7, 9, 9))
     options = {k: v.double() if isinstance(v, Tensor) else v for k, v in options.items()}
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    for found, wanted in zip(_attention(query, key, value, **options), operator(query, key, value, **options), strict=True):
+    for found, wanted in zip(
+        _attention(query, key, value, **options), operator(query, key, value, **options), strict=True
+    ):
         torch.testing.assert_close(found, wanted)

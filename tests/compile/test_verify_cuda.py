@@ -231,9 +231,7 @@ def test_bench_gives_device_time_without_the_host() -> None:
 def test_bench_is_cold() -> None:
     """8 MiB fit the L2: warm they are faster than from memory, and cold they are not."""
     x = torch.randn(2 << 20, device="cuda")
-    record = opwright.bench(
-        torch.clone, [], reference=torch.clone, samples=[(x,)], directions=["forward"], seconds=0.2
-    )
+    record = opwright.bench(torch.clone, [], reference=torch.clone, samples=[(x,)], directions=["forward"], seconds=0.2)
     (m,) = record.measurements
     assert m.in_cache
     assert m.timings[0].warm_us < 0.85 * m.timings[0].median_us

@@ -251,9 +251,7 @@ def test_every_kind_of_input_is_in_every_sweep(effort: str) -> None:
     assert any(x.is_contiguous() and not scale.is_contiguous() for x, scale in (c.values for c in cases))
     assert any(not x.is_contiguous() and scale.is_contiguous() for x, scale in (c.values for c in cases))
     for i in range(2):  # special in this one alone
-        assert any(
-            torch.isnan(c.values[i]).any() and torch.isfinite(c.values[1 - i]).all() for c in cases
-        )
+        assert any(torch.isnan(c.values[i]).any() and torch.isfinite(c.values[1 - i]).all() for c in cases)
 
 
 def test_special_values_have_room_without_named_axes() -> None:

@@ -109,11 +109,18 @@ def cases_of(reference: Callable, given: list, **options) -> list[list[tuple[int
 
 def test_other_sizes_are_those_that_the_reference_takes() -> None:
     x, y = torch.randn(6, 33), torch.randn(33)
-    empty, others = [[(0, 33), (33,)], [(6, 0), (0,)]], [[(5, 4099), (4099,)], [(5, 2), (2,)], [(2, 5), (5,)], [(1, 5), (5,)]]
+    empty, others = (
+        [[(0, 33), (33,)], [(6, 0), (0,)]],
+        [[(5, 4099), (4099,)], [(5, 2), (2,)], [(2, 5), (5,)], [(1, 5), (5,)]],
+    )
     assert cases_of(torch.add, [(x, y)]) == [*empty, [(65_601, 5), (5,)], *others]
     assert cases_of(torch.add, [(x, y)], expand=False) == []
     square = torch.randn(33, 33)
-    assert cases_of(torch.matmul, [(square, square.clone())])[-3:] == [[(65_601, 5), (5, 5)], [(2, 2), (2, 2)], [(1, 1), (1, 1)]]
+    assert cases_of(torch.matmul, [(square, square.clone())])[-3:] == [
+        [(65_601, 5), (5, 5)],
+        [(2, 2), (2, 2)],
+        [(1, 1), (1, 1)],
+    ]
     fixed = cases_of(lambda x, w: F.layer_norm(x, (33,), w), [(x, y)])
     assert fixed == [[(0, 33), (33,)], [(65_601, 33), (33,)]]
     assert cases_of(lambda x: x.mean(0), [(x,)])[:2] == [[(6, 0)], [(5, 4099)]]  # no number, and no row of the result
@@ -253,7 +260,9 @@ def test_a_cache_without_end_is_a_leak(quick: bool) -> None:
 def test_what_the_reference_leaves_behind_too_is_not_the_candidates() -> None:
     found = leaks_of(keeping(10**9), reference=keeping(10**9))
     assert found.outcome == "skipped"
-    assert re.fullmatch(r"in this process 200 calls leave \d+ .* behind, .* each when the reference is called, too", found.reason)
+    assert re.fullmatch(
+        r"in this process 200 calls leave \d+ .* behind, .* each when the reference is called, too", found.reason
+    )
 
 
 @pytest.mark.parametrize("most", [3, 10**9])

@@ -489,7 +489,8 @@ OPWRIGHT_KERNEL(double_, float)
 
 
 @pytest.mark.parametrize(
-    "wrong", ["false", "begin > 100000000", "begin > 0 && i == begin", "end < n && i == end - 1", "begin % 16 && i > 900"]
+    "wrong",
+    ["false", "begin > 100000000", "begin > 0 && i == begin", "end < n && i == end - 1", "begin % 16 && i > 900"],
 )
 def test_boundaries_of_chunks_fall_everywhere(ns, wrong: str) -> None:
     @opwright.operator(f"{ns}::double_", cpu=NEIGHBOURS.replace("WRONG", wrong))

@@ -62,9 +62,7 @@ MUTATIONS = {
 def make(mutation: str):
     reference = _reference
     # The kernel of another namespace for each, so that they do not replace each other.
-    return opwright.operator(f"kills{next(_numbers)}::scaled_gelu", cpu=KERNEL.replace("MUTATION", mutation))(
-        reference
-    )
+    return opwright.operator(f"kills{next(_numbers)}::scaled_gelu", cpu=KERNEL.replace("MUTATION", mutation))(reference)
 
 
 def _reference(x: Float[Tensor, "*batch n"], scale: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:

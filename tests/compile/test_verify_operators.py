@@ -62,7 +62,9 @@ def test_outputs_of_int8_and_float32(ns) -> None:
     }
 
     @operator(f"{ns}::dequantize")
-    def dequantize(q: Int8[Tensor, "*batch n"], scale: Float32[Tensor, "*batch"], x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    def dequantize(
+        q: Int8[Tensor, "*batch n"], scale: Float32[Tensor, "*batch"], x: Float[Tensor, "*batch n"]
+    ) -> Float[Tensor, "*batch n"]:
         return x + q * scale.unsqueeze(-1).to(x.dtype)
 
     assert outcomes(dequantize, "gradients") == {"gradients": "passed"}  # of x alone

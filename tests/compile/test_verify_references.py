@@ -84,7 +84,9 @@ def test_a_reference_that_makes_its_own_buffers() -> None:
 
     index = torch.arange(30) % 7
     assert failures(loop, reference, [(index, torch.randn(30, 4))]) == {}
-    assert "numerics" in failures(lambda i, x: torch.zeros(10, 4).index_copy(0, i, x), reference, [(index, torch.randn(30, 4))])
+    assert "numerics" in failures(
+        lambda i, x: torch.zeros(10, 4).index_copy(0, i, x), reference, [(index, torch.randn(30, 4))]
+    )
 
 
 def test_a_reference_for_one_dtype_is_refused_at_once() -> None:

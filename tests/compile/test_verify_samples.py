@@ -144,5 +144,7 @@ def test_samples_of_one_dtype_are_taken_in_every_dtype(ns) -> None:
     dtypes = {dtype for dtype, _ in subject_of(pick, None, None).cases()}
     assert dtypes == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     record = verify(pick, quick=True, checks=["numerics", "gradients", "vmap"])
-    assert {check.title: check.outcome for check in record.checks} == dict.fromkeys(("numerics", "gradients", "vmap"), "failed")
+    assert {check.title: check.outcome for check in record.checks} == dict.fromkeys(
+        ("numerics", "gradients", "vmap"), "failed"
+    )
     assert all("f64[5]" in failure.case for failure in record.failures)

@@ -194,9 +194,7 @@ def test_an_operator(module) -> None:
     right = module(OPERATOR.format(number=next(_numbers), action=""))
     record = opwright.verify(right.twice, checks=["numerics", "refusals"], quick=True)
     assert (record.passed, record.in_process, record.backends) == (True, "", ["cpu"])
-    crashing = module(
-        OPERATOR.format(number=next(_numbers), action="if (x.size(0) == 7) *(volatile int*)0 = 1;")
-    )
+    crashing = module(OPERATOR.format(number=next(_numbers), action="if (x.size(0) == 7) *(volatile int*)0 = 1;"))
     record = opwright.verify(crashing.twice, checks=["numerics", "refusals"], quick=True)
     assert [c.outcome for c in record.checks] == ["failed", "passed"]
     assert "SIGSEGV" in record.failures[0].message

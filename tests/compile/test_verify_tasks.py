@@ -162,7 +162,9 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     assert torch.where is where
 
 
-def test_a_file_that_crashes_when_it_is_imported(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_a_file_that_crashes_when_it_is_imported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     path = write(tmp_path, "op.py", "import os\nos._exit(0)\n")
     with pytest.raises(SystemExit) as end:
         run_command(monkeypatch, "verify", str(path))

@@ -214,5 +214,9 @@ def added_one_by_one(x: Tensor, at: Tensor, terms: Tensor) -> Tensor:
 def test_sums_and_products_in_another_order_are_right(candidate, reference, sample) -> None:
     """Of pools, cumulative ones, and of what is scattered: PyTorch has one operator for each."""
     assert verify(candidate, reference, sample).passed
-    by_16_bits = verify(lambda *given: candidate(*(t.bfloat16() if t.is_floating_point() else t for t in given)).float(), reference, sample)
+    by_16_bits = verify(
+        lambda *given: candidate(*(t.bfloat16() if t.is_floating_point() else t for t in given)).float(),
+        reference,
+        sample,
+    )
     assert not by_16_bits.passed

@@ -165,9 +165,7 @@ def accumulate(ns):
     )
 
     @operator(f"{ns}::accumulate", cpu=source)
-    def accumulate(
-        sums: Mutates[Float[Tensor, "n"]], x: Float[Tensor, "n"], last: Mutates[Float[Tensor, "n"]]
-    ) -> None:
+    def accumulate(sums: Mutates[Float[Tensor, "n"]], x: Float[Tensor, "n"], last: Mutates[Float[Tensor, "n"]]) -> None:
         sums.copy_((sums + x).cumsum(0))
         last.fill_(sums[-1])
 
@@ -267,9 +265,7 @@ def sized(ns):
     )
 
     @operator(f"{ns}::sized", cpu=source)
-    def sized(
-        x: Float[Tensor, "n"], k: int, s: int
-    ) -> tuple[Float[Tensor, "n*k"], Float[Tensor, "min(s//k,n)%7+1"]]:
+    def sized(x: Float[Tensor, "n"], k: int, s: int) -> tuple[Float[Tensor, "n*k"], Float[Tensor, "min(s//k,n)%7+1"]]:
         return x.repeat(k), x.new_ones(min(s // k, x.shape[0]) % 7 + 1)
 
     return sized
@@ -288,9 +284,12 @@ def test_sizes_that_exceed_64_bits_are_refused(sized, entries, dtype):
 
 
 def test_more_elements_than_64_bits_count(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void huge(View<const T, 1> x, int64_t a, View<T, 3> output) { output(0, 0, 0) = x(0); }
     OPWRIGHT_KERNEL(huge, float)"""
+    )
 
     @operator(f"{ns}::huge", cpu=source)
     def huge(x: Float[Tensor, "n"], a: int) -> Float[Tensor, "a a a"]:
@@ -304,9 +303,12 @@ def test_more_elements_than_64_bits_count(ns):
 
 def test_empty_tensor_with_an_axis_that_exceeds_64_bits_is_refused(ns):
     # The axes of `*b` are one axis of the kernel's view, whose size was -2^63 or 0 for these shapes.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void width(View<const T, 2> x, View<int64_t, 1> output) { output(0) = x.size(1); }
     OPWRIGHT_KERNEL(width, float)"""
+    )
 
     @operator(f"{ns}::width", cpu=source)
     def width(x: Float[Tensor, "n *b"]) -> Int64[Tensor, "1"]:
@@ -322,11 +324,14 @@ def test_empty_tensor_with_an_axis_that_exceeds_64_bits_is_refused(ns):
 
 def test_strides_of_an_empty_tensor_do_not_reach_kernels(ns):
     # A kernel that adds `stride * size` to a pointer would overflow, although nothing is read.
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void strides(View<const T, 2> x, View<int64_t, 1> output) {
       output(0) = x.stride(0), output(1) = x.stride(1);
     }
     OPWRIGHT_KERNEL(strides, float)"""
+    )
 
     @operator(f"{ns}::strides", cpu=source)
     def strides(x: Float[Tensor, "n m"]) -> Int64[Tensor, "2"]:
@@ -339,11 +344,14 @@ def test_strides_of_an_empty_tensor_do_not_reach_kernels(ns):
     assert strides(torch.empty(3, 8)[:, ::2]).tolist() == [8, 2]
 
 
-STEP = HEAD + """
+STEP = (
+    HEAD
+    + """
 template <typename T> void step(View<T, 1> state, View<T, 1> output) {
   for (int64_t i = 0; i < state.size(0); ++i) state(i) += 1, output(i) = state(i) * 10;
 }
 OPWRIGHT_KERNEL(step, float)"""
+)
 
 
 @pytest.mark.parametrize("second", [STEP, None])
@@ -377,7 +385,9 @@ def test_out_is_checked_after_a_second_declaration_too(ns, second):
 
 @pytest.fixture(scope="module")
 def sums(ns):
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
     template <typename T> void sums(View<const T, 2> x, View<T, 2> running, View<T, 1> whole) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         T sum = 0;
@@ -386,6 +396,7 @@ def sums(ns):
       }
     }
     OPWRIGHT_KERNEL(sums, float)"""
+    )
 
     @operator(f"{ns}::sums", cpu=source)
     def sums(x: Float[Tensor, "b n"]) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b"]]:

@@ -140,9 +140,7 @@ def test_cuda_jit_compiles_and_links_without_a_gpu(cuda_headers: Path, tmp_path:
 def test_cuda_matmul_compiles_without_a_gpu(cuda_headers: Path, tmp_path: Path) -> None:
     from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
-    nvcc = shutil.which("nvcc") or shutil.which(
-        "nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin"
-    )
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin")
     include = Path(torch.__file__).parent / "include"
     source = EXAMPLES / "cuda_setuptools" / "src" / "matmul_cuda" / "matmul.cu"
     command = [nvcc, *COMMON_NVCC_FLAGS, "-std=c++20", "-arch=sm_90", f"-I{cuda_headers}"]
@@ -196,9 +194,7 @@ def test_step1_of_the_migration_changes_one_import() -> None:
     changed = before.replace("from torch.utils.cpp_extension", "from opwright.cpp_extension")
     assert changed != before
     assert changed.split() == step1.split()
-    assert (folder / "before" / "d_sigmoid.cpp").read_text() == (
-        folder / "step1" / "d_sigmoid.cpp"
-    ).read_text()
+    assert (folder / "before" / "d_sigmoid.cpp").read_text() == (folder / "step1" / "d_sigmoid.cpp").read_text()
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -245,7 +241,5 @@ def test_every_example_is_tested_and_short() -> None:
     followed |= {"operators_from_cpp", "aot_inductor"}  # tests/package/test_from_cpp.py
     assert {path.name for path in EXAMPLES.iterdir()} == followed
     for name in followed:
-        prose = re.sub(
-            r"^```.*?^```|^\|.*?$", "", (EXAMPLES / name / "README.md").read_text(), flags=re.M | re.S
-        )
+        prose = re.sub(r"^```.*?^```|^\|.*?$", "", (EXAMPLES / name / "README.md").read_text(), flags=re.M | re.S)
         assert len(re.findall(r"\S.*", prose)) <= 15, name

@@ -116,8 +116,7 @@ class Comparison:
         choices += [[self.random.choice(some) for some in names] for _ in range(self.rounds)]
         for choice in choices:
             values = [
-                arrange(layout, a) if isinstance(a, Tensor) else a
-                for layout, a in zip(choice, arguments, strict=True)
+                arrange(layout, a) if isinstance(a, Tensor) else a for layout, a in zip(choice, arguments, strict=True)
             ]
             case = f"{label} {choice} {[tuple(v.shape) for v in values if isinstance(v, Tensor)]}"
             got = tensors_of(op(*values, **options))
@@ -127,9 +126,7 @@ class Comparison:
         if writes:
             self._check_outputs(op, arguments, options, factor, label)
 
-    def _wanted(
-        self, op: Callable, values: list[Any], options: dict, reference: Callable | None
-    ) -> list[Tensor]:
+    def _wanted(self, op: Callable, values: list[Any], options: dict, reference: Callable | None) -> list[Tensor]:
         def dense(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
@@ -139,9 +136,7 @@ class Comparison:
 
         return tensors_of((reference or op)(*map(dense, values), **options))
 
-    def _check_outputs(
-        self, op: Callable, arguments: Sequence[Any], options: dict, factor: float, label: str
-    ) -> None:
+    def _check_outputs(self, op: Callable, arguments: Sequence[Any], options: dict, factor: float, label: str) -> None:
         wanted = tensors_of(op(*arguments, **options))
         for name in [self.random.choice(list(LAYOUTS))] if self.is_brief else LAYOUTS:
             layouts = [name if name in layouts_for(w.shape) else "offset" for w in wanted]
@@ -179,9 +174,7 @@ def elementwise(comparison: Comparison, device: str) -> None:
         for approximate in ("tanh", "none", "quick"):
             options = {"approximate": approximate}
             comparison.run(bias_gelu, (x, bias), options, reference=reference_of(bias_gelu))
-            comparison.run(
-                bias_gelu_backward, (grad, x, bias), options, reference=reference_of(bias_gelu_backward)
-            )
+            comparison.run(bias_gelu_backward, (grad, x, bias), options, reference=reference_of(bias_gelu_backward))
         comparison.run(d_sigmoid, (x,), reference=reference_of(d_sigmoid))
         comparison.run(d_sigmoid_backward, (grad, x), reference=reference_of(d_sigmoid_backward))
     if device == "cuda":
@@ -259,14 +252,10 @@ def recurrent(comparison: Comparison, device: str, *, is_odd: bool = False) -> N
             arguments, options = lstm_arguments(device, dtype, 4, batch, features, size, given)
             results = lstm(*arguments, **options)
             # Weights that are all equal make sums overflow, and norms of nothing but rounding errors.
-            comparison.run(
-                lstm, arguments, options, factor=factor, expandable=3, each=False, writes=size == sizes[0]
-            )
+            comparison.run(lstm, arguments, options, factor=factor, expandable=3, each=False, writes=size == sizes[0])
             grads = [torch.randn_like(r) for r in results[:-1]]
             backward = [*grads, *arguments, results.output, results.gates]
-            comparison.run(
-                lstm_backward, backward, options, factor=8 * factor, expandable=7, each=False, writes=False
-            )
+            comparison.run(lstm_backward, backward, options, factor=8 * factor, expandable=7, each=False, writes=False)
             module = LSTM(features, size, device=device, dtype=dtype, num_layers=2, bidirectional=True)
             x = torch.randn(4, batch, features, device=device, dtype=dtype, requires_grad=True)
             module(x, lengths=torch.arange(batch, device=device) % 5)[0].sum().backward()
@@ -299,9 +288,7 @@ def lstm_arguments(
 GROUPS: dict[str, Callable[..., None]] = {"elementwise": elementwise, "triton": triton, "lstm": recurrent}
 
 
-def run(
-    group: str, device: str = "cuda", rounds: int = 4, is_odd: bool = False, is_brief: bool = False
-) -> int:
+def run(group: str, device: str = "cuda", rounds: int = 4, is_odd: bool = False, is_brief: bool = False) -> int:
     """Runs a group; returns how many calls were compared."""
     torch.manual_seed(0)
     comparison = Comparison(rounds, is_brief)

@@ -260,9 +260,7 @@ OPWRIGHT_KERNEL(swapped, float)
 
 def test_out_of_memory_is_told_and_the_next_call_works() -> None:
     x = torch.ones(2_000_000, device="cuda")
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"(?s)`square`.*not enough memory.*2000000, 2000000.*MiB free"
-    ):
+    with pytest.raises(torch.OutOfMemoryError, match=r"(?s)`square`.*not enough memory.*2000000, 2000000.*MiB free"):
         square(x)
     assert torch.equal(square(x[:3]).cpu(), torch.ones(3, 3))
 

@@ -122,7 +122,9 @@ def test_variants(tier: str, present: str, options: dict, B: int, H: int) -> Non
     assert _error(_results(given, tier=tier, **options), true) < allowed
 
 
-@pytest.mark.parametrize(("dtype", "fp32_precision"), [*((d, "tf32") for d in _DTYPES), (torch.float32, "ieee")], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "fp32_precision"), [*((d, "tf32") for d in _DTYPES), (torch.float32, "ieee")], ids=str
+)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.0e4])
 @pytest.mark.parametrize("tier", ["cluster", "grid"])
 def test_what_is_not_finite_stays_with_its_entry(
@@ -140,7 +142,9 @@ def test_what_is_not_finite_stays_with_its_entry(
 
 
 @pytest.mark.parametrize("dtype", [*_DTYPES, torch.float64], ids=str)
-@pytest.mark.parametrize(("B", "H"), [(1, 16), (12, 512), (528, 64), (529, 64), (300, 512), (64, 1024), (65, 2048), (16, 2049), (8, 4096)])
+@pytest.mark.parametrize(
+    ("B", "H"), [(1, 16), (12, 512), (528, 64), (529, 64), (300, 512), (64, 1024), (65, 2048), (16, 2049), (8, 4096)]
+)
 @pytest.mark.parametrize("fp32_precision", ["ieee", "tf32"])
 def test_the_tier_is_what_lstm_tier_says(dtype: torch.dtype, B: int, H: int, fp32_precision: str) -> None:
     given = _inputs(3, B, H, dtype)
@@ -192,7 +196,8 @@ def test_projections(B: int, H: int, R: int, present: str, options: dict, at_onc
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("present", "options"), [("", {}), ("h_mask", {"keep_gates": 1}), *(v for v in _VARIANTS if v[0] not in ("", "h_mask"))]
+    ("present", "options"),
+    [("", {}), ("h_mask", {"keep_gates": 1}), *(v for v in _VARIANTS if v[0] not in ("", "h_mask"))],
 )
 @pytest.mark.parametrize(("B", "H"), [(3, 8), (5, 72), (20, 256), (80, 512)])
 def test_layer_normalisation(B: int, H: int, present: str, options: dict, dtype: torch.dtype) -> None:

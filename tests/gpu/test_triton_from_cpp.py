@@ -138,7 +138,12 @@ def test_large_shared_memory(launch: Any) -> None:
     a = torch.randn(128, 512, device="cuda", dtype=torch.float16)
     b = torch.randn(512, 128, device="cuda", dtype=torch.float16)
     c = torch.zeros(128, 128, device="cuda")
-    launch("matmul_kernel", [*map(tensor, (a, b, c)), *ints(512), *constants("128", "128", "128")], (1,), options={"num_stages": 3, "num_warps": 8})
+    launch(
+        "matmul_kernel",
+        [*map(tensor, (a, b, c)), *ints(512), *constants("128", "128", "128")],
+        (1,),
+        options={"num_stages": 3, "num_warps": 8},
+    )
     torch.testing.assert_close(c, a.float() @ b.float(), atol=1e-2, rtol=1e-3)
 
 
@@ -234,7 +239,12 @@ def test_errors(launch: Any) -> None:
     with pytest.raises(RuntimeError, match="power of 2"):
         launch("add_kernel", [*[tensor(x)] * 3, *ints(16), *constants("1000")], (1,))
     with pytest.raises(RuntimeError, match="shared memory"):
-        launch("matmul_kernel", [*[tensor(x.half())] * 2, tensor(x), *ints(512), *constants("256", "256", "256")], (1,), options={"num_stages": 4})
+        launch(
+            "matmul_kernel",
+            [*[tensor(x.half())] * 2, tensor(x), *ints(512), *constants("256", "256", "256")],
+            (1,),
+            options={"num_stages": 4},
+        )
 
 
 @pytest.mark.two_gpus
@@ -243,7 +253,9 @@ def test_two_devices(launch: Any) -> None:
         with torch.cuda.device(device):
             x, y = torch.randn(2, 5000, device="cuda").unbind()
             out = torch.zeros(5000, device="cuda")
-            launch("add_kernel", [*map(tensor, (x, y, out)), *ints(5000), *constants("1024")], "add_grid", device=device)
+            launch(
+                "add_kernel", [*map(tensor, (x, y, out)), *ints(5000), *constants("1024")], "add_grid", device=device
+            )
             assert torch.equal(out, x + y)
 
 
@@ -301,5 +313,7 @@ for n, added in ((1 << 20, 1), (1000, 2), (1 << 20, 1)):
 
 def test_online_tuning(library: ctypes.CDLL) -> None:
     env = os.environ | {"OPWRIGHT_TRITON": f"python={sys.executable},tune"}
-    done = subprocess.run([sys.executable, "-c", TUNED, library._name, KERNELS], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TUNED, library._name, KERNELS], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,11 @@ def test_verify_matmul_bias_gelu() -> None:
 def test_verify_bias_gelu_in_triton(tmp_path: Path) -> None:
     """The declaration chooses triton.py where there is a cuda.cu, too."""
     folder = Path(opwright_ops.__file__).parent / "bias_gelu"
-    text = (folder / "op.py").read_text().replace('@operator("opwright_ops::bias_gelu")', '@operator("chosen::bias_gelu", cuda="triton.py")')
+    text = (
+        (folder / "op.py")
+        .read_text()
+        .replace('@operator("opwright_ops::bias_gelu")', '@operator("chosen::bias_gelu", cuda="triton.py")')
+    )
     (tmp_path / "op.py").write_text(text)
     (tmp_path / "triton.py").write_text((folder / "triton.py").read_text())
     import importlib.util

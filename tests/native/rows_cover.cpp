@@ -1,5 +1,6 @@
-// How rows.cuh shares elements among the threads of a grid, with the threads taken one by one on a CPU. For random
-// sizes, packs and shapes of grids, with few chunks along gridDim.y, each element belongs to one thread.
+// How rows.cuh shares elements among the threads of a grid, with the threads taken one by one on a
+// CPU. For random sizes, packs and shapes of grids, with few chunks along gridDim.y, each element
+// belongs to one thread.
 #include <cstdint>
 #include <cstdio>
 #include <random>
@@ -26,7 +27,8 @@ using opwright::Shape;
 using opwright::Tiling;
 
 struct Found {
-  int64_t cases = 0, layered = 0, beyond = 0;  // layered: gridDim.z is not 1; beyond: blocks without panels
+  int64_t cases = 0, layered = 0,
+          beyond = 0;  // layered: gridDim.z is not 1; beyond: blocks without panels
 };
 
 // False if an element has no thread, or more than one.
@@ -35,8 +37,10 @@ bool covers(const Rows& rows, const Tiling& tiling, int64_t elements, Found& fou
   std::vector<uint8_t> count(elements);
   bool is_inside = true;
   const auto take = [&](int64_t at) {
-    if (at < 0 || at >= elements) is_inside = false;
-    else ++count[at];
+    if (at < 0 || at >= elements)
+      is_inside = false;
+    else
+      ++count[at];
   };
   gridDim = tiling.grid, blockDim = tiling.block;
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
@@ -66,7 +70,8 @@ int main() {
     const int64_t count = up_to(static_cast<int>(most < 1 ? 1 : most));
     // Rows that are not whole packs of 8 are cut 8 at a time.
     const int pack = is_packed ? 8 : 1, step = is_packed && n % 8 ? 8 : 1;
-    const Rows rows = is_flat ? opwright::cut_flat(count * n, pack) : opwright::cut_rows(count, n, pack, step);
+    const Rows rows =
+        is_flat ? opwright::cut_flat(count * n, pack) : opwright::cut_rows(count, n, pack, step);
     const Shape shape{.pack = pack,
                       .deep = up_to(4),
                       .across = 32 << random() % 4,
@@ -76,9 +81,12 @@ int main() {
     const bool is_right = is_packed ? covers<8>(rows, tiling, count * n, found)
                                     : covers<1>(rows, tiling, count * n, found);
     if (!is_right || tiling.grid.y > shape.max_chunks) {
-      std::printf("wrong: %lld x %lld, pack %d, flat %d, deep %d, across %d, blocks %lld, max_chunks %lld\n",
-                  static_cast<long long>(count), static_cast<long long>(n), pack, is_flat, shape.deep,
-                  shape.across, static_cast<long long>(shape.blocks), static_cast<long long>(shape.max_chunks));
+      std::printf(
+          "wrong: %lld x %lld, pack %d, flat %d, deep %d, across %d, blocks %lld, max_chunks "
+          "%lld\n",
+          static_cast<long long>(count), static_cast<long long>(n), pack, is_flat, shape.deep,
+          shape.across, static_cast<long long>(shape.blocks),
+          static_cast<long long>(shape.max_chunks));
       return 1;
     }
   }

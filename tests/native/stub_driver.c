@@ -62,8 +62,8 @@ typedef struct {
   int arch, multiprocessors, threads_per_multiprocessor, shared_per_multiprocessor;
 } Architecture;
 static const Architecture kArchitectures[] = {
-    {75, 40, 1024, 65536},   {80, 108, 2048, 167936}, {86, 84, 1536, 102400},
-    {89, 128, 1536, 102400}, {90, 132, 2048, 233472}, {100, 148, 2048, 233472},
+    {75, 40, 1024, 65536},    {80, 108, 2048, 167936},  {86, 84, 1536, 102400},
+    {89, 128, 1536, 102400},  {90, 132, 2048, 233472},  {100, 148, 2048, 233472},
     {103, 148, 2048, 233472}, {120, 170, 1536, 102400},
 };
 
@@ -181,33 +181,90 @@ API Result cuDeviceGetAttribute(int* value, int attribute, Device device) {
   if (!is_device(device)) return kInvalidDevice;
   const Architecture* arch = architecture(device);
   switch (attribute) {
-    case 1: *value = 1024; break;                                // threads of a block
-    case 2: case 3: *value = 1024; break;                        // block x, y
-    case 4: *value = 64; break;                                  // block z
-    case 5: *value = 2147483647; break;                          // grid x
-    case 6: case 7: *value = 65535; break;                       // grid y, z
-    case 8: *value = 49152; break;                               // shared memory of a block
-    case 9: *value = 65536; break;                               // constant memory
-    case 10: *value = 32; break;                                 // warp
-    case 12: case 82: *value = 65536; break;                     // registers: block, multiprocessor
-    case 13: *value = 1980000; break;                            // clock, kHz
-    case 16: *value = arch->multiprocessors; break;
-    case 36: *value = 2619000; break;                            // memory clock, kHz
-    case 37: *value = 5120; break;                               // memory bus, bits
-    case 38: *value = 50 << 20; break;                           // L2, bytes
-    case 39: *value = arch->threads_per_multiprocessor; break;
-    case 41: *value = 1; break;                                  // unified addressing
-    case 75: *value = device_archs[device] / 10; break;          // compute capability
-    case 76: *value = device_archs[device] % 10; break;
-    case 81: *value = arch->shared_per_multiprocessor; break;
-    case 95: *value = 1; break;                                  // cooperative launch
-    case 97: *value = stub_max_dynamic_shared(device); break;    // opt-in shared memory of a block
-    case 106: *value = 32; break;                                // blocks of a multiprocessor
-    case 111: *value = device_archs[device] >= 80 ? 1024 : 0; break;  // reserved shared memory
-    case 115: *value = 1; break;                                 // memory pools
-    case 120: case 127: *value = device_archs[device] >= 90; break;  // clusters, tensor maps
-    case 150: *value = oversized_shared ? 232 * 1024 : 0; break;
-    default: *value = 0;
+    case 1:
+      *value = 1024;
+      break;  // threads of a block
+    case 2:
+    case 3:
+      *value = 1024;
+      break;  // block x, y
+    case 4:
+      *value = 64;
+      break;  // block z
+    case 5:
+      *value = 2147483647;
+      break;  // grid x
+    case 6:
+    case 7:
+      *value = 65535;
+      break;  // grid y, z
+    case 8:
+      *value = 49152;
+      break;  // shared memory of a block
+    case 9:
+      *value = 65536;
+      break;  // constant memory
+    case 10:
+      *value = 32;
+      break;  // warp
+    case 12:
+    case 82:
+      *value = 65536;
+      break;  // registers: block, multiprocessor
+    case 13:
+      *value = 1980000;
+      break;  // clock, kHz
+    case 16:
+      *value = arch->multiprocessors;
+      break;
+    case 36:
+      *value = 2619000;
+      break;  // memory clock, kHz
+    case 37:
+      *value = 5120;
+      break;  // memory bus, bits
+    case 38:
+      *value = 50 << 20;
+      break;  // L2, bytes
+    case 39:
+      *value = arch->threads_per_multiprocessor;
+      break;
+    case 41:
+      *value = 1;
+      break;  // unified addressing
+    case 75:
+      *value = device_archs[device] / 10;
+      break;  // compute capability
+    case 76:
+      *value = device_archs[device] % 10;
+      break;
+    case 81:
+      *value = arch->shared_per_multiprocessor;
+      break;
+    case 95:
+      *value = 1;
+      break;  // cooperative launch
+    case 97:
+      *value = stub_max_dynamic_shared(device);
+      break;  // opt-in shared memory of a block
+    case 106:
+      *value = 32;
+      break;  // blocks of a multiprocessor
+    case 111:
+      *value = device_archs[device] >= 80 ? 1024 : 0;
+      break;  // reserved shared memory
+    case 115:
+      *value = 1;
+      break;  // memory pools
+    case 120:
+    case 127:
+      *value = device_archs[device] >= 90;
+      break;  // clusters, tensor maps
+    case 150:
+      *value = oversized_shared ? 232 * 1024 : 0;
+      break;
+    default:
+      *value = 0;
   }
   return kSuccess;
 }

@@ -75,7 +75,7 @@ typedef struct {  // of one entry function of a cubin
   char* name;
   Param* params;
   int num_params;
-  uint32_t params_size;  // of the packed buffer
+  uint32_t params_size;          // of the packed buffer
   uint32_t required_threads[3];  // .reqntid, zeros if none
   uint32_t max_threads;          // .maxntid, 0 if none
   uint32_t required_cluster[3];
@@ -195,11 +195,12 @@ extern bool stub_slow_launch;  // the recorder runs
 extern bool stub_has_faults;   // failures are injected
 extern int stub_global_captures;
 
-// A child of fork may call the stub, whatever the other threads were doing: the mutex is free there.
-#define FREE_IN_CHILD(mutex)                                                                       \
-  static void free_##mutex(void) { mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }           \
-  __attribute__((constructor)) static void free_##mutex##_in_child(void) {                         \
-    pthread_atfork(NULL, NULL, free_##mutex);                                                      \
+// A child of fork may call the stub, whatever the other threads were doing: the mutex is free
+// there.
+#define FREE_IN_CHILD(mutex)                                                             \
+  static void free_##mutex(void) { mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; } \
+  __attribute__((constructor)) static void free_##mutex##_in_child(void) {               \
+    pthread_atfork(NULL, NULL, free_##mutex);                                            \
   }
 
 // A plain load; relaxed, so that a sanitiser knows that another thread may write.
@@ -219,24 +220,24 @@ static inline void stub_count_call(FunctionId id) {
 }
 
 // The first lines of every entry point: count, fail if told to, refuse what came before cuInit.
-#define ENTER_UNINITIALIZED(name)                                                \
-  do {                                                                           \
-    stub_count_call(kId_##name);                                                 \
-    if (UNLIKELY(IS_SET(stub_has_faults))) {                                     \
-      Result injected = stub_injected(kId_##name);                               \
-      if (injected != kSuccess) return injected;                                 \
-    }                                                                            \
+#define ENTER_UNINITIALIZED(name)                  \
+  do {                                             \
+    stub_count_call(kId_##name);                   \
+    if (UNLIKELY(IS_SET(stub_has_faults))) {       \
+      Result injected = stub_injected(kId_##name); \
+      if (injected != kSuccess) return injected;   \
+    }                                              \
   } while (0)
-#define ENTER(name)                                                              \
-  do {                                                                           \
-    ENTER_UNINITIALIZED(name);                                                   \
-    if (UNLIKELY(!IS_SET(stub_initialized))) return kNotInitialized;             \
+#define ENTER(name)                                                  \
+  do {                                                               \
+    ENTER_UNINITIALIZED(name);                                       \
+    if (UNLIKELY(!IS_SET(stub_initialized))) return kNotInitialized; \
   } while (0)
-#define ENTER_CONTEXT(name)                                                      \
-  do {                                                                           \
-    ENTER(name);                                                                 \
-    if (UNLIKELY(stub_current == NULL)) return kInvalidContext;                  \
-    if (UNLIKELY(!stub_current->alive)) return kContextIsDestroyed;              \
+#define ENTER_CONTEXT(name)                                         \
+  do {                                                              \
+    ENTER(name);                                                    \
+    if (UNLIKELY(stub_current == NULL)) return kInvalidContext;     \
+    if (UNLIKELY(!stub_current->alive)) return kContextIsDestroyed; \
   } while (0)
 
 // stub_image.c

@@ -1,4 +1,5 @@
 // Every entry point of the stub, once: F(name). Included wherever a table of them is made.
+// clang-format off: one line for each group
 F(cuInit) F(cuDriverGetVersion) F(cuGetErrorName) F(cuGetErrorString)
 F(cuGetProcAddress) F(cuGetProcAddress_v2)
 F(cuDeviceGet) F(cuDeviceGetCount) F(cuDeviceGetName) F(cuDeviceGetUuid) F(cuDeviceGetUuid_v2)

@@ -70,7 +70,8 @@ static unsigned char* copy_image(const void* image, size_t* size) {
   bool good = read_memory((const char*)image + header.e_shoff, sections, table);
   for (int i = 0; good && i < header.e_shnum; i++) {
     if (sections[i].sh_type == SHT_NOBITS || sections[i].sh_type == SHT_NULL) continue;
-    if (sections[i].sh_offset > kMaxImage || sections[i].sh_size > kMaxImage) good = false;
+    if (sections[i].sh_offset > kMaxImage || sections[i].sh_size > kMaxImage)
+      good = false;
     else if (sections[i].sh_offset + sections[i].sh_size > end)
       end = sections[i].sh_offset + sections[i].sh_size;
   }

@@ -8,9 +8,12 @@ enum { kParamEnd = 0, kParamBufferPointer = 1, kParamBufferSize = 2 };
 // Reads the packed form: {1, buffer, 2, &size, 0}.
 static Result read_extra(void** extra, const void** buffer, size_t* size) {
   while (extra[0] != (void*)kParamEnd) {
-    if (extra[0] == (void*)kParamBufferPointer) *buffer = extra[1];
-    else if (extra[0] == (void*)kParamBufferSize) *size = *(size_t*)extra[1];
-    else return kInvalidValue;
+    if (extra[0] == (void*)kParamBufferPointer)
+      *buffer = extra[1];
+    else if (extra[0] == (void*)kParamBufferSize)
+      *size = *(size_t*)extra[1];
+    else
+      return kInvalidValue;
     extra += 2;
   }
   return kSuccess;
@@ -85,17 +88,16 @@ static inline Result check_block(const Function* function, const unsigned* block
 }
 
 // A current context tells that cuInit was called; whether it lives is seen in its generation.
-#define ENTER_LAUNCH(name)                                                               \
-  do {                                                                                   \
-    ENTER_UNINITIALIZED(name);                                                           \
-    if (UNLIKELY(stub_current == NULL))                                                  \
-      return IS_SET(stub_initialized) ? kInvalidContext : kNotInitialized;                       \
+#define ENTER_LAUNCH(name)                                                 \
+  do {                                                                     \
+    ENTER_UNINITIALIZED(name);                                             \
+    if (UNLIKELY(stub_current == NULL))                                    \
+      return IS_SET(stub_initialized) ? kInvalidContext : kNotInitialized; \
   } while (0)
 
-static inline __attribute__((always_inline)) Result launch(Function* function,
-                                                           const LaunchConfig* config,
-                                                           void** params, void** extra,
-                                                           const char* call) {
+static inline
+    __attribute__((always_inline)) Result launch(Function* function, const LaunchConfig* config,
+                                                 void** params, void** extra, const char* call) {
   if (UNLIKELY(function == NULL)) return kInvalidHandle;
   if (UNLIKELY(function->magic != kFunctionMagic)) {
     Result result = stub_function_of_kernel(&function, function);
@@ -131,8 +133,8 @@ API Result cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                           void* stream, void** params, void** extra) {
   ENTER_LAUNCH(cuLaunchKernel);
-  LaunchConfig config = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream,
-                         NULL, 0};
+  LaunchConfig config = {
+      {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
   return launch(function, &config, params, extra, "cuLaunchKernel");
 }
 
@@ -150,8 +152,8 @@ API Result cuLaunchCooperativeKernel(Function* function, unsigned grid_x, unsign
   ENTER_LAUNCH(cuLaunchCooperativeKernel);
   LaunchAttribute cooperative = {.id = kAttributeCooperative};
   cooperative.number = 1;
-  LaunchConfig config = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream,
-                         &cooperative, 1};
+  LaunchConfig config = {
+      {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, &cooperative, 1};
   return launch(function, &config, params, NULL, "cuLaunchCooperativeKernel");
 }
 

@@ -41,8 +41,10 @@ static int position_of(uint64_t address) {
   int low = 0, high = num_allocations;
   while (low < high) {
     int middle = (low + high) / 2;
-    if (allocations[middle].start <= address) low = middle + 1;
-    else high = middle;
+    if (allocations[middle].start <= address)
+      low = middle + 1;
+    else
+      high = middle;
   }
   return low - 1;
 }
@@ -208,18 +210,18 @@ API Result cuMemPoolTrimTo(void* pool, size_t keep) {
 
 // ---- copies and fills
 
-#define COPY(name, ...)                                        \
-  API Result name(__VA_ARGS__) {                               \
-    ENTER_CONTEXT(name);                                       \
-    memmove((void*)to, (const void*)from, size);               \
-    return kSuccess;                                           \
+#define COPY(name, ...)                          \
+  API Result name(__VA_ARGS__) {                 \
+    ENTER_CONTEXT(name);                         \
+    memmove((void*)to, (const void*)from, size); \
+    return kSuccess;                             \
   }
-#define COPY_ASYNC(name, ...)                                  \
-  API Result name(__VA_ARGS__, void* stream) {                 \
-    ENTER_CONTEXT(name);                                       \
-    Result result = check_stream(stream);                      \
+#define COPY_ASYNC(name, ...)                                            \
+  API Result name(__VA_ARGS__, void* stream) {                           \
+    ENTER_CONTEXT(name);                                                 \
+    Result result = check_stream(stream);                                \
     if (result == kSuccess) memmove((void*)to, (const void*)from, size); \
-    return result;                                             \
+    return result;                                                       \
   }
 COPY(cuMemcpy, uint64_t to, uint64_t from, size_t size)
 COPY(cuMemcpyHtoD_v2, uint64_t to, const void* from, size_t size)
@@ -236,12 +238,12 @@ COPY_ASYNC(cuMemcpyDtoDAsync_v2, uint64_t to, uint64_t from, size_t size)
     for (size_t i = 0; i < count; i++) ((type*)to)[i] = value; \
     return kSuccess;                                           \
   }
-#define FILL_ASYNC(name, type)                                               \
-  API Result name(uint64_t to, type value, size_t count, void* stream) {     \
-    ENTER_CONTEXT(name);                                                     \
-    Result result = check_stream(stream);                                    \
+#define FILL_ASYNC(name, type)                                                       \
+  API Result name(uint64_t to, type value, size_t count, void* stream) {             \
+    ENTER_CONTEXT(name);                                                             \
+    Result result = check_stream(stream);                                            \
     for (size_t i = 0; result == kSuccess && i < count; i++) ((type*)to)[i] = value; \
-    return result;                                                           \
+    return result;                                                                   \
   }
 FILL(cuMemsetD8_v2, unsigned char)
 FILL(cuMemsetD16_v2, unsigned short)
@@ -261,19 +263,36 @@ static Result get_attribute(void* data, int attribute, uint64_t address) {
     found = any;
   }
   switch (attribute) {
-    case kPointerContext: *(Context**)data = found.context; break;
-    case kPointerMemoryType: *(unsigned*)data = (unsigned)found.type; break;
-    case kPointerDevice: *(uint64_t*)data = address; break;
+    case kPointerContext:
+      *(Context**)data = found.context;
+      break;
+    case kPointerMemoryType:
+      *(unsigned*)data = (unsigned)found.type;
+      break;
+    case kPointerDevice:
+      *(uint64_t*)data = address;
+      break;
     case kPointerHost:
       if (found.type != kTypeHost) return kInvalidValue;
       *(uint64_t*)data = address;
       break;
-    case kPointerIsManaged: *(bool*)data = false; break;
-    case kPointerOrdinal: *(int*)data = found.context->device; break;
-    case kPointerRangeStart: *(uint64_t*)data = found.start; break;
-    case kPointerRangeSize: *(size_t*)data = found.size; break;
-    case kPointerMapped: *(bool*)data = known; break;
-    default: return kNotSupported;
+    case kPointerIsManaged:
+      *(bool*)data = false;
+      break;
+    case kPointerOrdinal:
+      *(int*)data = found.context->device;
+      break;
+    case kPointerRangeStart:
+      *(uint64_t*)data = found.start;
+      break;
+    case kPointerRangeSize:
+      *(size_t*)data = found.size;
+      break;
+    case kPointerMapped:
+      *(bool*)data = known;
+      break;
+    default:
+      return kNotSupported;
   }
   return kSuccess;
 }
@@ -294,10 +313,14 @@ API Result cuPointerGetAttributes(unsigned count, const int* attributes, void** 
     bool wide = attributes[i] == kPointerContext || attributes[i] == kPointerDevice ||
                 attributes[i] == kPointerHost || attributes[i] == kPointerRangeStart ||
                 attributes[i] == kPointerRangeSize;
-    if (wide) *(uint64_t*)data[i] = 0;
-    else if (attributes[i] == kPointerOrdinal) *(int*)data[i] = -2;  // as a driver marks it
-    else if (attributes[i] == kPointerMemoryType) *(unsigned*)data[i] = 0;
-    else *(bool*)data[i] = false;
+    if (wide)
+      *(uint64_t*)data[i] = 0;
+    else if (attributes[i] == kPointerOrdinal)
+      *(int*)data[i] = -2;  // as a driver marks it
+    else if (attributes[i] == kPointerMemoryType)
+      *(unsigned*)data[i] = 0;
+    else
+      *(bool*)data[i] = false;
   }
   return kSuccess;
 }

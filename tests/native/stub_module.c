@@ -315,8 +315,8 @@ static Result get_function(Function** function, Kernel* kernel) {
       if (kernel->set[context->device][i] != 0)
         made->attributes[i] = kernel->set[context->device][i] - 1;
     update_limits(made);
-    kernel->functions = realloc(kernel->functions,
-                                (size_t)(kernel->num_functions + 1) * sizeof *kernel->functions);
+    kernel->functions =
+        realloc(kernel->functions, (size_t)(kernel->num_functions + 1) * sizeof *kernel->functions);
     kernel->functions[kernel->num_functions++] = made;
     *function = made;
   }
@@ -370,11 +370,15 @@ static Result check_attribute(const Entry* entry, Device device, int attribute, 
       return value < 0 || value > stub_max_dynamic_shared(device) - entry->static_shared
                  ? kInvalidValue
                  : kSuccess;
-    case kCarveout: return value < -1 || value > 100 ? kInvalidValue : kSuccess;
-    case kClusterMustBeSet: case kNonPortableCluster:
+    case kCarveout:
+      return value < -1 || value > 100 ? kInvalidValue : kSuccess;
+    case kClusterMustBeSet:
+    case kNonPortableCluster:
       return value < 0 || value > 1 ? kInvalidValue : kSuccess;
-    case kSchedulingPolicy: return value < 0 || value > 2 ? kInvalidValue : kSuccess;
-    case kSharedMemoryMode: return stub_oversized_shared() ? kSuccess : kInvalidValue;
+    case kSchedulingPolicy:
+      return value < 0 || value > 2 ? kInvalidValue : kSuccess;
+    case kSharedMemoryMode:
+      return stub_oversized_shared() ? kSuccess : kInvalidValue;
     default:
       return attribute >= kClusterWidth && attribute < kClusterWidth + 3 ? kSuccess : kInvalidValue;
   }

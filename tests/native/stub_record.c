@@ -182,14 +182,25 @@ static void add_three(Text* text, const char* name, const unsigned* three) {
 }
 
 static const char* attribute_name(int id) {
-  static const char* const kNames[] = {
-      "ignore", "access_policy_window", "cooperative", "synchronization_policy",
-      "cluster_dimension", "cluster_scheduling_policy_preference",
-      "programmatic_stream_serialization", "programmatic_event", "priority",
-      "mem_sync_domain_map", "mem_sync_domain", "preferred_cluster_dimension",
-      "launch_completion_event", "device_updatable_kernel_node",
-      "preferred_shared_memory_carveout", "portable_cluster_size_mode",
-      "nvlink_util_centric_scheduling", "unknown", "shared_memory_mode"};
+  static const char* const kNames[] = {"ignore",
+                                       "access_policy_window",
+                                       "cooperative",
+                                       "synchronization_policy",
+                                       "cluster_dimension",
+                                       "cluster_scheduling_policy_preference",
+                                       "programmatic_stream_serialization",
+                                       "programmatic_event",
+                                       "priority",
+                                       "mem_sync_domain_map",
+                                       "mem_sync_domain",
+                                       "preferred_cluster_dimension",
+                                       "launch_completion_event",
+                                       "device_updatable_kernel_node",
+                                       "preferred_shared_memory_carveout",
+                                       "portable_cluster_size_mode",
+                                       "nvlink_util_centric_scheduling",
+                                       "unknown",
+                                       "shared_memory_mode"};
   return id >= 0 && id < (int)(sizeof kNames / sizeof *kNames) ? kNames[id] : "unknown";
 }
 
@@ -214,7 +225,8 @@ static void add_params(Text* text, const Entry* entry, void** params, const unsi
     Param param = entry->params[i];
     add(text, "%s{\"offset\": %u, \"size\": %u, \"hex\": \"", i > 0 ? ", " : "", param.offset,
         param.size);
-    if (params != NULL) add_hex(text, params[i], param.size);
+    if (params != NULL)
+      add_hex(text, params[i], param.size);
     else if (buffer != NULL && param.offset + param.size <= buffer_size)
       add_hex(text, buffer + param.offset, param.size);
     add(text, "\"}");
@@ -225,8 +237,8 @@ static void add_params(Text* text, const Entry* entry, void** params, const unsi
 void stub_record_launch(const Function* function, const LaunchConfig* config, void** params,
                         const void* buffer, size_t buffer_size, const char* call) {
   Text text = {0};
-  add(&text, "{\"kernel\": \"%.200s\", \"call\": \"%s\", \"form\": \"%s\", ",
-      function->entry->name, call, params != NULL || buffer == NULL ? "pointers" : "packed");
+  add(&text, "{\"kernel\": \"%.200s\", \"call\": \"%s\", \"form\": \"%s\", ", function->entry->name,
+      call, params != NULL || buffer == NULL ? "pointers" : "packed");
   add(&text, "\"device\": %d, \"context\": %d, ", function->context->device, function->context->id);
   add_three(&text, "grid", config->grid);
   add_three(&text, "block", config->block);

@@ -62,7 +62,10 @@ static Result create(Stream** stream, unsigned flags, int priority) {
   Result result = kOutOfMemory;
   pthread_mutex_lock(&lock);
   if (num_streams < kMaxStreams) {
-    Stream made = {.used = true, .id = num_streams + 1, .context = stub_current, .flags = flags,
+    Stream made = {.used = true,
+                   .id = num_streams + 1,
+                   .context = stub_current,
+                   .flags = flags,
                    .priority = priority};
     stub_streams[num_streams] = made;
     *stream = &stub_streams[num_streams++];

@@ -75,8 +75,8 @@ API Result cuTensorMapEncodeTiled(unsigned char* map, int type, unsigned rank, v
                                   const unsigned* box, const unsigned* steps, int interleave,
                                   int swizzle, int promotion, int fill) {
   ENTER(cuTensorMapEncodeTiled);
-  Tensor tensor = {type, rank, (uint64_t)address, dims, strides, steps,
-                   interleave, swizzle, promotion, fill};
+  Tensor tensor = {type,  rank,       (uint64_t)address, dims,      strides,
+                   steps, interleave, swizzle,           promotion, fill};
   if (box == NULL) return kInvalidValue;
   Result result = write_tensor(map, &tensor);
   for (unsigned i = 0; result == kSuccess && i < rank; i++) {
@@ -95,8 +95,8 @@ API Result cuTensorMapEncodeIm2col(unsigned char* map, int type, unsigned rank, 
                                    const unsigned* steps, int interleave, int swizzle,
                                    int promotion, int fill) {
   ENTER(cuTensorMapEncodeIm2col);
-  Tensor tensor = {type, rank, (uint64_t)address, dims, strides, steps,
-                   interleave, swizzle, promotion, fill};
+  Tensor tensor = {type,  rank,       (uint64_t)address, dims,      strides,
+                   steps, interleave, swizzle,           promotion, fill};
   if (lower == NULL || upper == NULL || rank < 3) return kInvalidValue;
   if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024) return kInvalidValue;
   Result result = write_tensor(map, &tensor);

@@ -2,9 +2,10 @@
 //
 //   triton_fork KERNELS.py CLASSES PACK FORKS
 //
-// The pack has the kernel `left` for the constants 0 to CLASSES - 1. Constants beyond are asked from a worker, whose
-// refusal says whose child it is. Every child of fork launches a kernel that is loaded, loads one, and asks a worker,
-// in its first thread and in another. Prints one line for each child that did not do so, and for each foreign worker.
+// The pack has the kernel `left` for the constants 0 to CLASSES - 1. Constants beyond are asked
+// from a worker, whose refusal says whose child it is. Every child of fork launches a kernel that
+// is loaded, loads one, and asks a worker, in its first thread and in another. Prints one line for
+// each child that did not do so, and for each foreign worker.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,13 +1,16 @@
-// Launches kernels through the C++ runtime as a JSON file says: the twin of tests/triton/genuine_launch.py.
+// Launches kernels through the C++ runtime as a JSON file says: the twin of
+// tests/triton/genuine_launch.py.
 //
 //   triton_runner LAUNCHES.json RESULTS.jsonl
 //
-// The launches have the same form; RESULTS has one line for each, {"error": null or {"cause", "message"}}.
-// What reaches the driver is in the stub's own record. Beyond that form:
+// The launches have the same form; RESULTS has one line for each, {"error": null or {"cause",
+// "message"}}. What reaches the driver is in the stub's own record. Beyond that form:
 //
 //   {"tensor": ..., "gpu": 1}         the Pointer's device; -2: the host
-//   {"tensor": ..., "allocate": 1}    memory of that GPU, and so for {"descriptor": {..., "allocate": 1}}
-//   {"do": "capture", "stream": "new", "status": 1}   streams are captured from now on; no stream: all
+//   {"tensor": ..., "allocate": 1}    memory of that GPU, and so for {"descriptor": {...,
+//   "allocate": 1}}
+//   {"do": "capture", "stream": "new", "status": 1}   streams are captured from now on; no stream:
+//   all
 //   {"do": "fail", "name": ..., "nth": 1, "code": 2}  stub_fail
 //   {"do": "freeze"}
 #include <dlfcn.h>
@@ -58,7 +61,8 @@ const void* allocate(int device) {
   detail::check(detail::driver().context_get(&before), "cuCtxGetCurrent");
   use_device(device);
   uint64_t address = 0;
-  if (call("cuMemAlloc_v2", &address, size_t{4096}) != 0) throw std::runtime_error("cuMemAlloc failed");
+  if (call("cuMemAlloc_v2", &address, size_t{4096}) != 0)
+    throw std::runtime_error("cuMemAlloc failed");
   if (before) detail::check(detail::driver().context_set(before), "cuCtxSetCurrent");
   return reinterpret_cast<const void*>(address);
 }
@@ -83,7 +87,8 @@ Argument read_argument(const Json& json) {
     argument.type = Type::kPointer;
     argument.pointer = {address_of(json["address"]), dtype_named(json["tensor"].text)};
     if (!json["gpu"].is_null()) argument.pointer.device = static_cast<int>(json["gpu"].integer);
-    if (!json["allocate"].is_null()) argument.pointer.address = allocate(static_cast<int>(json["allocate"].integer));
+    if (!json["allocate"].is_null())
+      argument.pointer.address = allocate(static_cast<int>(json["allocate"].integer));
   } else if (!json["int"].is_null()) {
     // Beyond 2^63 - 1 the JSON reader has a float; tests write such integers as text.
     argument.type = json["int"].type == Json::Type::kString ? Type::kUnsigned : Type::kInt;
@@ -106,7 +111,8 @@ Argument read_argument(const Json& json) {
     const Json& given = json["descriptor"];
     argument.type = Type::kDescriptor;
     argument.descriptor.base = {address_of(given["address"]), dtype_named(given["dtype"].text)};
-    if (!given["gpu"].is_null()) argument.descriptor.base.device = static_cast<int>(given["gpu"].integer);
+    if (!given["gpu"].is_null())
+      argument.descriptor.base.device = static_cast<int>(given["gpu"].integer);
     if (!given["allocate"].is_null()) {
       argument.descriptor.base.address = allocate(static_cast<int>(given["allocate"].integer));
     }
@@ -140,8 +146,8 @@ bool act(const Json& request) {
     call("stub_set_capturing", stream, static_cast<int>(request["status"].integer));
   } else if (what == "fail") {
     const std::string& name = request["name"].text;
-    call("stub_fail", name.empty() ? nullptr : name.c_str(), static_cast<int>(request["nth"].integer),
-         static_cast<int>(request["code"].integer));
+    call("stub_fail", name.empty() ? nullptr : name.c_str(),
+         static_cast<int>(request["nth"].integer), static_cast<int>(request["code"].integer));
   } else if (what == "freeze") {
     freeze();
   } else {
@@ -181,7 +187,9 @@ void run(const Json& request) {
   }
 }
 
-void* scratch_of_test(size_t, size_t, Stream, void*) { return reinterpret_cast<void*>(0x7f0000000000); }
+void* scratch_of_test(size_t, size_t, Stream, void*) {
+  return reinterpret_cast<void*>(0x7f0000000000);
+}
 void keep(void*, Stream, void*) {}
 
 }  // namespace
@@ -201,7 +209,8 @@ int main(int argc, char** argv) {
       results << "{\"error\": {\"cause\": " << static_cast<int>(error.cause())
               << ", \"message\": " << detail::json_quoted(error.what()) << "}}\n";
     } catch (const std::exception& error) {
-      results << "{\"error\": {\"cause\": -1, \"message\": " << detail::json_quoted(error.what()) << "}}\n";
+      results << "{\"error\": {\"cause\": -1, \"message\": " << detail::json_quoted(error.what())
+              << "}}\n";
     }
     results.flush();
   }

@@ -1,10 +1,12 @@
-// Launches kernels through the templates and through dynamic arguments, for tests/triton/test_runtime_templates.py.
+// Launches kernels through the templates and through dynamic arguments, for
+// tests/triton/test_runtime_templates.py.
 //
 //   triton_templates KERNELS.py FOLDER
 //
-// FOLDER/results.jsonl has one line for each case: its name, the key that a person expects, the keys that hooks saw
-// (the template call's, then the dynamic one's), the stub's record of it, and the error. Each case is launched four
-// times: template and dynamic, without hooks and with them, for these take different paths.
+// FOLDER/results.jsonl has one line for each case: its name, the key that a person expects, the
+// keys that hooks saw (the template call's, then the dynamic one's), the stub's record of it, and
+// the error. Each case is launched four times: template and dynamic, without hooks and with them,
+// for these take different paths.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -63,9 +65,11 @@ void report(const std::string& name, const std::string& expected, const Launch& 
     error = failure.what();
   }
   set_launch_hooks(nullptr);
-  results << "{\"name\": " << json_quoted(name) << ", \"expected\": " << json_quoted(expected) << ", \"keys\": [";
+  results << "{\"name\": " << json_quoted(name) << ", \"expected\": " << json_quoted(expected)
+          << ", \"keys\": [";
   for (size_t i = 0; i < keys.size(); ++i) results << (i ? ", " : "") << json_quoted(keys[i]);
-  results << "], \"record\": " << json_quoted(record) << ", \"error\": " << json_quoted(error) << "}\n";
+  results << "], \"record\": " << json_quoted(record) << ", \"error\": " << json_quoted(error)
+          << "}\n";
   results.flush();
 }
 
@@ -147,12 +151,14 @@ constexpr uint64_t kTwo63 = uint64_t{1} << 63;
 
 // One argument before an int of 7.
 template <typename A>
-void value(const std::string& name, const std::string& expected, const Argument& dynamic, const A& argument) {
+void value(const std::string& name, const std::string& expected, const Argument& dynamic,
+           const A& argument) {
   same(name, expected + ", i32", Kernel(file, "plain"), {dynamic, of_int(7)}, argument, 7);
 }
 template <typename A>
 void constant(const std::string& name, const std::string& text, const A& argument) {
-  same(name, "=" + text + ", i32", Kernel(file, "constant"), {of_text(text), of_int(7)}, argument, 7);
+  same(name, "=" + text + ", i32", Kernel(file, "constant"), {of_text(text), of_int(7)}, argument,
+       7);
 }
 
 void numbers() {
@@ -216,7 +222,8 @@ void pointers() {
   value("null of a type", "*fp32:16", of_pointer(DType::fp32, 0), static_cast<float*>(nullptr));
   value("nullptr", "none", Argument{}, nullptr);
   value("nullopt", "none", Argument{}, std::nullopt);
-  value("Pointer", "*bf16", of_pointer(DType::bf16, 0x1002), Pointer{at<void>(0x1002), DType::bf16});
+  value("Pointer", "*bf16", of_pointer(DType::bf16, 0x1002),
+        Pointer{at<void>(0x1002), DType::bf16});
   value("Pointer of nothing", "none", Argument{}, Pointer{});
   value("own tensor", "*fp32:16", of_pointer(DType::fp32, 0x2000), mine::Tensor{at<float>(0x2000)});
   value("own tensor, undefined", "none", Argument{}, mine::Tensor{nullptr, false});
@@ -225,7 +232,8 @@ void pointers() {
   value("optional double", "fp32", of_float(2.5), std::optional<double>(2.5));
   value("no optional double", "none", Argument{}, std::optional<double>());
   value("optional bool", "u1", of_bool(true), std::optional<bool>(true));
-  value("optional pointer", "*fp32", of_pointer(DType::fp32, 0x1004), std::optional<float*>(at<float>(0x1004)));
+  value("optional pointer", "*fp32", of_pointer(DType::fp32, 0x1004),
+        std::optional<float*>(at<float>(0x1004)));
   value("optional own tensor", "*fp32:16", of_pointer(DType::fp32, 0x2000),
         std::optional<mine::Tensor>(mine::Tensor{at<float>(0x2000)}));
 }
@@ -235,28 +243,35 @@ void tuples() {
         std::tuple(at<float>(0x1000), 3));
   value("tuple of one", "(fp32,)", of_tuple({of_float(2.5)}), std::tuple(2.5));
   value("empty tuple", "()", of_tuple({}), std::tuple());
-  value("tuple of None", "(none, i32:1)", of_tuple({Argument{}, of_int(1)}), std::tuple(nullptr, 1));
-  value("tuple with an optional", "(none, fp32, i32)", of_tuple({Argument{}, of_float(1.5), of_int(5)}),
+  value("tuple of None", "(none, i32:1)", of_tuple({Argument{}, of_int(1)}),
+        std::tuple(nullptr, 1));
+  value("tuple with an optional", "(none, fp32, i32)",
+        of_tuple({Argument{}, of_float(1.5), of_int(5)}),
         std::tuple(std::optional<double>(), std::optional<double>(1.5), 5));
   value("nested tuple", "(i32, (fp32, (*i64, u1)), i64)",
-        of_tuple({of_int(3), of_tuple({of_float(0.5), of_tuple({of_pointer(DType::i64, 0x1008), of_bool(true)})}),
-                  of_int(kTwo31 + 1)}),
+        of_tuple(
+            {of_int(3),
+             of_tuple({of_float(0.5), of_tuple({of_pointer(DType::i64, 0x1008), of_bool(true)})}),
+             of_int(kTwo31 + 1)}),
         std::tuple(3, std::tuple(0.5f, std::tuple(at<int64_t>(0x1008), true)), kTwo31 + 1));
   value("tuple of seven", "(i32, i32, i32, i32, i32, i32, i32)",
         of_tuple({of_int(2), of_int(3), of_int(4), of_int(5), of_int(6), of_int(7), of_int(8)}),
         std::tuple(2, 3, 4, 5, 6, 7, 8));
   value("tuple of eight", "(i32, i32, i32, i32, i32, i32, i32, i32:16)",
-        of_tuple({of_int(2), of_int(3), of_int(4), of_int(5), of_int(6), of_int(7), of_int(8), of_int(16)}),
+        of_tuple({of_int(2), of_int(3), of_int(4), of_int(5), of_int(6), of_int(7), of_int(8),
+                  of_int(16)}),
         std::tuple(2, 3, 4, 5, 6, 7, 8, 16));
   value("tuple of nine", "(i32, i32, i32, i32, i32, i32, i32, i32:16, fp32)",
-        of_tuple({of_int(2), of_int(3), of_int(4), of_int(5), of_int(6), of_int(7), of_int(8), of_int(16),
-                  of_float(1)}),
+        of_tuple({of_int(2), of_int(3), of_int(4), of_int(5), of_int(6), of_int(7), of_int(8),
+                  of_int(16), of_float(1)}),
         std::tuple(2, 3, 4, 5, 6, 7, 8, 16, 1.0));
-  value("tuple with a constant", "(=3, i32)", of_tuple({of_text("3"), of_int(5)}), std::tuple(cx(3), 5));
+  value("tuple with a constant", "(=3, i32)", of_tuple({of_text("3"), of_int(5)}),
+        std::tuple(cx(3), 5));
   value("pair", "(i32, i32)", of_tuple({of_int(5), of_int(7)}), std::pair(5, 7));
   value("pair of others", "(i64:16, i32:16)", of_tuple({of_int(int64_t{1} << 40), of_int(16)}),
         std::pair(int64_t{1} << 40, 16));
-  value("tuple of a pair", "((i32, fp32), i32)", of_tuple({of_tuple({of_int(5), of_float(0.5)}), of_int(9)}),
+  value("tuple of a pair", "((i32, fp32), i32)",
+        of_tuple({of_tuple({of_int(5), of_float(0.5)}), of_int(9)}),
         std::tuple(std::pair(5, 0.5), 9));
 }
 
@@ -286,7 +301,8 @@ void constants() {
   constant("cx std::string", "\"gelu\"", cx(std::string("gelu")));
   constant("cx char pointer", "\"tanh\"", cx(static_cast<const char*>("tanh")));
   constant("cx string_view", "\"silu\"", cx(std::string_view("silu")));
-  constant("cx odd text", "\"a\\\"b\\\\c, (d); =\\u000a\xc3\xa9\"", cx("a\"b\\c, (d); =\n\xc3\xa9"));
+  constant("cx odd text", "\"a\\\"b\\\\c, (d); =\\u000a\xc3\xa9\"",
+           cx("a\"b\\c, (d); =\n\xc3\xa9"));
   constant("cx fp16", "fp16", cx(DType::fp16));
   constant("cx bf16", "bf16", cx(DType::bf16));
   constant("cx fp8e4nv", "fp8e4nv", cx(DType::fp8e4nv));
@@ -300,12 +316,14 @@ void constants() {
   constant("cx pair", "(1, 0.5)", cx(std::pair(1, 0.5)));
   constant("cx nested tuple", "(1, (\"a\", fp16), None, True)",
            cx(std::tuple(1, std::tuple(std::string("a"), DType::fp16), nullptr, true)));
-  same("nullptr for a constexpr", "=None, i32", Kernel(file, "constant"), {Argument{}, of_int(7)}, nullptr, 7);
+  same("nullptr for a constexpr", "=None, i32", Kernel(file, "constant"), {Argument{}, of_int(7)},
+       nullptr, 7);
 }
 
 void names() {
   const Kernel plain(file, "plain");
-  same("by name", "*fp32:16, i32", plain, {under("p", of_pointer(DType::fp32, 0x1000)), under("tail", of_int(7))},
+  same("by name", "*fp32:16, i32", plain,
+       {under("p", of_pointer(DType::fp32, 0x1000)), under("tail", of_int(7))},
        named<"p">(at<float>(0x1000)), named<"tail">(7));
   same("by name, turned", "*fp32:16, i32", plain,
        {under("tail", of_int(7)), under("p", of_pointer(DType::fp32, 0x1000))}, named<"tail">(7),
@@ -313,17 +331,20 @@ void names() {
   same("by name, floats", "fp32, i32", plain, {under("tail", of_int(7)), under("p", of_float(0.5))},
        named<"tail">(7), named<"p">(0.5));
   same("by name, a tuple", "(i32, fp32), i32", plain,
-       {under("tail", of_int(7)), under("p", of_tuple({of_int(5), of_float(0.5)}))}, named<"tail">(7),
-       named<"p">(std::tuple(5, 0.5)));
-  same("one by name", "*fp32, i32:16", plain, {of_pointer(DType::fp32, 0x1004), under("tail", of_int(32))},
-       at<float>(0x1004), named<"tail">(32));
-  same("constant by name", "=\"x\", i32", Kernel(file, "constant"), {under("tail", of_int(7)), under("C", of_text("\"x\""))},
-       named<"tail">(7), named<"C">(cx("x")));
-  same("default", "*fp32:16, i32, =64", Kernel(file, "sized"), {of_pointer(DType::fp32, 0x1000), of_int(100)},
-       at<float>(0x1000), 100);
+       {under("tail", of_int(7)), under("p", of_tuple({of_int(5), of_float(0.5)}))},
+       named<"tail">(7), named<"p">(std::tuple(5, 0.5)));
+  same("one by name", "*fp32, i32:16", plain,
+       {of_pointer(DType::fp32, 0x1004), under("tail", of_int(32))}, at<float>(0x1004),
+       named<"tail">(32));
+  same("constant by name", "=\"x\", i32", Kernel(file, "constant"),
+       {under("tail", of_int(7)), under("C", of_text("\"x\""))}, named<"tail">(7),
+       named<"C">(cx("x")));
+  same("default", "*fp32:16, i32, =64", Kernel(file, "sized"),
+       {of_pointer(DType::fp32, 0x1000), of_int(100)}, at<float>(0x1000), 100);
   const Kernel optioned = Kernel(file, "sized").with({{"num_warps", 8}, {"num_stages", 2}});
   same("options", "*fp32:16, i32, =128; num_stages=2, num_warps=8", optioned,
-       {of_pointer(DType::fp32, 0x1000), of_int(100), of_text("128")}, at<float>(0x1000), 100, cx(128));
+       {of_pointer(DType::fp32, 0x1000), of_int(100), of_text("128")}, at<float>(0x1000), 100,
+       cx(128));
   const Kernel once(file, "sized", {{"num_warps", 2}, {"enable_fp_fusion", false}});
   same("options at construction", "*fp32:16, i32:1, =64; enable_fp_fusion=False, num_warps=2", once,
        {of_pointer(DType::fp32, 0x1000), of_int(1)}, at<float>(0x1000), 1);
@@ -331,8 +352,9 @@ void names() {
   TensorDescriptor target = source;
   target.base.address = at<void>(0x20000);
   target.pads_with_nan = true;
-  same("descriptors", "tensordesc<fp16[64, 64]>, tensordesc<fp16[64, 64]>, i32:16", Kernel(file, "copies"),
-       {of_descriptor(source), of_descriptor(target), of_int(64)}, source, target, 64);
+  same("descriptors", "tensordesc<fp16[64, 64]>, tensordesc<fp16[64, 64]>, i32:16",
+       Kernel(file, "copies"), {of_descriptor(source), of_descriptor(target), of_int(64)}, source,
+       target, 64);
 }
 
 // A grid in every form gives the launch of the same Grid.
@@ -354,7 +376,9 @@ void grids() {
   grid("grid of long", 70000l, Grid{70000});
   grid("grid of cdiv", cdiv(1000, 64), Grid{16});
   grid("grid of Grid", Grid{1, 2, 3}, Grid{1, 2, 3});
-  grid("grid of Meta", [](const Meta& meta) { return Grid{cdiv(meta["n"], meta["BLOCK"]), 2}; }, Grid{16, 2, 1});
+  grid(
+      "grid of Meta", [](const Meta& meta) { return Grid{cdiv(meta["n"], meta["BLOCK"]), 2}; },
+      Grid{16, 2, 1});
   grid("grid of the file", GridFunction{"sized_grid"}, Grid{16, 2, 1});
   const Kernel kernel(file, "sized");
   report("grid of a bound kernel", "*fp32:16, i32, =64", [&] {
@@ -380,9 +404,12 @@ void grids() {
 // What must be refused: no launch may come of it.
 void refusals() {
   const Kernel kernel(file, "sized");
-  const auto refused = [&](const std::string& name, const auto& attempt) { report(name, "", attempt); };
+  const auto refused = [&](const std::string& name, const auto& attempt) {
+    report(name, "", attempt);
+  };
   refused("grid of 2^32", [&] { kernel(nullptr, int64_t{1} << 32, at<float>(0x1000), 1000); });
-  refused("grid of 2^32 + 1", [&] { kernel(nullptr, (int64_t{1} << 32) + 1, at<float>(0x1000), 1000); });
+  refused("grid of 2^32 + 1",
+          [&] { kernel(nullptr, (int64_t{1} << 32) + 1, at<float>(0x1000), 1000); });
   refused("grid of -1", [&] { kernel(nullptr, -1, at<float>(0x1000), 1000); });
   refused("bound with fewer", [&] {
     const FrozenKernel bound = kernel.bind(at<float>(0x1000), 1000);
@@ -397,9 +424,11 @@ void refusals() {
     bound(nullptr, Grid{1}, 0.5, at<float>(0x1000));
   });
   refused("dynamic name before position", [&] {
-    launch(kernel, nullptr, Grid{1}, std::vector{under("n", of_int(5)), of_pointer(DType::fp32, 0x1000)});
+    launch(kernel, nullptr, Grid{1},
+           std::vector{under("n", of_int(5)), of_pointer(DType::fp32, 0x1000)});
   });
-  refused("name and position", [&] { kernel(nullptr, 1, at<float>(0x1000), 5, named<"p">(at<float>(0x1000))); });
+  refused("name and position",
+          [&] { kernel(nullptr, 1, at<float>(0x1000), 5, named<"p">(at<float>(0x1000))); });
 }
 
 }  // namespace

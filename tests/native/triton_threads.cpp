@@ -1,11 +1,13 @@
-// Launches from many threads, for tests/triton/test_runtime_threads.py; run it under the thread and address sanitizers.
+// Launches from many threads, for tests/triton/test_runtime_threads.py; run it under the thread and
+// address sanitizers.
 //
 //   triton_threads KERNELS.py CLASSES PACK THREADS ROUNDS
 //
-// Each thread launches every one of the pack's kernels `left` with a constant 0 to CLASSES - 1 and each of the
-// classes of `n`, in an order of its own, on its GPU of two, and writes its number and the round into the pointer: the
-// stub's record then has every launch, told apart. Meanwhile one thread prepares, one reads settings and sets hooks,
-// and in the last round the process is frozen. Prints the number of launches, and the errors.
+// Each thread launches every one of the pack's kernels `left` with a constant 0 to CLASSES - 1 and
+// each of the classes of `n`, in an order of its own, on its GPU of two, and writes its number and
+// the round into the pointer: the stub's record then has every launch, told apart. Meanwhile one
+// thread prepares, one reads settings and sets hooks, and in the last round the process is frozen.
+// Prints the number of launches, and the errors.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -67,7 +69,8 @@ void launch_all(const std::string& file, int number, int rounds, int classes) {
     for (int i = 0; i < classes; ++i) {
       const int constant = (first + i) % classes;
       // The address tells thread, round and constant; it stays a multiple of 16.
-      auto* const pointer = reinterpret_cast<int32_t*>(((int64_t{number} * 64 + round) * 4096 + constant) * 16 + (1ll << 40));
+      auto* const pointer = reinterpret_cast<int32_t*>(
+          ((int64_t{number} * 64 + round) * 4096 + constant) * 16 + (1ll << 40));
       const int64_t n = (constant * 7 + round) % 3 == 0 ? 32 : 5 + 2 * constant;
       guarded([&] {
         if (constant % 5 == 4) {  // the same kernel by the other path
@@ -125,7 +128,8 @@ int main(int argc, char** argv) {
   is_over = true;
   preparer.join();
   setter.join();
-  const auto count = reinterpret_cast<int64_t (*)(const char*)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "stub_count"));
+  const auto count = reinterpret_cast<int64_t (*)(const char*)>(
+      dlsym(dlopen("libcuda.so.1", RTLD_NOW), "stub_count"));
   std::printf("%lld\n", static_cast<long long>(count("cuLaunchKernelEx")));
   for (const std::string& error : errors) std::printf("%s\n", error.c_str());
 }

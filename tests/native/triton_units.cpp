@@ -1,4 +1,5 @@
-// The runtime's small parts on cases that tests/triton/test_runtime_units.py makes: one JSON object per line each way.
+// The runtime's small parts on cases that tests/triton/test_runtime_units.py makes: one JSON object
+// per line each way.
 //
 //   {"do": "json", "text": ...}               {"ok": the value, written again} or {"error": ...}
 //   {"do": "quote", "text": ...}              {"ok": ...}
@@ -24,9 +25,12 @@ namespace {
 
 std::string write(const Json& value) {
   switch (value.type) {
-    case Json::Type::kNull: return "null";
-    case Json::Type::kBool: return value.truth() ? "true" : "false";
-    case Json::Type::kInt: return std::to_string(value.integer);
+    case Json::Type::kNull:
+      return "null";
+    case Json::Type::kBool:
+      return value.truth() ? "true" : "false";
+    case Json::Type::kInt:
+      return std::to_string(value.integer);
     case Json::Type::kFloat: {
       char text[64];
       std::snprintf(text, sizeof text, "%.17g", value.number);
@@ -35,7 +39,8 @@ std::string write(const Json& value) {
       if (shown.find("nan") != std::string::npos) return "NaN";
       return shown.find_first_of(".e") == std::string::npos ? shown + ".0" : shown;
     }
-    case Json::Type::kString: return json_quoted(value.text);
+    case Json::Type::kString:
+      return json_quoted(value.text);
     case Json::Type::kArray: {
       std::string text = "[";
       for (const Json& item : value.items) text += (text.size() > 1 ? "," : "") + write(item);
@@ -66,12 +71,12 @@ std::string answer(const Json& request) {
   if (what == "float") {
     return json_quoted(float_text(__builtin_bit_cast(double, std::stoull(request["bits"].text))));
   }
-  if (what == "cdiv") return std::to_string(opwright::triton::cdiv(request["a"].integer, request["b"].integer));
+  if (what == "cdiv")
+    return std::to_string(opwright::triton::cdiv(request["a"].integer, request["b"].integer));
   if (what == "value") return json_quoted(value_text_of(parse_value(request["text"].text)));
   const Expression expression(request["form"]);
-  return json_quoted(value_text_of(expression.evaluate([&](std::string_view name) {
-    return parse_value(request["args"][name].text);
-  })));
+  return json_quoted(value_text_of(expression.evaluate(
+      [&](std::string_view name) { return parse_value(request["args"][name].text); })));
 }
 
 }  // namespace

@@ -88,9 +88,7 @@ def test_a_library_that_the_wheel_does_not_bring(tmp_path: Path) -> None:
         audit.problems
     )
     both = {"sample/k.so": data, "sample/libsomething.so.3": (tmp_path / "libsomething.so.3").read_bytes()}
-    data = library(
-        tmp_path, "int g(void); int f(void) { return g(); }", "libsomething.so.3", "-Wl,-rpath,$ORIGIN"
-    )
+    data = library(tmp_path, "int g(void); int f(void) { return g(); }", "libsomething.so.3", "-Wl,-rpath,$ORIGIN")
     assert audit_wheel(make_wheel(tmp_path, both | {"sample/k.so": data})).passed
 
 

@@ -106,9 +106,7 @@ def test_operators_from_cpp(follow, unpacked: Path, environment: dict[str, str])
         ["-B", "build", f"-DOPWRIGHT_OPS={os.path.relpath(library, folder)}"],
         ["--build", "build"],
     ):
-        done = subprocess.run(
-            ["cmake", *command], cwd=folder, env=environment, capture_output=True, text=True
-        )
+        done = subprocess.run(["cmake", *command], cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"^{library}$", loaded_by(program), re.M)
 

@@ -51,9 +51,7 @@ def test_from_nothing_to_a_wheel(tmp_path: Path) -> None:
     def value_of(path: str) -> float:
         return float(call(tmp_path, python, "-W", "ignore", "-c", program, PYTHONPATH=path))
 
-    program = (
-        "import torch, my_ops; x = torch.ones(2, 3); print(my_ops.twist(x, torch.ones(3), 2.0)[0, 0].item())"
-    )
+    program = "import torch, my_ops; x = torch.ones(2, 3); print(my_ops.twist(x, torch.ones(3), 2.0)[0, 0].item())"
     assert value_of(path) == 3
     kernel = project / "src/my_ops/twist/cpu.cpp"
     kernel.write_text(kernel.read_text().replace("+ E(shift)", "+ E(shift) + E(1)"))

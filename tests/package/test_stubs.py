@@ -91,7 +91,7 @@ def test_a_package_keeps_what_it_imports_for_others() -> None:
 
 
 def test_domains_are_left_out_of_types_and_kept_in_the_shapes() -> None:
-    stub = stub_of('''
+    stub = stub_of("""
 from typing import Annotated
 from jaxtyping import Float
 from torch import Tensor
@@ -100,7 +100,7 @@ from opwright import Mutates, Positive, Range, operator
 @operator("my::decay_")
 def decay_(x: Mutates[Annotated[Float[Tensor, "n"], Positive]], rate: Annotated[float, Range(0, 1)] = 0.5) -> None:
     x.mul_(rate)
-''')
+""")
     assert "def decay_(x: Tensor, rate: float=0.5) -> None:" in stub
     assert 'x: Mutates[Annotated[Float[Tensor, "n"], Positive]]'.replace('"', "'") in stub.replace('"', "'")
     assert "Range" not in stub

@@ -154,9 +154,7 @@ setup(
 
 def test_a_wheel_of_a_source_distribution(wheel: Path, tmp_path: Path) -> None:
     project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], cwd=project, check=True
-    )
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], cwd=project, check=True)
     (sdist,) = tmp_path.glob("*.tar.gz")
     command = [
         sys.executable,

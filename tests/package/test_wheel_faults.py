@@ -63,9 +63,7 @@ def test_modules_of_every_shape(wheel: Path, tmp_path: Path) -> None:
     for name, data in {
         "several": several.encode(),
         "marked": b"\xef\xbb\xbf" + several.encode(),
-        "latin": "# -*- coding: latin-1 -*-\nfrom opwright import (\n    operator,\n)\nTEXT = 'é'\n".encode(
-            "latin-1"
-        ),
+        "latin": "# -*- coding: latin-1 -*-\nfrom opwright import (\n    operator,\n)\nTEXT = 'é'\n".encode("latin-1"),
         "fed": b"X = 1\n\x0cfrom opwright import operator\nTEXT = ''\n",
     }.items():
         (package / f"{name}.py").write_bytes(data)

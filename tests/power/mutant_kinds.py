@@ -64,9 +64,7 @@ class Kinds(list[Kind]):
 
         def add(change: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
             @self.call(name, needs, resource=resource)
-            def mutated(
-                subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]
-            ) -> list[Any]:
+            def mutated(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
                 return [
                     change(o, values) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
                     for o in call(values)
@@ -178,7 +176,9 @@ def needs_negative_zero(subject: Subject) -> str:
             expected = expect(subject.reference, values)
         for t, old in zip(chosen, before, strict=True):
             t.copy_(old)
-        if any(isinstance(e, Expected) and e.is_negative_zero is not None and e.is_negative_zero.any() for e in expected):
+        if any(
+            isinstance(e, Expected) and e.is_negative_zero is not None and e.is_negative_zero.any() for e in expected
+        ):
             return ""
     return "no zero has the sign of an input's"
 

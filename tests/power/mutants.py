@@ -265,9 +265,7 @@ def _try_operator(operator: Any, only: Sequence[str], out: Path | None) -> list[
         changed = "CPU kernel" if "cpu" in operator.declaration.sources else "reference"
         say(f"note: mutants of {name} change its {changed} and run on the CPU; its CUDA kernel is not tested")
     with progress(f"Trying mutants of {name}") as line:
-        mutants = try_mutants(
-            operator.function, only=only, on_trial=lambda m: line.update(f"{m.operator}: {m.kind}")
-        )
+        mutants = try_mutants(operator.function, only=only, on_trial=lambda m: line.update(f"{m.operator}: {m.kind}"))
     seconds, cells = time.time() - started, list_cells(mutants)
     killed, tried = (sum(numbers) for numbers in zip(*(count(column)[:2] for column in cells.values()), strict=True))
     say(f"Killed {killed} of {tried} mutants of {name} in {seconds:.1f} s")

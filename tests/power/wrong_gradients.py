@@ -94,8 +94,7 @@ def _wrong_when_recorded(subject: Subject) -> Call:
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in floats_of(values))):
             return outputs
         return [
-            o + (spoil(o) - o).detach() if isinstance(o, torch.Tensor) and o.is_floating_point() else o
-            for o in outputs
+            o + (spoil(o) - o).detach() if isinstance(o, torch.Tensor) and o.is_floating_point() else o for o in outputs
         ]
 
     return mutated

@@ -58,7 +58,9 @@ _result("wrong from 1e4 to 1e25")(
     lambda o, v: _where(_mask(v, o, lambda x: (x.abs() > 1e4) & (x.abs() < 1e25)), spoil(o), o)
 )
 _result("NaN swallowed")(lambda o, values: torch.where(torch.isnan(o), torch.zeros_like(o), o))
-_result("infinities clipped", needs_output("infinite", torch.isinf))(lambda o, values: o.clamp(torch.finfo(o.dtype).min, torch.finfo(o.dtype).max))
+_result("infinities clipped", needs_output("infinite", torch.isinf))(
+    lambda o, values: o.clamp(torch.finfo(o.dtype).min, torch.finfo(o.dtype).max)
+)
 _result("denormal numbers flushed to zero")(
     lambda o, v: torch.where(o.abs() < torch.finfo(o.dtype).smallest_normal, torch.zeros_like(o), o)
 )
@@ -67,7 +69,9 @@ _result("wrong in bfloat16 only", needs_dtype(torch.bfloat16))(
     lambda o, values: spoil(o) if o.dtype == torch.bfloat16 else o
 )
 _result("float64 computed in float32", needs_dtype(torch.float64))(lambda o, values: o.float().to(o.dtype))
-_result("results of another dtype")(lambda o, values: o.to(torch.float32 if o.dtype == torch.float64 else torch.float64))
+_result("results of another dtype")(
+    lambda o, values: o.to(torch.float32 if o.dtype == torch.float64 else torch.float64)
+)
 _result("results on another device")(lambda o, values: o.to("meta"))
 _result("a lazy subclass of Tensor")(lambda o, values: o.as_subclass(_Lazy))
 _result("a workspace of 32 outputs", needs_large, "memory")(

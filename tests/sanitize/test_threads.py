@@ -39,9 +39,7 @@ for thread in threads:
 pytestmark = [pytest.mark.compiler, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    ("count", "status"), [("++calls", 99), ("__atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED)", 0)]
-)
+@pytest.mark.parametrize(("count", "status"), [("++calls", 99), ("__atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED)", 0)])
 def test_a_race_in_a_kernel_is_reported(count: str, status: int, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("COUNT", count))

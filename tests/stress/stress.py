@@ -213,8 +213,7 @@ def start(processes: int) -> list[str]:
     program = PROGRAM.format(folder=str(Path(__file__).parent))
     command = [sys.executable, "-c", program]
     started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(processes)
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(processes)
     ]
     results = [(*process.communicate(), process.returncode) for process in started]
     wrong = [f"exit status {code}: {out}{error[-2000:]}" for out, error, code in results if code or out != "5.0\n"]

@@ -221,9 +221,7 @@ def make_argument(argument: dict[str, Any], values: Values) -> Any:
     """Returns the Python object that an ARG stands for."""
     if "tensor" in argument:
         shape = argument.get("shape", [1])
-        return Tensor(
-            argument["tensor"], argument["address"], shape, argument.get("stride", [1] * len(shape))
-        )
+        return Tensor(argument["tensor"], argument["address"], shape, argument.get("stride", [1] * len(shape)))
     if "descriptor" in argument:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -290,9 +288,7 @@ def run(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def allocator(kind: str) -> Any:
         def allocate(size: int, align: int, stream: int | None) -> Buffer:
             known = CUDA.stream_ids.get(stream, stream)
-            allocated.append(
-                {"kind": kind, "size": size, "align": align, "stream": known, "address": scratch}
-            )
+            allocated.append({"kind": kind, "size": size, "align": align, "stream": known, "address": scratch})
             return Buffer(scratch)
 
         return allocate
@@ -320,9 +316,7 @@ def run(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     result["error"] = {"type": type(error).__name__, "message": str(error)}
                 after = CUDA.counts()
                 result["counts"] = {
-                    name: count - before.get(name, 0)
-                    for name, count in after.items()
-                    if count != before.get(name, 0)
+                    name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)
                 }
                 result["records"] = [json.loads(line) for line in lines.read().splitlines()]
                 result["scratch"] = allocated[:]

@@ -1,6 +1,6 @@
 """Runs launch functions of the library's operators under Triton's interpreter; test_interpreter.py starts it.
 
-    TRITON_INTERPRET=1 python interpreted_operators.py FOLDER_OF_OPERATORS
+TRITON_INTERPRET=1 python interpreted_operators.py FOLDER_OF_OPERATORS
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def main() -> None:
     # Elements of a row so far apart that 32 bits do not count to the last ones; memory of 300 pages is touched.
     columns = torch.empty(300, 8_500_000, dtype=torch.float16)
     far = columns[:, :23].normal_().t()
-    cases = [(strided(m, k, dtype=torch.float32), strided(n, k, dtype=torch.float32)) for m, n, k in ((5, 7, 9), (40, 70, 33))]
+    cases = [
+        (strided(m, k, dtype=torch.float32), strided(n, k, dtype=torch.float32))
+        for m, n, k in ((5, 7, 9), (40, 70, 33))
+    ]
     for x, w in (*cases, (far[:16], far[16:])):
         (m, k), n, dtype = x.shape, len(w), x.dtype
         bias = torch.randn(n, dtype=dtype)

@@ -68,9 +68,7 @@ def _build(compiler: str | None, program: Path, target: Path, flags: tuple[str, 
             subprocess.run(["ar", "rcs", archive, *objects], check=True)
             os.replace(archive, library)
         linked = str(Path(temporary, target.name))
-        subprocess.run(
-            [*common, str(program), "-o", linked, str(library), "-ldl", "-pthread", "-lstdc++"], check=True
-        )
+        subprocess.run([*common, str(program), "-o", linked, str(library), "-ldl", "-pthread", "-lstdc++"], check=True)
         os.replace(linked, target)
     return target
 

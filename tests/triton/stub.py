@@ -157,8 +157,7 @@ def unpack_params(record: dict[str, Any], types: str) -> list[Any]:
     """Returns a record's parameters as numbers, by the letters of `struct`, such as "QQQiQQ"."""
     assert len(record["params"]) == len(types), record["params"]
     return [
-        struct.unpack("<" + letter, bytes.fromhex(param["hex"]))[0]
-        for letter, param in zip(types, record["params"])
+        struct.unpack("<" + letter, bytes.fromhex(param["hex"]))[0] for letter, param in zip(types, record["params"])
     ]
 
 

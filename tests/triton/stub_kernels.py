@@ -58,9 +58,7 @@ def twice(x):
 
 
 @triton.jit
-def constant_kernel(
-    out, pointer, name: tl.constexpr, dtype: tl.constexpr, function: tl.constexpr, sizes: tl.constexpr
-):
+def constant_kernel(out, pointer, name: tl.constexpr, dtype: tl.constexpr, function: tl.constexpr, sizes: tl.constexpr):
     value = tl.full((sizes[0],), 1, dtype)
     if name == "twice":
         value = function(value)

@@ -40,9 +40,7 @@ def compile_entries(python: Path, requests: list[dict[str, Any]]) -> list[Entry]
                 json.dumps({"id": i, "do": "compile", "out": f"{folder}/{i}.opk", **request})
                 for i, request in enumerate(requests)
             ]
-            env = stub.environment() | {
-                "TRITON_CACHE_DIR": str(stub.BUILD / f"worker-cache-{python.parents[1].name}")
-            }
+            env = stub.environment() | {"TRITON_CACHE_DIR": str(stub.BUILD / f"worker-cache-{python.parents[1].name}")}
             done = subprocess.run(
                 [str(python), "-c", PROGRAM, str(WORKER)],
                 input="".join(f"{line}\n" for line in lines),
@@ -56,9 +54,7 @@ def compile_entries(python: Path, requests: list[dict[str, Any]]) -> list[Entry]
             assert all("ok" in reply for reply in replies), replies
             for i in range(len(requests)):
                 for entry in read_pack(f"{folder}/{i}.opk"):
-                    entries[json.dumps(strip(entry.record), sort_keys=True)] = Entry(
-                        strip(entry.record), entry.blob
-                    )
+                    entries[json.dumps(strip(entry.record), sort_keys=True)] = Entry(strip(entry.record), entry.blob)
         temporary = kept.with_suffix(f".{id(entries)}")
         temporary.write_bytes(pack(entries.values()))
         temporary.rename(kept)
@@ -98,9 +94,7 @@ def raw_pack(rows: list[tuple[bytes, dict[str, Any] | bytes]], blobs: list[bytes
                     "sha256": hashlib.sha256(blobs[number]).hexdigest(),
                 }
             record = json.dumps(record, ensure_ascii=False).encode()
-        table += struct.pack(
-            "<16sQII8s", digest, len(body), len(record), 0, hashlib.sha256(record).digest()[:8]
-        )
+        table += struct.pack("<16sQII8s", digest, len(body), len(record), 0, hashlib.sha256(record).digest()[:8])
         body += record
     body += bytes(-len(body) % 64)
     header = struct.pack(

@@ -35,9 +35,7 @@ def descriptor(address: int, **more: Any) -> dict[str, Any]:
     return {"descriptor": {"dtype": "fp16", "address": address, **shape, **more}}
 
 
-def add(
-    n: int = 4000, dtype: str = "fp32", x: int = 0x1000, grid: Any = "add_grid", **more: Any
-) -> dict[str, Any]:
+def add(n: int = 4000, dtype: str = "fp32", x: int = 0x1000, grid: Any = "add_grid", **more: Any) -> dict[str, Any]:
     arguments = [
         *(tensor(dtype, address) for address in (x, 0x2000, 0x3000)),
         {"int": n},

@@ -80,12 +80,8 @@ REQUESTS = {
             *({"constexpr": text} for text in ('"twice"', "fp16", "@twice", "(16, 2)")),
         ],
     ),
-    "shared": request(
-        "matmul_kernel", [*MATMUL, *({"constexpr": text} for text in ("128", "128", "64"))], (1,)
-    ),
-    "host": request(
-        "host_descriptor_kernel", [descriptor(0x10000), descriptor(0x20000, padding="nan"), {"int": 64}]
-    ),
+    "shared": request("matmul_kernel", [*MATMUL, *({"constexpr": text} for text in ("128", "128", "64"))], (1,)),
+    "host": request("host_descriptor_kernel", [descriptor(0x10000), descriptor(0x20000, padding="nan"), {"int": 64}]),
     "device": request(
         "device_descriptor_kernel",
         [tensor("fp16", X), tensor("fp16", Y), {"int": 256}, {"int": 64}, {"constexpr": "64"}],

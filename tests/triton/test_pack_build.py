@@ -95,15 +95,11 @@ def test_a_second_build_starts_no_python(built: Path, pythons: list[Path]) -> No
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_what_changed_is_compiled_again_and_compared(
-    built: Path, pythons: list[Path], tmp_path: Path
-) -> None:
+def test_what_changed_is_compiled_again_and_compared(built: Path, pythons: list[Path], tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path, FILL, ADD)
     build(tmp_path, manifest, "before.opk", pythons[:1])
     file = tmp_path / "kernels/packed.py"
-    file.write_text(
-        file.read_text().replace("tl.arange(0, BLOCK), value)", "tl.arange(0, BLOCK), value + 1)")
-    )
+    file.write_text(file.read_text().replace("tl.arange(0, BLOCK), value)", "tl.arange(0, BLOCK), value + 1)"))
     stale = opwright(tmp_path, "pack", "verify", "before.opk", "--root", ".", check=1)
     assert "kernels/packed.py has changed since: build the pack again" in stale.stdout
     assert "add.py" not in stale.stdout
@@ -216,9 +212,7 @@ def test_the_default_python_is_that_of_the_environment(pythons: list[Path], tmp_
     assert "Built 1 kernel" in named.stderr
 
 
-def test_files_that_a_pack_cannot_tell_apart(
-    pythons: list[Path], tmp_path: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_files_that_a_pack_cannot_tell_apart(pythons: list[Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     manifest = write_manifest(tmp_path, {**FILL, "file": "kernels/packed.py"}, {**FILL, "file": "packed.py"})
     shutil.copy(tmp_path / "kernels/packed.py", tmp_path / "packed.py")
     refused = build(tmp_path, manifest, "a.opk", pythons[:1], check=2)
@@ -233,9 +227,7 @@ def test_files_that_a_pack_cannot_tell_apart(
     opwright(tmp_path, "pack", "verify", "a.opk")
 
 
-def test_verify_finds_nothing_in_a_good_pack(
-    built: Path, pythons: list[Path], snapshot: SnapshotAssertion
-) -> None:
+def test_verify_finds_nothing_in_a_good_pack(built: Path, pythons: list[Path], snapshot: SnapshotAssertion) -> None:
     good = opwright(built, "pack", "verify", "app.opk", "--root", ".")
     count = 6 * len(pythons)
     assert (good.stdout, good.stderr) == ("", f"Verified app.opk: {count} kernels, {count + 2} rows\n")
@@ -344,9 +336,7 @@ def test_a_linked_pack(built: Path, tmp_path: Path, snapshot: SnapshotAssertion)
         "  fwrite(opwright_pack_my_app_begin, 1, opwright_pack_my_app_end - opwright_pack_my_app_begin, stdout);\n"
         "}\n"
     )
-    subprocess.run(
-        [compiler, "-Wall", "-Werror", "main.c", "app_pack.c", "-o", "main"], cwd=tmp_path, check=True
-    )
+    subprocess.run([compiler, "-Wall", "-Werror", "main.c", "app_pack.c", "-o", "main"], cwd=tmp_path, check=True)
     linked = subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout
     assert linked == (built / "app.opk").read_bytes()
     opwright(tmp_path, "pack", "embed", "my app.1.opk", "--output", "b.c", "--name", "other")

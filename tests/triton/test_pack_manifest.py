@@ -88,9 +88,7 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     file = str(tmp_path / "k.py")
     entries = (
-        KernelEntry(
-            file, "a", ("*fp32:16", '="r\\"é\\\\"', "(i32, =(1, 2))"), (("maxnreg", None), ("x", (1, 2.5)))
-        ),
+        KernelEntry(file, "a", ("*fp32:16", '="r\\"é\\\\"', "(i32, =(1, 2))"), (("maxnreg", None), ("x", (1, 2.5)))),
         KernelEntry(file, "b", None, (), ({"arguments": {"n": 4}},)),
     )
     Manifest(path).merged(entries, [90, 80, 90]).write()
@@ -156,8 +154,7 @@ def test_lines_are_those_of_the_file_however_it_is_laid_out(tmp_path: Path) -> N
 
 def test_there_is_no_manifest(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     assert (
-        opwright(tmp_path, "pack", "build", "m.json", "--output", "a.opk", "--arch", "90", check=2).stderr
-        == snapshot
+        opwright(tmp_path, "pack", "build", "m.json", "--output", "a.opk", "--arch", "90", check=2).stderr == snapshot
     )
 
 

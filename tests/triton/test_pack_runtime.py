@@ -75,9 +75,7 @@ def test_recorded_built_tuned_and_frozen(triton_pythons: dict[str, Path], tmp_pa
     built = opwright(tmp_path, "pack", "build", manifest, "--output", "app.opk", **environment)
     assert "Built 3 kernels" in built.stderr
     assert "3 cached" in built.stderr
-    frozen, again = runtime.run_launches(
-        None, launches, tmp_path, triton_settings=f"pack={tmp_path}/app.opk,freeze"
-    )
+    frozen, again = runtime.run_launches(None, launches, tmp_path, triton_settings=f"pack={tmp_path}/app.opk,freeze")
     assert [result["error"] for result in frozen] == [None, None, None]
     assert _launched(again) == _launched(seen)
     assert len(_launched(again)) == 3

@@ -138,14 +138,12 @@ def test_tables_are_kept_in_the_pack(
     build(tmp_path, path, "app.opk", [python], arch="80,90")
     pack = tmp_path / "app.opk"
     kernels = [e.record for e in read_pack(pack) if e.blob]
-    assert sorted(
-        r["key"].split(", ")[4] for r in kernels if r["arch"] == 90 and r["function"] == "scaled"
-    ) == (["=128", "=128", "=64", "=64"])
+    assert sorted(r["key"].split(", ")[4] for r in kernels if r["arch"] == 90 and r["function"] == "scaled") == (
+        ["=128", "=128", "=64", "=64"]
+    )
     genuine, times = tune._ask, [2.0, 1.0]
 
-    def measured(
-        python: str, entries: Any, *, measure: bool, architectures: tuple[int, ...]
-    ) -> dict[str, Any]:
+    def measured(python: str, entries: Any, *, measure: bool, architectures: tuple[int, ...]) -> dict[str, Any]:
         assert (measure, architectures) == (True, (80, 90))
         reply = genuine(python, entries, measure=False, architectures=architectures)
         for result in reply["results"]:
@@ -166,8 +164,7 @@ def test_tables_are_kept_in_the_pack(
             "arch": 90,
             "gpu": "NVIDIA H100",
             "rows": [
-                {"key": [n, "2", "fp32", "fp16"], "config": 0, "microseconds": [1.0, 2.0]}
-                for n in ("1000", "64")
+                {"key": [n, "2", "fp32", "fp16"], "config": 0, "microseconds": [1.0, 2.0]} for n in ("1000", "64")
             ],
         }
     ]
@@ -184,9 +181,7 @@ def test_tables_are_kept_in_the_pack(
         tune, "read", lambda path: [e for e in read_pack(path) if "=128" not in str(e.record.get("key"))]
     )
     monkeypatch.setattr(tune, "write", lambda path, entries: None)
-    monkeypatch.setattr(
-        tune, "_ask", lambda *args, **kwargs: measured(*args, measure=True, architectures=(80, 90))
-    )
+    monkeypatch.setattr(tune, "_ask", lambda *args, **kwargs: measured(*args, measure=True, architectures=(80, 90)))
     absent = tune.tune(manifest, pack, str(python)).absent
     assert len(absent) == 2
     assert all("=128" in key for key in absent)
@@ -223,9 +218,7 @@ def test_wrong_tables(triton_pythons: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.triton
-def test_what_is_missing_to_tune(
-    triton_pythons: dict[str, Path], tmp_path: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_what_is_missing_to_tune(triton_pythons: dict[str, Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     python = triton_pythons[max(triton_pythons)]
     path = write_manifest(tmp_path, FILL)
     command = ("pack", "tune", path, "--output", "app.opk", "--python", python)

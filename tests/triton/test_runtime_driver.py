@@ -41,8 +41,7 @@ def entries(python: Path) -> list[Entry]:
 def with_shared(entries: list[Entry], size: int) -> list[Entry]:
     """The entries, `left` with so many bytes of shared memory."""
     return [
-        synthetic_packs.changed(entry, shared=size) if entry.record.get("shared") == 0 else entry
-        for entry in entries
+        synthetic_packs.changed(entry, shared=size) if entry.record.get("shared") == 0 else entry for entry in entries
     ]
 
 
@@ -124,9 +123,7 @@ DRIVERS = {
 
 
 @pytest.mark.parametrize("name", DRIVERS)
-def test_a_driver_that_cannot(
-    entries: list[Entry], tmp_path: Path, name: str, snapshot: SnapshotAssertion
-) -> None:
+def test_a_driver_that_cannot(entries: list[Entry], tmp_path: Path, name: str, snapshot: SnapshotAssertion) -> None:
     texts, records = from_pack(entries, tmp_path, [LEFT], **DRIVERS[name])
     assert texts[0] == snapshot
     assert records == []
@@ -232,9 +229,7 @@ def test_freeze_keeps_what_is_loaded(python: Path, tmp_path: Path) -> None:
     assert len(records) == 2
 
 
-@pytest.mark.parametrize(
-    "text", ["pyhton=x", "pack=/nowhere.opk", "timeout", "=", "freeze,record=/nowhere/keys"]
-)
+@pytest.mark.parametrize("text", ["pyhton=x", "pack=/nowhere.opk", "timeout", "=", "freeze,record=/nowhere/keys"])
 def test_settings(tmp_path: Path, text: str, snapshot: SnapshotAssertion) -> None:
     texts, records = outcomes(None, [LEFT], tmp_path, triton_settings=text)
     assert texts[0] == snapshot

@@ -85,9 +85,7 @@ COUNTED = {"float for an annotated int": 2, "pointer for an annotated int": 2, "
 def refusals(python: Path, tmp_path_factory: Any) -> dict[str, str | None]:
     """What each of these gives, all in one process; a good launch ends it."""
     good = launch("scaled", OUT, number(5), C)
-    texts, _ = outcomes(
-        python, [*WRONG.values(), good], tmp_path_factory.mktemp("wrong"), devices=2, unified=False
-    )
+    texts, _ = outcomes(python, [*WRONG.values(), good], tmp_path_factory.mktemp("wrong"), devices=2, unified=False)
     assert texts[-1] is None
     return dict(zip(WRONG, texts))
 
@@ -175,15 +173,11 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_used(
-    python: Path, tmp_path: Path, name: str, snapshot: SnapshotAssertion
-) -> None:
+def test_a_file_that_cannot_be_used(python: Path, tmp_path: Path, name: str, snapshot: SnapshotAssertion) -> None:
     bad, fine = tmp_path / "bad.py", tmp_path / "fine.py"
     bad.write_text(FILES[name])
     fine.write_text(HEAD + KERNEL)
-    texts, records = outcomes(
-        python, [launch("scaled", OUT, number(5), file=path) for path in (bad, fine)], tmp_path
-    )
+    texts, records = outcomes(python, [launch("scaled", OUT, number(5), file=path) for path in (bad, fine)], tmp_path)
     assert texts[0] == snapshot
     assert (texts[1], len(records)) == (None, 1)
 
@@ -194,9 +188,7 @@ def test_relative_imports_in_a_package(python: Path, tmp_path: Path) -> None:
     (package / "__init__.py").write_text("")
     (package / "names.py").write_text("SIZE = 3\n")
     (package / "kernels.py").write_text(HEAD + "from .names import SIZE\n" + KERNEL)
-    texts, records = outcomes(
-        python, [launch("scaled", OUT, number(5), file=package / "kernels.py")], tmp_path
-    )
+    texts, records = outcomes(python, [launch("scaled", OUT, number(5), file=package / "kernels.py")], tmp_path)
     assert texts[0] is None or "package" in texts[0]
     assert len(records) == (texts[0] is None)
 

@@ -55,11 +55,7 @@ def entries() -> list[Entry]:
 
 def one(entries: list[Entry], function: str, arch: int | None = 90) -> Entry:
     """A kernel, or with no arch a description."""
-    return next(
-        entry
-        for entry in entries
-        if entry.record["function"] == function and entry.record.get("arch") == arch
-    )
+    return next(entry for entry in entries if entry.record["function"] == function and entry.record.get("arch") == arch)
 
 
 def left(n: int = 5, **more: Any) -> dict[str, Any]:
@@ -76,9 +72,7 @@ def run(
         path = folder / f"{number}.opk"
         path.write_bytes(content)
         chosen.append(f"pack={path}")
-    results, records = runtime.run_launches(
-        None, launches, folder, triton_settings=",".join(chosen), **settings
-    )
+    results, records = runtime.run_launches(None, launches, folder, triton_settings=",".join(chosen), **settings)
     return [result["error"] and result["error"]["message"] for result in results], records
 
 
@@ -184,9 +178,7 @@ def test_of_two_files_of_one_name_the_right_one(entries: list[Entry], tmp_path: 
 def test_the_first_pack_that_has_it_wins(entries: list[Entry], tmp_path: Path) -> None:
     description = one(entries, "left", None)
     second = Entry({**one(entries, "left").record, "symbol": "right"}, one(entries, "right").blob)
-    errors, records = run(
-        tmp_path, [pack([one(entries, "left"), description]), pack([second, description])], [left()]
-    )
+    errors, records = run(tmp_path, [pack([one(entries, "left"), description]), pack([second, description])], [left()])
     assert (errors, records[0]["kernel"]) == ([None], "left")
     errors, records = run(tmp_path, [pack([description]), pack([second, description])], [left()])
     assert (errors, records[0]["kernel"]) == ([None], "right")
@@ -438,9 +430,7 @@ def hostile(entries: list[Entry]) -> dict[str, tuple[bytes, str]]:
 
     def without(*names: str, kind: str) -> list[Any]:
         is_kernel = kind == "kernel"
-        return [
-            item for item in fine if not (item[1]["function"] in names and ("key" in item[1]) == is_kernel)
-        ]
+        return [item for item in fine if not (item[1]["function"] in names and ("key" in item[1]) == is_kernel)]
 
     found: dict[str, tuple[bytes, str]] = {}
     others = without("left", "right", kind="kernel")

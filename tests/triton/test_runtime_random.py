@@ -121,9 +121,7 @@ class Batch:
         if kind == "constexpr":
             annotation = "tl.constexpr"
             if pick.random() < 0.4:
-                default = pick.choice(
-                    ["1", "64", "0.5", "'x'", "None", "True", "tl.float16", "(1, 2)", "helper", "-1"]
-                )
+                default = pick.choice(["1", "64", "0.5", "'x'", "None", "True", "tl.float16", "(1, 2)", "helper", "-1"])
         elif kind == "annotated":
             annotation = "tl." + pick.choice(ANNOTATIONS)
             if pick.random() < 0.3:
@@ -165,9 +163,7 @@ class Batch:
             if "float" in kind:
                 return {"float": pick.choice([value for value in FLOATS if abs(value) <= 65504])}
             unsigned = kind.startswith("u")
-            least, most = (
-                (0, 2 ** BITS[kind]) if unsigned else (-(2 ** (BITS[kind] - 1)), 2 ** (BITS[kind] - 1))
-            )
+            least, most = (0, 2 ** BITS[kind]) if unsigned else (-(2 ** (BITS[kind] - 1)), 2 ** (BITS[kind] - 1))
             return of_int(pick.choice([value for value in [*INTS, least, most - 1] if least <= value < most]))
         return self.value()
 
@@ -184,10 +180,7 @@ class Batch:
             return {"bool": pick.random() < 0.5}
         if kind == "tuple" and depth < 3:
             return {
-                "tuple": [
-                    self.value(depth + 1)
-                    for _ in range(pick.randint(0 if depth else 1, 9 if not depth else 3))
-                ]
+                "tuple": [self.value(depth + 1) for _ in range(pick.randint(0 if depth else 1, 9 if not depth else 3))]
             }
         return {"none": True}
 
@@ -262,15 +255,11 @@ def test_random_launches(triton_python: Path, tmp_path: Path, seed: int) -> None
             continue
         fine.add((launch["function"], tuple(key)))
         if [comparable(record) for record in sent] != [comparable(record) for record in wanted["records"]]:
-            wrong.append(
-                {**what, "sent": [r["params"] for r in sent], "is": [r["params"] for r in wanted["records"]]}
-            )
+            wrong.append({**what, "sent": [r["params"] for r in sent], "is": [r["params"] for r in wanted["records"]]})
     text = (tmp_path / "random_kernels.py").read_text()
     assert not wrong, "\n".join([text, *map(json.dumps, wrong)])
     assert fine - recorded == set()
-    refused = {
-        (launch["function"], tuple(key)) for launch, key in zip(launches, keys) if isinstance(key, list)
-    }
+    refused = {(launch["function"], tuple(key)) for launch, key in zip(launches, keys) if isinstance(key, list)}
     assert recorded - refused == set()
 
 

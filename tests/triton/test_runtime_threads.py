@@ -96,9 +96,7 @@ def test_every_launch_arrives_once(entries: list[Entry], tmp_path: Path, kind: s
     assert errors == []
     assert int(count) == len(records) == THREADS * ROUNDS * CLASSES
     images = {
-        entry.record["key"].split(", ")[1]: stub.image_digest(entry.blob)
-        for entry in entries
-        if entry.blob is not None
+        entry.record["key"].split(", ")[1]: stub.image_digest(entry.blob) for entry in entries if entry.blob is not None
     }
     assert len(set(images.values())) == 2
     found = collections.Counter()

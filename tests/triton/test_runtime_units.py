@@ -47,9 +47,7 @@ def random_json(pick: random.Random, depth: int = 0) -> Any:
     if kind == 1:
         return pick.choice([0, 1, -1, 2**31, 2**63 - 1, -(2**63), pick.randint(-(2**63), 2**63 - 1)])
     if kind == 2:
-        return pick.choice(
-            [0.0, -0.0, 0.1, 1e-5, 1e300, -1e-300, 5e-324, 1.7976931348623157e308, 123456.789, 1e16]
-        )
+        return pick.choice([0.0, -0.0, 0.1, 1e-5, 1e300, -1e-300, 5e-324, 1.7976931348623157e308, 123456.789, 1e16])
     if kind in (3, 4, 5):
         letters = 'ab"\\/\b\f\n\r\t\x00\x1f\x7fé中\U0001f600\u2028 ,:[]{}'
         return "".join(pick.choice(letters) for _ in range(pick.randrange(12)))
@@ -130,8 +128,7 @@ def test_a_quoted_text_is_the_decision_s(ask: Any) -> None:
     for text, reply in zip(texts, replies):
         assert json.loads(reply) == text
         wanted = "".join(
-            "\\" + letter if letter in '"\\' else f"\\u{ord(letter):04x}" if letter < " " else letter
-            for letter in text
+            "\\" + letter if letter in '"\\' else f"\\u{ord(letter):04x}" if letter < " " else letter for letter in text
         )
         assert reply == f'"{wanted}"'
 
@@ -164,9 +161,7 @@ def doubles() -> list[float]:
         for value in (10.0**power, 10.0**power * 3, 2.0**power, 2.0 ** (53 + power)):
             found += [value, -value, math.nextafter(value, 0), math.nextafter(value, math.inf)]
     found += [struct.unpack("d", pick.randbytes(8))[0] for _ in range(3000)]
-    found += [pick.uniform(-1e6, 1e6) for _ in range(500)] + [
-        float(pick.randrange(2**53, 2**54)) for _ in range(500)
-    ]
+    found += [pick.uniform(-1e6, 1e6) for _ in range(500)] + [float(pick.randrange(2**53, 2**54)) for _ in range(500)]
     found += [struct.unpack("f", pick.randbytes(4))[0] for _ in range(500)]
     return found
 
@@ -373,10 +368,7 @@ def test_what_python_refuses_is_refused(ask: Any) -> None:
     leaves = [*(["arg", name] for name in INTEGERS), 0, 1, -1, 2, 0.5, None, ["str", "a"]]
     forms = [random_form(pick, lambda: pick.choice(leaves), 2) for _ in range(1500)]
     replies = ask(
-        [
-            {"do": "evaluate", "form": form, "args": {k: text_of(v) for k, v in INTEGERS.items()}}
-            for form in forms
-        ]
+        [{"do": "evaluate", "form": form, "args": {k: text_of(v) for k, v in INTEGERS.items()}} for form in forms]
     )
     wrong = []
     for form, reply in zip(forms, replies):

@@ -63,9 +63,7 @@ def test_a_worker_that_does_not_work(tmp_path: Path, name: str, snapshot: Snapsh
     fake = fake_python(tmp_path, FAKES[name])
     runtime.build(runtime.RUNNER)  # the first test to come would be timed with it
     start = time.monotonic()
-    texts, records = outcomes(
-        fake, [launch("scaled", OUT, number(5), C)], tmp_path, triton_settings="timeout=1"
-    )
+    texts, records = outcomes(fake, [launch("scaled", OUT, number(5), C)], tmp_path, triton_settings="timeout=1")
     assert texts[0] == snapshot
     assert records == []
     assert time.monotonic() - start < 8
@@ -127,9 +125,7 @@ def test_a_worker_that_is_killed_once_is_started_again(python: Path, tmp_path: P
 def test_a_file_that_sleeps(python: Path, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     file = tmp_path / "sleeps.py"
     file.write_text("import time\ntime.sleep(60)\n" + HEAD + KERNEL)
-    texts, _ = outcomes(
-        python, [launch("scaled", OUT, number(5), file=file)], tmp_path, triton_settings="timeout=1"
-    )
+    texts, _ = outcomes(python, [launch("scaled", OUT, number(5), file=file)], tmp_path, triton_settings="timeout=1")
     assert texts[0] == snapshot
 
 
@@ -151,9 +147,7 @@ def test_a_cache_that_cannot_be_written(python: Path, tmp_path: Path, snapshot: 
     assert records == []
 
 
-@pytest.mark.parametrize(
-    "name", ["answers neither", "answers an empty error", "answers a description of nothing"]
-)
+@pytest.mark.parametrize("name", ["answers neither", "answers an empty error", "answers a description of nothing"])
 def test_a_worker_that_lies_is_named(tmp_path: Path, name: str) -> None:
     fake = fake_python(tmp_path, FAKES[name])
     texts, _ = outcomes(fake, [launch("scaled", OUT, number(5), C)], tmp_path)

@@ -146,9 +146,7 @@ def check_attributes() -> None:
     function = driver.load(make_cubin(clusters=2, static_shared=1024 + 96))
     expected = {0: 128, 1: 96, 4: 40, 6: 90, 8: 49152 - 96, 11: 2, 12: 1, 13: 1, 14: 0}
     for attribute, value in expected.items():
-        assert driver.make("cuFuncGetAttribute", attribute, function, out=ctypes.c_int).value == value, (
-            attribute
-        )
+        assert driver.make("cuFuncGetAttribute", attribute, function, out=ctypes.c_int).value == value, attribute
     assert driver.cuFuncSetAttribute(function, 0, 64) == 1, "read only"
     assert driver.cuFuncSetAttribute(function, 8, 232448) == 1, "less the static 96"
     assert driver.cuFuncSetAttribute(function, 8, 232448 - 96) == 0

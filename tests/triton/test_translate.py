@@ -27,7 +27,7 @@ from opwright.triton.translate import translate
 
 pytestmark = pytest.mark.compiler
 
-KERNELS = '''
+KERNELS = """
 import triton
 import triton.language as tl
 
@@ -40,7 +40,7 @@ def ints_kernel(out, a, b, c, d, e, f, g, h, K: tl.constexpr = 7):
 @triton.jit
 def floats_kernel(out, x, y, flag, NAME: tl.constexpr, pointer):
     tl.store(out, x + y)
-'''
+"""
 
 LAUNCHES = {
     "arithmetic": """
@@ -275,7 +275,12 @@ def values_of(record: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any
 @pytest.mark.parametrize("other", [OTHER, None], ids=["given", "absent"])
 @pytest.mark.parametrize("options", [("fast", 3, 0.5), ("slow", 2, -1.25), ("fast", 40, 3.0)], ids=str)
 def test_launch_function(
-    name: str, other: Any, options: Any, program: Path, triton_python: Path, tmp_path: Path  # noqa: F811
+    name: str,
+    other: Any,
+    options: Any,
+    program: Path,
+    triton_python: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     if other is None and "other.shape" in LAUNCHES[name]:
         other = OTHER
@@ -302,7 +307,27 @@ def test_launch_function(
 
 
 # Launch functions that compare an expression of integers with what Python made of it.
-EXTREMES = [0, 1, -1, 2, -2, 3, -3, 7, -7, 63, 64, 2**31, 2**32 + 1, 2**62, 2**62 + 1, -(2**62), 2**63 - 1, -(2**63) + 1, -(2**63)]
+EXTREMES = [
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    3,
+    -3,
+    7,
+    -7,
+    63,
+    64,
+    2**31,
+    2**32 + 1,
+    2**62,
+    2**62 + 1,
+    -(2**62),
+    2**63 - 1,
+    -(2**63) + 1,
+    -(2**63),
+]
 EXPRESSIONS = [
     "a + b", "a - b", "a * b", "a // b", "a % b", "a ** b", "a << b", "a >> b", "-a", "abs(a)", "a // 4 * 2 + b % 5",
     "triton.cdiv(a, b)", "triton.next_power_of_2(a)", "int(a * 2.5)", "int(a / b)", "-9223372036854775808 + a",

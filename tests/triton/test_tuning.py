@@ -71,9 +71,7 @@ def run(tmp_path: Path) -> Any:
             }
             for n in sizes
         ]
-        return runtime.run_launches(
-            tritons[max(tritons)], requests, tmp_path, triton_settings=settings, fail=fail
-        )
+        return runtime.run_launches(tritons[max(tritons)], requests, tmp_path, triton_settings=settings, fail=fail)
 
     return launch
 

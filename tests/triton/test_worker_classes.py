@@ -92,9 +92,7 @@ def test_a_class_that_the_declaration_cannot_have(
     error = worker.refuses("classes.py", function, [given_])
     because = f", for it is {why}" if why else ""
     assert error["kind"] == "argument"
-    assert (
-        error["message"] == f"`{function}`: argument 1 `p`: given `{given_}`, expected `{expected}`{because}."
-    )
+    assert error["message"] == f"`{function}`: argument 1 `p`: given `{given_}`, expected `{expected}`{because}."
     assert error["source"].startswith(f"def {function}(")
 
 
@@ -192,9 +190,7 @@ def test_versions_agree(triton_pythons: Any, worker: Any, newest: Any) -> None:
 
 
 def test_pack_of_a_compile(worker: Any) -> None:
-    record = worker.compile(
-        "add.py", "add_kernel", ["*fp32"] * 3 + ["i32", "=64"], num_warps=2, enable_fp_fusion=False
-    )
+    record = worker.compile("add.py", "add_kernel", ["*fp32"] * 3 + ["i32", "=64"], num_warps=2, enable_fp_fusion=False)
     assert record["key"] == "*fp32, *fp32, *fp32, i32, =64; enable_fp_fusion=False, num_warps=2"
     entries = {"key" in entry.record: entry for entry in read_pack(worker.out)}
     assert entries[True].record == record

@@ -35,9 +35,7 @@ def test_a_cubin_is_read(cubin: bytes) -> None:
 
 
 def test_a_kernel_that_is_not_in_it(cubin: bytes) -> None:
-    with pytest.raises(
-        WorkerError, match="The cubin of `other` cannot be read: it has no section of that kernel"
-    ):
+    with pytest.raises(WorkerError, match="The cubin of `other` cannot be read: it has no section of that kernel"):
         read_cubin(cubin, "other")
 
 

@@ -64,9 +64,7 @@ def evaluate(expression: Any, args: dict[str, Any]) -> Any:
     if head == "tuple":
         return tuple(values)
     return (
-        {"neg": lambda a: -a, "not": lambda a: not a}[head](*values)
-        if len(values) == 1
-        else _OPERATORS[head](*values)
+        {"neg": lambda a: -a, "not": lambda a: not a}[head](*values) if len(values) == 1 else _OPERATORS[head](*values)
     )
 
 
@@ -182,9 +180,7 @@ def test_a_tuned_kernel_compiles_from_its_description(worker: Any) -> None:
     assert compiled["key"].endswith("; maxnreg=128, num_ctas=1, num_stages=2, num_warps=8")
 
 
-_small = st.integers(-9, 9).map(str) | st.sampled_from(
-    ["1.5", "True", "WIDTH", "a['n']", "a['b']", "a['n']", "a['f']"]
-)
+_small = st.integers(-9, 9).map(str) | st.sampled_from(["1.5", "True", "WIDTH", "a['n']", "a['b']", "a['n']", "a['f']"])
 
 
 def _combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -192,12 +188,8 @@ def _combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     two = st.tuples(inner, binary, inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")
     chained = st.tuples(inner, inner, inner).map(lambda t: f"({t[0]} < {t[1]} <= {t[2]})")
     choice = st.tuples(inner, inner, inner).map(lambda t: f"({t[0]} if {t[1]} else {t[2]})")
-    call = st.tuples(st.sampled_from(["min", "max"]), inner, inner, inner).map(
-        lambda t: f"{t[0]}({', '.join(t[1:])})"
-    )
-    unary = st.tuples(st.sampled_from(["-", "+", "not ", "~", "abs", "int"]), inner).map(
-        lambda t: f"({t[0]}({t[1]}))"
-    )
+    call = st.tuples(st.sampled_from(["min", "max"]), inner, inner, inner).map(lambda t: f"{t[0]}({', '.join(t[1:])})")
+    unary = st.tuples(st.sampled_from(["-", "+", "not ", "~", "abs", "int"]), inner).map(lambda t: f"({t[0]}({t[1]}))")
     cdiv = st.tuples(inner, inner).map(lambda t: f"triton.cdiv({t[0]}, {t[1]})")
     return two | chained | choice | call | unary | cdiv
 
@@ -217,9 +209,7 @@ class _Triton:
 def test_expressions_mean_what_python_means(newest: Any, tmp_path: Path, bodies: list[str]) -> None:
     file = tmp_path / "grids.py"
     lines = ["import triton", "WIDTH = 3", "@triton.jit", "def k():", "    pass"]
-    file.write_text(
-        "\n".join(lines + [f"grid_{i} = lambda a: {body}" for i, body in enumerate(bodies)]) + "\n"
-    )
+    file.write_text("\n".join(lines + [f"grid_{i} = lambda a: {body}" for i, body in enumerate(bodies)]) + "\n")
     found = newest.describe(file, "k")["grids"].values()
     for body, grid in zip(bodies, found, strict=True):
         for args in ({"n": 7, "b": 0, "f": 2.5}, {"n": -4, "b": 3, "f": -0.5}):
@@ -259,7 +249,6 @@ def test_functions_with_assignments_and_branches(newest: Any, tmp_path: Path) ->
     for n in (-3, 0, 5, 64, 100):
         assert evaluate(size["expression"], {"n": n}) == scope["size"]({"n": n})
     assert (
-        loops["error"]
-        == f"{file}:14: `for i in args:` is no assignment, `if` or `return`; pass a C++ functor instead"
+        loops["error"] == f"{file}:14: `for i in args:` is no assignment, `if` or `return`; pass a C++ functor instead"
     )
     assert "there is a way to its end without `return`" in falls["error"]

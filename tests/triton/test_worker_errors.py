@@ -47,9 +47,7 @@ def _error(worker: Any, file: Path, function: str = "k") -> dict[str, Any]:
         ),
     ],
 )
-def test_a_file_that_does_not_import(
-    newest: Any, tmp_path: Path, body: str, line: int, source: str, says: str
-) -> None:
+def test_a_file_that_does_not_import(newest: Any, tmp_path: Path, body: str, line: int, source: str, says: str) -> None:
     file = _file(tmp_path, body)
     error = _error(newest, file)
     assert (error["kind"], error["file"], error["line"]) == ("import", str(file), line)
@@ -76,7 +74,9 @@ def test_an_import_that_fails_below_names_the_file_below(newest: Any, tmp_path: 
     ],
 )
 def test_what_is_no_kernel(newest: Any, tmp_path: Path, function: str, says: str) -> None:
-    body = f"{JIT}    pass\nNUMBER = 3\ndef plain(x):\n    pass\ntuned = triton.autotune([triton.Config({{}})], [])(k)\n"
+    body = (
+        f"{JIT}    pass\nNUMBER = 3\ndef plain(x):\n    pass\ntuned = triton.autotune([triton.Config({{}})], [])(k)\n"
+    )
     twice = "twice = triton.autotune([triton.Config({})], [])(tuned)\n" if function == "twice" else ""
     error = _error(newest, _file(tmp_path, body + twice), function)
     assert error["kind"] == "function"

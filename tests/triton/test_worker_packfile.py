@@ -94,9 +94,7 @@ def test_a_flipped_byte_gives_an_error_or_the_same_records(at: int, mask: int) -
     assert found == list(unpack(CONTENT))  # the byte was padding
 
 
-def _resigned(
-    rows: bytes, count: int | None = None, size: int | None = None, rows_at: int | None = None
-) -> bytes:
+def _resigned(rows: bytes, count: int | None = None, size: int | None = None, rows_at: int | None = None) -> bytes:
     """The content with other rows, as one who can compute digests would write it."""
     at = struct.unpack_from("<Q", CONTENT, 24)[0]
     body = CONTENT[64:at]

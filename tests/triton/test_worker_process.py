@@ -18,9 +18,7 @@ from .conftest import CODE, FOLDER, KERNELS, Worker
 
 pytestmark = pytest.mark.triton
 
-KERNEL = (
-    "import triton\nimport triton.language as tl\n{head}\n@triton.jit\ndef k(x):\n    tl.store(x, {value})\n"
-)
+KERNEL = "import triton\nimport triton.language as tl\n{head}\n@triton.jit\ndef k(x):\n    tl.store(x, {value})\n"
 
 
 def _write(file: Path, value: str, head: str = "") -> Path:
@@ -97,9 +95,7 @@ INSTALLED_ELSEWHERE = {
 
 
 @pytest.mark.parametrize("layout", INSTALLED_ELSEWHERE)
-def test_a_package_installed_elsewhere_is_imported_once(
-    layout: str, triton_pythons: Any, tmp_path: Path
-) -> None:
+def test_a_package_installed_elsewhere_is_imported_once(layout: str, triton_pythons: Any, tmp_path: Path) -> None:
     """A worker describes a second file that imports PyTorch from outside the interpreter's prefix."""
     package, folder, record = (part and tmp_path / part for part in INSTALLED_ELSEWHERE[layout])
     package.mkdir(parents=True)
@@ -119,9 +115,7 @@ def test_a_package_installed_elsewhere_is_imported_once(
 
 
 @pytest.mark.parametrize("layout", ["link in site-packages", "beside installed packages"])
-def test_a_project_among_installed_packages_is_the_authors(
-    layout: str, triton_pythons: Any, tmp_path: Path
-) -> None:
+def test_a_project_among_installed_packages_is_the_authors(layout: str, triton_pythons: Any, tmp_path: Path) -> None:
     """Its edited module is seen, although `site-packages` links to it or `pip install --target` was given its folder."""
     project, folder = tmp_path / "project", tmp_path / "project"
     (project / "once-1.dist-info").mkdir(parents=True)
@@ -173,9 +167,7 @@ def test_a_kernel_file_named_triton(worker: Any, tmp_path: Path) -> None:
 def test_names_in_the_current_folder_are_not_imported(triton_pythons: Any, tmp_path: Path) -> None:
     for name in ("triton", "json", "worker"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
-    request = json.dumps(
-        {"id": 1, "do": "describe", "file": str(KERNELS / "add.py"), "function": "add_kernel"}
-    )
+    request = json.dumps({"id": 1, "do": "describe", "file": str(KERNELS / "add.py"), "function": "add_kernel"})
     done = subprocess.run(
         [str(triton_pythons[max(triton_pythons)]), "-c", CODE, str(FOLDER)],
         input=f"{request}\n",
@@ -228,10 +220,7 @@ def test_the_least_driver(worker: Any) -> None:
     for arch in (80, 100):
         record = worker.compile("add.py", "add_kernel", args, arch=arch)
         major = int(record["ptxas"].split(".")[0])
-        assert (
-            record["cuda"]
-            == {(12, 80): 12000, (12, 100): 12080, (13, 80): 13000, (13, 100): 13000}[major, arch]
-        )
+        assert record["cuda"] == {(12, 80): 12000, (12, 100): 12080, (13, 80): 13000, (13, 100): 13000}[major, arch]
 
 
 def test_an_interrupt_is_for_the_host(triton_pythons: Any, tmp_path: Path) -> None:
@@ -264,11 +253,7 @@ sys.stdin.read()
 def test_a_killed_host_takes_its_worker_along(triton_pythons: Any, fork_holds_the_pipe: bool) -> None:
     """And the end of the thread that started it does not."""
     python = str(triton_pythons[max(triton_pythons)])
-    fork = (
-        "child = os.fork()\nif not child: import time; time.sleep(6); os._exit(0)"
-        if fork_holds_the_pipe
-        else ""
-    )
+    fork = "child = os.fork()\nif not child: import time; time.sleep(6); os._exit(0)" if fork_holds_the_pipe else ""
     host = subprocess.Popen(
         [sys.executable, "-c", HOST % fork, python, "-c", CODE, str(FOLDER)],
         stdin=subprocess.PIPE,

@@ -115,9 +115,7 @@ def make_verify(name: str = "ns::bias_gelu", failures=(), **changes) -> VerifyRe
 
 
 FAILURES = [
-    Failure(
-        "numerics", "f32[7, 13] sliced", "error 3.1e-2 at [6, 12]\n  of 7.9e-5", "last column", "verify x"
-    ),
+    Failure("numerics", "f32[7, 13] sliced", "error 3.1e-2 at [6, 12]\n  of 7.9e-5", "last column", "verify x"),
     Failure("gradcheck", "f64[3]", "grad of `w` is <zero> & more"),
 ]
 

@@ -239,9 +239,7 @@ def test_inputs_for_a_gpu_have_the_shapes_and_dtypes_of_those_for_the_cpu() -> N
     wanted = DeviceSweep(contract, CPU).make("bench", torch.bfloat16, sizes, (2, 3), {"by": 2.0})
     there = DeviceSweep(contract, torch.device("meta"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            torch, "Generator", lambda device=None: type("G", (), {"manual_seed": lambda s, n: None})()
-        )
+        patch.setattr(torch, "Generator", lambda device=None: type("G", (), {"manual_seed": lambda s, n: None})())
         made = there.make("bench", torch.bfloat16, sizes, (2, 3), {"by": 2.0})
     for a, b in zip(made.values, wanted.values, strict=True):
         if isinstance(a, Tensor):

@@ -28,7 +28,18 @@ MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
 
 def make_record(us: float = 10.0, name: str = "ns::f", cpu: str = "EPYC") -> BenchRecord:
     timings = [Timing("opwright", us, us, 0.0, [us] * 16), Timing("eager", 30.0, 30.0, 0.0, [30.0] * 16)]
-    one = Measurement("forward", "f32[8]", {}, "f32", 64, None, timings, 0.5, True, comparisons=[Comparison("eager", 30 / us, 0.01, 8)])
+    one = Measurement(
+        "forward",
+        "f32[8]",
+        {},
+        "f32",
+        64,
+        None,
+        timings,
+        0.5,
+        True,
+        comparisons=[Comparison("eager", 30 / us, 0.01, 8)],
+    )
     machine = Machine(**{**vars(MACHINE), "cpu": cpu})
     conditions = Conditions("own", [0, 1], "keeps", 0.0, 0.0)
     return BenchRecord(name, [one], {}, True, 2, machine, 1.0, 1.0, conditions=conditions)
@@ -206,7 +217,9 @@ def test_a_record_as_the_base(
     assert ("Xeon" in found.reason) == is_hint
 
 
-def test_a_base_without_records_or_without_this_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+def test_a_base_without_records_or_without_this_operator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
     with pytest.raises(CheckError, match="there is no record of a benchmark here"):
         bench_base.compare_with_base({}, str(tmp_path), None)
     records.save(make_record(name="ns::other"), tmp_path / "other.bench.json")
@@ -244,7 +257,9 @@ class PretendWorker:
 
 
 @pytest.mark.parametrize(("now", "verdict"), [(10.0, "same"), (12.0, "slower"), (8.0, "faster")])
-def test_two_versions_measure_in_turns(now: float, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_versions_measure_in_turns(
+    now: float, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "US", {"base": 10.0, "now": now})
     monkeypatch.setattr(PretendWorker, "asked", [])
@@ -290,7 +305,9 @@ def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch
     ("threads", "device", "cores"),
     [(1, "cpu", [2, 2, 5, 5] * 4), (2, "cpu", [None] * 16), (1, "cuda", [None] * 16)],
 )
-def test_a_pair_has_one_core(threads: int, device: str, cores: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pair_has_one_core(
+    threads: int, device: str, cores: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "asked", [])
     monkeypatch.setattr(PretendWorker, "cores", [])

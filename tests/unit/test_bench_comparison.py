@@ -228,9 +228,26 @@ def test_a_slowdown_is_visible_where_a_speedup_of_that_size_is(ratio: float, vis
 
 def record(ours: float, eager: float, *, visible: float | None = 0.01, **machine) -> BenchRecord:
     comparisons = [] if visible is None else [Comparison("eager", eager / ours, visible, 8)]
-    timings = [Timing(n, us, us, 0.01, [us * f for f in (1.0, 1.01, 0.99) * 8]) for n, us in (("opwright", ours), ("eager", eager))]
+    timings = [
+        Timing(n, us, us, 0.01, [us * f for f in (1.0, 1.01, 0.99) * 8])
+        for n, us in (("opwright", ours), ("eager", eager))
+    ]
     one = Measurement("forward", "f32[8]", {}, "f32", 64, None, timings, None, True, comparisons=comparisons)
-    card = Machine(**({"cpu": "EPYC", "cores": 2, "device": "", "system": "Linux", "python": "3", "torch": "2.13", "compiler": "g++", "load": 0.0} | machine))
+    card = Machine(
+        **(
+            {
+                "cpu": "EPYC",
+                "cores": 2,
+                "device": "",
+                "system": "Linux",
+                "python": "3",
+                "torch": "2.13",
+                "compiler": "g++",
+                "load": 0.0,
+            }
+            | machine
+        )
+    )
     return BenchRecord("ns::f", [one], {}, True, 2, card, 0.0, 0.0)
 
 

@@ -341,5 +341,3 @@ def test_a_backward_of_what_has_no_gradient() -> None:
 def test_a_direction_that_does_not_exist() -> None:
     with pytest.raises(CheckError, match="there is no direction 'sideways'"):
         bench(reference, directions=["sideways"])
-
-

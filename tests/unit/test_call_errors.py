@@ -73,11 +73,7 @@ def test_refused(case: str, snapshot: SnapshotAssertion) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        c
-        for c in WRONG
-        if c not in ("a number", "a list", "None", "a number for a choice", "text for a number")
-    ],
+    [c for c in WRONG if c not in ("a number", "a list", "None", "a number for a choice", "text for a number")],
 )
 def test_refused_through_torch_ops(case: str) -> None:
     error, changes = WRONG[case]

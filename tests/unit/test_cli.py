@@ -81,7 +81,7 @@ def test_build(command, tmp_path: Path) -> None:
     assert again.stdout == first.stdout
     assert "(1 cached)" in again.stderr
     source = OPERATOR.format(name="plain", expression="")
-    (tmp_path / "plain.py").write_text(source[: source.index(", cpu=")] + source[source.index(')\ndef') :])
+    (tmp_path / "plain.py").write_text(source[: source.index(", cpu=")] + source[source.index(")\ndef") :])
     plain = command("build", "plain.py", OPWRIGHT_CACHE_DIR=store)
     assert (plain.returncode, plain.stdout) == (5, "")
     assert "Nothing to build: there are no kernels" in plain.stderr
@@ -114,9 +114,7 @@ def test_bench_and_report(command, tmp_path: Path) -> None:
     bad = command("bench", "bad.py", "--against", "eager")
     assert bad.returncode == 1
     assert "does not pass verify" in bad.stderr
-    good = command(
-        "bench", "good.py", "--against", "eager", "--seconds", "0.01", "--out", "records", "--json"
-    )
+    good = command("bench", "good.py", "--against", "eager", "--seconds", "0.01", "--out", "records", "--json")
     assert good.returncode == 0, good.stderr
     (record,) = json.loads(good.stdout)
     assert {m["direction"] for m in record["measurements"]} == {"forward", "backward"}

@@ -49,7 +49,9 @@ def test_gcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "-fno-gnu-unique -fvar-tracking -fno-exceptions -fopenmp -mavx256-split-unaligned-load -mavx512bf16 "
         "-march=native -std=gnu++17 -O2 -g -Xlinker -I -L/lib -lfoo -c a.cpp -o a.o"
     )
-    found = from_compiler(line.replace("opwright-store/", f"{tmp_path}/store/opwright-store/").split(), tmp_path, Path("a.cpp"))
+    found = from_compiler(
+        line.replace("opwright-store/", f"{tmp_path}/store/opwright-store/").split(), tmp_path, Path("a.cpp")
+    )
     assert (found.directory, found.file) == (str(tmp_path), str(tmp_path / "a.cpp"))
     assert list(found.arguments) == [
         "/usr/bin/g++-12", "-DNAME=x", "-DOTHER", "-UNDEBUG", "-I", str(tmp_path / "inc"),
@@ -209,9 +211,7 @@ def test_a_project_that_cannot_be_written(project: Path) -> None:
         project.chmod(0o755)
 
 
-def test_a_process_that_holds_the_lock_holds_up_no_build(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_holds_the_lock_holds_up_no_build(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [command(project / "a.cpp")]
     path = write([], project)
     monkeypatch.setattr(compile_commands, "_LOCK_SECONDS", 0.05)

@@ -53,11 +53,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch):
 
 
 def _inputs() -> list:
-    return [
-        SimpleNamespace(
-            is_cuda=True, device=torch.device("cuda", 0), dtype=torch.float32, shape=torch.Size([7])
-        )
-    ]
+    return [SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0), dtype=torch.float32, shape=torch.Size([7]))]
 
 
 @pytest.mark.parametrize("case", _CASES)

@@ -24,9 +24,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "include" / "crt" / "host_config.h").write_text(
         "#if __GNUC__ > 11\n#error\n#endif\n#if (__clang_major__ >= 18) || (__clang_major__ < 7)\n#error\n#endif\n"
     )
-    nvcc = cuda.Nvcc(
-        program(tmp_path / "bin" / "nvcc", "12.4"), "nvcc release 12.4, V12.4.1", tmp_path, tmp_path
-    )
+    nvcc = cuda.Nvcc(program(tmp_path / "bin" / "nvcc", "12.4"), "nvcc release 12.4, V12.4.1", tmp_path, tmp_path)
 
     class Machine:
         folder = tmp_path
@@ -61,9 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def program(path: Path, release: str = "") -> str:
     path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text(
-        f"#!/bin/sh\necho 'release {release}, V{release}.1'\necho compute_80 compute_86 compute_90\n"
-    )
+    path.write_text(f"#!/bin/sh\necho 'release {release}, V{release}.1'\necho compute_80 compute_86 compute_90\n")
     path.chmod(0o755)
     return str(path)
 
@@ -81,9 +77,7 @@ def test_a_compiler_that_nvcc_does_not_take(machine, monkeypatch: pytest.MonkeyP
     machine.sees("nvcc and compiler", "wrong", "takes gcc up to 11, and", "`apt-get install g++-11`")
     program(programs / "g++-10")
     machine.sees("nvcc and compiler", "warn", "Opwright takes g++-10", "`export CC=gcc-10 CXX=g++-10`")
-    monkeypatch.setattr(
-        environment_doctor._Machine, "macros", {"__clang_major__": "18", "_GLIBCXX_USE_CXX11_ABI": "1"}
-    )
+    monkeypatch.setattr(environment_doctor._Machine, "macros", {"__clang_major__": "18", "_GLIBCXX_USE_CXX11_ABI": "1"})
     machine.sees("nvcc and compiler", "wrong", "takes clang up to 17", "`apt-get install clang++-17`")
 
 
@@ -190,9 +184,7 @@ def test_ninja_is_only_for_torchs_own(machine, monkeypatch: pytest.MonkeyPatch) 
 
 def test_python_headers(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(machine.folder)})
-    machine.sees(
-        "Python headers", "warn", "Python.h", f"python{sys.version_info[0]}.{sys.version_info[1]}-dev`"
-    )
+    machine.sees("Python headers", "warn", "Python.h", f"python{sys.version_info[0]}.{sys.version_info[1]}-dev`")
     (machine.folder / "Python.h").touch()
     assert machine.says("Python headers").state == "ok"
 

@@ -28,9 +28,7 @@ def _numbers(low: float, high: float, octaves: int = 0) -> Pair:
 
 
 def _exact(value: Pair) -> list[Any]:
-    return [
-        mp.mpf(high) + mp.mpf(low) for high, low in zip(value.high.tolist(), value.low.tolist(), strict=True)
-    ]
+    return [mp.mpf(high) + mp.mpf(low) for high, low in zip(value.high.tolist(), value.low.tolist(), strict=True)]
 
 
 def _reversed(value: Pair) -> Pair:
@@ -87,18 +85,14 @@ def test_arithmetic_has_a_hundred_bits() -> None:
 def test_a_sum_that_cancels_in_float64_keeps_its_digits() -> None:
     value = _numbers(1, 2)
     less = _numbers(1, 2, 3)
-    terms = [
-        torch.cat([a, b, -a]) for a, b in zip(value, Pair(less.high * 1e-20, less.low * 1e-20), strict=True)
-    ]
+    terms = [torch.cat([a, b, -a]) for a, b in zip(value, Pair(less.high * 1e-20, less.low * 1e-20), strict=True)]
     found = dd.total(Pair(*terms), 0)
     (exact,) = [mp.fsum(mp.mpf(x) for part in terms for x in part.tolist())]
     assert abs(float((mp.mpf(found.high.item()) + mp.mpf(found.low.item())) / exact - 1)) < 2.0**-25
     assert abs(terms[0].sum().item() / float(exact) - 1) > 1
 
 
-@pytest.mark.parametrize(
-    "name", "exp expm1 exp2 log log1p sigmoid tanh sin cos erf erfc sqrt reciprocal".split()
-)
+@pytest.mark.parametrize("name", "exp expm1 exp2 log log1p sigmoid tanh sin cos erf erfc sqrt reciprocal".split())
 def test_special_values_are_those_of_float64(name: str) -> None:
     names = {
         "exp": "exponential",
@@ -109,9 +103,7 @@ def test_special_values_are_those_of_float64(name: str) -> None:
     names |= {"log1p": "logarithm_of_one_plus", "tanh": "hyperbolic_tangent"}
     names |= {"sin": "sine", "cos": "cosine"}
     names |= {"erf": "error_function", "erfc": "error_function_complement", "sqrt": "square_root"}
-    special = torch.tensor(
-        [0.0, -0.0, math.inf, -math.inf, math.nan, 1e300, -1e300, 1.0, -1.0], dtype=torch.float64
-    )
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e300, -1e300, 1.0, -1.0], dtype=torch.float64)
     found = getattr(dd, names.get(name, name))(dd.pair(special))
     torch.testing.assert_close(found.high, getattr(torch, name)(special), rtol=1e-15, atol=0, equal_nan=True)
     zeros = found.high == 0

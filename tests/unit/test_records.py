@@ -49,7 +49,22 @@ def every_kind() -> list[records.Record]:
         page_faults=0.0,
         peak_bytes=64,
     )
-    one = Measurement("step", "f32[8]", {"n": 8}, "f32", 64, None, [timing], 0.5, True, None, [Comparison("eager", 1.5, 0.02, 8), Comparison("once", 1.5, math.inf, 1)], 32, 0.1, "noise")
+    one = Measurement(
+        "step",
+        "f32[8]",
+        {"n": 8},
+        "f32",
+        64,
+        None,
+        [timing],
+        0.5,
+        True,
+        None,
+        [Comparison("eager", 1.5, 0.02, 8), Comparison("once", 1.5, math.inf, 1)],
+        32,
+        0.1,
+        "noise",
+    )
     conditions = Conditions("own", [0, 1], "keeps", 0.1, 0.2, 2700.0, 2700.0)
     limits = Limits(10.0, 11.0, 200.0, {"f32": 100.0}, 0.8, None, 2, 1.0)
     part = CallPart("python", 0.5, 0.01, "operator - entry")
@@ -150,7 +165,9 @@ def other_candidate(content: dict) -> None:
         (other_candidate, "begin with different candidates: eager, opwright"),
     ],
 )
-def test_a_record_that_no_report_can_show_is_damaged(damage: Callable[[dict], Any], reason: str, tmp_path: Path) -> None:
+def test_a_record_that_no_report_can_show_is_damaged(
+    damage: Callable[[dict], Any], reason: str, tmp_path: Path
+) -> None:
     content = records.encodable(every_kind()[1])
     damage(content)
     (tmp_path / "damaged.json").write_text(json.dumps(content))

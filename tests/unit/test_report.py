@@ -198,10 +198,7 @@ def test_verdict_of_several_operators():
 def test_verdict_and_failures_name_a_device_that_is_not_the_cpu(tmp_path):
     failure = Failure("numerics", "f32[7]", "off by one", device="cuda")
     record = make_verify(failures=[failure], checks=[Check("numerics", "failed", 3, device="cuda")])
-    assert (
-        verdict([record])
-        == "ns::bias_gelu FAILS verify: 1 failure, first: cuda: numerics on f32[7]: off by one."
-    )
+    assert verdict([record]) == "ns::bias_gelu FAILS verify: 1 failure, first: cuda: numerics on f32[7]: off by one."
     page = show(tmp_path, record)
     assert page.cells("cuda: numerics")[1] == "failed"
     assert "<h4>cuda: numerics <code>f32[7]</code></h4>" in page.source
@@ -217,10 +214,7 @@ def test_no_records_is_an_error_with_a_hint(tmp_path):
 def test_the_newest_record_counts_and_machines_are_kept_apart(tmp_path):
     old = make_verify(failures=FAILURES, created=1.0)
     assert [card.fails for card in collect_cards([make_verify(), old])] == [False]
-    assert (
-        "1 older record of this operator on this machine not shown"
-        in show(tmp_path, make_verify(), old).source
-    )
+    assert "1 older record of this operator on this machine not shown" in show(tmp_path, make_verify(), old).source
     other = make_verify(machine=make_machine(device="H200"), failures=FAILURES)
     assert [card.fails for card in collect_cards([make_verify(), other])] == [True, False]  # failures first
 
@@ -417,9 +411,7 @@ def test_a_gpu_shows_cold_warm_and_host_times_and_the_copy_of_the_same_size(tmp_
 
 
 def test_cpu_and_gpu_of_one_machine_are_two_cards_with_one_verify(tmp_path):
-    on_cpu = make_bench(
-        machine=make_machine(device="H200", copy_gb_s=COPY_GB_S, compute_gflops=COMPUTE_GFLOPS)
-    )
+    on_cpu = make_bench(machine=make_machine(device="H200", copy_gb_s=COPY_GB_S, compute_gflops=COMPUTE_GFLOPS))
     checked = make_verify(machine=make_machine(device="H200"))
     old = make_gpu_bench(created=1.0)
     cards = collect_cards([on_cpu, make_gpu_bench(), checked, old])
@@ -478,15 +470,13 @@ def test_the_page_stands_alone_balanced_and_small(tmp_path):
     assert "nan" not in " ".join(re.findall(r'="([^"]*)"', page.source)).split()
     assert len(page.source.encode()) < 300_000
     for reference in re.findall(r'aria-(?:labelledby|describedby)="([^"]*)"', page.source):
-            assert set(reference.split()) <= set(page.ids)
+        assert set(reference.split()) <= set(page.ids)
 
 
 def test_what_was_not_measured_is_said_and_not_drawn(tmp_path):
     bare = make_machine()
     page = show(tmp_path, make_bench(machine=bare, flop_each=None, host_us={}))
-    assert (
-        "The copy bandwidth of the machine was not measured, so no share of it can be given." in page.source
-    )
+    assert "The copy bandwidth of the machine was not measured, so no share of it can be given." in page.source
     shares = [row[10].strip() for row in page.rows if len(row) == 11][1:]
     assert len(shares) == 12
     assert set(shares) == {"in cache", ""}

@@ -56,7 +56,9 @@ def test_each_picture_is_a_file_that_needs_no_style_sheet(tmp_path) -> None:
         assert used <= ruled
         lines = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
         title = {"roofline": "roofline", "speed-ups": "speed-ups", "errors": "error map"}.get(path.stem[14:])
-        assert title is None or lines[0] == f"ns::bias_gelu: {title}"  # alone it says what it is of, and where it was made
+        assert (
+            title is None or lines[0] == f"ns::bias_gelu: {title}"
+        )  # alone it says what it is of, and where it was made
         assert lines[1].startswith("EPYC 9B14, PyTorch 2.13.0+cpu, 2026-")
 
 
@@ -66,7 +68,11 @@ def test_an_operator_on_two_machines_gets_two_sets_of_files(tmp_path) -> None:
     assert {file.path.name.split("-")[3] for file in written} == {"1", "2"}
 
 
-@pytest.mark.parametrize("names", [("ns::f_a", "ns::f__a"), ("ns::größe", "ns::gr e"), ("x" * 300, "x" * 301)], ids=["signs", "letters", "long"])
+@pytest.mark.parametrize(
+    "names",
+    [("ns::f_a", "ns::f__a"), ("ns::größe", "ns::gr e"), ("x" * 300, "x" * 301)],
+    ids=["signs", "letters", "long"],
+)
 def test_names_that_files_cannot_tell_apart_get_two_sets_of_files(tmp_path, names) -> None:
     written = write_svg([make_bench(name) for name in names], tmp_path)
     assert len({file.path for file in written}) == len(written)
@@ -78,7 +84,10 @@ def test_png_is_twice_as_large_as_the_picture(tmp_path) -> None:
     (path,) = [f.path for f in write_png([make_bench()], tmp_path) if "roofline" in f.path.name]
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", data[16:24]) == (2200, 1052)  # 66 pixels of each are its heading and where it was measured
+    assert struct.unpack(">II", data[16:24]) == (
+        2200,
+        1052,
+    )  # 66 pixels of each are its heading and where it was measured
 
 
 def test_without_vl_convert_png_says_what_to_type(tmp_path, monkeypatch) -> None:
@@ -95,7 +104,9 @@ def test_without_vl_convert_png_says_what_to_type(tmp_path, monkeypatch) -> None
 
 def test_markdown_has_the_verdict_a_table_and_the_failures(tmp_path) -> None:
     records = [make_verify("ns::a|b"), make_bench("ns::a|b"), make_verify("ns::c", FAILURES), make_bench("ns::c")]
-    path = write_markdown(records, tmp_path / "deep" / "sum.md", [File(tmp_path / "svg" / "x.svg", "ns::c", "ns::c: shares. 3 [inputs].")])
+    path = write_markdown(
+        records, tmp_path / "deep" / "sum.md", [File(tmp_path / "svg" / "x.svg", "ns::c", "ns::c: shares. 3 [inputs].")]
+    )
     text = path.read_text()
     assert text.startswith("**1 of 2 operators FAIL verify: ns::c (2 failures).**\n")
     rows = [re.split(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("|")]
@@ -252,7 +263,9 @@ def test_twenty_operators_in_a_browser(large_page: Path) -> None:
       })"""
     try:
         for width, media in ((375, ""), (1280, ""), (794, "print")):
-            browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+            browser.ask(
+                "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
+            )
             browser.ask("Emulation.setEmulatedMedia", media=media)
             browser.events.clear()
             browser.ask("Page.navigate", url=large_page.as_uri())

@@ -373,7 +373,7 @@ def test_one_operator_has_a_matrix_where_it_ran_on_two_devices(tmp_path) -> None
 
 
 def test_one_operator_has_its_checks_open_and_several_have_them_folded(tmp_path) -> None:
-    assert "<details class=\"fold\"" not in show(tmp_path, make_verify()).source
+    assert '<details class="fold"' not in show(tmp_path, make_verify()).source
     page = show(tmp_path, make_verify("a"), make_verify("b", FAILURES))
     assert page.source.count('<details class="fold">') == 1
     assert page.source.count('<details class="fold" open>') == 1

@@ -87,7 +87,9 @@ def test_benchmarks_with_another_count_of_threads_are_no_history(tmp_path) -> No
 @pytest.mark.parametrize("count", [12, 25, 38, 200])
 def test_a_long_history_has_labels_apart_and_lines_without_marks(tmp_path, count) -> None:
     """The label of the newest benchmark stood on that of one before it."""
-    svg = find_svg(show(tmp_path, *(make_bench(created=1.79e9 + i, commit=f"{i:07}ab") for i in range(count))), ": history")
+    svg = find_svg(
+        show(tmp_path, *(make_bench(created=1.79e9 + i, commit=f"{i:07}ab") for i in range(count))), ": history"
+    )
     places = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*>\d{7}<', svg)]
     assert f"{count - 1:07}" in texts(svg)
     assert len(places) >= 5
@@ -117,11 +119,20 @@ def test_several_operators_lead_back_to_their_table(tmp_path) -> None:
 
 def test_no_two_regions_have_one_name(tmp_path) -> None:
     """Whoever goes from region to region heard `Bench` as often as there are operators, each of them twice."""
-    page = show(tmp_path, *(record for name in ("ns::a", "ns::b") for record in (make_verify(name), make_bench(name), make_build(name=name))))
+    page = show(
+        tmp_path,
+        *(
+            record
+            for name in ("ns::a", "ns::b")
+            for record in (make_verify(name), make_bench(name), make_build(name=name))
+        ),
+    )
     said = dict(re.findall(r'<h[1-4] id="([\w-]+)">([^<]+)<', page.source))
     found = re.findall(r'role="region" aria-label(?:ledby)?="([^"]+)"', page.source)
     names = [" ".join(said.get(word, word) for word in label.split()) for label in found]
-    assert {"ns::a Bench", "ns::b Bench", "ns::a Verify", "Operators", "Coverage", "ns::b, Build: the numbers"} <= set(names)
+    assert {"ns::a Bench", "ns::b Bench", "ns::a Verify", "Operators", "Coverage", "ns::b, Build: the numbers"} <= set(
+        names
+    )
     assert len(set(names)) == len(names)
 
 
@@ -138,7 +149,10 @@ def test_text_stands_out_from_what_is_behind_it(scheme) -> None:
         return [int(c, 16) / 255 for c in (re.findall("..", code) if len(code) == 6 else [2 * c for c in code])]
 
     def light(rgb: list[float]) -> float:
-        return sum(w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for w, c in zip((0.2126, 0.7152, 0.0722), rgb, strict=True))
+        return sum(
+            w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+            for w, c in zip((0.2126, 0.7152, 0.0722), rgb, strict=True)
+        )
 
     def contrast(one: list[float], other: list[float]) -> float:
         dim, bright = sorted((light(one), light(other)))

@@ -189,9 +189,7 @@ def test_spreading_keeps_order_distance_and_bounds():
 
 def test_the_report_imports_without_torch():
     code = "import sys, opwright.report; sys.exit('torch' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
-    )
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
 
 
 # --- in a browser -------------------------------------------------------------------------------------

@@ -199,9 +199,7 @@ with Store().work() as path:
     assert list((Store().root / "work").iterdir()) == []
 
 
-def test_the_cache_commands(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cache_commands(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = make_project(cache / "work")
     entry = build(Store())
     for verb, out in (("dir", f"{cache}/opwright-store\n"), ("size", f"{Store().size_bytes()}\n")):

@@ -52,7 +52,14 @@ def _several_results(values: list[Any]) -> list[Any]:
 def _products(values: list[Any]) -> list[Any]:
     x, row = values
     spectrum = torch.fft.rfft(x)
-    return [x @ x.mT, x @ row, x.sum(0), x.cumsum(1), torch.view_as_real(spectrum * spectrum.conj()), x.to(torch.float32)]
+    return [
+        x @ x.mT,
+        x @ row,
+        x.sum(0),
+        x.cumsum(1),
+        torch.view_as_real(spectrum * spectrum.conj()),
+        x.to(torch.float32),
+    ]
 
 
 _PLAYED: list[Callable[[list[Any]], Sequence[Any]]] = [_fused, _gradient, _in_place, _several_results, _products]
@@ -99,7 +106,9 @@ def test_what_is_played_is_what_would_be_called(
     called, calls = _runs(computation, monkeypatch, may_play=False)
     played, times = _runs(computation, monkeypatch, may_play=True)
     assert (calls, times) == (_RUNS, 1)
-    assert all(_is_same(a, b) for one, other in zip(called, played, strict=True) for a, b in zip(one, other, strict=True))
+    assert all(
+        _is_same(a, b) for one, other in zip(called, played, strict=True) for a, b in zip(one, other, strict=True)
+    )
     assert not _is_same(called[0][0], called[1][0])
 
 

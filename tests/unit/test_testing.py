@@ -204,8 +204,6 @@ def test_a_wrong_mark_is_said_in_words(project: Path) -> None:
 
 
 def test_without_hypothesis_the_error_says_what_to_type(run_python) -> None:
-    found = run_python(
-        "import sys; sys.modules['hypothesis'] = None\nfrom opwright.testing import inputs", check=False
-    )
+    found = run_python("import sys; sys.modules['hypothesis'] = None\nfrom opwright.testing import inputs", check=False)
     assert "`opwright.testing.inputs`: its strategies are Hypothesis's" in found.stderr
     assert "hint: `pip install hypothesis`" in found.stderr

@@ -143,7 +143,11 @@ def test_examples_satisfy_the_annotations_and_the_ranges(case) -> None:
 def seen_in(strategy, what, examples: int = 400) -> bool:
     kept = [Phase.generate]  # no shrinking: seen is seen
     try:
-        find(strategy, what, settings=settings(max_examples=examples, phases=kept, database=None, deadline=None, derandomize=True))
+        find(
+            strategy,
+            what,
+            settings=settings(max_examples=examples, phases=kept, database=None, deadline=None, derandomize=True),
+        )
     except NoSuchExample:
         return False
     return True

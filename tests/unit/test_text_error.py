@@ -162,7 +162,9 @@ def test_the_few_candidates_of_the_author_are_shown() -> None:
 def test_an_error_in_the_authors_own_header(tmp_path: Path) -> None:
     (tmp_path / "own.h").write_text("int f() {\n  return nonsense;\n}\n")
     source = str(tmp_path / "k.cpp")
-    output = f"In file included from {source}:1:\n{tmp_path}/own.h:2:10: error: 'nonsense' was not declared in this scope\n"
+    output = (
+        f"In file included from {source}:1:\n{tmp_path}/own.h:2:10: error: 'nonsense' was not declared in this scope\n"
+    )
     text = str(text_error("ext", {source: (source, "")}, "source0", output, f"$ c++ -c {source}\n{output}"))
     assert f"{tmp_path}/own.h:2: 'nonsense' was not declared" in text
     assert ">    2 |   return nonsense;" in text
@@ -176,9 +178,7 @@ def test_a_header_that_is_near_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     source = tmp_path / "csrc" / "k.cpp"
     source.write_text('#include "mylib/thing.h"\n')
     output = f"{source}:1:10: fatal error: mylib/thing.h: No such file or directory\n"
-    error = text_error(
-        "ext", {str(source): (str(source), "")}, "source0", output, f"$ c++ -c {source}\n{output}"
-    )
+    error = text_error("ext", {str(source): (str(source), "")}, "source0", output, f"$ c++ -c {source}\n{output}")
     assert error.hint == f'`extra_include_paths=["{tmp_path}/include"]`'
 
 

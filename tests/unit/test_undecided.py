@@ -188,9 +188,7 @@ def test_float64_inside_of_float32_and_the_reverse() -> None:
 
 # --- undecided ---------------------------------------------------------------------------------------------
 
-_NEAR_ROOT = torch.linspace(
-    1.4616, 1.4617, 50, dtype=torch.float64
-)  # of digamma, where PyTorch's has lost its digits
+_NEAR_ROOT = torch.linspace(1.4616, 1.4617, 50, dtype=torch.float64)  # of digamma, where PyTorch's has lost its digits
 
 
 def _digamma(x: Tensor) -> Tensor:
@@ -244,9 +242,7 @@ def test_undecided_cases_are_in_the_record(tmp_path: Path) -> None:
     assert not alone.passed
     assert not alone.failures
 
-    wrong = _verify(
-        [_NEAR_ROOT, torch.linspace(2, 9, 50, dtype=torch.float64)], lambda x: _digamma(x) * 1.001
-    )
+    wrong = _verify([_NEAR_ROOT, torch.linspace(2, 9, 50, dtype=torch.float64)], lambda x: _digamma(x) * 1.001)
     assert wrong.failures
     assert not wrong.passed
 
@@ -310,9 +306,7 @@ def test_undecided_is_beside_right_in_the_report(tmp_path: Path) -> None:
     page = show(tmp_path, record)
     assert page.cells("numerics")[1] == f"undecided: 2 cases undecided: {reason}"
 
-    wrong = make_verify(
-        checks=[replace(some, outcome="failed")], failures=[Failure("numerics", "f64[9]", "wrong")]
-    )
+    wrong = make_verify(checks=[replace(some, outcome="failed")], failures=[Failure("numerics", "f64[9]", "wrong")])
     assert "FAILS verify" in verdict([wrong])
 
 

@@ -56,12 +56,8 @@ def _tanh_gelu(x: float) -> Any:
 def test_gelu_is_right_where_float64_has_no_digit_left() -> None:
     found = _evaluate(lambda v: [F.gelu(v[0], approximate="tanh"), F.gelu(v[0])], _TAIL)
     assert F.gelu(_TAIL, approximate="tanh")[0] == 0  # PyTorch's own
-    _assert_right(
-        found[0], [_tanh_gelu(x) for x in _TAIL.tolist()], ulp=2000
-    )  # of constants in float64: x^4 times
-    _assert_right(
-        found[1], [mp.mpf(x) * mp.erfc(-mp.mpf(x) / mp.sqrt(2)) / 2 for x in _TAIL.tolist()], ulp=2000
-    )
+    _assert_right(found[0], [_tanh_gelu(x) for x in _TAIL.tolist()], ulp=2000)  # of constants in float64: x^4 times
+    _assert_right(found[1], [mp.mpf(x) * mp.erfc(-mp.mpf(x) / mp.sqrt(2)) / 2 for x in _TAIL.tolist()], ulp=2000)
 
 
 def test_layer_norm_far_from_zero() -> None:

@@ -80,9 +80,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int | None:
         kept = call()
     del kept
     # In the order of time; frees are negative. What was held before is only ever freed after the call.
-    events = sorted(
-        (e for e in profile.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
-    )
+    events = sorted((e for e in profile.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
     held = most = 0
     for event in events:
         held += event.nbytes()

@@ -45,9 +45,7 @@ def _backward_cost(
     return backward.cost_of([known[p.name] for p in backward.contract.parameters], gradients)
 
 
-def least_cost(
-    operator: Operator | None, cost: Cost, results: Sequence[Any], values: Sequence[Any]
-) -> Cost:
+def least_cost(operator: Operator | None, cost: Cost, results: Sequence[Any], values: Sequence[Any]) -> Cost:
     """Returns what a call cannot do without: the declared cost, else writing the results that are not views.
 
     Which inputs are read in full is not known without a declaration: an index chooses.

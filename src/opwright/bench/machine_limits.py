@@ -80,5 +80,3 @@ def _write(path: Path, limits: Limits) -> None:
             f.flush()
             os.fsync(f.fileno())
         staged.rename(path)
-
-

@@ -129,9 +129,7 @@ class Input:
                 if number >= _CHANGED_BLOCK and settings.is_repeatable and not self.visits:
                     kept["the first" if number == _CHANGED_BLOCK else "the last"] = results
 
-            timed = place.time(
-                calls, self._cost.bytes_moved, seconds, settings.precision, before_block, on_result
-            )
+            timed = place.time(calls, self._cost.bytes_moved, seconds, settings.precision, before_block, on_result)
             settings.on_run("", self.name)
             self._refuse_wrong(work, list(kept.values()))
             for name, bound in calls.items():
@@ -258,9 +256,7 @@ def describe_case(case: Case) -> str:
     return re.sub(r"(\]) cuda:\d+", r"\1", str(case).removesuffix(f" ({case.label})"))
 
 
-def host_times(
-    call: Callable[..., Any], baseline: Callable[..., Any], settings: Settings
-) -> dict[str, float]:
+def host_times(call: Callable[..., Any], baseline: Callable[..., Any], settings: Settings) -> dict[str, float]:
     """Returns the time of a call on the smallest input there is: what it costs before any work."""
     operator, place = settings.operator, settings.place
     if operator is None:

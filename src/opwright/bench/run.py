@@ -301,9 +301,7 @@ def _listed(name: str, samples: Any) -> list[Any] | None:
 def _check_directions(directions: Sequence[str] | None) -> None:
     for direction in directions or ():
         if direction not in DIRECTIONS:
-            raise CheckError(
-                "bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))]
-            )
+            raise CheckError("bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))])
 
 
 def refuse_unverified(

@@ -13,9 +13,7 @@ from opwright.errors import ArchitectureError, BuildError, CompileError, HostCom
 
 # What `load_inline` writes behind the author's text, to bind what `functions` names.
 _GENERATED = "PYBIND11_MODULE(opwright_"
-_UNDECLARED = re.compile(
-    r"not declared|undeclared|is undefined|is not a member|no member named|not been declared"
-)
+_UNDECLARED = re.compile(r"not declared|undeclared|is undefined|is not a member|no member named|not been declared")
 
 
 @dataclass(frozen=True)
@@ -205,12 +203,8 @@ def _undeclared_function(name: str, failure: Failure, text: str) -> Cause:
         definition = rf"^[ \t]*((?:[\w:<>,&*]+\s+)+[&*]*{name}\s*\([^;{{}}()]*\))\s*\{{"
         found = re.search(definition, other, re.MULTILINE)
         if found:
-            return Cause(
-                rule, f"declare it there: `{' '.join(found[1].split())};`", (("got", name),), ("", 0)
-            )
-    known = sorted(
-        set(re.findall(r"^(?!\s*#|.*=).*?\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*\{", text, re.MULTILINE))
-    )
+            return Cause(rule, f"declare it there: `{' '.join(found[1].split())};`", (("got", name),), ("", 0))
+    known = sorted(set(re.findall(r"^(?!\s*#|.*=).*?\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*\{", text, re.MULTILINE)))
     near = difflib.get_close_matches(name, known, n=1)
     rows = (("got", name), ("there are" if known else "there is", ", ".join(known[:8]) or "none"))
     hint = f'`functions=["{near[0]}"]`' if near else f"define or declare `{name}` in `cpp_sources`"
@@ -218,9 +212,7 @@ def _undeclared_function(name: str, failure: Failure, text: str) -> Cause:
 
 
 def _unfinished(failure: Failure, authors: Mapping[str, str]) -> Cause | None:
-    opened = re.findall(
-        r"^(cpp_sources\[\d+\]):(\d+):\d+: note: to match this '\{'", failure.output, re.MULTILINE
-    )
+    opened = re.findall(r"^(cpp_sources\[\d+\]):(\d+):\d+: note: to match this '\{'", failure.output, re.MULTILINE)
     ends = [(path, len(text.rstrip().splitlines())) for path, text in authors.items() if text.strip()]
     if not ends:
         return None

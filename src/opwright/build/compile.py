@@ -300,8 +300,7 @@ def _check_exports(request: Request) -> None:
         request.subject,
         "its source exports no kernel",
         rows=[("source", source.origin) for found in request.sources.values() for source in found],
-        hint=f"`OPWRIGHT_KERNEL({request.subject}, float, double)` behind the function, with the types it "
-        "is good for",
+        hint=f"`OPWRIGHT_KERNEL({request.subject}, float, double)` behind the function, with the types it is good for",
     )
 
 

@@ -211,9 +211,7 @@ def parts_of(text: str) -> tuple[str, ...]:
     return ("_32bit", "_16bit") if small and words - small and not is_stateful else ("",)
 
 
-def compile_command(
-    nvcc: Nvcc, host: str, flags: Sequence[str], source: Path, header: str, stem: str
-) -> list[str]:
+def compile_command(nvcc: Nvcc, host: str, flags: Sequence[str], source: Path, header: str, stem: str) -> list[str]:
     """Returns the command that compiles one source to `<stem>.o` and notes what it read in `<stem>.d`.
 
     ptxas says what each kernel takes, into the log of the build; the code is the same.

@@ -19,19 +19,13 @@ from opwright.errors import ArchitectureError, BuildError, CompileError
 if TYPE_CHECKING:
     from opwright.build.compile import Request
 
-_MESSAGE = re.compile(
-    r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<kind>[a-z ]+): (?P<text>.*)$"
-)
+_MESSAGE = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<kind>[a-z ]+): (?P<text>.*)$")
 # The device half of nvcc has a form of its own.
-_NVCC_MESSAGE = re.compile(
-    r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<kind>[a-z ]+?)(?: #\d+-D)?: (?P<text>.*)$"
-)
+_NVCC_MESSAGE = re.compile(r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<kind>[a-z ]+?)(?: #\d+-D)?: (?P<text>.*)$")
 _NVCC_UNKNOWN = re.compile(r"Unsupported gpu architecture '(?:compute|sm)_(\w+)'")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 # Template arguments that nobody wrote.
-_FILLED_IN = re.compile(
-    r",\s*std::(?:__cxx11::)?(?:allocator|char_traits|less|default_delete|hash|equal_to)\s*<"
-)
+_FILLED_IN = re.compile(r",\s*std::(?:__cxx11::)?(?:allocator|char_traits|less|default_delete|hash|equal_to)\s*<")
 _LONGEST = 300  # characters of a message that are shown
 _EXPORT = re.compile(r"^>.*OPWRIGHT_KERNEL\(\s*(\w+)")
 _HELP = [
@@ -114,9 +108,7 @@ def _enum_hint(request: Request, text: str) -> str:
     return f"there are {', '.join(f'`{name}::{enumerator(c)}`' for c in enums[name])}" if name in enums else ""
 
 
-def text_error(
-    name: str, texts: Mapping[str, tuple[str, str]], step: str, output: str, log: str
-) -> BuildError:
+def text_error(name: str, texts: Mapping[str, tuple[str, str]], step: str, output: str, log: str) -> BuildError:
     """Returns the error for a failed step of a build of plain sources: the first error, its cause, what mends it.
 
     Args:
@@ -206,9 +198,7 @@ def _told(
     return body + (_notes(texts, first, messages) if first else [])
 
 
-def _notes(
-    texts: Mapping[str, tuple[str, str]], first: re.Match[str], messages: list[re.Match[str]]
-) -> list[str]:
+def _notes(texts: Mapping[str, tuple[str, str]], first: re.Match[str], messages: list[re.Match[str]]) -> list[str]:
     """Returns what is said about an error that its reader needs: notes about the author's own lines, few candidates."""
     start = messages.index(first) + 1
     end = next((i for i in range(start, len(messages)) if messages[i]["kind"] != "note"), len(messages))
@@ -216,10 +206,7 @@ def _notes(
     candidates = [m for m in notes if "candidate" in m["text"]]
     own = [m for m in notes if m["file"] in texts and not m["text"].startswith(" ")]
     chosen = own[:3] or (notes[:4] if 0 < len(candidates) <= 2 else [])
-    told = [
-        f"{texts.get(m['file'], (m['file'],))[0]}:{m['line']}: note: {_simple(m['text'].strip())}"
-        for m in chosen
-    ]
+    told = [f"{texts.get(m['file'], (m['file'],))[0]}:{m['line']}: note: {_simple(m['text'].strip())}" for m in chosen]
     hidden = len(candidates) - sum("candidate" in m["text"] for m in chosen)
     rest = f"{hidden} {'more ' if told else ''}{'candidate' if hidden == 1 else 'candidates'} in the log"
     return [*told, rest] if hidden > 0 else told

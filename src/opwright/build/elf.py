@@ -251,9 +251,7 @@ def _read(path: Path, elf: Any) -> SharedLibrary:
         undefined=undefined,
         versions_needed=versions_needed,
         versions_defined=versions_defined,
-        compilers=tuple(
-            dict.fromkeys(text.decode(errors="replace") for text in comment.split(b"\0") if text)
-        ),
+        compilers=tuple(dict.fromkeys(text.decode(errors="replace") for text in comment.split(b"\0") if text)),
         regions={
             name: (sections[name]["sh_offset"], sections[name]["sh_offset"] + sections[name]["sh_size"])
             for name in _READ_LATER

@@ -111,9 +111,7 @@ class Store:
         """Where identities of compilers are remembered."""
         return self.root / "compilers"
 
-    def find(
-        self, request: str, compiler: str | None, roots: Sequence[Path] = (), subject: str = ""
-    ) -> Entry | None:
+    def find(self, request: str, compiler: str | None, roots: Sequence[Path] = (), subject: str = "") -> Entry | None:
         """Returns a build of `request` that is whole and up to date, or None.
 
         Args:
@@ -388,8 +386,7 @@ def _listed(folder: Path, form: re.Pattern[str], is_file: bool = False) -> list[
             return sorted(
                 Path(entry.path)
                 for entry in found
-                if form.fullmatch(entry.name)
-                and (entry.is_file if is_file else entry.is_dir)(follow_symlinks=False)
+                if form.fullmatch(entry.name) and (entry.is_file if is_file else entry.is_dir)(follow_symlinks=False)
             )
     except OSError:
         return []

@@ -78,9 +78,7 @@ def of_header(header: str, source: str, command: Sequence[str]) -> Search:
     looked_in += [("the directories of PyTorch, Python and the compiler", "")]
     if re.match(r"(torch|ATen|c10|caffe2|pybind11)/", header):
         return Search(looked_in, _of_torch(header))
-    found = next(
-        (folder for folder in _folders(beside) if os.path.isfile(os.path.join(folder, header))), None
-    )
+    found = next((folder for folder in _folders(beside) if os.path.isfile(os.path.join(folder, header))), None)
     if found in _cuda_folders() and found not in system:
         return Search(looked_in, f'`with_cuda=True`, or `extra_include_paths=["{found}"]`')
     if found:
@@ -154,7 +152,9 @@ def _package_of(header: str) -> str:
             return f"`apt-get install {package}`"
     for pattern, _, wheel in _CUDA:
         if re.match(pattern, header):
-            return f"`pip install {_of_this_cuda(wheel)}`, or `export CUDA_HOME=/path/to/cuda` for a toolkit that has it"
+            return (
+                f"`pip install {_of_this_cuda(wheel)}`, or `export CUDA_HOME=/path/to/cuda` for a toolkit that has it"
+            )
     if re.match(r"cutlass/|cute/", header):
         return '`git clone https://github.com/NVIDIA/cutlass`, then `extra_include_paths=["cutlass/include"]`'
     return f'name the directory that holds `{header}`: `extra_include_paths=["/path/to/include"]`'

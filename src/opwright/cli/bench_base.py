@@ -25,12 +25,12 @@ _VISITS = 4  # to each input, by turns: a mood of the machine lasts for seconds
 _BLOCKS = 2  # of each process of a pair in each visit, in turns
 _BLOCK_SECONDS = 0.05
 _LIMIT_FACTOR = 16  # of the seconds asked for: each pair starts PyTorch twice
-_LONGEST_CALL = 0.5  # of the seconds asked for, which are at least one: fewer than a hundred calls of a version prove nothing
+_LONGEST_CALL = (
+    0.5  # of the seconds asked for, which are at least one: fewer than a hundred calls of a version prove nothing
+)
 
 
-def compare_with_base(
-    request: dict[str, Any], base: str, threads: int | None
-) -> tuple[list[BaseRecord], int]:
+def compare_with_base(request: dict[str, Any], base: str, threads: int | None) -> tuple[list[BaseRecord], int]:
     """Measures the operators of a request beside an earlier version; returns the comparisons and the exit code.
 
     Raises:
@@ -247,7 +247,9 @@ class Duel:
     def _leave_out_if_slow(self, name: str, call_s: float) -> None:
         if call_s > _LONGEST_CALL * max(self._limit, 1.0):
             enough = math.ceil(call_s / _LONGEST_CALL)
-            self._left_out[name] = f"{name}: a call of the base takes {call_s:.3g} s; `--seconds {enough}` has time for it"
+            self._left_out[name] = (
+                f"{name}: a call of the base takes {call_s:.3g} s; `--seconds {enough}` has time for it"
+            )
 
     def _core(self, number: int) -> int | None:
         """Returns the core for both versions: one whose neighbour is busy is slow for as long as that is, for both."""

@@ -340,9 +340,7 @@ def parse_cpus(text: str | None) -> list[int]:
     for part in filter(None, (text or "").split(",")):
         first, _, last = part.partition("-")
         if not first.isdigit() or (last and not last.isdigit()):
-            raise CheckError(
-                "--cpus", f"invalid value `{text}`", rows=[("expected", "numbers or ranges, as 0,2-3")]
-            )
+            raise CheckError("--cpus", f"invalid value `{text}`", rows=[("expected", "numbers or ranges, as 0,2-3")])
         found += range(int(first), int(last or first) + 1)
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else found
     if not set(found) <= set(usable):

@@ -35,9 +35,7 @@ def record(*command: str, output: Path = Path("manifest.json")) -> int:
     if found.skipped:
         say(f"left out {_count(found.skipped, 'line')} of the record that cannot be read")
     if not found.seen:
-        say(
-            "hint: nothing was recorded: kernels are that opwright/triton.h launches, and only at their first launch"
-        )
+        say("hint: nothing was recorded: kernels are that opwright/triton.h launches, and only at their first launch")
     total = _count(len(found.manifest.entries), "kernel key")
     say(f"Recorded {_count(found.seen, 'kernel key')}, {found.added} of them new; {output} has {total}")
     return found.status
@@ -77,15 +75,11 @@ def build(
     started = time.perf_counter()
     read = read_manifest(manifest)
     if not read.entries:
-        say(
-            f"error: {manifest} names no kernel\n\nhint: `opwright pack record --output {manifest} -- COMMAND`"
-        )
+        say(f"error: {manifest} names no kernel\n\nhint: `opwright pack record --output {manifest} -- COMMAND`")
         return 5
     names = settings.architectures() or tuple(map(str, read.architectures))
     if not names:
-        raise PackBuildError(
-            "--arch", "the manifest does not say for which architectures", hint="`--arch 80,90,100`"
-        )
+        raise PackBuildError("--arch", "the manifest does not say for which architectures", hint="`--arch 80,90,100`")
     architectures = known_architectures(names)
     pythons = tuple(python or [default_python()])
     with progress("Building") as line:
@@ -113,9 +107,7 @@ def build(
         say(f"Built {_count(report.kernels, 'kernel')} for {arches} in {seconds:.1f} s ({size})")
     if report.failures:
         rest = "" if report.size_bytes else f"; {output} was not written (--keep-going writes the others)"
-        say(
-            f"{_count(len(report.failures), 'kernel')} failed{rest}"
-        )  # of one architecture and one Triton each
+        say(f"{_count(len(report.failures), 'kernel')} failed{rest}")  # of one architecture and one Triton each
         return 1
     return _tune(read, output, pythons[0]) if tune else 0
 
@@ -194,9 +186,7 @@ def verify(pack: Path, *, root: Path | None = None, json: bool = False) -> int:
             print(f"{finding.place}: {finding.what}")
     kernels = sum(entry.blob is not None for entry in entries)
     if findings:
-        say(
-            f"Failed {pack}: {_count(len(findings), 'finding')}\n\nhint: build it again: `opwright pack build`"
-        )
+        say(f"Failed {pack}: {_count(len(findings), 'finding')}\n\nhint: build it again: `opwright pack build`")
         return 1
     say(f"Verified {pack}: {_count(kernels, 'kernel')}, {_count(len(entries), 'row')}")
     return 0
@@ -319,9 +309,7 @@ def _say_failures(manifest: Manifest, failures: list[Failure]) -> None:
     """Says what failed; what failed alike for several architectures or Pythons is said once."""
     alike: dict[tuple, list[Failure]] = {}
     for failure in failures:
-        alike.setdefault((failure.entry.line, failure.message, failure.file, failure.line), []).append(
-            failure
-        )
+        alike.setdefault((failure.entry.line, failure.message, failure.file, failure.line), []).append(failure)
     for group in alike.values():
         say(_failure_text(manifest, group))
 
@@ -331,9 +319,7 @@ def _failure_text(manifest: Manifest, alike: list[Failure]) -> str:
 
     failure = alike[0]
     architectures = " ".join(dict.fromkeys(f"sm_{one.arch}" for one in alike if one.arch))
-    rows = (
-        [("key", f"{architectures}  {failure.entry.key}".lstrip())] if failure.entry.args is not None else []
-    )
+    rows = [("key", f"{architectures}  {failure.entry.key}".lstrip())] if failure.entry.args is not None else []
     rows.append(("manifest", manifest.place(failure.entry)))
     rows += [("python", python) for python in dict.fromkeys(one.python for one in alike)]
     if failure.file:

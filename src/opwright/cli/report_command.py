@@ -23,7 +23,9 @@ def report(
     out: Annotated[Path | None, Parameter(help="The page to write: opwright-report.html.")] = None,
     svg: Annotated[Path | None, Parameter(help="A folder to write each picture into, as SVG.")] = None,
     png: Annotated[Path | None, Parameter(help="The same as PNG; needs vl-convert-python.")] = None,
-    markdown: Annotated[Path | None, Parameter(help="Write a summary; with --svg or --png it shows the pictures.")] = None,
+    markdown: Annotated[
+        Path | None, Parameter(help="Write a summary; with --svg or --png it shows the pictures.")
+    ] = None,
 ) -> int:
     """Write one HTML page from the records of verify, bench and build; or pictures, or Markdown.
 
@@ -59,7 +61,12 @@ def report(
 
 
 def _write(
-    records: list[Record], skipped: list[str], out: Path | None, svg: Path | None, png: Path | None, markdown: Path | None
+    records: list[Record],
+    skipped: list[str],
+    out: Path | None,
+    svg: Path | None,
+    png: Path | None,
+    markdown: Path | None,
 ) -> list[Path]:
     """Writes what was asked for, the page where nothing else was."""
     from opwright.report import write_markdown, write_png, write_report, write_svg

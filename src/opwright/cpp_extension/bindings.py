@@ -34,9 +34,7 @@ def cpp_sources(
     Args:
         apart: bindings for `functions` are a text of their own where their declarations are certain.
     """
-    text = "\n".join(
-        [*(["#include <torch/extension.h>"] if with_headers else []), *numbered("cpp_sources", sources)]
-    )
+    text = "\n".join([*(["#include <torch/extension.h>"] if with_headers else []), *numbered("cpp_sources", sources)])
     if functions is None:
         return [(f"{text}\n", "")]
     wanted = _checked(name, functions)
@@ -50,10 +48,7 @@ def cpp_sources(
 def cuda_text(sources: Sequence[str], *, with_headers: bool) -> str:
     """Returns the CUDA source of an inline extension."""
     headers = ("torch/types.h", "cuda.h", "cuda_runtime.h") if with_headers else ()
-    return (
-        "\n".join([*(f"#include <{header}>" for header in headers), *numbered("cuda_sources", sources)])
-        + "\n"
-    )
+    return "\n".join([*(f"#include <{header}>" for header in headers), *numbered("cuda_sources", sources)]) + "\n"
 
 
 def generated_part(text: str) -> str:

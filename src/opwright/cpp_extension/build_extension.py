@@ -131,26 +131,16 @@ class BuildExtension(torchs.BuildExtension):
     ) -> list[str]:
         """Stands in for the compiler's `compile`; returns the object files, in the places that setuptools wants."""
         given = (
-            extra_postargs
-            if isinstance(extra_postargs, Mapping)
-            else {"cxx": extra_postargs, "nvcc": extra_postargs}
+            extra_postargs if isinstance(extra_postargs, Mapping) else {"cxx": extra_postargs, "nvcc": extra_postargs}
         )
-        _, objects, _, options, _ = self.compiler._setup_compile(
-            output_dir, macros, include_dirs, sources, depends, []
-        )
+        _, objects, _, options, _ = self.compiler._setup_compile(output_dir, macros, include_dirs, sources, depends, [])
         common = [*(extra_preargs or []), *(["-g"] if debug else [])]
         options, folders = _split(options)
         store = Store()
-        nvcc = (
-            find_nvcc(extension.name, store)
-            if any(_language(source) == "cuda" for source in sources)
-            else None
-        )
+        nvcc = find_nvcc(extension.name, store) if any(_language(source) == "cuda" for source in sources) else None
         apart = {str(path) for path in system_includes(nvcc or cuda.find_nvcc(store.identities))}
         own_folders = tuple(Path(os.path.abspath(f)) for f in folders if os.path.abspath(f) not in apart)
-        compiler, base = _compiler(
-            getattr(self.compiler, "compiler_so_cxx", None) or self.compiler.compiler_so, store
-        )
+        compiler, base = _compiler(getattr(self.compiler, "compiler_so_cxx", None) or self.compiler.compiler_so, store)
         if getattr(extension, "py_limited_api", False):
             options.append(_LIMITED_API)
         made = []
@@ -162,9 +152,7 @@ class BuildExtension(torchs.BuildExtension):
             else:
                 flags = (*_without_debug(base), *common, *options, *(given.get("cxx") or []))
                 flags = (
-                    cpp_flags(flags)
-                    if language == "cpp"
-                    else tuple(f for f in flags if not f.startswith("-std=c++"))
+                    cpp_flags(flags) if language == "cpp" else tuple(f for f in flags if not f.startswith("-std=c++"))
                 )
             text = path.read_text(encoding="utf-8")
             made.append(Source(language, text, path, flags, own_folders, extension.name.split(".")[-1]))
@@ -174,8 +162,7 @@ class BuildExtension(torchs.BuildExtension):
             with store.work() as work:
                 compiling = Objects(extension.name, compiler, nvcc, store, work, watch)
                 compile_commands.record(
-                    compile_commands.from_compiler(command, work, path)
-                    for path, command in compiling.commands(now)
+                    compile_commands.from_compiler(command, work, path) for path, command in compiling.commands(now)
                 )
                 return compiling.compile(now)
 
@@ -223,7 +210,4 @@ def _is_own() -> bool:
 
 
 def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {
-        k: list(v) if isinstance(v, list) else dict(v) if isinstance(v, dict) else v
-        for k, v in kwargs.items()
-    }
+    return {k: list(v) if isinstance(v, list) else dict(v) if isinstance(v, dict) else v for k, v in kwargs.items()}

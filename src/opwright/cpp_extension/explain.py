@@ -66,9 +66,7 @@ def _undefined_symbol(match: re.Match[str], name: str, path: Path) -> LoadError:
     library = _library(path)
     base = _base_name(symbol)
     similar = sorted(
-        shown
-        for found in (library.defined if library else ())
-        if _base_name(shown := demangle(found)) == base
+        shown for found in (library.defined if library else ()) if _base_name(shown := demangle(found)) == base
     )
     if similar:
         return LoadError(
@@ -122,9 +120,7 @@ def _namespace_twice(match: re.Match[str], name: str, path: Path) -> LoadError:
     return LoadError(
         name,
         f"the namespace `{namespace}` has a TORCH_LIBRARY already",
-        rows=[
-            (kind, place) for kind, place in (("first", match["first"]), ("again", match["again"])) if place
-        ],
+        rows=[(kind, place) for kind, place in (("first", match["first"]), ("again", match["again"])) if place],
         hint=f"`TORCH_LIBRARY_FRAGMENT({namespace}, m)` adds operators to a namespace, of which `TORCH_LIBRARY` is "
         "the only one",
     )

@@ -118,8 +118,7 @@ def _build(
     start = time.perf_counter()
     objects = Objects(extension.name, compiler, nvcc, store, work, watch)
     compile_commands.record(
-        compile_commands.from_compiler(command, work, path)
-        for path, command in objects.commands(extension.sources)
+        compile_commands.from_compiler(command, work, path) for path, command in objects.commands(extension.sources)
     )
     found, seconds = objects.compile(extension.sources, use_pch=extension.use_pch)
     library = _torch_libraries(extension, compiler, nvcc, store, work)

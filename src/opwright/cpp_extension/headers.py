@@ -17,9 +17,7 @@ WHOLE = "-DOPWRIGHT_WHOLE_TORCH"
 #   bindings  what generated bindings need
 KINDS = ("code", "module", "bindings")
 
-_NEEDS_WHOLE = re.compile(
-    r"torch::(nn|data|optim|jit|serialize|save|load|OrderedDict)\b|using namespace torch\b"
-)
+_NEEDS_WHOLE = re.compile(r"torch::(nn|data|optim|jit|serialize|save|load|OrderedDict)\b|using namespace torch\b")
 _NEEDS_PYTHON = re.compile(r"\bpy(bind11)?::|pybind11|PYBIND11|\bPy[A-Z_]|\bTHP|torch/csrc/|\bpython")
 _INCLUDE = re.compile(r'#\s*include\s*([<"])([^>"]+)[>"]')
 _HARMLESS = re.compile(r"#\s*pragma\s+once\b.*|#\s*ifndef\s+\w+|#\s*define\s+\w+")

@@ -134,9 +134,7 @@ def load_inline(
         parts += [(bindings.GENERATED, bindings.generated_part(text)) for text, _ in texts[-1:]]
         sources = [options.text("cpp", text, prefix, parts=parts) for text, prefix in texts]
         if cuda:
-            sources.append(
-                options.text("cuda", bindings.cuda_text(cuda, with_headers=with_headers), parts=parts)
-            )
+            sources.append(options.text("cuda", bindings.cuda_text(cuda, with_headers=with_headers), parts=parts))
         if functions is not None:
             sources.append(options.text("c", bindings.init_text(name)))
         return Extension(
@@ -185,9 +183,7 @@ class _Options:
 
     def file(self, name: str, file: str) -> Source:
         path = Path(os.path.abspath(file))
-        return self.text(
-            "cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", _read(name, file, path), path=path
-        )
+        return self.text("cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", _read(name, file, path), path=path)
 
 
 def _finish(extension: Any, build_directory: Any, verbose: bool) -> ModuleType | str:

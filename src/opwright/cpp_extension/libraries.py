@@ -42,9 +42,7 @@ class _Library:
 
     def replaces(self, other: _Library) -> bool:
         owned = {line for line in self.lines if line.startswith("DEF")}
-        return (
-            other.active and other is not self and (other.name == self.name or bool(owned & set(other.lines)))
-        )
+        return other.active and other is not self and (other.name == self.name or bool(owned & set(other.lines)))
 
 
 def load_library(name: str, path: Path) -> None:
@@ -161,9 +159,7 @@ def _let_die(operators: Iterable[str]) -> None:
     for operator in operators:
         namespace, _, name = operator.partition("::")
         packet = vars(getattr(torch.ops, namespace)).get(name.partition(".")[0])
-        overloads = (
-            [v for v in vars(packet).values() if isinstance(v, torch._ops.OpOverload)] if packet else []
-        )
+        overloads = [v for v in vars(packet).values() if isinstance(v, torch._ops.OpOverload)] if packet else []
         for entry in [packet, *overloads] if packet else ():
             entry._op = functools.partial(_refuse, operator)
         library = _kept_alive.pop(operator, None)

@@ -130,9 +130,7 @@ class Objects:
         self.launcher = _launcher()
         self.host = cuda.host_compiler(nvcc, compiler, store.identities) if nvcc else ""
 
-    def compile(
-        self, sources: Sequence[Source], *, use_pch: bool = False
-    ) -> tuple[list[Entry], dict[str, float]]:
+    def compile(self, sources: Sequence[Source], *, use_pch: bool = False) -> tuple[list[Entry], dict[str, float]]:
         """Returns the objects of sources, and the seconds of those that had to be compiled.
 
         Args:
@@ -151,9 +149,7 @@ class Objects:
         seconds: dict[str, float] = {}
         failed = self._attempt(sources, missing, found, seconds, use_pch=use_pch)
         if any(sources[i].language == "cuda" and cuda.is_refusal(text) for i, text in failed.items()):
-            self.host = cuda.choose_host_compiler(
-                self.nvcc, self.compiler, self.store.identities, self.subject
-            )
+            self.host = cuda.choose_host_compiler(self.nvcc, self.compiler, self.store.identities, self.subject)
             failed = self._attempt(sources, list(failed), found, seconds)
         again = [i for i, text in failed.items() if _may_need_whole(sources[i], text)]
         if again:
@@ -176,9 +172,7 @@ class Objects:
     def texts(self, sources: Sequence[Source]) -> dict[str, tuple[str, str]]:
         """Returns what each source is called, and its text, by the path that compilers name."""
         parts = {name: (name, text) for source in sources for name, text in source.parts}
-        return parts | {
-            str(self.path(s, i)): (str(s.path or "your source"), s.text) for i, s in enumerate(sources)
-        }
+        return parts | {str(self.path(s, i)): (str(s.path or "your source"), s.text) for i, s in enumerate(sources)}
 
     def path(self, source: Source, index: int) -> Path:
         """Returns what a compiler, which runs in `work`, is given: the same in every build, so that ccache knows it."""
@@ -246,9 +240,7 @@ class Objects:
         """Compiles sources and keeps what succeeds; returns what the compiler says of the others."""
         headers = {i: None if whole else self._header(sources[i]) for i in indices}
         ready = self._ready(headers, use_pch)
-        commands = {
-            str(i): self._command(sources[i], i, headers[i], ready=ready, whole=whole) for i in indices
-        }
+        commands = {str(i): self._command(sources[i], i, headers[i], ready=ready, whole=whole) for i in indices}
         failed: dict[int, str] = {}
         try:
             taken = run_all(commands, self.work) if commands else {}
@@ -271,13 +263,9 @@ class Objects:
         if kind is None or flags is None:
             return None
         identity = (self.compiler.identity, *torch_identity(), headers_digest())
-        return precompiled.Header(
-            kind, self.compiler.path, ("-DTORCH_API_INCLUDE_EXTENSION_H", *flags), identity
-        )
+        return precompiled.Header(kind, self.compiler.path, ("-DTORCH_API_INCLUDE_EXTENSION_H", *flags), identity)
 
-    def _ready(
-        self, headers: dict[int, precompiled.Header | None], use_pch: bool
-    ) -> dict[precompiled.Header, Path]:
+    def _ready(self, headers: dict[int, precompiled.Header | None], use_pch: bool) -> dict[precompiled.Header, Path]:
         """Returns which headers are precompiled; makes those first that pay off in this very build."""
         if not self._precompiles():
             return {}
@@ -343,9 +331,7 @@ class Objects:
         return [*self.launcher, self.compiler.path, *head, *source.flags, *pch, *tail]
 
     def _system_includes(self) -> list[str]:
-        return [
-            word for folder in (EXTENSION, *system_includes(self.nvcc)) for word in ("-isystem", str(folder))
-        ]
+        return [word for folder in (EXTENSION, *system_includes(self.nvcc)) for word in ("-isystem", str(folder))]
 
 
 def _check(sources: Sequence[Source]) -> None:
@@ -381,9 +367,7 @@ def system_includes(nvcc: Nvcc | None) -> list[Path]:
 
 
 def _place(full: Path, roots: Sequence[Path]) -> str:
-    return next(
-        (f"@{i}/{full.relative_to(r)}" for i, r in enumerate(roots) if full.is_relative_to(r)), str(full)
-    )
+    return next((f"@{i}/{full.relative_to(r)}" for i, r in enumerate(roots) if full.is_relative_to(r)), str(full))
 
 
 def _launcher() -> list[str]:

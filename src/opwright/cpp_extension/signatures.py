@@ -16,9 +16,7 @@ _SCALAR = r"(?:void|bool|int|long|long long|unsigned|float|double|size_t|(?:std:
 _OPTIONAL = r"(?:std|c10|torch|at)::optional"
 _ATOM = rf"(?:{_TENSOR}|{_SCALAR}|(?:c10|at|torch)::(?:ScalarType|Device|IntArrayRef|Scalar))"
 _INNER = rf"(?:{_ATOM}|(?:{_OPTIONAL}|std::vector)\s*<\s*{_ATOM}\s*>)"
-_TYPE = (
-    rf"(?:{_INNER}|(?:{_OPTIONAL}|std::vector|std::tuple|std::pair)\s*<\s*{_INNER}(?:\s*,\s*{_INNER})*\s*>)"
-)
+_TYPE = rf"(?:{_INNER}|(?:{_OPTIONAL}|std::vector|std::tuple|std::pair)\s*<\s*{_INNER}(?:\s*,\s*{_INNER})*\s*>)"
 _VALUE = rf"(?:const\s+)?{_TYPE}(?:\s+const)?\s*&?"
 _PARAMETER = re.compile(rf"(?P<type>{_VALUE})(?:(?<=[>&\s])|\s)\s*\w*\s*(?:=[^,(){{}};\"]*)?")
 # Names that macros of the source must leave alone.
@@ -49,9 +47,7 @@ def _declaration(text: str, function: str) -> str | None:
     if not re.fullmatch(r"[A-Za-z_]\w*", function):
         return None
     found = set()
-    for match in re.finditer(
-        rf"(?:^|[;}}{{\n])\s*({_VALUE})\s*\b{function}\s*\(([^()]*)\)\s*(?=[;{{])", text
-    ):
+    for match in re.finditer(rf"(?:^|[;}}{{\n])\s*({_VALUE})\s*\b{function}\s*\(([^()]*)\)\s*(?=[;{{])", text):
         parameters = [p.strip() for p in _split(match[2])]
         types = [m["type"] if (m := _PARAMETER.fullmatch(f"{p} ")) else None for p in parameters]
         if None in types:

@@ -192,9 +192,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _write(
-    steps: Sequence[_Step], given: Sequence[Any], results: Sequence[Any], name: str
-) -> BackwardTrace:
+def _write(steps: Sequence[_Step], given: Sequence[Any], results: Sequence[Any], name: str) -> BackwardTrace:
     """Writes the steps that the results need as a function of what is given."""
     kept = _needed(steps, results)
     names: dict[int, str] = {}  # of tensors

@@ -130,15 +130,11 @@ class Entries:
             for device, key in DEVICES.items():
                 public.impl(name, self._autocast(device), key)
         if contract.mutated:
-            public.impl(
-                name, lambda *a, **k: self.current.run_bumping(*a, **k), "ADInplaceOrView", with_keyset=True
-            )
+            public.impl(name, lambda *a, **k: self.current.run_bumping(*a, **k), "ADInplaceOrView", with_keyset=True)
         if contract.outputs:
             out = f"{name}.out"
             public.define(out_schema_of(contract, name), tags=[torch.Tag.pt2_compliant_tag])
-            public.impl(
-                out, lambda *a, **k: self.current.run_fallback_out(*a, **k), "CompositeExplicitAutograd"
-            )
+            public.impl(out, lambda *a, **k: self.current.run_fallback_out(*a, **k), "CompositeExplicitAutograd")
             public.impl(
                 out,
                 lambda *a, **k: self.current.run_bumping_out(*a, **k),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
 
 
-
 def normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
     """Returns a function that turns the arguments of a call into a tuple in schema order."""
     made: Callable[..., tuple[Any, ...]] | None = None
@@ -58,9 +57,7 @@ def gate(operator: Operator) -> Callable[..., Any]:
         operator.entries,
         contract.result_type,
     ]
-    given += [
-        {choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"
-    ]
+    given += [{choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"]
     declaration = operator.declaration
     make = compiled(declaration.qualified_name, gate_source(contract), declaration.module)
     function = make(*given)

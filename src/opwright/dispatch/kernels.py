@@ -65,9 +65,7 @@ def unit_of(key: tuple) -> list[Declaration]:
 def _is_current(operator: Operator) -> bool:
     """Whether an operator is not the backward of a declaration that has been replaced."""
     forward = registry.operators.get(operator.declaration.forward or "")
-    return operator.declaration.forward is None or (
-        forward is not None and forward.backward_operator is operator
-    )
+    return operator.declaration.forward is None or (forward is not None and forward.backward_operator is operator)
 
 
 def ensure_loaded(operator: Operator, backend: str) -> bool:
@@ -209,9 +207,7 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
     unit = unit_of(next(iter(keys.values())))
     entry = read_entry(folder)
     if entry is None:
-        raise LoadError(
-            operator.declaration.name, "there is no whole build", rows=[("directory", str(folder))]
-        )
+        raise LoadError(operator.declaration.name, "there is no whole build", rows=[("directory", str(folder))])
     with registry.lock:
         library = load(entry)
     for backends in (tuple(keys), *((backend,) for backend in keys)):

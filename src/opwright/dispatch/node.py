@@ -84,9 +84,7 @@ def _saved(operator: Operator, lists: list[Parameter], plain: list[Parameter]) -
     return [*tensors, *outputs], any(kept[p.name] for p in lists)
 
 
-def _forward_lines(
-    operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]
-) -> list[str]:
+def _forward_lines(operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]) -> list[str]:
     contract, kept = operator.contract, _kept(operator)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
     fixed = [f"_{o.name}" for o in contract.outputs if o.is_constant]
@@ -115,9 +113,7 @@ def _forward_lines(
     return [*lines, "return _result"]
 
 
-def _backward_lines(
-    operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]
-) -> list[str]:
+def _backward_lines(operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]) -> list[str]:
     contract, kept, declared = operator.contract, _kept(operator), operator.backward_operator
     constants = [p.name for p in plain if not p.is_tensor]
     lines: list[str] = []
@@ -139,9 +135,7 @@ def _backward_lines(
         lines.append(f"    _outputs = _compute_again(({values},))")
         lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in operator.computed_again]
     known = {f"grad_{o.name}": f"_gradients[{i}]" for i, o in enumerate(contract.outputs)}
-    known |= {o.name: f"_{o.name}" for o in contract.outputs} | {
-        p.name: p.name for p in contract.parameters
-    }
+    known |= {o.name: f"_{o.name}" for o in contract.outputs} | {p.name: p.name for p in contract.parameters}
     arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.contract.parameters)
     found = [f"_{o.name}" for o in declared.contract.outputs]
     lines.append(f"{', '.join(found)} = _backward({arguments})")

@@ -378,9 +378,7 @@ class Operator:
                 i for i, o in enumerate(self.contract.outputs) if o.name in used and o.name not in names
             )
             if not self.declaration.random:  # other numbers would be drawn
-                self.computed_again = tuple(
-                    i for i in self.saved_outputs if self.contract.outputs[i].is_constant
-                )
+                self.computed_again = tuple(i for i in self.saved_outputs if self.contract.outputs[i].is_constant)
             self.saved_inputs = tuple(bool(self.computed_again) or name in used for name in names)
         if self.contract.mutated:
             self.record = self.record_node = lambda compute, *values: refuse_mutation(self, values)
@@ -512,9 +510,7 @@ class Operator:
         """The same for the tensors of the out variant."""
         self.bump_versions([kwargs[name] for name in out_names(self.contract)])
         with torch._C._AutoDispatchBelowADInplaceOrView():
-            return self.entries.public_out.redispatch(
-                keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs
-            )
+            return self.entries.public_out.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
 
     def _can_load(self, values: Sequence[Any]) -> bool:
         """Loads the kernels for these tensors; returns whether there are any that can take them."""

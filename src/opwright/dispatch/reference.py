@@ -64,10 +64,7 @@ def conforming(contract: Contract, reference: Callable[..., Any]) -> Callable[[S
         result = call(values)
         taken = {_storage(tensor) for tensor in tensors_in(values)}
         if (  # most calls, without the cost of lists
-            is_simple
-            and isinstance(result, torch.Tensor)
-            and result.is_contiguous()
-            and _storage(result) not in taken
+            is_simple and isinstance(result, torch.Tensor) and result.is_contiguous() and _storage(result) not in taken
         ):
             return result
         made = []

@@ -111,9 +111,7 @@ class _Machine:
 
     def cxx(self) -> Finding:
         if self.compiler is None:
-            return Finding(
-                "C++ compiler", "missing", "operators run their reference", "`apt-get install g++`"
-            )
+            return Finding("C++ compiler", "missing", "operators run their reference", "`apt-get install g++`")
         return Finding("C++ compiler", "ok", f"{self.compiler.path}  {self.compiler.identity}")
 
     def cpu(self) -> Finding:
@@ -179,9 +177,7 @@ class _Machine:
         if self.compiler is None:
             return Finding("C++ ABI", "missing", "no compiler", "`apt-get install g++`")
         if not self.macros:
-            detail = (
-                f"{self.compiler.path} does not compile `#include <string>` with -std=c++20, as torch asks"
-            )
+            detail = f"{self.compiler.path} does not compile `#include <string>` with -std=c++20, as torch asks"
             return Finding("C++ ABI", "wrong", detail, "`apt-get install g++-12`, `export CXX=g++-12`")
         own = self.macros.get("_GLIBCXX_USE_CXX11_ABI")
         if own is None:
@@ -197,12 +193,8 @@ class _Machine:
         wanted = str(int(self.torch.has_cxx11_abi))
         if own != wanted:
             detail = f"_GLIBCXX_USE_CXX11_ABI={own}, torch {self.torch.version} has {wanted}"
-            return Finding(
-                "C++ ABI", "wrong", detail, f"`export OPWRIGHT_CXXFLAGS=-D_GLIBCXX_USE_CXX11_ABI={wanted}`"
-            )
-        return Finding(
-            "C++ ABI", "ok", f"_GLIBCXX_USE_CXX11_ABI={own} as torch {self.torch.version}, takes -std=c++20"
-        )
+            return Finding("C++ ABI", "wrong", detail, f"`export OPWRIGHT_CXXFLAGS=-D_GLIBCXX_USE_CXX11_ABI={wanted}`")
+        return Finding("C++ ABI", "ok", f"_GLIBCXX_USE_CXX11_ABI={own} as torch {self.torch.version}, takes -std=c++20")
 
     def host_compiler(self) -> Finding:
         subject = "nvcc and compiler"
@@ -232,9 +224,7 @@ class _Machine:
             return Finding(subject, "none", detail, _install_torch(release))
         if _major(release) == _major(torch.cuda):
             return Finding(subject, "ok", f"nvcc {release}, torch's CUDA {torch.cuda}")
-        detail = (
-            f"nvcc {release}, torch's CUDA {torch.cuda}: torch refuses to build extensions, operators build"
-        )
+        detail = f"nvcc {release}, torch's CUDA {torch.cuda}: torch refuses to build extensions, operators build"
         return Finding(subject, "warn", detail, f"{_install_nvcc(torch.cuda)}, or {_install_torch(release)}")
 
     def nvcc_and_driver(self) -> Finding:
@@ -244,9 +234,7 @@ class _Machine:
         release = _release(self.nvcc.identity)
         if driver == "none":
             detail = f"nvcc {release}, no driver: what it compiles runs elsewhere"
-            return Finding(
-                subject, "none", detail, "where there is a GPU: `apt-get install nvidia-driver-580`"
-            )
+            return Finding(subject, "none", detail, "where there is a GPU: `apt-get install nvidia-driver-580`")
         if _numbers(driver) >= _numbers(release):
             return Finding(subject, "ok", f"nvcc {release}, driver for CUDA {driver}")
         if _major(driver) < _major(release):
@@ -291,12 +279,8 @@ class _Machine:
             unknown = [value for value in values if known and value.rstrip("af") not in known]
             if unknown:
                 detail = f"{name}={text}: this nvcc does not know {' '.join(unknown)}, only {' '.join(known)}"
-                return Finding(
-                    subject, "wrong", detail, f"`unset {name}`, or `pip install --upgrade nvidia-cuda-nvcc`"
-                )
-            without = [
-                gpu for gpu in gpus if not _covers(values, gpu, "PTX" in text or name == "OPWRIGHT_ARCH")
-            ]
+                return Finding(subject, "wrong", detail, f"`unset {name}`, or `pip install --upgrade nvidia-cuda-nvcc`")
+            without = [gpu for gpu in gpus if not _covers(values, gpu, "PTX" in text or name == "OPWRIGHT_ARCH")]
             if values and without:
                 detail = f"{name}={text} has nothing for the GPU here, sm_{' sm_'.join(without)}"
                 return Finding(subject, "wrong", detail, _export(name, gpus))
@@ -306,9 +290,7 @@ class _Machine:
             return Finding(subject, "wrong", detail, "`pip install --upgrade nvidia-cuda-nvcc`")
         if not gpus and "TORCH_CUDA_ARCH_LIST" not in named and self.nvcc:
             detail = "no GPU and no TORCH_CUDA_ARCH_LIST: torch's own builds fail with IndexError"
-            return Finding(
-                subject, "none", detail, _export("TORCH_CUDA_ARCH_LIST", cuda.DEFAULT_ARCHITECTURES)
-            )
+            return Finding(subject, "none", detail, _export("TORCH_CUDA_ARCH_LIST", cuda.DEFAULT_ARCHITECTURES))
         told = [f"{name}={os.environ[name]}" for name in named] + [f"GPU sm_{gpu}" for gpu in gpus]
         return Finding(subject, "ok", ", ".join(told) or "none named")
 
@@ -328,12 +310,8 @@ class _Machine:
 
         place = tempfile.gettempdir()
         free = shutil.disk_usage(place).free
-        state = (
-            "ok" if free > _FEW_BYTES else "wrong"
-        )  # a compiler's files of one source with torch's headers
-        return Finding(
-            "temporary files", state, f"{place}, {free >> 20} MiB free", "`export TMPDIR=/a/larger/disk`"
-        )
+        state = "ok" if free > _FEW_BYTES else "wrong"  # a compiler's files of one source with torch's headers
+        return Finding("temporary files", state, f"{place}, {free >> 20} MiB free", "`export TMPDIR=/a/larger/disk`")
 
 
 def newest_host_compilers(nvcc: cuda.Nvcc) -> dict[str, int]:

@@ -33,9 +33,7 @@ def gather(checks: Iterable[tuple[str, Callable[[], Finding | list[Finding]]]]) 
             found += [said] if isinstance(said, Finding) else said
         except OpwrightError as error:
             got = ", ".join(row[-1] for row in error.rows)
-            found.append(
-                Finding(subject, "wrong", f"{error.subject}: {error.rule}: {got}".rstrip(": "), error.hint)
-            )
+            found.append(Finding(subject, "wrong", f"{error.subject}: {error.rule}: {got}".rstrip(": "), error.hint))
         except Exception as error:
             detail = f"cannot be found out: {type(error).__name__}: {error}"
             found.append(Finding(subject, "warn", detail, "`python -m pip check`"))

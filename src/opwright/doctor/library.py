@@ -163,9 +163,7 @@ class _Examination(LibraryHere):
         if not self.needs_torch:
             return Finding("torch", "ok", "any: it needs nothing of torch")
         if torch is None:
-            return Finding(
-                "torch", "missing", "it needs torch, which is not installed", "`pip install torch`"
-            )
+            return Finding("torch", "missing", "it needs torch, which is not installed", "`pip install torch`")
         wanted, source = self.built_for_torch
         same = not wanted or _numbers(wanted)[:2] == list(torch.number)
         lacking = [name for name in library.unstable_torch_symbols if name in self.missing]
@@ -175,22 +173,16 @@ class _Examination(LibraryHere):
             detail = f"{told}: {unstable} unstable C++ symbols (at::, c10::, torch::), {stable} stable ones"
             hint = f"`pip install torch=={wanted}`, or {self.rebuild}" if wanted else self.rebuild
             if lacking:
-                return Finding(
-                    "torch", "wrong", f"{detail}; torch {torch.version} lacks {len(lacking)}", hint
-                )
+                return Finding("torch", "wrong", f"{detail}; torch {torch.version} lacks {len(lacking)}", hint)
             if not same:
-                return Finding(
-                    "torch", "warn", f"{detail}; this is {torch.version}, which has them all", hint
-                )
+                return Finding("torch", "warn", f"{detail}; this is {torch.version}, which has them all", hint)
             return Finding("torch", "ok", f"{detail}; torch {torch.version} has them all")
         first = torch.first_version_of_shims
         floor = max((first.get(name, (0, 0)) for name in library.stable_torch_symbols), default=(0, 0))
         since = f"for torch >= {floor[0]}.{floor[1]}: " if floor > (0, 0) else ""
         detail = f"{since}{stable} stable C shims, no unstable symbol"
         if any(name in self.missing for name in library.stable_torch_symbols):
-            detail = (
-                f"for a newer torch than {torch.version}, which lacks some of its {stable} stable C shims"
-            )
+            detail = f"for a newer torch than {torch.version}, which lacks some of its {stable} stable C shims"
             return Finding("torch", "wrong", detail, "`pip install --upgrade torch`")
         return Finding("torch", "ok", detail)
 
@@ -202,9 +194,7 @@ class _Examination(LibraryHere):
         if abi == self.torch.has_cxx11_abi:
             return Finding("C++ ABI", "ok", f"{told}, as torch")
         detail = f"{told}, and torch {self.torch.version} has {int(self.torch.has_cxx11_abi)}"
-        flag = (
-            "" if self.owner else f"; without `-D_GLIBCXX_USE_CXX11_ABI={int(abi)}` in `extra_compile_args`"
-        )
+        flag = "" if self.owner else f"; without `-D_GLIBCXX_USE_CXX11_ABI={int(abi)}` in `extra_compile_args`"
         hint = self.rebuild + flag
         return Finding("C++ ABI", "wrong", detail, hint)
 
@@ -227,15 +217,11 @@ class _Examination(LibraryHere):
             f"{version} of {name}"
             for name, versions in self.library.versions_needed.items()
             for version in versions
-            if name in present
-            and present[name].versions_defined
-            and version not in present[name].versions_defined
+            if name in present and present[name].versions_defined and version not in present[name].versions_defined
         ]
         everything = [version for library in present.values() for version in library.versions_defined]
         rows = [(family, self.library.newest_version(family)) for family in ("GLIBC", "GLIBCXX", "CXXABI")]
-        told = ", ".join(
-            f"{family} {needs} (here {newest(family, everything)})" for family, needs in rows if needs
-        )
+        told = ", ".join(f"{family} {needs} (here {newest(family, everything)})" for family, needs in rows if needs)
         if not lacking:
             return Finding("C library", "ok", f"needs {told}" if told else "any")
         detail = f"it was built on a newer system: there is no {', '.join(lacking)} here"
@@ -250,9 +236,7 @@ class _Examination(LibraryHere):
 
     def libraries(self) -> list[Finding]:
         closure = self.closure
-        found = [
-            Finding("libraries", "wrong", *self._absent(name, by)) for name, by in closure.absent.items()
-        ]
+        found = [Finding("libraries", "wrong", *self._absent(name, by)) for name, by in closure.absent.items()]
         if not found:
             detail = f"all {len(closure.found)} are found" if closure.found else "it needs none"
             if closure.late:
@@ -299,9 +283,7 @@ class _Examination(LibraryHere):
             shown = ", ".join(_brief(name) for name in names[:_SHOWN])
             more = f" and {len(names) - _SHOWN} more (`--json`)" if len(names) > _SHOWN else ""
             found.append(Finding("symbols", "wrong", f"{len(names)} missing, {cause}: {shown}{more}", hint))
-        return found or [
-            Finding("symbols", "ok", f"all {len(self.library.undefined)} that it needs are here")
-        ]
+        return found or [Finding("symbols", "ok", f"all {len(self.library.undefined)} that it needs are here")]
 
     def _cause(self, name: str) -> tuple[str, str]:
         """Returns why a symbol is missing, and how to mend it."""
@@ -343,15 +325,11 @@ class _Examination(LibraryHere):
         if torch is None or not (needs_torchs or shared):
             return Finding("CUDA", "ok", detail)
         if not torch.cuda and needs_torchs:
-            return Finding(
-                "CUDA", "wrong", f"{detail}; torch {torch.version} has none", self._torch_with_cuda()
-            )
+            return Finding("CUDA", "wrong", f"{detail}; torch {torch.version} has none", self._torch_with_cuda())
         major = re.search(r"\d+", told)
         if torch.cuda and major and major[0] != torch.cuda.split(".")[0]:
             return Finding("CUDA", "wrong", f"{detail}; torch here has CUDA {torch.cuda}", self.rebuild)
-        return Finding(
-            "CUDA", "ok", f"{detail}; torch here has {f'CUDA {torch.cuda}' if torch.cuda else 'none'}"
-        )
+        return Finding("CUDA", "ok", f"{detail}; torch here has {f'CUDA {torch.cuda}' if torch.cuda else 'none'}")
 
     def gpu_code(self) -> Finding | list[Finding]:
         code, gpus, driver = self.library.device_code, cuda.gpu_architectures(), cuda.driver_version()

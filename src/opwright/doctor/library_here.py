@@ -65,9 +65,7 @@ class LibraryHere:
     @property
     def is_stored(self) -> bool:
         """Whether it is in Opwright's store, where files do not carry the names of their modules."""
-        return (
-            self.path.name in ("library.so", "extension.so") and self.path.with_name("record.json").exists()
-        )
+        return self.path.name in ("library.so", "extension.so") and self.path.with_name("record.json").exists()
 
     @cached_property
     def built_for_torch(self) -> tuple[str, str]:

@@ -102,9 +102,7 @@ def _check_record(audit: Audit, archive: zipfile.ZipFile) -> None:
             audit.problems.append(f"{name} is not in RECORD")
         elif digest:
             kind, _, value = digest.partition("=")
-            found = (
-                base64.urlsafe_b64encode(hashlib.new(kind, archive.read(name)).digest()).rstrip(b"=").decode()
-            )
+            found = base64.urlsafe_b64encode(hashlib.new(kind, archive.read(name)).digest()).rstrip(b"=").decode()
             if found != value:
                 audit.problems.append(f"{name} has not the digest that RECORD says")
 
@@ -127,9 +125,7 @@ def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, pl
             f"{name}: takes {library.python_symbols[0]} from Python, but its name promises any Python"
         )
     newest = [
-        f"{family} {version}"
-        for family in ("GLIBC", "GLIBCXX", "GCC")
-        if (version := library.newest_version(family))
+        f"{family} {version}" for family in ("GLIBC", "GLIBCXX", "GCC") if (version := library.newest_version(family))
     ]
     audit.facts.append(("  of the system", ", ".join(newest) or "nothing with a version"))
     if not platform.endswith(library.machine):
@@ -138,14 +134,10 @@ def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, pl
         audit.facts.append(("  GPU code", str(library.device_code)))
     cudart = next((n for n in library.needed if n.startswith("libcudart")), None)
     if cudart:
-        audit.remarks.append(
-            f"{name}: needs {cudart}, which only one CUDA has; link the static one: `-cudart static`"
-        )
+        audit.remarks.append(f"{name}: needs {cudart}, which only one CUDA has; link the static one: `-cudart static`")
     for folder in (*library.search, *library.inherited_search):
         if folder.startswith("/") and not folder.startswith(str(library.path.parent)):
-            audit.problems.append(
-                f"{name}: looks for libraries in {folder}, a folder of the machine that built it"
-            )
+            audit.problems.append(f"{name}: looks for libraries in {folder}, a folder of the machine that built it")
 
 
 def _ask_auditwheel(audit: Audit, platform: str) -> None:
@@ -153,9 +145,7 @@ def _ask_auditwheel(audit: Audit, platform: str) -> None:
     command = [sys.executable, "-m", "auditwheel", "show", "--json", str(audit.wheel)]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        audit.remarks.append(
-            f"auditwheel cannot say more of it: {(result.stderr.strip() or '?').splitlines()[-1]}"
-        )
+        audit.remarks.append(f"auditwheel cannot say more of it: {(result.stderr.strip() or '?').splitlines()[-1]}")
         return
     found = json.loads(result.stdout)
     tag = found["sym_tag"]
@@ -214,9 +204,7 @@ def _note_provenance(audit: Audit, made: dict[str, Any], archive: zipfile.ZipFil
         *(
             (
                 f"  {source}",
-                ", ".join(
-                    f"{variant.removeprefix('cpu_')} {size / 1e3:.0f}" for variant, size in sizes.items()
-                )
+                ", ".join(f"{variant.removeprefix('cpu_')} {size / 1e3:.0f}" for variant, size in sizes.items())
                 + " kB",
             )
             for source, sizes in made["sizes"].items()

@@ -99,7 +99,5 @@ def collect(root: Path, package: str) -> list[Declaration]:
                 hint="add what it imports to `requires` in [build-system], or import it where it is used",
             ) from error
     if not _found:
-        raise PackageError(
-            package, "it declares no operator", hint=f"`opwright new --op {package}/my_op` adds one"
-        )
+        raise PackageError(package, "it declares no operator", hint=f"`opwright new --op {package}/my_op` adds one")
     return [_found[name] for name in sorted(_found)]

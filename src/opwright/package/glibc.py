@@ -75,9 +75,7 @@ def link_flags(compiler: Compiler, commands: dict[str, list[str]]) -> list[str]:
 
 
 def _path_of(compiler: Compiler, name: str) -> Path | None:
-    found = subprocess.run(
-        [compiler.path, f"-print-file-name={name}"], capture_output=True, text=True
-    ).stdout.strip()
+    found = subprocess.run([compiler.path, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
     return Path(found) if "/" in found and Path(found).exists() else None
 
 

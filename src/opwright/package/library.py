@@ -99,9 +99,7 @@ class _Piece:
         }
 
 
-def build_library(
-    declarations: Sequence[Declaration], root: Path, work: Path, options: Options
-) -> dict[str, Any]:
+def build_library(declarations: Sequence[Declaration], root: Path, work: Path, options: Options) -> dict[str, Any]:
     """Builds `work/library.so`; returns what it holds and what it was made from.
 
     Args:
@@ -138,9 +136,7 @@ def build_library(
         )  # fmt: skip
     levels = {name: flags for name, flags in known.items() if name in (options.levels or known)}
     pieces = _pieces(declarations, levels, options, work)
-    levels = {
-        name: flags for name, flags in levels.items() if any(p.variant == f"cpu_{name}" for p in pieces)
-    }
+    levels = {name: flags for name, flags in levels.items() if any(p.variant == f"cpu_{name}" for p in pieces)}
     has_cuda = any(piece.backend == "cuda" for piece in pieces)
     if has_cuda and machine != platform.machine():
         raise PackageError(
@@ -292,11 +288,7 @@ def _pieces(
     for declaration in declarations:
         for backend in ("cpu", "cuda"):
             source = declaration.sources.get(backend)
-            if (
-                source is not None
-                and source.backend == backend
-                and (backend == "cpu" or options.architectures)
-            ):
+            if source is not None and source.backend == backend and (backend == "cpu" or options.architectures):
                 units.setdefault((backend, source), []).append(declaration)
     found = []
     for (backend, source), unit in units.items():
@@ -308,9 +300,7 @@ def _pieces(
             found += [
                 _Piece(backend, f"cpu_{level}", source, unit, _cpu_flags(flags), folder)
                 for level, flags in levels.items()
-                if level not in _SPECIAL
-                or _SPECIAL[level][1].search(text)
-                or _SPECIAL[level][0] not in levels
+                if level not in _SPECIAL or _SPECIAL[level][1].search(text) or _SPECIAL[level][0] not in levels
             ]
             continue
         for part in cuda.parts_of(source.read()):
@@ -358,7 +348,9 @@ def _hide(piece: _Piece, compiler: Compiler, work: Path) -> None:
     """Leaves only the kernels' entries visible, under the names of their variant."""
     path, symbols = work / f"{piece.stem}.o", piece.symbols()
     joined = work / f"{piece.stem}.joined.o"
-    subprocess.run([_answer(compiler, "-print-prog-name=ld"), "-r", "--force-group-allocation", "-o", joined, path], check=True)
+    subprocess.run(
+        [_answer(compiler, "-print-prog-name=ld"), "-r", "--force-group-allocation", "-o", joined, path], check=True
+    )
     subprocess.run(
         [
             _answer(compiler, "-print-prog-name=objcopy"),
@@ -386,9 +378,7 @@ def _check_entries(pieces: Sequence[_Piece], compiler: Compiler, work: Path) -> 
         for declaration in piece.unit:
             is_there = _is_held(piece, declaration, found)
             if not is_there and f"OPWRIGHT_KERNEL({declaration.name}" in piece.source.read().replace(" ", ""):
-                raise PackageError(
-                    declaration.name, "its kernel is lost on the way", rows=[("object", piece.stem)]
-                )
+                raise PackageError(declaration.name, "its kernel is lost on the way", rows=[("object", piece.stem)])
     return found
 
 
@@ -431,9 +421,7 @@ def _sizes(pieces: Sequence[_Piece], root: Path, work: Path) -> dict[str, dict[s
     for piece in pieces:
         with (work / f"{piece.stem}.o").open("rb") as f:
             sections = [s.header for s in ELFFile(f).iter_sections()]
-        taken = sum(
-            s.sh_size for s in sections if s.sh_flags & SH_FLAGS.SHF_ALLOC and s.sh_type != "SHT_NOBITS"
-        )
+        taken = sum(s.sh_size for s in sections if s.sh_flags & SH_FLAGS.SHF_ALLOC and s.sh_type != "SHT_NOBITS")
         sizes = found.setdefault(_name(piece, root), {})
         sizes[piece.variant] = sizes.get(piece.variant, 0) + taken
     return dict(sorted(found.items()))

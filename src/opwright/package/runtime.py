@@ -34,9 +34,7 @@ def runtime_files(package: str, gates: Mapping[str, str]) -> dict[str, str]:
         package: its import name.
         gates: the generated text of each operator's Python function.
     """
-    paths = {
-        str(path.relative_to(_TOOLKIT)): path for pattern in _TAKEN for path in sorted(_TOOLKIT.glob(pattern))
-    }
+    paths = {str(path.relative_to(_TOOLKIT)): path for pattern in _TAKEN for path in sorted(_TOOLKIT.glob(pattern))}
     paths |= {name: _TOOLKIT / "package" / "shipped" / source for name, source in _REPLACED.items()}
     texts = {name: path.read_text() for name, path in sorted(paths.items()) if name not in _LEFT}
     texts["dispatch/gates.py"] = _gates_text(gates)
@@ -46,8 +44,7 @@ def runtime_files(package: str, gates: Mapping[str, str]) -> dict[str, str]:
 def _gates_text(gates: Mapping[str, str]) -> str:
     """Returns a module with the operators' functions: where it is installed, they need not be compiled."""
     parts = [
-        f"{text}\n\nGATES[{name!r}] = ({zlib.crc32(text.encode())}, make)\n\n\n"
-        for name, text in sorted(gates.items())
+        f"{text}\n\nGATES[{name!r}] = ({zlib.crc32(text.encode())}, make)\n\n\n" for name, text in sorted(gates.items())
     ]
     return "GATES = {}\n\n\n" + "".join(parts)
 
@@ -57,7 +54,11 @@ def rewritten(text: str, package: str) -> str:
     data = text.encode()  # the syntax tree counts bytes
     starts = [0, *(found.end() for found in re.finditer(rb"\r\n|\r|\n", data))]
     changes = [
-        (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset, _moved(node, package))
+        (
+            starts[node.lineno - 1] + node.col_offset,
+            starts[node.end_lineno - 1] + node.end_col_offset,
+            _moved(node, package),
+        )
         for node in _imports(ast.parse(data))
     ]
     for begin, end, new in sorted(changes, reverse=True):

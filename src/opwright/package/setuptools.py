@@ -40,9 +40,7 @@ def wheel_commands(
         """Builds the library, then the wheel with it."""
 
         def finalize_options(self) -> None:
-            self.distribution.has_ext_modules = lambda: (
-                True
-            )  # else the files would not lie at the wheel's root
+            self.distribution.has_ext_modules = lambda: True  # else the files would not lie at the wheel's root
             super().finalize_options()
 
         def get_tag(self) -> tuple[str, str, str]:

@@ -41,9 +41,7 @@ def _kept(node: ast.stmt) -> list[ast.stmt]:
             body = [kept for inner in node.body for kept in _kept(inner)] or [_dots()]
             return [ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)]
         case ast.AnnAssign():
-            return [
-                ast.AnnAssign(node.target, _plain(node.annotation), node.value and _dots().value, node.simple)
-            ]
+            return [ast.AnnAssign(node.target, _plain(node.annotation), node.value and _dots().value, node.simple)]
         case ast.Assign(targets=[ast.Name(id=name)]):
             if name == "__all__" or _is_type(node.value) or _called(node.value) in ("TypeVar", "ParamSpec"):
                 return [node]
@@ -65,9 +63,7 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
         d for d in node.decorator_list if _called(d) not in ("operator", "backward", "fixture", *_SAYS_MORE)
     ]
     arguments = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
-    shapes = [
-        (a.arg, ast.unparse(a.annotation)) for a in arguments if a.annotation and _has_shape(a.annotation)
-    ]
+    shapes = [(a.arg, ast.unparse(a.annotation)) for a in arguments if a.annotation and _has_shape(a.annotation)]
     for argument in arguments:
         argument.annotation = argument.annotation and _plain(argument.annotation)
     if node.returns is not None and _has_shape(node.returns):
@@ -75,9 +71,7 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
     made.returns = node.returns and _plain(node.returns)
     if is_operator and not isinstance(made.returns, ast.Constant):
         optional = ast.BinOp(ast.Name("Tensor"), ast.BitOr(), ast.Constant(None))
-        made.args.kwonlyargs.append(
-            ast.arg("out", ast.Name("Any") if _is_several(made.returns) else optional)
-        )
+        made.args.kwonlyargs.append(ast.arg("out", ast.Name("Any") if _is_several(made.returns) else optional))
         made.args.kw_defaults.append(ast.Constant(None))
     doc = ast.get_docstring(node)
     if shapes:
@@ -102,9 +96,7 @@ def _has_shape(annotation: ast.expr) -> bool:
 
 def _is_shaped(node: ast.AST) -> bool:
     """Whether a node is `Float[Tensor, "..."]`."""
-    if not (
-        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 2
-    ):
+    if not (isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 2):
         return False
     axes = node.slice.elts[1]
     return isinstance(axes, ast.Constant) and isinstance(axes.value, str)

@@ -96,9 +96,7 @@ def _unpacked(wheel: Path) -> tuple[dict[str, Any], Path]:
             made = json.loads(archive.read(name))
             return made, Path(archive.extract(name.replace("provenance.json", "library.so"), folder.name))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        raise PackageError(
-            str(wheel), "it is no wheel of operators", hint="`opwright wheel` makes one"
-        ) from None
+        raise PackageError(str(wheel), "it is no wheel of operators", hint="`opwright wheel` makes one") from None
 
 
 def _with_backward(operators: Iterable[Operator]) -> Iterable[Operator]:

@@ -121,9 +121,7 @@ def complete_wheel(wheel: Path, built: Built) -> None:
 def _complete(wheel: Path, built: Built) -> None:
     package = built.package
     files = _contents(wheel, package, built.tag)
-    files |= {
-        f"{package}/{name}": text.encode() for name, text in runtime_files(package, built.gates).items()
-    }
+    files |= {f"{package}/{name}": text.encode() for name, text in runtime_files(package, built.gates).items()}
     files[f"{package}/_opwright/library.so"] = (built.folder / "library.so").read_bytes()
     files[f"{package}/_opwright/provenance.json"] = (json.dumps(built.provenance, indent=1) + "\n").encode()
     with zipfile.ZipFile(wheel) as archive:
@@ -180,9 +178,7 @@ def _commit(root: Path) -> tuple[str | None, bool]:
     """Returns the commit that the sources are of, and whether they differ from it."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
 
     try:
         return git("rev-parse", "HEAD").strip(), bool(git("status", "--porcelain", "--", ".").strip())

@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """"faster", "same" or "slower": what Opwright is beside the candidate."""
+        """ "faster", "same" or "slower": what Opwright is beside the candidate."""
         return _judge(self.ratio, self.visible)
 
 
@@ -181,7 +181,7 @@ class Summary:
 
     @property
     def verdict(self) -> str:
-        """"faster", "same" or "slower", as in a Comparison; "" without an interval."""
+        """ "faster", "same" or "slower", as in a Comparison; "" without an interval."""
         return "" if self.visible is None else _judge(self.ratio, self.visible)
 
 
@@ -300,9 +300,7 @@ class BenchRecord:
             visible = relative_width(half)
             verdicts = [c.verdict for c in several]
             found.append(
-                Summary(
-                    direction, candidate, ratio, visible, count, verdicts.count("faster"), verdicts.count("slower")
-                )
+                Summary(direction, candidate, ratio, visible, count, verdicts.count("faster"), verdicts.count("slower"))
             )
         return found
 

@@ -44,9 +44,7 @@ class LogScale:
         return [value for value in choices[2] if self.holds(value)][:1]
 
 
-def log_scale(
-    values: Sequence[float], start: float, end: float, margin: float, ratio: float = 10
-) -> LogScale:
+def log_scale(values: Sequence[float], start: float, end: float, margin: float, ratio: float = 10) -> LogScale:
     """Makes a logarithmic axis around positive values.
 
     Args:
@@ -87,9 +85,7 @@ def _start(block: Sequence[float]) -> float:
     return block[1] / block[0]
 
 
-def draw_axes(
-    x: LogScale, y: LogScale, x_title: str, y_title: str, x_format: Format, y_format: Format
-) -> str:
+def draw_axes(x: LogScale, y: LogScale, x_title: str, y_title: str, x_format: Format, y_format: Format) -> str:
     """Draws two logarithmic axes; `y` runs from the bottom (its start) to the top."""
     columns, levels = x.ticks(gap=46), y.ticks(gap=24)
     # One path for all lines of the grid, one group for the ticks of an axis: pages of many plots stay small.
@@ -101,8 +97,6 @@ def draw_axes(
     parts.append(element("g", *below, class_="tick", text_anchor="middle"))
     parts.append(element("g", *beside, class_="tick", text_anchor="end"))
     parts.append(line((x.start, y.start), (x.end, y.start), class_="axis"))
-    parts.append(
-        text((x.start + x.end) / 2, y.start + 34, x_title, class_="axis-title", text_anchor="middle")
-    )
+    parts.append(text((x.start + x.end) / 2, y.start + 34, x_title, class_="axis-title", text_anchor="middle"))
     parts.append(text(x.start, y.end - 10, y_title, class_="axis-title", text_anchor="start"))
     return element("g", *parts)

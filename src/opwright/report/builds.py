@@ -26,8 +26,7 @@ def draw_timeline(card: Card, name: str) -> Picture | None:
     if limit <= 0:
         return None
     rows: list[Row | Heading] = [
-        Row(step.name, step.start, step.start + step.seconds, _time(step.seconds), style="c2")
-        for step in build.steps
+        Row(step.name, step.start, step.start + step.seconds, _time(step.seconds), style="c2") for step in build.steps
     ]
     longest = max(build.steps, key=lambda step: step.seconds)
     told = f"{plural(len(build.steps), 'command')} in {_time(limit)}; the longest is {longest.name} with {_time(longest.seconds)}."
@@ -71,7 +70,9 @@ def draw_kernels(card: Card, name: str) -> Picture | None:
     spilling = sum(kernel.spill_bytes > 0 for kernel in build.kernels)
     told = f"{plural(len(build.kernels), 'kernel')}, up to {max(k.registers for k in build.kernels)} registers; {spilling or 'none'} of them spill."
     ticks = [(float(value), str(value)) for value in (0, 32, 64, 96, 128, 168, _MOST_REGISTERS)]
-    svg = draw_rows(name, f"{card.name}: registers", told, rows, linear(_MOST_REGISTERS), ticks, "registers of a thread")
+    svg = draw_rows(
+        name, f"{card.name}: registers", told, rows, linear(_MOST_REGISTERS), ticks, "registers of a thread"
+    )
     caption = (
         f"Registers of a thread, of at most {_MOST_REGISTERS}. Outlined bars: registers ran out, and so many bytes of each "
         "thread go through memory."

@@ -29,8 +29,7 @@ def draw_call(card: Card, name: str) -> Picture | None:
         at = end
     rows.append(Row("the whole call", 0.0, call.total_us, with_unit(call.total_us, TIME), style="c6"))
     rows += [
-        Row(f"beside it: {peer}", 0.0, time, with_unit(time, TIME), style="c1")
-        for peer, time in call.peers_us.items()
+        Row(f"beside it: {peer}", 0.0, time, with_unit(time, TIME), style="c1") for peer, time in call.peers_us.items()
     ]
     told = f"{with_unit(call.total_us, TIME)} for a call of {call.case}. " + ", ".join(
         f"{part.name} {with_unit(part.us, TIME)}" for part in call.parts

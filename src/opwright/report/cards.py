@@ -188,8 +188,7 @@ def _cards_of(group: Sequence[Record]) -> list[Card]:
     verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
     build = next((r for r in newest if isinstance(r, BuildRecord)), None)
     by_kind = [
-        {r.device: r for r in reversed(newest) if isinstance(r, kind)}
-        for kind in (BenchRecord, CallRecord, BaseRecord)
+        {r.device: r for r in reversed(newest) if isinstance(r, kind)} for kind in (BenchRecord, CallRecord, BaseRecord)
     ]
     history = [r for r in reversed(newest) if isinstance(r, BenchRecord)]
     kept = sum(record is not None for record in (verify, build)) + len(history) + sum(map(len, by_kind[1:]))

@@ -59,8 +59,7 @@ def cover(cards: Sequence[Card]) -> Coverage | None:
     reasons = dict.fromkeys(c.reason for row in found.values() for c in row.values() if _is_skipped(c))
     letters = {reason: _letter(i) for i, reason in enumerate(reasons)}
     rows = [
-        (name, device, [_field(row.get(check), letters) for check in checks])
-        for (name, device), row in found.items()
+        (name, device, [_field(row.get(check), letters) for check in checks]) for (name, device), row in found.items()
     ]
     return Coverage(checks, rows, [(letter, reason) for reason, letter in letters.items()])
 

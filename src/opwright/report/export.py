@@ -60,9 +60,7 @@ def write_png(records: Sequence[Record], folder: Path) -> list[File]:
             "PNG files are made by vl-convert, which is not installed",
             hint="`pip install vl-convert-python`, or `opwright report --svg FOLDER`, which needs nothing",
         ) from None
-    return _write(
-        records, folder, "png", lambda svg: vl_convert.svg_to_png(svg, scale=_PNG_SCALE), is_dark_too=False
-    )
+    return _write(records, folder, "png", lambda svg: vl_convert.svg_to_png(svg, scale=_PNG_SCALE), is_dark_too=False)
 
 
 def _write(
@@ -120,7 +118,9 @@ def stand_alone(svg: str, heading: str, origin: str, *, is_dark_too: bool) -> st
 def _rules() -> tuple[str, str]:
     """Returns the rules of drawings from the page's style sheet, in the light and in the dark colours."""
     sheet = files("opwright.report").joinpath("templates", "style.css").read_text()
-    light, dark = ([dict(re.findall(r"(--\w+): ([^;]+);", block)) for block in re.findall(r":root \{([^}]*)\}", sheet)])[:2]
+    light, dark = (
+        [dict(re.findall(r"(--\w+): ([^;]+);", block)) for block in re.findall(r":root \{([^}]*)\}", sheet)]
+    )[:2]
     rules = [line for line in sheet.splitlines() if line.startswith(("svg ", ".c0 {", ".c3 {"))]
     rules.append("svg text { font-family: var(--sans); }")
     rules.append("svg .page { fill: var(--card); }")

@@ -61,8 +61,19 @@ def draw_heat(card: Card, name: str) -> Picture | None:
     cells = {at: _share_cell(inside) for at, inside in found.items()}
     shares = [m.roof_share for m in measured if m.roof_share is not None]
     told = f"{plural(len(measured), 'input')}, {tell_share(min(shares))} to {tell_share(max(shares))} of the copy bandwidth."
-    svg = draw_map(name, f"{card.name}: share of the roof", told, rows, columns, cells, "elements" if by_elements else "bytes moved", label_width(rows))
-    several = " Of several inputs of one size a cell gives the median." if any(len(f) > 1 for f in found.values()) else ""
+    svg = draw_map(
+        name,
+        f"{card.name}: share of the roof",
+        told,
+        rows,
+        columns,
+        cells,
+        "elements" if by_elements else "bytes moved",
+        label_width(rows),
+    )
+    several = (
+        " Of several inputs of one size a cell gives the median." if any(len(f) > 1 for f in found.values()) else ""
+    )
     caption = f"Share of the copy bandwidth measured on this {'GPU' if card.on_gpu else 'machine'}.{several}"
     if any(m.in_cache for m in measured):
         caption += " Dashed cells fit the cache, which is faster than memory."

@@ -113,4 +113,8 @@ def _write(time: float, spread: float | None) -> str:
 
 
 def _label(record: BenchRecord) -> str:
-    return f"{record.commit[:7]}{'+' if record.commit.endswith('+') else ''}" if record.commit else date(record.created)[:10]
+    return (
+        f"{record.commit[:7]}{'+' if record.commit.endswith('+') else ''}"
+        if record.commit
+        else date(record.created)[:10]
+    )

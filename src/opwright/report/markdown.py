@@ -78,7 +78,9 @@ def _failures(cards: Sequence[Card]) -> list[str]:
         for failure in card.verify.failures if card.verify else []:
             rows = [f"{failure.title} on {failure.case}", failure.message, failure.pattern, failure.repeat]
             body = "\n".join(row.replace("```", "'''") for row in rows if row)
-            told.append(f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n```\n{body}\n```\n</details>")
+            told.append(
+                f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n```\n{body}\n```\n</details>"
+            )
     return told
 
 

@@ -34,7 +34,9 @@ def round_to(value: float, digits: int = 3) -> str:
 def with_unit(value: float, units: Units, digits: int = 3) -> str:
     """Writes a number in the largest unit that leaves at least 1 before the point."""
     scaled, unit = _scale(value, units)
-    is_whole = unit == units[0][1] and units[0][0] == 1 and scaled == int(scaled)  # of what is counted: 48 B, not 48.0 B
+    is_whole = (
+        unit == units[0][1] and units[0][0] == 1 and scaled == int(scaled)
+    )  # of what is counted: 48 B, not 48.0 B
     return f"{int(scaled) if is_whole else round_to(scaled, digits)} {unit}".rstrip()
 
 

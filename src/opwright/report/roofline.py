@@ -53,10 +53,7 @@ def draw_roofline(card: Card, name: str) -> Picture | None:
             lambda value: f"{value:,.3g}" if value < 1e3 else f"{value:,.0f}",
         ),
         *_draw_roofs(machine, x, y),
-        *(
-            _draw_move(m, baseline, at, y, groups.index(f"{m.direction} {m.dtype}"))
-            for m, at in zip(measured, places)
-        ),
+        *(_draw_move(m, baseline, at, y, groups.index(f"{m.direction} {m.dtype}")) for m, at in zip(measured, places)),
         legend,
     )
     caption = _explain(machine, baseline, is_moved)

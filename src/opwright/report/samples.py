@@ -33,7 +33,11 @@ def draw_samples(card: Card, name: str) -> Picture | None:
     for rank, candidate in enumerate(candidates):
         left = _left(rank, width)
         drawn.append(text(left + width / 2, 13, candidate, class_=f"line-label c{min(rank, 5)}", text_anchor="middle"))
-        for share, label, anchor in ((0.0, f"1/{reach:g}", "start"), (0.5, "median", "middle"), (1.0, f"{reach:g}x", "end")):
+        for share, label, anchor in (
+            (0.0, f"1/{reach:g}", "start"),
+            (0.5, "median", "middle"),
+            (1.0, f"{reach:g}x", "end"),
+        ):
             drawn.append(text(left + share * width, 32, label, class_="tick", text_anchor=anchor))
     for m in measured:
         if group != f"{m.direction} {m.dtype}":

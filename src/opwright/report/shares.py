@@ -28,9 +28,7 @@ def draw_shares(card: Card, name: str) -> Picture | None:
         return None
     strip = _Strip(card, measured)
     title = "Share of the copy bandwidth" if strip.copy_gb_s else "Rate of moving bytes"
-    svg = drawing(
-        name, _WIDTH, strip.height, f"{card.name}: {title.lower()}", strip.describe(), *strip.draw()
-    )
+    svg = drawing(name, _WIDTH, strip.height, f"{card.name}: {title.lower()}", strip.describe(), *strip.draw())
     return Picture(title, strip.explain(), [svg])
 
 
@@ -79,9 +77,7 @@ class _Strip:
         if any(m.in_cache for m in self.measured):
             told += " Outlined bars fit the cache, which is faster than memory."
         if self.copy_gb_s:
-            told += (
-                f" 100 % is copying at {with_unit(self.copy_gb_s, RATE)}, as measured on this {self.place}."
-            )
+            told += f" 100 % is copying at {with_unit(self.copy_gb_s, RATE)}, as measured on this {self.place}."
             if any((self._lengths(m)[0]) > self.limit for m in self.measured):
                 told += f" Bars beyond {tell_share(self.limit)} are cut."
             if self.reason:

@@ -48,9 +48,7 @@ def draw_sizes(card: Card, name: str) -> Picture | None:
 class _Panels:
     """Panels of one picture, on the same scales so that they can be compared."""
 
-    def __init__(
-        self, card: Card, measured: Sequence[Measurement], by_elements: bool, width: float, name: str
-    ) -> None:
+    def __init__(self, card: Card, measured: Sequence[Measurement], by_elements: bool, width: float, name: str) -> None:
         assert card.bench is not None
         self.card, self.by_elements, self.width, self.name = card, by_elements, width, name
         self.height = 290.0 if width < 500 else 320.0
@@ -132,9 +130,7 @@ class _Panels:
         told = f"{timing.candidate}: {with_unit(timing.median_us, TIME)} {tell_interval(self.card.spread_of(timing))}"
         bar = line((x, low), (x, high), class_="noise") if low - high > _VISIBLE else ""
         fill = "hollow" if measurement.in_cache else "filled"
-        return bar + marker(
-            rank, x, self.y(timing.median_us), tooltip(told), class_=fill
-        )
+        return bar + marker(rank, x, self.y(timing.median_us), tooltip(told), class_=fill)
 
     def _bounds(self, timing: Timing) -> tuple[float, float]:
         """Returns the ends of the confidence interval of a time, in microseconds; both positive, cut at ±100 %."""

@@ -119,7 +119,11 @@ def list_checks(card: Card) -> list[CheckRow]:
             outcome=check.outcome,
             cases=f"{check.cases:,}" if check.outcome != "skipped" else "",
             worst_ulp=f"{round_to(check.worst_ulp)} ulp" if check.has_ulp else "",
-            worst_ratio="" if (ratio := _worst_ratio(check)) is None else "infinite" if math.isinf(ratio) else round_to(ratio),
+            worst_ratio=""
+            if (ratio := _worst_ratio(check)) is None
+            else "infinite"
+            if math.isinf(ratio)
+            else round_to(ratio),
             ratio=ratio,
             time=with_unit(check.seconds * 1e6, TIME) if check.seconds else "",
             reason=check.explanation,
@@ -164,7 +168,11 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
 
 def tell_memory(card: Card) -> str:
     """Returns the most memory that a call has held, over that of its results; "" where nobody counted."""
-    shares = [m.timings[0].peak_bytes / m.output_bytes for m in card.measurements if m.timings[0].peak_bytes is not None and m.output_bytes]
+    shares = [
+        m.timings[0].peak_bytes / m.output_bytes
+        for m in card.measurements
+        if m.timings[0].peak_bytes is not None and m.output_bytes
+    ]
     if not shares:
         return ""
     found = " to ".join(dict.fromkeys(f"{round_to(share)}x" for share in (min(shares), max(shares))))

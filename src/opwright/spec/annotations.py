@@ -44,9 +44,7 @@ def read_parameters(
     return parameters, MISSING if returns is inspect.Signature.empty else returns
 
 
-def _signature(
-    function: Callable[..., Any], subject: str, local_names: Mapping[str, Any]
-) -> inspect.Signature:
+def _signature(function: Callable[..., Any], subject: str, local_names: Mapping[str, Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True, locals=dict(local_names))
     except NameError as error:
@@ -123,9 +121,7 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
     return {"kind": "tensor", "type": read_tensor_type(annotation, name, subject)}
 
 
-def _read_domain(
-    marks: Sequence[Any], read: Mapping[str, Any], name: str, subject: str
-) -> Domain | None:
+def _read_domain(marks: Sequence[Any], read: Mapping[str, Any], name: str, subject: str) -> Domain | None:
     """Returns the domain among the marks of an `Annotated`, None where there is none; other marks mean nothing here."""
     for mark in marks:
         if mark is Range or mark is Index:
@@ -204,9 +200,7 @@ def read_outputs(annotation: Any, subject: str) -> tuple[Output, ...]:
         return ()
     if isinstance(annotation, type) and hasattr(annotation, "_fields"):
         hints = typing.get_type_hints(annotation)
-        return tuple(
-            Output(name, _read_output(hints[name], name, subject)) for name in annotation._fields
-        )
+        return tuple(Output(name, _read_output(hints[name], name, subject)) for name in annotation._fields)
     if get_origin(annotation) is tuple:
         return tuple(
             Output(f"output{i}", _read_output(item, f"output{i}", subject))
@@ -239,9 +233,7 @@ def _check_default(read: Mapping[str, Any], default: Any, name: str, subject: st
         "tensor": lambda: default is None and read.get("optional", False),
         "tensors": lambda: False,
         "int": lambda: isinstance(default, int) and not isinstance(default, bool),
-        "float": lambda: (
-            isinstance(default, (int, float)) and not isinstance(default, bool) and math.isfinite(default)
-        ),
+        "float": lambda: isinstance(default, (int, float)) and not isinstance(default, bool) and math.isfinite(default),
         "bool": lambda: isinstance(default, bool),
         "choice": lambda: default in read["choices"],
     }[kind]()

@@ -201,9 +201,7 @@ def _parse_axis(token: str, text: str, subject: str, parameter: str) -> Axis:
     try:
         tree = ast.parse(token, mode="eval").body
     except SyntaxError:
-        raise refuse(
-            "this axis cannot be read", "a name, a number, `*name`, or an expression such as `4*h`"
-        ) from None
+        raise refuse("this axis cannot be read", "a name, a number, `*name`, or an expression such as `4*h`") from None
     if not _is_supported(tree):
         raise refuse("this expression is not supported", "use names, whole numbers, + - * // %, min and max")
     return Computed(token)

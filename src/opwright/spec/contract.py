@@ -257,7 +257,11 @@ class _Binder:
             elif got is None and parameter.default is not MISSING:
                 hint = f"leave it out: it is {parameter.default!r} then"
             elif got is None:
-                hint = f"`{label}: {parameter.type} | None` in the declaration, if it may be left out" if parameter.is_tensor else "give a value"
+                hint = (
+                    f"`{label}: {parameter.type} | None` in the declaration, if it may be left out"
+                    if parameter.is_tensor
+                    else "give a value"
+                )
             else:
                 hint = f"`torch.as_tensor({label})`" if parameter.is_tensor else f"`{parameter.kind}(...)`"
             rule = f"`{label}` has the wrong kind"
@@ -268,9 +272,7 @@ class _Binder:
                 if not isinstance(value, torch.Tensor) and not (value is None and parameter.optional):
                     raise refuse(str(parameter.type) + (" or None" if parameter.optional else ""))
             case "tensors":
-                if not isinstance(value, (list, tuple)) or not all(
-                    isinstance(item, torch.Tensor) for item in value
-                ):
+                if not isinstance(value, (list, tuple)) or not all(isinstance(item, torch.Tensor) for item in value):
                     raise refuse(f"list of {parameter.type}")
             case "int":
                 if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
@@ -443,7 +445,11 @@ class _Binder:
         if found is None:
             return
         (written, _, one), (label, parameter, other) = tensors[found[0]], tensors[found[1]]
-        rule = "two mutated arguments share memory" if parameter.mutated else f"`{written}` is written and shares memory with `{label}`"
+        rule = (
+            "two mutated arguments share memory"
+            if parameter.mutated
+            else f"`{written}` is written and shares memory with `{label}`"
+        )
         raise OverlapError(
             self.contract.subject,
             rule,

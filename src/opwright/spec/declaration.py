@@ -187,11 +187,7 @@ def declare_backward(
             f"`{lists[0]}` is a list, and a backward returns one tensor for each input",
             hint=f"leave the backward out: the gradient follows from the reference of `{forward.name}`",
         )
-    unseen = [
-        p.name
-        for p in forward.contract.parameters
-        if p.optional and p.is_differentiable and p.name not in names
-    ]
+    unseen = [p.name for p in forward.contract.parameters if p.optional and p.is_differentiable and p.name not in names]
     if unseen:
         raise BackwardError(
             subject,
@@ -325,12 +321,7 @@ def _check_limits(contract: Contract) -> None:
                 rows=[("got", str(type_.rank))],
                 hint="collect those that vary together in one `*name`",
             )
-    sizes = {
-        n
-        for t in types.values()
-        for a in t.axes
-        for n in getattr(a, "names", None) or [getattr(a, "name", None)]
-    }
+    sizes = {n for t in types.values() for a in t.axes for n in getattr(a, "names", None) or [getattr(a, "name", None)]}
     sizes |= {p.name for p in contract.parameters if p.kind == "int"}
     if len(contract.parameters) + len(contract.outputs) > _MOST_ARGUMENTS or len(sizes) > _MOST_SIZES:
         raise AnnotationError(

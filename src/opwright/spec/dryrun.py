@@ -185,9 +185,7 @@ def small_arguments(contract: Contract, generator: torch.Generator) -> dict[str,
         name
         for parameter in contract.tensors
         for axis in parameter.type.axes
-        for name in (
-            (axis.name,) if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else ()
-        )
+        for name in ((axis.name,) if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else ())
     )
     for name, size in zip([n for n in names if n not in sizes], _SIZES, strict=False):
         sizes[name] = size
@@ -204,11 +202,7 @@ def small_arguments(contract: Contract, generator: torch.Generator) -> dict[str,
 def _tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(shape, generator=generator)
     return (
-        noise > 0
-        if dtype == torch.bool
-        else noise.abs_().to(dtype)
-        if not dtype.is_floating_point
-        else noise.to(dtype)
+        noise > 0 if dtype == torch.bool else noise.abs_().to(dtype) if not dtype.is_floating_point else noise.to(dtype)
     )
 
 

@@ -97,8 +97,4 @@ def describe(value: object) -> str:
         return f"{type(value).__name__} of {len(value)}"
     if value is None:
         return "None"
-    return (
-        f"{type(value).__name__} {value!r}"
-        if isinstance(value, (int, float, str, bool))
-        else type(value).__name__
-    )
+    return f"{type(value).__name__} {value!r}" if isinstance(value, (int, float, str, bool)) else type(value).__name__

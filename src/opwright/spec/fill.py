@@ -36,9 +36,7 @@ def shape_of(type_: TensorType, sizes: Mapping[str, int], batch: tuple[int, ...]
     return tuple(shape)
 
 
-def lay_out(
-    fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str
-) -> torch.Tensor:
+def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str) -> torch.Tensor:
     """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS."""
     if layout == "offset":
         count = math.prod(shape)
@@ -70,9 +68,7 @@ def with_special_values(
     """
     info = torch.finfo(dtype)
     ladder = [
-        s * m
-        for m in (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 13, 15, 20, 25, 40, 80, 87, 89, 104, 700, 750)
-        for s in (1, -1)
+        s * m for m in (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 13, 15, 20, 25, 40, 80, 87, 89, 104, 700, 750) for s in (1, -1)
     ]
     ladder += [s * 10.0**e for e in (3, 4, 5, 6, 8, 12, 20, 30, -2, -4, -6, -12, -20, -30) for s in (1, -1)]
     special = [

@@ -86,10 +86,7 @@ class Sweep:
         self.effort = effort
         self.names = _axis_names(contract)
         self.variadics = [
-            axis.name
-            for p in contract.tensors
-            for axis in p.type.axes
-            if isinstance(axis, Variadic) and axis.name
+            axis.name for p in contract.tensors for axis in p.type.axes if isinstance(axis, Variadic) and axis.name
         ]
 
     # --- shapes ----------------------------------------------------------------------------------------
@@ -171,15 +168,11 @@ class Sweep:
                 yield self.make("aligned", dtype, aligned, aligned_batch, options)
             is_map = len(self.contract.tensors) == 1
             if self._every_value_of is not None and (is_full or not number or (is_map and not is_quick)):
-                yield self.make(
-                    "every value", dtype, aligned, aligned_batch, options, every=self._every_value_of
-                )
+                yield self.make("every value", dtype, aligned, aligned_batch, options, every=self._every_value_of)
         if is_main or not is_quick:
             for layout in LAYOUTS[1:2] if is_quick else LAYOUTS:
                 yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
-            yield self.make(
-                "large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1)
-            )
+            yield self.make("large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1))
             if self._has_variadic:
                 # Two columns: of one, softmax and its like are constant.
                 small = {name: size if name in self._int_sizes() else 2 for name, size in large.items()}
@@ -212,9 +205,7 @@ class Sweep:
             yield self.make(label, dtype, sizes, shape, first)
         for parameter in self.contract.tensors:
             if parameter.optional:
-                yield self.make(
-                    f"without {parameter.name}", dtype, base, batch, first, absent={parameter.name}
-                )
+                yield self.make(f"without {parameter.name}", dtype, base, batch, first, absent={parameter.name})
         for layout in LAYOUTS:
             yield self.make(layout, dtype, base, batch, first, layout=layout)
         names = [p.name for p in self.contract.tensors]
@@ -312,9 +303,7 @@ class Sweep:
                 values = list(dict.fromkeys(nearest_in(p.domain, value, p.kind) for value in values))
             axes.append([(p.name, value) for value in values])
         defaults = [values[0] for values in axes]
-        alone = [
-            [*defaults[:i], value, *defaults[i + 1 :]] for i, values in enumerate(axes) for value in values[1:]
-        ]
+        alone = [[*defaults[:i], value, *defaults[i + 1 :]] for i, values in enumerate(axes) for value in values[1:]]
         every = list(itertools.islice(itertools.product(*axes), _MOST_OPTION_SETS + 1))
         if len(every) > _MOST_OPTION_SETS:
             every = [defaults, *alone, *(c for c in map(list, every[1:]) if c not in alone)]
@@ -364,7 +353,17 @@ class Sweep:
                 fill = (filled or {}).get(parameter.name)
                 made = [
                     self._tensor(
-                        parameter, dtype, sizes, batch, own, scale, shift, apart, parameter.name == every, generator, fill
+                        parameter,
+                        dtype,
+                        sizes,
+                        batch,
+                        own,
+                        scale,
+                        shift,
+                        apart,
+                        parameter.name == every,
+                        generator,
+                        fill,
                     )
                     for _ in range(count)
                 ]
@@ -401,8 +400,7 @@ class Sweep:
         with torch.no_grad():
             results = reference(arguments)
         return [
-            results[outputs[name]] if name in outputs and name not in inputs else value
-            for name, value in given.items()
+            results[outputs[name]] if name in outputs and name not in inputs else value for name, value in given.items()
         ]
 
     def _tensor(

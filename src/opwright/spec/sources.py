@@ -39,9 +39,7 @@ def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | Non
     for backend, given in kernels.items():
         if isinstance(given, str) and "\n" in given:
             line = _line_of(given, file)
-            found[backend] = Source(
-                backend, None, given, file if line else f"<{backend} of {subject}>", line or 1
-            )
+            found[backend] = Source(backend, None, given, file if line else f"<{backend} of {subject}>", line or 1)
             continue
         path = folder / (given or KERNEL_FILES[backend])
         if path.is_file():

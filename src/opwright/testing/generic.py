@@ -60,13 +60,12 @@ def suite(
         for name in names
     ]
 
-    def test(operator, check, device): _run(operator, check, device, {"only": only, **settings})
+    def test(operator, check, device):
+        _run(operator, check, device, {"only": only, **settings})
 
     # pytest names the file of a test beside its id where the two differ: this one is its caller's, all on one line.
     caller = sys._getframe(1)
-    test.__code__ = test.__code__.replace(
-        co_filename=caller.f_code.co_filename, co_firstlineno=caller.f_lineno
-    )
+    test.__code__ = test.__code__.replace(co_filename=caller.f_code.co_filename, co_firstlineno=caller.f_lineno)
     test.__module__ = caller.f_globals["__name__"]
     test.__doc__ = "The generic suite of Opwright."
     return pytest.mark.parametrize(("operator", "check", "device"), items)(test)
@@ -74,15 +73,11 @@ def suite(
 
 def _find(targets: Sequence[Any]) -> list[Operator]:
     if not targets:
-        raise CheckError(
-            "opwright.testing.suite", "it takes what to test", hint='`opwright.testing.suite("my_ops")`'
-        )
+        raise CheckError("opwright.testing.suite", "it takes what to test", hint='`opwright.testing.suite("my_ops")`')
     found: dict[str, Operator] = {}
     for target in targets:
         several = (
-            find_operators(target)
-            if isinstance(target, str)
-            else [one_operator(target, "opwright.testing.suite")]
+            find_operators(target) if isinstance(target, str) else [one_operator(target, "opwright.testing.suite")]
         )
         found |= {operator.declaration.qualified_name: operator for operator in several}
     return list(found.values())

@@ -124,9 +124,7 @@ def _from_exact(value: Any, actual: Any) -> Any:
     return Expected(exact, _ULP * ulp, ulp, nowhere, actual.dtype)
 
 
-def _compare_all(
-    got: Sequence[Any], wanted: Sequence[Any], names: Sequence[str]
-) -> tuple[str, str, str] | None:
+def _compare_all(got: Sequence[Any], wanted: Sequence[Any], names: Sequence[str]) -> tuple[str, str, str] | None:
     """Returns which result is wrong, what was found, and the pattern; None when all match."""
     if len(got) != len(wanted):
         return "the result", f"got {len(got)} tensors, expected {len(wanted)}", ""

@@ -129,9 +129,7 @@ class _Maker:
 
     def draw(self, draw: st.DrawFn) -> tuple[list[Any], str]:
         """Returns the values in schema order, and the layout."""
-        numbers = {
-            p.name: draw(self._number(p)) for p in self.contract.parameters if not p.is_tensor
-        }
+        numbers = {p.name: draw(self._number(p)) for p in self.contract.parameters if not p.is_tensor}
         sizes = self._sizes(draw, numbers)
         shapes: dict[str, tuple[int, ...]] = {}
         dtypes: dict[str, torch.dtype] = {}

@@ -36,9 +36,7 @@ def cases(
     return pytest.mark.opwright.with_args(operator, dtypes=dtypes, only=only, samples=samples)
 
 
-def find_cases(
-    operator: Any, *, dtypes: Iterable[Any] | Any = (), only: str = "", samples: Any = None
-) -> list[Inputs]:
+def find_cases(operator: Any, *, dtypes: Iterable[Any] | Any = (), only: str = "", samples: Any = None) -> list[Inputs]:
     """Returns the inputs that verify would try on an operator, small ones first within a dtype.
 
     The arguments are those of `cases`.
@@ -79,9 +77,7 @@ def one_operator(given: Any, subject: str) -> Operator:
         if len(found) > 1:
             names = ", ".join(operator.declaration.name for operator in found)
             hint = f"`{given}::{found[0].declaration.name}`"
-            raise CheckError(
-                given, "this TARGET has several operators", rows=[("there", names)], hint=hint
-            )
+            raise CheckError(given, "this TARGET has several operators", rows=[("there", names)], hint=hint)
         return found[0]
     operator = operator_of(given)
     if operator is None:

@@ -76,16 +76,21 @@ def _read_dtypes(subject: str, path: str, text: str, node: ast.Assign) -> tuple[
     except (ValueError, TypeError):
         names, unknown = (), [ast.unparse(node.value)]
     if unknown:
-        raise error_at(subject, path, text, node.lineno, f"DTYPES holds no dtype: {unknown[0]}", 'DTYPES = ("float32", "float16")')
+        raise error_at(
+            subject, path, text, node.lineno, f"DTYPES holds no dtype: {unknown[0]}", 'DTYPES = ("float32", "float16")'
+        )
     return names
 
 
 def error_at(
-    subject: str, path: str, text: str, line: int, rule: str, hint: str = "`docs/guides/triton.md` lists what is translated"
+    subject: str,
+    path: str,
+    text: str,
+    line: int,
+    rule: str,
+    hint: str = "`docs/guides/triton.md` lists what is translated",
 ) -> CompileError:
     """Returns the error of a line of a `triton.py`."""
     lines = text.splitlines()
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    return CompileError(
-        subject, rule, rows=[("source", f"{path}:{line}"), ("line", source)], hint=hint
-    )
+    return CompileError(subject, rule, rows=[("source", f"{path}:{line}"), ("line", source)], hint=hint)

@@ -72,7 +72,11 @@ def translate(file: LaunchFile, contracts: Sequence[Contract], signatures: Seque
         raise CompileError(
             contracts[0].subject,
             "its triton.py has no launch function",
-            rows=[("source", file.path), ("expected", f"a function named {names}"), ("found", ", ".join(file.functions) or "none")],
+            rows=[
+                ("source", file.path),
+                ("expected", f"a function named {names}"),
+                ("found", ", ".join(file.functions) or "none"),
+            ],
             hint=f"`def {contracts[0].subject}({', '.join(_names(contracts[0]))}):` that launches the kernel",
         )
     kernels = "\n".join(
@@ -265,7 +269,11 @@ class _Function:
         kernel = self.file.kernels.get(call.func.value.id) if isinstance(call.func.value, ast.Name) else None
         if kernel is None:
             found = ", ".join(self.file.kernels) or "none"
-            self.fail(call, f"`{ast.unparse(call.func.value)}` is no @triton.jit function of this file", f"its kernels: {found}")
+            self.fail(
+                call,
+                f"`{ast.unparse(call.func.value)}` is no @triton.jit function of this file",
+                f"its kernels: {found}",
+            )
         self.launches += 1
         grid = self.grid(call.func.slice)
         positional = dict(zip(kernel.parameters, call.args))
@@ -437,7 +445,11 @@ class _Function:
             return Expression(name, "tensor")
         if name in self.file.constants:
             return self.expression(ast.copy_location(ast.Constant(self.file.constants[name]), node))
-        self.fail(node, f"`{name}` is not known here", "arguments, outputs, what was assigned before, and constants of the file are")
+        self.fail(
+            node,
+            f"`{name}` is not known here",
+            "arguments, outputs, what was assigned before, and constants of the file are",
+        )
         raise AssertionError
 
     def attribute(self, node: ast.expr, owner: str, attribute: str) -> Expression:
@@ -549,7 +561,8 @@ class _Function:
     def claim(self, node: ast.Compare, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> str:
         if isinstance(operator, (ast.In, ast.NotIn)):
             claims = " || ".join(
-                self.claim(node, left, ast.Eq(), item) for item in getattr(right, "elts", ()) or self.fail(node, "`in` needs a tuple")
+                self.claim(node, left, ast.Eq(), item)
+                for item in getattr(right, "elts", ()) or self.fail(node, "`in` needs a tuple")
             )
             return f"({claims})" if isinstance(operator, ast.In) else f"!({claims})"
         if isinstance(operator, (ast.Is, ast.IsNot)):

@@ -179,7 +179,9 @@ def _index_cases(subject: Subject) -> Iterator[Case]:
         info = torch.iinfo(own)
 
         def filled(values: torch.Tensor, sizes: dict[str, int], what: str, name: str = parameter.name) -> Case:
-            return _made(maker, f"{name} {what}", dtype, sizes, {name: lambda shape, dtype: values.to(dtype).view(shape)})
+            return _made(
+                maker, f"{name} {what}", dtype, sizes, {name: lambda shape, dtype: values.to(dtype).view(shape)}
+            )
 
         sizes = dict.fromkeys([BATCH], _BATCH_SIZE) | maker.base_sizes()
         count = _count(maker, parameter, dtype, sizes)
@@ -295,7 +297,9 @@ def _option_cases(subject: Subject) -> Iterator[Case]:
             taken = _takes(subject, case)
             if taken and subject.contract.find_outside(case.values) is not None:
                 continue
-            if (taken is False and _is_refused(subject, case)) or (taken and (abs(value) < 2 or _is_finite(subject, case))):
+            if (taken is False and _is_refused(subject, case)) or (
+                taken and (abs(value) < 2 or _is_finite(subject, case))
+            ):
                 yield case
 
 
@@ -532,9 +536,7 @@ def _made(
     """Returns a case with these sizes of its axes, that of the variadic ones among them."""
     maker.seed = zlib.crc32(label.encode())  # else one row is the same in all sizes
     named = maker.base_sizes() | {name: size for name, size in sizes.items() if name in maker.long_axes()}
-    return maker.make(
-        label, dtype, named, (sizes.get(BATCH, 1),), options or maker.option_sets()[0], filled=filled
-    )
+    return maker.make(label, dtype, named, (sizes.get(BATCH, 1),), options or maker.option_sets()[0], filled=filled)
 
 
 def _axis_names(parameter: Parameter) -> list[str]:

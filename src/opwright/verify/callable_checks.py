@@ -220,9 +220,7 @@ def _gradients_of_reference(subject: Subject, values: Sequence[Any], at: Sequenc
         return _gradients(subject.reference, values, at)
 
 
-def _second_gradients_of_reference(
-    subject: Subject, values: Sequence[Any], at: Sequence[int]
-) -> list[torch.Tensor]:
+def _second_gradients_of_reference(subject: Subject, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
     with subject.formulas_for(values):  # for the backward as well
         return _second_gradients(subject.reference, values, at)
 

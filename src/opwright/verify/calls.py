@@ -43,9 +43,7 @@ def determinism(subject: Subject) -> Iterator[Finding]:
             elif not repeats(second):
                 what = "equal inputs elsewhere in memory give other results: it goes by their address"
                 what = (
-                    what
-                    if _is_steady_in_place(subject, case)
-                    else "two calls with the same inputs give other results"
+                    what if _is_steady_in_place(subject, case) else "two calls with the same inputs give other results"
                 )
                 message = f"{what}{_how_far(subject, kept, second)}"
             else:
@@ -122,9 +120,7 @@ def _overlapping(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _have_bits(tensors: list[torch.Tensor], bits: list[torch.Tensor]) -> bool:
-    return len(tensors) == len(bits) and all(
-        torch.equal(bits_of(t), b) for t, b in zip(tensors, bits, strict=True)
-    )
+    return len(tensors) == len(bits) and all(torch.equal(bits_of(t), b) for t, b in zip(tensors, bits, strict=True))
 
 
 # --- fresh data --------------------------------------------------------------------------------------------
@@ -252,4 +248,3 @@ def global_state(subject: Subject) -> Iterator[Finding]:
             after = passing_state(subject.device)
         changed = [name for name, value in before.items() if after.get(name) != value]
         yield Finding(str(case), f"the call changed {', '.join(changed)}" if changed else "")
-

@@ -294,9 +294,7 @@ class _Over(Exception):
     """This process can do no more; another one can do what is left."""
 
 
-def do_work(
-    work: Work, jobs: Sequence[Job], send: Send, calls: mmap.mmap, oracle: OracleProcess | None = None
-) -> None:
+def do_work(work: Work, jobs: Sequence[Job], send: Send, calls: mmap.mmap, oracle: OracleProcess | None = None) -> None:
     """Runs jobs and sends what they do and what comes of them."""
 
     def emit(result: Result) -> None:

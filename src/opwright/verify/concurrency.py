@@ -255,9 +255,7 @@ def other_device(subject: Subject) -> Iterator[Finding]:
         raise Skipped("there is one GPU")
     if subject.operator is None:
         raise Skipped("the samples of a callable are on one device")
-    home = torch.device(
-        "cuda", torch.cuda.current_device() if subject.device.index is None else subject.device.index
-    )
+    home = torch.device("cuda", torch.cuda.current_device() if subject.device.index is None else subject.device.index)
     other = torch.device("cuda", (home.index + 1) % count)
     for trial in trials(subject):
         for own, current in ((home, other), (other, home)):

@@ -70,11 +70,14 @@ def derived_cases(
         with torch.no_grad():
             exact = to_oracle(list(case.values))
             large = [v.clamp(min=-_LARGE) if i == at else v for i, v in enumerate(to_oracle(list(case.values)))]
-            pairs = [(a, b) for a, b in zip(reference(exact), reference(large), strict=True) if isinstance(a, torch.Tensor)]
+            pairs = [
+                (a, b) for a, b in zip(reference(exact), reference(large), strict=True) if isinstance(a, torch.Tensor)
+            ]
         # Infinite results are those of rows that are masked as a whole, and reduced.
         axes = case.values[at].ndim
         return all(
-            torch.allclose(_bounded(a), _bounded(b), rtol=1e-6, atol=1e-6) and (a.ndim < axes or bool(a.isfinite().all()))
+            torch.allclose(_bounded(a), _bounded(b), rtol=1e-6, atol=1e-6)
+            and (a.ndim < axes or bool(a.isfinite().all()))
             for a, b in pairs
         )
 
@@ -168,7 +171,12 @@ def _integers(case: Case, count: int) -> dict[int, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     found = {}
     for i, value in enumerate(case.values[:count]):
-        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int8, torch.int16, torch.int32, torch.int64):
+        if not isinstance(value, torch.Tensor) or value.dtype not in (
+            torch.int8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+        ):
             continue
         if not value.numel() or not int(value.min()) < 0 < int(value.max()):
             continue

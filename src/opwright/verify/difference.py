@@ -101,7 +101,9 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
     message = _describe_worst(got, expected, ratio, error) if worst > 1 else ""
     worst_ulp = _ulps_at(at, error, expected) if worst < math.inf else 0.0
     if not message:
-        for found, own, where in zip(lean_of(value, expected), expected.lean, ("above", "farther from 0 than"), strict=True):
+        for found, own, where in zip(
+            lean_of(value, expected), expected.lean, ("above", "farther from 0 than"), strict=True
+        ):
             allowed = LEAN + 2 * abs(own)
             worst, worst_ulp = max((worst, worst_ulp), (abs(found) / allowed, abs(found)))
             if abs(found) > allowed:
@@ -188,7 +190,9 @@ def _describe_exact(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tens
     at = int(wrong.reshape(-1).int().argmax())
     index = _index_of(at, got.shape)
     pair = got.reshape(-1)[at].item(), expected.reshape(-1)[at].item()
-    return f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
+    )
 
 
 def _index_of(at: int, shape: torch.Size) -> list[int]:

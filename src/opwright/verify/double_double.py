@@ -245,9 +245,7 @@ def exponential(a: Pair) -> Pair:
     found = add(_small_exponential(rest), pair(1.0, a.high))
     found = _scaled(found, count.nan_to_num(0.0).clamp(-1200, 1200))
     plain = a.high.exp()
-    return settle(
-        found, torch.where(found.high == 0, found.high, plain), a
-    )  # PyTorch flushes denormal results
+    return settle(found, torch.where(found.high == 0, found.high, plain), a)  # PyTorch flushes denormal results
 
 
 def _clamped(a: Pair, limit: float) -> Pair:

@@ -202,11 +202,7 @@ def _with_gradients(subject: Subject) -> list[Case]:
     # A backward of its own has had its large inputs.
     is_own = subject.operator.declaration.forward or subject.operator.backward_operator is not None
     wanted = _WITH_GRADIENTS[:-1] if subject.effort == "quick" and is_own else _WITH_GRADIENTS
-    return [
-        case
-        for _, case in subject.cases()
-        if case.label in wanted or case.label.startswith("sample")
-    ]
+    return [case for _, case in subject.cases() if case.label in wanted or case.label.startswith("sample")]
 
 
 def gradient_numerics(subject: Subject) -> Iterator[Finding]:

@@ -32,9 +32,7 @@ def machine_card(device: torch.device | None = None) -> Machine:
         load=os.getloadavg()[0],
     )
     if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(
-            device if device is not None and device.type == "cuda" else None
-        )
+        gpu = torch.cuda.get_device_properties(device if device is not None and device.type == "cuda" else None)
         card.device, card.driver = gpu.name, _driver()
         card.gpu_memory_bytes, card.gpu_l2_bytes = gpu.total_memory, gpu.L2_cache_size
         card.multiprocessors = gpu.multi_processor_count

@@ -55,9 +55,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
             if operator.declaration.random:
                 _set_random_state(subject.device, random)
             same = agree(subject, subject.run(given), outs, outputs_of_reference, case.values)
-            yield Finding(
-                str(case), "" if same else "the out variant gives other values, or leaves some unwritten"
-            )
+            yield Finding(str(case), "" if same else "the out variant gives other values, or leaves some unwritten")
         for case in [] if operator.declaration.random else subject.run_cases():
             for what, message in _laid_out(subject, case):
                 is_damage = _WRITES_ELSEWHERE if message == _WRITES_ELSEWHERE else ""

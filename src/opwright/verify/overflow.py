@@ -78,7 +78,6 @@ class Overflow(Rounding):
                     value.copy_(torch.where(is_over, torch.full_like(value, self.fill).copysign(value), value))
         return result
 
-
     def _sums_inputs(self, args: Any) -> bool:
         """Returns whether an operator adds up inputs unchanged; other sums must be infinite where the reference is."""
         tensors = [a for a in tree_leaves(list(args)) if isinstance(a, torch.Tensor)]

@@ -143,9 +143,7 @@ def _notes_on(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys([*notes, *(note for subject in operators for note in remarks_on(subject.drawn))]))
 
 
-def _run(
-    recipe: Recipe, work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None
-) -> str:
+def _run(recipe: Recipe, work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:
     """Runs jobs, apart where that can be; returns why it could not, "" if it could."""
     reason = ""
     for _, some in itertools.groupby(jobs, key=lambda job: job.device):
@@ -200,17 +198,13 @@ def _plan(target: Any, reference: Any, samples: Any, devices: Any, effort: str, 
     )
 
 
-def _plan_task(
-    task: Task, devices: Iterable[str | torch.device] | None, effort: str, expand: bool
-) -> _Plan:
+def _plan_task(task: Task, devices: Iterable[str | torch.device] | None, effort: str, expand: bool) -> _Plan:
     chosen = [parse_device(name) for name in devices or ["cpu"]]
     recipe = Recipe(task, None, None, effort, expand)
     return _Plan(task.name, recipe, [""], chosen, task.command)
 
 
-def _devices(
-    operator: Operator | None, samples: Any, named: Iterable[str | torch.device] | None
-) -> list[torch.device]:
+def _devices(operator: Operator | None, samples: Any, named: Iterable[str | torch.device] | None) -> list[torch.device]:
     if named is not None:
         return [parse_device(name) for name in named]
     given = tensors_of(samples or ())

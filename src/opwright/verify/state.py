@@ -90,7 +90,9 @@ def _autocast(device: str) -> tuple[_Setting, _Setting]:
     enable, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
     return (
         _Setting(f"torch.is_autocast_enabled({device!r})", lambda: is_enabled(device), lambda on: enable(device, on)),
-        _Setting(f"torch.get_autocast_dtype({device!r})", lambda: dtype(device), lambda value: set_dtype(device, value)),
+        _Setting(
+            f"torch.get_autocast_dtype({device!r})", lambda: dtype(device), lambda value: set_dtype(device, value)
+        ),
     )
 
 
@@ -114,7 +116,11 @@ _FLAGS = (
     ("torch.backends.cudnn.benchmark", "cudnn_benchmark", "cudnn_benchmark"),
     ("torch.backends.cudnn.deterministic", "cudnn_deterministic", "cudnn_deterministic"),
     ("torch.backends.cudnn.allow_tf32", "cudnn_allow_tf32", "cudnn_allow_tf32"),
-    ("torch.backends.cuda.matmul.allow_fp16_accumulation", "cublas_allow_fp16_accumulation", "cublas_allow_fp16_accumulation"),
+    (
+        "torch.backends.cuda.matmul.allow_fp16_accumulation",
+        "cublas_allow_fp16_accumulation",
+        "cublas_allow_fp16_accumulation",
+    ),
     ("torch.backends.cuda.flash_sdp_enabled()", "flash_sdp_enabled", "sdp_use_flash"),
     ("torch.backends.cuda.mem_efficient_sdp_enabled()", "mem_efficient_sdp_enabled", "sdp_use_mem_efficient"),
     ("torch.backends.cuda.math_sdp_enabled()", "math_sdp_enabled", "sdp_use_math"),

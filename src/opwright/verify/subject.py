@@ -250,7 +250,10 @@ class Subject:
                 raise CheckError(
                     self.name,
                     "its reference cannot compute in float64, which every result is held against",
-                    rows=[("on", str(case)), ("it says", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")],
+                    rows=[
+                        ("on", str(case)),
+                        ("it says", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"),
+                    ],
                     hint="a reference takes the dtype of its arguments: `torch.zeros(n, dtype=x.dtype)`, `weight.to(x.dtype)`",
                 ) from None
 
@@ -523,7 +526,14 @@ def _laid_out(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
             continue
         case = min(own, key=lambda c: (-len(tensors_of(c.values)), _elements(c)))
         for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
-            yield dtype, Case(f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}", _put(case.values, layouts), case.options)
+            yield (
+                dtype,
+                Case(
+                    f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}",
+                    _put(case.values, layouts),
+                    case.options,
+                ),
+            )
 
 
 def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:

@@ -42,9 +42,7 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
         if not operator.contract.mutated and not _integers_before_floats(operator.contract):
             for tensor in tensors_of(values):
                 tensor.requires_grad_(tensor.is_floating_point())
-        named = {
-            p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only
-        }
+        named = {p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = torch.library.opcheck(
@@ -234,9 +232,7 @@ def exported(subject: Subject) -> Iterator[Finding]:
             names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
             name = subject.name.replace("::", ".") + ".default"
             expected, got = subject.call(subject.inputs(case)), program.module()(*copy_of(inputs))
-        message = (
-            "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
-        )
+        message = "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
         if not agree(subject, got, expected, outputs_of_reference, case.values):
             message = "the exported program gives other values"
         yield Finding(f"{case}, {len(fixed)} constants", message)
@@ -380,6 +376,4 @@ def survives_copy(subject: Subject) -> Iterator[Finding]:
             self.function = subject.operator.function
 
     module = copy.deepcopy(Module())
-    yield Finding(
-        "deepcopy of a module", "" if module.function is subject.operator.function else "it was copied"
-    )
+    yield Finding("deepcopy of a module", "" if module.function is subject.operator.function else "it was copied")

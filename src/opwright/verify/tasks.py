@@ -104,9 +104,7 @@ def find_tasks(place: str, candidate: Path | None = None) -> list[Task]:
     root = path if path.is_dir() else path.parent
     references = [file for file in files if file.suffix == ".py" and _names_in(file) >= _REFERENCE]
     if candidate is not None and not references:
-        raise TargetError(
-            place, "it has no task", rows=[("expected", "a file with `Model` and `get_inputs`")]
-        )
+        raise TargetError(place, "it has no task", rows=[("expected", "a file with `Model` and `get_inputs`")])
     return [Task(file, _candidate_for(file, root, candidate)) for file in references]
 
 

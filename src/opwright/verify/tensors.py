@@ -101,9 +101,7 @@ def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]
             plain = copy_of(value, device)
             data = storage_bytes(plain)
             fill = 1 if value.dtype == torch.bool else 255
-            buffer = torch.full(
-                (data.numel() + 2 * _GUARD_BYTES,), fill, dtype=torch.uint8, device=data.device
-            )
+            buffer = torch.full((data.numel() + 2 * _GUARD_BYTES,), fill, dtype=torch.uint8, device=data.device)
             buffer[_GUARD_BYTES : _GUARD_BYTES + data.numel()] = data
             bands.found.extend((b, b.clone()) for b in (buffer[:_GUARD_BYTES], buffer[-_GUARD_BYTES:]))
             offset = plain.storage_offset() + _GUARD_BYTES // value.element_size()

@@ -114,9 +114,7 @@ def _kept(subject: Subject, values: list[Any]) -> list[torch.Tensor]:
     return tensors_of([v for i, v in enumerate(values) if i not in subject.mutated()])
 
 
-def _side_effects(
-    subject: Subject, case: Case, values: list[Any], outputs: list[Any], versions: list[int]
-) -> str:
+def _side_effects(subject: Subject, case: Case, values: list[Any], outputs: list[Any], versions: list[int]) -> str:
     mutated, names = subject.mutated(), subject.argument_names(case)
     for i, (before, after) in enumerate(zip(case.values, values, strict=True)):
         if i not in mutated:
@@ -172,9 +170,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
                     message = message or ("" if is_same(w, a) else "differs")
                 else:
                     message = message or subject.compare(w, e).message
-            yield Finding(
-                str(case), message and f"entries 1.. of the whole differ from the call on them: {message}"
-            )
+            yield Finding(str(case), message and f"entries 1.. of the whole differ from the call on them: {message}")
 
 
 def _without_first(value: Any, dim: int | None) -> Any:

@@ -26,9 +26,7 @@ from opwright.verify.tensors import tensors_of
 
 _DRAWS, _MULTIPLE = 4, 16.0  # so few draws rarely meet the largest error
 _NEIGHBOR = 2.0**-6  # so far that where terms cancel in float32 another rounding is met
-_MAX_ELEMENTS = (
-    2**20
-)  # of a tensor: each function takes some hundred steps, in temporary tensors of that size
+_MAX_ELEMENTS = 2**20  # of a tensor: each function takes some hundred steps, in temporary tensors of that size
 _MAX_PRODUCTS = 2**21  # of matrices: all of them are in memory at once
 
 _aten = torch.ops.aten
@@ -74,9 +72,7 @@ def estimate_error(reference: Reference, values: Sequence[Any]) -> list[Tensor |
         rounded = tree_map(functools.partial(_in_single, generator=generator), list(values))
         exact = reference(tree_map(_in_double, rounded))
         errors = [_error_of(e, s) for e, s in zip(exact, reference(rounded), strict=True)]
-        found = [
-            e if e is None else torch.maximum(e, f) for e, f in zip(errors, found or errors, strict=True)
-        ]
+        found = [e if e is None else torch.maximum(e, f) for e, f in zip(errors, found or errors, strict=True)]
     return found
 
 
@@ -202,9 +198,7 @@ class _Pairs(TorchDispatchMode):
         if func.namespace == "prims":
             steps = func.impl_aten
         else:
-            steps = STABLE_FORMULAS.get(func) or (
-                func.decompose if is_composite else decomposition_table.get(func)
-            )
+            steps = STABLE_FORMULAS.get(func) or (func.decompose if is_composite else decomposition_table.get(func))
         if steps is None or func in self._open:
             raise NotWide(f"`{func.overloadpacket}` has no formula in more digits")
         self._open.append(func)
@@ -253,8 +247,7 @@ def _moved(func: Any, args: Any, kwargs: Any) -> Any:
             return torch.zeros_like(value) if is_float and which == "low" else value
 
         some = [
-            0.0 if i in values and which == "low" and isinstance(a, (int, float)) else a
-            for i, a in enumerate(args)
+            0.0 if i in values and which == "low" and isinstance(a, (int, float)) else a for i, a in enumerate(args)
         ]
         named = {
             k: 0.0 if k in _FILLED_IN and which == "low" and isinstance(v, (int, float)) else v
@@ -471,9 +464,7 @@ def _scattered_sum(base: Any, dim: int, index: Tensor, source: Any) -> Any:
 
 def _put(base: Any, indices: Any, values: Any, accumulate: bool = False, *_: Any) -> Any:
     if accumulate:
-        return _accumulated(
-            lambda zeros, part: _aten.index_put(zeros, indices, part, accumulate=True), base, values
-        )
+        return _accumulated(lambda zeros, part: _aten.index_put(zeros, indices, part, accumulate=True), base, values)
     found, source = _pair_of(base), _pair_of(values)
     return Pair(*(_aten.index_put(to, indices, part) for to, part in zip(found, source, strict=True)))
 

@@ -136,9 +136,7 @@ class Work:
     def _repeat(self, subject: Subject) -> str:
         return self.repeat and self.repeat + ("" if subject.effort == "default" else f" --{subject.effort}")
 
-    def _run_one(
-        self, job: Job, subject: Subject, guard: Guard, left_behind: Callable[[], list[str]]
-    ) -> Result:
+    def _run_one(self, job: Job, subject: Subject, guard: Guard, left_behind: Callable[[], list[str]]) -> Result:
         start = time.perf_counter()
         findings: list[Finding] = []
         changes: dict[str, str] = {}  # of the process, and on which case
@@ -152,11 +150,7 @@ class Work:
         reason = "no case applies"
         smallest: Case | None = None
         try:
-            if (
-                subject.operator is not None
-                and subject.operator.declaration.random
-                and job.check not in _RANDOM_CHECKS
-            ):
+            if subject.operator is not None and subject.operator.declaration.random and job.check not in _RANDOM_CHECKS:
                 raise Skipped("it draws random numbers")
             with collect_undecided() as differences:
                 for finding in check_for(job.check, subject)(subject):

@@ -4,7 +4,13 @@
 #include "check.h"
 
 // As dlpack.h has it, with enums for numbers.
-typedef enum : int { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLROCM = 10, kDLCUDAManaged = 13 } DLDeviceType;
+typedef enum : int {
+  kDLCPU = 1,
+  kDLCUDA = 2,
+  kDLCUDAHost = 3,
+  kDLROCM = 10,
+  kDLCUDAManaged = 13
+} DLDeviceType;
 typedef struct {
   DLDeviceType device_type;
   int32_t device_id;
@@ -29,7 +35,8 @@ using ot::DType;
 
 static ot::Pointer pointer_to(int code, int bits, int lanes = 1) {
   ot::dlpack::Tensor tensor{};
-  tensor.dtype = {static_cast<uint8_t>(code), static_cast<uint8_t>(bits), static_cast<uint16_t>(lanes)};
+  tensor.dtype = {static_cast<uint8_t>(code), static_cast<uint8_t>(bits),
+                  static_cast<uint16_t>(lanes)};
   tensor.device = {kDLCUDA, 0};
   return ot::as_pointer<ot::dlpack::Tensor>::get(tensor);
 }
@@ -38,11 +45,12 @@ int main() {
   const struct {
     int code, bits;
     DType dtype;
-  } known[] = {{0, 8, DType::i8},      {0, 16, DType::i16},     {0, 32, DType::i32},     {0, 64, DType::i64},
-               {1, 8, DType::u8},      {1, 16, DType::u16},     {1, 32, DType::u32},     {1, 64, DType::u64},
-               {2, 16, DType::fp16},   {2, 32, DType::fp32},    {2, 64, DType::fp64},    {4, 16, DType::bf16},
-               {6, 8, DType::u1},      {10, 8, DType::fp8e4nv}, {11, 8, DType::fp8e4b8}, {12, 8, DType::fp8e5},
-               {13, 8, DType::fp8e5b16}, {1, 1, DType::u1}};
+  } known[] = {{0, 8, DType::i8},     {0, 16, DType::i16},      {0, 32, DType::i32},
+               {0, 64, DType::i64},   {1, 8, DType::u8},        {1, 16, DType::u16},
+               {1, 32, DType::u32},   {1, 64, DType::u64},      {2, 16, DType::fp16},
+               {2, 32, DType::fp32},  {2, 64, DType::fp64},     {4, 16, DType::bf16},
+               {6, 8, DType::u1},     {10, 8, DType::fp8e4nv},  {11, 8, DType::fp8e4b8},
+               {12, 8, DType::fp8e5}, {13, 8, DType::fp8e5b16}, {1, 1, DType::u1}};
   for (const auto& row : known) EXPECT(pointer_to(row.code, row.bits).dtype == row.dtype);
   EXPECT(refuses([] { pointer_to(5, 64); }, "given     complex of 64 bits, 1 lanes (code 5)"));
   EXPECT(refuses([] { pointer_to(2, 32, 4); }, "float of 32 bits, 4 lanes"));
@@ -61,11 +69,13 @@ int main() {
     return ot::as_pointer<DLTensor*>::get(&tensor).device;
   };
   EXPECT(device_of(kDLCUDAManaged) == ot::kUnknownDevice);
-  for (const DLDeviceType type : {kDLCPU, kDLCUDAHost, kDLROCM}) EXPECT(device_of(type) == ot::kHostDevice);
+  for (const DLDeviceType type : {kDLCPU, kDLCUDAHost, kDLROCM})
+    EXPECT(device_of(type) == ot::kHostDevice);
 
   // In a call: a class of its own for each dtype, and the address with its offset.
   tensor.device = {kDLCUDA, 0};
   ot::detail::Capture<DLTensor, DLTensor*> capture(tensor, &tensor);
-  EXPECT(capture.slots[0] == reinterpret_cast<uint64_t>(memory + 2) && capture.slots[1] == capture.slots[0]);
+  EXPECT(capture.slots[0] == reinterpret_cast<uint64_t>(memory + 2) &&
+         capture.slots[1] == capture.slots[0]);
   EXPECT(capture.call.devices == 1);
 }

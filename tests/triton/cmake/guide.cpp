@@ -12,8 +12,8 @@ static void arguments(Stream stream, const float* x, const float* bias, float* o
   static const Kernel linear(KERNEL_FILE, "linear_kernel");
   const int blocks = cdiv(n, 256);
 
-  linear(stream, blocks, x, bias, out, n);                                  // defaults for the rest
-  linear(stream, blocks, x, nullptr, out, n, 0.5);                          // bias is None
+  linear(stream, blocks, x, bias, out, n);          // defaults for the rest
+  linear(stream, blocks, x, nullptr, out, n, 0.5);  // bias is None
   linear(stream, blocks, x, bias, out, n, named<"BLOCK">(cx(128)));
   linear(stream, blocks, x, bias, out, n, 2.0, cx(Function{"relu"}), cx(256));
 }
@@ -34,14 +34,17 @@ static void options(Stream stream, float* x, int n) {
 static void grids(Stream stream, float* x, int n) {
   const Kernel linear(KERNEL_FILE, "linear_kernel");
   linear(stream, Grid{16, 2, 1}, x, nullptr, x, n);
-  linear(stream, [](const Meta& meta) { return Grid{cdiv(meta["n"], meta["BLOCK"])}; }, x, nullptr, x, n);
-  linear(stream, GridFunction{"blocks"}, x, nullptr, x, n);  // def blocks(meta) of the kernel's file
+  linear(
+      stream, [](const Meta& meta) { return Grid{cdiv(meta["n"], meta["BLOCK"])}; }, x, nullptr, x,
+      n);
+  linear(stream, GridFunction{"blocks"}, x, nullptr, x,
+         n);  // def blocks(meta) of the kernel's file
 }
 
 static void ahead(Stream stream, float* x, int n) {
   const Kernel linear(KERNEL_FILE, "linear_kernel");
-  linear.prepare(x, nullptr, x, n);                            // compiled and loaded, not launched
-  const FrozenKernel bound = linear.bind(x, nullptr, x, n);    // and never looked up again
+  linear.prepare(x, nullptr, x, n);                          // compiled and loaded, not launched
+  const FrozenKernel bound = linear.bind(x, nullptr, x, n);  // and never looked up again
   bound(stream, Grid{cdiv(n, 256)}, x, nullptr, x, n);
 }
 

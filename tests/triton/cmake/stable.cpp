@@ -1,4 +1,5 @@
-// The adapter of torch::stable::Tensor, which asks PyTorch through the C functions of its stable ABI.
+// The adapter of torch::stable::Tensor, which asks PyTorch through the C functions of its stable
+// ABI.
 #include <chrono>
 #include <cstring>
 
@@ -17,7 +18,8 @@ static ot::Pointer pointer_to(const torch::stable::Tensor& tensor) {
 static torch::stable::Tensor make_tensor(int32_t dtype) {
   const int64_t size = 64, stride = 1;
   AtenTensorHandle handle = nullptr;
-  EXPECT(aoti_torch_empty_strided(1, &size, &stride, dtype, aoti_torch_device_type_cpu(), 0, &handle) == 0);
+  EXPECT(aoti_torch_empty_strided(1, &size, &stride, dtype, aoti_torch_device_type_cpu(), 0,
+                                  &handle) == 0);
   return torch::stable::Tensor(handle);
 }
 
@@ -31,7 +33,8 @@ int main(int argc, char** argv) {
         const ot::Pointer pointer = pointer_to(x);
         asm volatile("" : : "m"(pointer) : "memory");
       }
-      const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - start;
+      const std::chrono::duration<double, std::nano> taken =
+          std::chrono::steady_clock::now() - start;
       least = std::min(least, taken.count() / 300'000);
     }
     std::printf("a tensor: %.1f ns\n", least);
@@ -40,20 +43,29 @@ int main(int argc, char** argv) {
   const struct {
     int32_t type;
     DType dtype;
-  } known[] = {{aoti_torch_dtype_float32(), DType::fp32},     {aoti_torch_dtype_float16(), DType::fp16},
-               {aoti_torch_dtype_bfloat16(), DType::bf16},    {aoti_torch_dtype_float64(), DType::fp64},
-               {aoti_torch_dtype_int8(), DType::i8},          {aoti_torch_dtype_int16(), DType::i16},
-               {aoti_torch_dtype_int32(), DType::i32},        {aoti_torch_dtype_int64(), DType::i64},
-               {aoti_torch_dtype_uint8(), DType::u8},         {aoti_torch_dtype_uint16(), DType::u16},
-               {aoti_torch_dtype_uint32(), DType::u32},       {aoti_torch_dtype_uint64(), DType::u64},
-               {aoti_torch_dtype_bool(), DType::u1},          {aoti_torch_dtype_float8_e4m3fn(), DType::fp8e4nv},
-               {aoti_torch_dtype_float8_e5m2(), DType::fp8e5}, {aoti_torch_dtype_float8_e4m3fnuz(), DType::fp8e4b8},
+  } known[] = {{aoti_torch_dtype_float32(), DType::fp32},
+               {aoti_torch_dtype_float16(), DType::fp16},
+               {aoti_torch_dtype_bfloat16(), DType::bf16},
+               {aoti_torch_dtype_float64(), DType::fp64},
+               {aoti_torch_dtype_int8(), DType::i8},
+               {aoti_torch_dtype_int16(), DType::i16},
+               {aoti_torch_dtype_int32(), DType::i32},
+               {aoti_torch_dtype_int64(), DType::i64},
+               {aoti_torch_dtype_uint8(), DType::u8},
+               {aoti_torch_dtype_uint16(), DType::u16},
+               {aoti_torch_dtype_uint32(), DType::u32},
+               {aoti_torch_dtype_uint64(), DType::u64},
+               {aoti_torch_dtype_bool(), DType::u1},
+               {aoti_torch_dtype_float8_e4m3fn(), DType::fp8e4nv},
+               {aoti_torch_dtype_float8_e5m2(), DType::fp8e5},
+               {aoti_torch_dtype_float8_e4m3fnuz(), DType::fp8e4b8},
                {aoti_torch_dtype_float8_e5m2fnuz(), DType::fp8e5b16}};
   for (const auto& row : known) {
     const torch::stable::Tensor tensor = make_tensor(row.type);
     EXPECT(is_same(pointer_to(tensor), {tensor.data_ptr(), row.dtype, ot::kHostDevice}));
   }
-  EXPECT(refuses([] { pointer_to(make_tensor(aoti_torch_dtype_complex64())); }, "given     ComplexFloat"));
+  EXPECT(refuses([] { pointer_to(make_tensor(aoti_torch_dtype_complex64())); },
+                 "given     ComplexFloat"));
 
   torch::stable::Tensor moved = x;
   const torch::stable::Tensor kept = std::move(moved);

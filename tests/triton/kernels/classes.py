@@ -79,9 +79,7 @@ def constant(out, C: tl.constexpr):
 
 
 @triton.jit
-def defaults(
-    x, n=1, eps=1e-5, name: tl.constexpr = 'a"b', kind: tl.constexpr = tl.float16, act: tl.constexpr = helper
-):
+def defaults(x, n=1, eps=1e-5, name: tl.constexpr = 'a"b', kind: tl.constexpr = tl.float16, act: tl.constexpr = helper):
     pass
 
 

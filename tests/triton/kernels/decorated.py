@@ -31,9 +31,7 @@ def _nothing(*args, **kwargs):
 @triton.heuristics({"EVEN": _is_even, "HAS_BIAS": lambda args: args["bias"] is not None})
 @triton.heuristics({"HALF": lambda args: args["BLOCK"] // 2 if args["EVEN"] else 1})
 @triton.jit
-def tuned(
-    x, bias, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, HALF: tl.constexpr
-):
+def tuned(x, bias, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, HALF: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at) if EVEN else tl.load(x + at, mask=at < n)
     if HAS_BIAS:

@@ -11,7 +11,8 @@ using opwright::View;
 // Whether the tanh form spends five instructions of 29 to be right to 3 ulp where the result is
 // tiny. In float it does not: that makes (512, 4096) 16 % faster, and the error grows to 9 ulp at
 // -4 and 113 ulp at -11 (eager has lost every digit from -6 on).
-template <typename T> constexpr bool kExactTail = sizeof(T) == 8;
+template <typename T>
+constexpr bool kExactTail = sizeof(T) == 8;
 
 // Columns that one piece of work covers. Bias and column sums of a block (16 KiB each in float)
 // stay in the caches beside the rows that stream by. Narrower blocks cut the stream into pieces:
@@ -99,8 +100,10 @@ class Reader {
       last_ = panel + tile_ < grid_.panels ? panel + tile_ : grid_.panels;
       const T* from = view_.data() + panel * grid_.height * row_ + offset;
       const int64_t columns = grid_.columns_in(panel, block);
-      if (grid_.height == 1) copy(from, last_ - first_, columns, pitch_);
-      else copy(from, columns / grid_.n, grid_.n, grid_.n);
+      if (grid_.height == 1)
+        copy(from, last_ - first_, columns, pitch_);
+      else
+        copy(from, columns / grid_.n, grid_.n, grid_.n);
       // An expanded gradient has the same row everywhere; only the last panel may be shorter.
       if (row_ == 0) last_ = grid_.panels;
     }
@@ -294,9 +297,9 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
                         Approximate approximate, View<T, 2> grad_input, View<T, 1> grad_bias) {
   using S = compute_t<T>;
   const Grid grid(input.size(0), input.size(1), kBlock);
-  const auto row = choose(approximate, &backward_row<T, Approximate::none>,
-                          &backward_row<T, Approximate::tanh>,
-                          &backward_row<T, Approximate::quick>);
+  const auto row =
+      choose(approximate, &backward_row<T, Approximate::none>, &backward_row<T, Approximate::tanh>,
+             &backward_row<T, Approximate::quick>);
   // From the shape alone, not from the number of threads: the result is the same for any.
   int64_t part_panels = (grid.panels + kParts - 1) / kParts;
   const int64_t least = (kPartElements + grid.width - 1) / grid.width;
@@ -305,8 +308,8 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
   const int64_t parts = (grid.panels + part_panels - 1) / part_panels;
   // partial[part * n + column]; with one part the sums go to grad_bias at once.
   const Scratch<S> partial(parts > 1 ? parts * grid.n : 0);
-  const int64_t grain = opwright::grain_of(
-      (grid.panels < part_panels ? grid.panels : part_panels) * grid.width);
+  const int64_t grain =
+      opwright::grain_of((grid.panels < part_panels ? grid.panels : part_panels) * grid.width);
   opwright::parallel_for(parts * grid.blocks, grain, [&](int64_t begin, int64_t end) {
     Reader<T> grads(grad_output, grid), inputs(input, grid);
     Bias<T> biases(bias, grid);

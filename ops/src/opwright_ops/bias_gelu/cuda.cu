@@ -18,46 +18,60 @@ using opwright::Plane;
 using opwright::Rows;
 using opwright::View;
 
-// The constants below are the best of those tried on an NVIDIA H200 (torch 2.11.0+cu130, nvcc 13.0);
-// NOTES.md has what the others cost.
+// The constants below are the best of those tried on an NVIDIA H200 (torch 2.11.0+cu130,
+// nvcc 13.0); NOTES.md has what the others cost.
 //
 // Packs that a thread loads before it computes, forward and backward (there from two tensors, and
 // unaligned ones of 16-bit types take more registers); of single elements (N = 1) more, since each
 // brings fewer bytes.
-template <typename T, int N> constexpr int kForwardAtOnce = N > 1 || sizeof(T) > 4 ? 4 : 8;
+template <typename T, int N>
+constexpr int kForwardAtOnce = N > 1 || sizeof(T) > 4 ? 4 : 8;
 template <typename T, int N, bool kIsAligned>
-constexpr int kBackwardAtOnce = !kIsAligned && sizeof(T) == 2 ? 1 : N > 1 || sizeof(T) > 4 ? 2 : 4;
+constexpr int kBackwardAtOnce = !kIsAligned && sizeof(T) == 2 ? 1
+                                : N > 1 || sizeof(T) > 4      ? 2
+                                                              : 4;
 // Panels that a thread of the backward goes through and sums up: each block leaves a row of sums,
 // which is to be written and read again.
-template <int N> constexpr int kBackwardDeep = N > 1 ? 16 : 64;
+template <int N>
+constexpr int kBackwardDeep = N > 1 ? 16 : 64;
 // Threads of the backward side by side: the fewer, the more rows a block sums up by itself. Single
 // elements need more of them, or a row is read in pieces of 64 bytes.
-template <int N> constexpr int kBackwardAcross = N > 1 ? 32 : 256;
-// Blocks that a multiprocessor holds at once (it limits the registers of a thread to 48 and 64); the
-// backward is cut into that many at least.
+template <int N>
+constexpr int kBackwardAcross = N > 1 ? 32 : 256;
+// Blocks that a multiprocessor holds at once (it limits the registers of a thread to 48 and 64);
+// the backward is cut into that many at least.
 constexpr int kForwardBlocks = 5, kBackwardBlocks = 4;
 
 template <typename T, Approximate kApproximate>
 __device__ OPWRIGHT_INLINE compute_t<T> gelu(compute_t<T> v) {
-  if constexpr (kApproximate == Approximate::none) return opwright::gelu_none<T>(v);
-  else if constexpr (kApproximate == Approximate::tanh) return opwright::gelu_tanh<T>(v);
-  else return opwright::gelu_quick<T>(v);
+  if constexpr (kApproximate == Approximate::none)
+    return opwright::gelu_none<T>(v);
+  else if constexpr (kApproximate == Approximate::tanh)
+    return opwright::gelu_tanh<T>(v);
+  else
+    return opwright::gelu_quick<T>(v);
 }
 
 template <typename T, Approximate kApproximate>
 __device__ OPWRIGHT_INLINE compute_t<T> d_gelu(compute_t<T> v) {
-  if constexpr (kApproximate == Approximate::none) return opwright::d_gelu_none<T>(v);
-  else if constexpr (kApproximate == Approximate::tanh) return opwright::d_gelu_tanh<T>(v);
-  else return opwright::d_gelu_quick<T>(v);
+  if constexpr (kApproximate == Approximate::none)
+    return opwright::d_gelu_none<T>(v);
+  else if constexpr (kApproximate == Approximate::tanh)
+    return opwright::d_gelu_tanh<T>(v);
+  else
+    return opwright::d_gelu_quick<T>(v);
 }
 
 // Calls call.template operator()<kApproximate>(). In the kernels, and not around them: one branch
 // for some ten packs costs nothing, and a third of the kernels is to be compiled.
 template <typename Call>
 __device__ OPWRIGHT_INLINE void choose(Approximate approximate, const Call& call) {
-  if (approximate == Approximate::tanh) call.template operator()<Approximate::tanh>();
-  else if (approximate == Approximate::none) call.template operator()<Approximate::none>();
-  else call.template operator()<Approximate::quick>();
+  if (approximate == Approximate::tanh)
+    call.template operator()<Approximate::tanh>();
+  else if (approximate == Approximate::none)
+    call.template operator()<Approximate::none>();
+  else
+    call.template operator()<Approximate::quick>();
 }
 
 // The bias of a thread's columns.
@@ -89,15 +103,17 @@ struct Bias {
 
 template <typename T>
 Bias<T> bias_of(const View<const T, 1>& bias, int pack) {
-  const bool is_packed = bias.is_contiguous() && bias.size(0) % pack == 0 &&
-                         opwright::is_aligned(bias.data(), pack);
+  const bool is_packed =
+      bias.is_contiguous() && bias.size(0) % pack == 0 && opwright::is_aligned(bias.data(), pack);
   return {bias.data(), bias.stride(0), is_packed};
 }
 
 template <int N, bool kIsAligned, typename T>
 __device__ OPWRIGHT_INLINE Pack<T, N> load(const T* at) {
-  if constexpr (kIsAligned) return opwright::load_pack<N>(at);
-  else return opwright::load_unaligned<N>(at);
+  if constexpr (kIsAligned)
+    return opwright::load_pack<N>(at);
+  else
+    return opwright::load_unaligned<N>(at);
 }
 
 template <typename T, int N, bool kIsAligned>
@@ -115,8 +131,10 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks)
   const int left = lot.end - lot.first;
   const auto load_one = [&](int i) { packs[i] = load<N, kIsAligned>(from + i * from_step); };
   // Aligned packs: 6 % faster in bfloat16 than asking once. Single elements: twice as slow.
-  if constexpr (N > 1 && kIsAligned) opwright::for_each_panel_alone<kAtOnce>(lot, left, load_one);
-  else opwright::for_each_panel<kAtOnce>(lot, left, load_one);
+  if constexpr (N > 1 && kIsAligned)
+    opwright::for_each_panel_alone<kAtOnce>(lot, left, load_one);
+  else
+    opwright::for_each_panel<kAtOnce>(lot, left, load_one);
   if constexpr (!kIsAligned) {
     const int here = opwright::columns_here(rows, lot);
     if (here < N && input.gap != 0) {
@@ -228,8 +246,10 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
 // Calls call.template operator()<N, kIsAligned>(height_step) for packs of N elements.
 template <typename T, typename Call>
 void with_packs(opwright::Packing packing, const Call& call) {
-  if (packing.width == 1) call.template operator()<1, true>(1);
-  else if (packing.is_aligned) call.template operator()<kPackWidth<T>, true>(packing.height_step);
+  if (packing.width == 1)
+    call.template operator()<1, true>(1);
+  else if (packing.is_aligned)
+    call.template operator()<kPackWidth<T>, true>(packing.height_step);
   else if constexpr (sizeof(T) < 8) {
     call.template operator()<kPackWidth<T>, false>(packing.height_step);
   }
@@ -241,16 +261,16 @@ void bias_gelu(View<const T, 2> input, View<const T, 1> bias, Approximate approx
   with_packs<T>(opwright::packing_of(output, input), [&]<int N, bool kIsAligned>(int height_step) {
     const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);
     const auto tiling = opwright::tile(rows, {.pack = N, .deep = kForwardAtOnce<T, N>});
-    opwright::launch_behind(
-        bias_gelu_kernel<T, N, kIsAligned>, tiling.grid, tiling.block, 0, stream, rows,
-        tiling.depth, plane_of(rows, input), bias_of(bias, N), approximate, plane_of(rows, output));
+    opwright::launch_behind(bias_gelu_kernel<T, N, kIsAligned>, tiling.grid, tiling.block, 0,
+                            stream, rows, tiling.depth, plane_of(rows, input), bias_of(bias, N),
+                            approximate, plane_of(rows, output));
   });
 }
 
 template <typename T>
-void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input,
-                        View<const T, 1> bias, Approximate approximate, View<T, 2> grad_input,
-                        View<T, 1> grad_bias, cudaStream_t stream) {
+void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, View<const T, 1> bias,
+                        Approximate approximate, View<T, 2> grad_input, View<T, 1> grad_bias,
+                        cudaStream_t stream) {
   using S = compute_t<T>;
   const auto packing = opwright::packing_of(grad_input, grad_output, input);
   with_packs<T>(packing, [&]<int N, bool kIsAligned>(int height_step) {
@@ -261,11 +281,11 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input,
                .across = kBackwardAcross<N>,
                .blocks = opwright::current_device().multiprocessors * kBackwardBlocks});
     const auto partials = opwright::partials_of<S>(rows, tiling, N);
-    opwright::launch_behind(
-        bias_gelu_backward_kernel<T, N, kIsAligned>, tiling.grid, tiling.block,
-        opwright::column_sums_bytes<S, N>(tiling.block), stream, rows, tiling.depth,
-        plane_of(rows, grad_output), plane_of(rows, input), bias_of(bias, N), approximate,
-        plane_of(rows, grad_input), partials, grad_bias.data(), grad_bias.stride(0));
+    opwright::launch_behind(bias_gelu_backward_kernel<T, N, kIsAligned>, tiling.grid, tiling.block,
+                            opwright::column_sums_bytes<S, N>(tiling.block), stream, rows,
+                            tiling.depth, plane_of(rows, grad_output), plane_of(rows, input),
+                            bias_of(bias, N), approximate, plane_of(rows, grad_input), partials,
+                            grad_bias.data(), grad_bias.stride(0));
     opwright::sum_partials(partials, rows.n, grad_bias, stream);
   });
 }

@@ -93,9 +93,7 @@ def test_special_values(approximate: str, dtype: torch.dtype) -> None:
 def test_negative_zero(approximate: str) -> None:
     minus = torch.tensor([-0.0])
     assert math.copysign(1, bias_gelu(minus, minus, approximate=approximate).item()) == -1.0
-    assert (
-        math.copysign(1, bias_gelu(minus, torch.zeros(1), approximate=approximate).item()) == 1.0
-    )  # -0 + 0 is +0
+    assert math.copysign(1, bias_gelu(minus, torch.zeros(1), approximate=approximate).item()) == 1.0  # -0 + 0 is +0
 
 
 def test_the_sum_is_not_rounded_to_16_bits() -> None:
@@ -118,9 +116,7 @@ def test_bias_gradient_accumulates_in_float32(dtype: torch.dtype, rows: int) -> 
     g = torch.randn(rows, 37).to(dtype)
     _, got = torch.autograd.grad(bias_gelu(x, b), (x, b), g)
     xd, bd = x.detach().double().requires_grad_(), b.detach().double().requires_grad_()
-    _, wanted = torch.autograd.grad(
-        torch.nn.functional.gelu(xd + bd, approximate="tanh"), (xd, bd), g.double()
-    )
+    _, wanted = torch.autograd.grad(torch.nn.functional.gelu(xd + bd, approximate="tanh"), (xd, bd), g.double())
     # One rounding of the result to the dtype, and sums in float32 over the rows.
     scale = g.double().abs().sum(0)
     allowed = wanted.abs() * torch.finfo(dtype).eps + scale * torch.finfo(torch.float32).eps * math.sqrt(rows)

@@ -15,7 +15,8 @@ using opwright::Rows;
 using opwright::View;
 
 // Packs that a thread loads before it computes: two, or as many single elements as are 32 bytes.
-template <typename T, int N> constexpr int kAtOnce = N > 1 ? 2 : 32 / sizeof(T);
+template <typename T, int N>
+constexpr int kAtOnce = N > 1 ? 2 : 32 / sizeof(T);
 
 // A tensor of rank 1, cut into panels as wide as a block.
 template <typename T>

@@ -15,15 +15,16 @@ struct Backward {
   Panels<O> hh, hr;  // of the columns of weight_hh and of weight_hr
   Sequence<E> grad_output, grad_cells, output, h_0;
 
-  // The gates before their activations: as saved, or compact rows computed again, without peepholes.
+  // The gates before their activations: as saved, or compact rows computed again, without
+  // peepholes.
   Sequence<E> saved;
   E* computed = nullptr;
 
-  Buffer<E> before_c;                             // compact rows of Hp: the cell before each step
-  Buffer<E> grad_h, grad_c;                       // [B, Rp], [B, Hp]
-  Buffer<O> grad_gates;                           // compact rows of 4H: the gradient of weight_hh @ h
-  Buffer<O> grad_projected, projected;            // compact rows of Rp, of Hp
-  Buffer<E> grad_out;                             // [B, Hp]: of o * tanh(c), behind a projection
+  Buffer<E> before_c;                   // compact rows of Hp: the cell before each step
+  Buffer<E> grad_h, grad_c;             // [B, Rp], [B, Hp]
+  Buffer<O> grad_gates;                 // compact rows of 4H: the gradient of weight_hh @ h
+  Buffer<O> grad_projected, projected;  // compact rows of Rp, of Hp
+  Buffer<E> grad_out;                   // [B, Hp]: of o * tanh(c), behind a projection
   Buffer<E> grad_bias, grad_peephole, grad_mask;  // [4, Hp], [3, Hp], [B, Rp]
 
   // Of normalised layers only. Compact rows.
@@ -77,8 +78,8 @@ struct Backward {
     const V value = h_before(t, place, column);
     if (!layer.h_mask.exists()) return value;
     const int64_t entry = schedule.entry(place);
-    return output.narrowed(value *
-                           layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R)));
+    return output.narrowed(
+        value * layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R)));
   }
 
   OPWRIGHT_INLINE void load_gates(int64_t t, int64_t place, int64_t column, V (&z)[4]) const {
@@ -94,7 +95,8 @@ struct Backward {
     }
   }
 
-  // Computes the cells again, for registers share.begin to share.end; adds peepholes to gates that lack them.
+  // Computes the cells again, for registers share.begin to share.end; adds peepholes to gates that
+  // lack them.
   template <bool kIsPlain>
   void scan(int64_t begin, int64_t end, Buffer<E>& c) {
     const Activations<kIsPlain, E> act{layer.options};
@@ -126,7 +128,8 @@ struct Backward {
             if (lacks_peepholes) {
               z[3] = fma(opwright::load(&layer.peephole[2 * layer.Hp + column]), value, z[3]);
               E* row = computed + (first_row + place) * 4 * layer.H + column;
-              for (int j = 0; j < 4; ++j) store_first(row + j * layer.H, z[j], lanes_at(column, layer.H));
+              for (int j = 0; j < 4; ++j)
+                store_first(row + j * layer.H, z[j], lanes_at(column, layer.H));
             }
             if (layer.options.zoneout_c) {
               value = mixed(kept(layer.options, layer.seed_of(entry), column, t).c, before, value);
@@ -194,8 +197,8 @@ struct Backward {
 
   // From the gradient of the cell by way of its tanh to those of the gates and of the cell before.
   template <bool kIsPlain>
-  OPWRIGHT_INLINE void grad_of_gates(int64_t t, int64_t place, int64_t column, const Unit& u, V from_tanh,
-                                     V (&grad)[4], V (&peepholes)[3], V keep) {
+  OPWRIGHT_INLINE void grad_of_gates(int64_t t, int64_t place, int64_t column, const Unit& u,
+                                     V from_tanh, V (&grad)[4], V (&peepholes)[3], V keep) {
     const Activations<kIsPlain, E> act{layer.options};
     const int64_t entry = schedule.entry(place);
     E* carried = &grad_c[place * layer.Hp + column];
@@ -279,11 +282,12 @@ struct Backward {
     for (int j = 0; j < 3; ++j) add_to(&grad_peephole[j * layer.Hp + column], peepholes[j]);
   }
 
-  // The same with layer normalisation: two barriers more. The gradient of the sum of both normalised products
-  // takes the place of the gates in `computed`.
+  // The same with layer normalisation: two barriers more. The gradient of the sum of both
+  // normalised products takes the place of the gates in `computed`.
   void normalised_step(int64_t t, const Share& share, const Member& member) {
     const Activations<false, E> act{layer.options};
-    const int64_t first_row = schedule.first_row(t), active = schedule.active(t), H = layer.H, Hp = layer.Hp;
+    const int64_t first_row = schedule.first_row(t), active = schedule.active(t), H = layer.H,
+                  Hp = layer.Hp;
     const int64_t begin = share.begin * kVectors, end = last_register(share, H);
     for (int64_t place = 0; place < active; ++place) {
       const int64_t row = first_row + place;
@@ -293,9 +297,11 @@ struct Backward {
         Unit u;
         load_unit<false>(t, place, column, u);
         const V out = grad_out_at(t, place, column, kept_at(t, place, column).h);
-        opwright::store(&grad_o[place * Hp + column], act.times_d_sigmoid(out * u.squashed, u.z[3], u.o));
+        opwright::store(&grad_o[place * Hp + column],
+                        act.times_d_sigmoid(out * u.squashed, u.z[3], u.o));
         const V unit = unit_cell(row, u.cell);
-        const V grad = first_lanes<E>(act.times_d_tanh(out * u.o, u.normal, u.squashed), H - column);
+        const V grad =
+            first_lanes<E>(act.times_d_tanh(out * u.o, u.normal, u.squashed), H - column);
         add_to(&grad_norm_c[column], grad * unit);
         add_to(&grad_norm_c[Hp + column], grad);
         const V scaled = grad * opwright::load(&layer.norm_c[column]);
@@ -324,7 +330,8 @@ struct Backward {
         load_unit<false>(t, place, column, u);
         grad[3] = opwright::load(&grad_o[place * Hp + column]);
         const V scaled = opwright::load(&grad_normal[place * Hp + column]);
-        const V from_tanh = (scaled - first - unit_cell(row, u.cell) * second) * moments_c[row].scale;
+        const V from_tanh =
+            (scaled - first - unit_cell(row, u.cell) * second) * moments_c[row].scale;
         grad_of_gates<false>(t, place, column, u, first_lanes<E>(from_tanh, count), grad, peepholes,
                              kept_at(t, place, column).c);
         for (int j = 0; j < 4; ++j) {
@@ -355,8 +362,8 @@ struct Backward {
         for (int j = 0; j < 4; ++j) {
           const V grad = load_first(computed + row * 4 * H + j * H + column, count);
           const V to_unit = grad * opwright::load(&layer.norm_hh[j * Hp + column]);
-          const V value =
-              (to_unit - first - unit_h(t, place, j, column, count) * second) * moments_h[row].scale;
+          const V value = (to_unit - first - unit_h(t, place, j, column, count) * second) *
+                          moments_h[row].scale;
           store_first(&grad_gates[row * 4 * H + j * H + column], value, count);
         }
       }
@@ -364,7 +371,8 @@ struct Backward {
   }
   // weight_hh @ h of one row, from element i of 4H.
   OPWRIGHT_INLINE V load_from_h(int64_t t, int64_t place, int64_t i, int count) const {
-    if (from_h) return load_first(from_h + (schedule.first_row(t) + place) * 4 * layer.H + i, count);
+    if (from_h)
+      return load_first(from_h + (schedule.first_row(t) + place) * 4 * layer.H + i, count);
     return saved.load(saved.at(t, schedule.entry(place)) + i, count);
   }
   OPWRIGHT_INLINE V unit_h(int64_t t, int64_t place, int j, int64_t column, int count) const {
@@ -374,7 +382,8 @@ struct Backward {
   }
 
   // The gradient of o * tanh(c) behind a projection.
-  void unproject(int64_t t, const Share& columns, const Share& share, const Member& member, Sums<E>* sums) {
+  void unproject(int64_t t, const Share& columns, const Share& share, const Member& member,
+                 Sums<E>* sums) {
     const int64_t first_row = schedule.first_row(t), active = schedule.active(t);
     for (int64_t at = columns.begin * kVectors; at < last_register(columns, layer.R); ++at) {
       for (int64_t place = 0; place < active; ++place) {
@@ -386,11 +395,13 @@ struct Backward {
     member.barrier();
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
       const O* next = hr.after(panel, share.begin, share.end);
-      multiply_panel<E>(&grad_projected[first_row * layer.Rp], layer.Rp, active, hr[panel], hr.k, next, sums);
+      multiply_panel<E>(&grad_projected[first_row * layer.Rp], layer.Rp, active, hr[panel], hr.k,
+                        next, sums);
       for (int64_t place = 0; place < active; ++place) {
         for (int v = 0; v < kVectors; ++v) {
           const int64_t column = (panel * kVectors + v) * N;
-          if (column < layer.Hp) opwright::store(&grad_out[place * layer.Hp + column], sums[place][v]);
+          if (column < layer.Hp)
+            opwright::store(&grad_out[place * layer.Hp + column], sums[place][v]);
         }
       }
     }
@@ -398,9 +409,11 @@ struct Backward {
 
   // The gradient of h before a step.
   void carry_h(int64_t t, const Share& columns, Sums<E>* sums) {
-    const int64_t first_row = schedule.first_row(t), active = schedule.active(t), width = 4 * layer.H;
+    const int64_t first_row = schedule.first_row(t), active = schedule.active(t),
+                  width = 4 * layer.H;
     columns.for_panels(t, [&](int64_t panel, int64_t next) {
-      multiply_panel<E>(&grad_gates[first_row * width], width, active, hh[panel], hh.k, hh[next], sums);
+      multiply_panel<E>(&grad_gates[first_row * width], width, active, hh[panel], hh.k, hh[next],
+                        sums);
       for (int64_t place = 0; place < active; ++place) {
         const int64_t entry = schedule.entry(place);
         const bool resets = layer.resets(t, entry);
@@ -410,7 +423,8 @@ struct Backward {
           V value = sums[place][v];
           if (layer.h_mask.exists()) {
             add_to(&grad_mask[place * layer.Rp + column], value * h_before(t, place, column));
-            value *= layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R));
+            value *=
+                layer.h_mask.load(layer.h_mask.at(0, entry) + column, lanes_at(column, layer.R));
           }
           E* carried = &grad_h[place * layer.Rp + column];
           if (layer.options.zoneout_h) value += opwright::load(carried);

@@ -166,9 +166,7 @@ def _cost_of(backward: bool, arguments: tuple[Any, ...], options: dict[str, Any]
     operator = lstm_bidirectional.operator.backward_operator if backward else lstm_bidirectional.operator
     given = dict(zip(inspect.signature(operator.declaration.reference).parameters, arguments, strict=False)) | options
     cost = lstm_backward_cost if backward else lstm_cost
-    (moved, flop), (moved_reverse, flop_reverse) = (
-        cost(**_of_direction(given, reverse)) for reverse in (False, True)
-    )
+    (moved, flop), (moved_reverse, flop_reverse) = (cost(**_of_direction(given, reverse)) for reverse in (False, True))
     shared = given["input"].nbytes * (2 if backward else 1)
     return moved + moved_reverse - shared, flop + flop_reverse
 
@@ -204,8 +202,7 @@ def lstm_bidirectional_baseline(*arguments, **options):
 
 _ABSENT = ("weight_hr", "peephole", "norm_ih", "norm_hh", "norm_c")
 _PLAIN = {
-    name: [None]
-    for name in (*_ABSENT, *(f"{name}_reverse" for name in _ABSENT), "h_mask", "lengths", "reset", "seed")
+    name: [None] for name in (*_ABSENT, *(f"{name}_reverse" for name in _ABSENT), "h_mask", "lengths", "reset", "seed")
 }
 lstm_bidirectional.sweep(
     *(

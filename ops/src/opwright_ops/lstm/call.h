@@ -8,11 +8,12 @@ namespace opwright_ops {
 
 using opwright::parallel_for;
 
-// Work of a step, in multiplications, that pays for another thread: its barrier costs 0.1 us, and one core
-// does 40 to 60 multiplications in a nanosecond (2-core Xeon, Sapphire Rapids class).
+// Work of a step, in multiplications, that pays for another thread: its barrier costs 0.1 us, and
+// one core does 40 to 60 multiplications in a nanosecond (2-core Xeon, Sapphire Rapids class).
 constexpr int64_t kWorkPerThread = 1 << 15;
 
-// Bytes of weights that a core reads again at every step from its own caches (the same machine: 2 MiB).
+// Bytes of weights that a core reads again at every step from its own caches (the same machine: 2
+// MiB).
 constexpr int64_t kCoreCache = 3 << 19;
 
 // Rows of the input up to which their product is taken with that of h, step by step.
@@ -48,8 +49,8 @@ struct Arguments {
 
   bool is_plain() const {
     const auto& o = options;
-    return !(o.is_hard || o.is_coupled || o.clips || o.zoneout_h || o.zoneout_c || peephole.defined() ||
-             norm_c.defined() || reset.defined());
+    return !(o.is_hard || o.is_coupled || o.clips || o.zoneout_h || o.zoneout_c ||
+             peephole.defined() || norm_c.defined() || reset.defined());
   }
 };
 
@@ -60,8 +61,8 @@ inline uint32_t threshold(double probability) {
 }
 
 template <typename E, typename Activation>
-Options<E> options_of(Activation activation, double slope, bool coupled, double clip, double zoneout_h,
-                      double zoneout_c, bool draws) {
+Options<E> options_of(Activation activation, double slope, bool coupled, double clip,
+                      double zoneout_h, double zoneout_c, bool draws) {
   return {activation == Activation::hard,
           coupled,
           clip != 0,
@@ -79,7 +80,8 @@ template <typename E, typename Value>
 void fill(Buffer<E>& to, int64_t rows, int64_t width, int64_t padded, const Value& value) {
   to.allocate_zeros(rows * padded);
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < width; ++column) to[row * padded + column] = value(row, column);
+    for (int64_t column = 0; column < width; ++column)
+      to[row * padded + column] = value(row, column);
   }
 }
 
@@ -172,8 +174,8 @@ bool is_rows(View<const T, 2> weight) {
   return opwright::detail::kSame<O, T> && (weight.stride(1) == 1 || weight.size(1) == 1);
 }
 
-// Whether steps read `count` elements of weight_hh so much faster in panels that packing them pays. It is not
-// to depend on the number of threads, since sums are in another order.
+// Whether steps read `count` elements of weight_hh so much faster in panels that packing them pays.
+// It is not to depend on the number of threads, since sums are in another order.
 template <typename O>
 bool packing_pays(const Schedule& schedule, int64_t count) {
   constexpr int64_t kFewSteps = 4, kManySteps = 32;
@@ -185,7 +187,8 @@ bool packing_pays(const Schedule& schedule, int64_t count) {
 
 template <typename O, typename T>
 GateRows<O> gate_rows(View<const T, 2> weight) {
-  return {reinterpret_cast<const O*>(weight.data()), weight.stride(0), weight.size(1), weight.size(0) / 4};
+  return {reinterpret_cast<const O*>(weight.data()), weight.stride(0), weight.size(1),
+          weight.size(0) / 4};
 }
 
 // The panels of weight_hh for the gates: each has one register of units of all four.
@@ -203,15 +206,17 @@ void pack_gates(Panels<O>& panels, Buffer<O>& memory, View<const T, 2> weight) {
         if (is_rows<O>(weight)) {
           const O* columns[kPanelColumns<O>];
           for (int64_t c = 0; c < kPanelColumns<O>; ++c) {
-            columns[c] =
-                unit_of(c) < H ? weight.data() + (c / N * H + unit_of(c)) * weight.stride(0) : nullptr;
+            columns[c] = unit_of(c) < H
+                             ? weight.data() + (c / N * H + unit_of(c)) * weight.stride(0)
+                             : nullptr;
           }
           pack_columns(panels[panel], R, columns);
           continue;
         }
       }
       pack_panel(panels[panel], R, [&](int64_t row, int64_t column) {
-        return unit_of(column) < H ? static_cast<O>(weight(column / N * H + unit_of(column), row)) : O(0.0f);
+        return unit_of(column) < H ? static_cast<O>(weight(column / N * H + unit_of(column), row))
+                                   : O(0.0f);
       });
     }
   });
@@ -239,7 +244,8 @@ void normalise(E* rows, const Schedule& schedule, const Arguments<T>& a) {
   for_rows(schedule.rows(), width, [&](int64_t row) {
     E* values = rows + row * width;
     const auto [mean, scale] = moments_of_row<E>(values, width);
-    for (int64_t i = 0; i < width; ++i) values[i] = (values[i] - mean) * scale * static_cast<E>(a.norm_ih(i));
+    for (int64_t i = 0; i < width; ++i)
+      values[i] = (values[i] - mean) * scale * static_cast<E>(a.norm_ih(i));
   });
 }
 
@@ -249,7 +255,8 @@ void clear_rest(const Schedule& schedule, View<T, 3> sequence) {
   if (schedule.is_full() || !sequence.numel()) return;
   for (int64_t t = 0; t < schedule.steps; ++t) {
     for (int64_t place = schedule.active(t); place < schedule.entries; ++place) {
-      T* row = sequence.data() + t * sequence.stride(0) + schedule.entry(place) * sequence.stride(1);
+      T* row =
+          sequence.data() + t * sequence.stride(0) + schedule.entry(place) * sequence.stride(1);
       __builtin_memset(static_cast<void*>(row), 0, sequence.size(2) * sizeof(T));
     }
   }
@@ -262,7 +269,8 @@ Sequence<E> sequence_of(View<T, 3> view) {
 
 // Sets the state before the first step.
 template <typename T, typename E, typename O>
-void start(Forward<E, O>& forward, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> h_mask) {
+void start(Forward<E, O>& forward, View<const T, 2> h_0, View<const T, 2> c_0,
+           View<const T, 2> h_mask) {
   const auto& layer = forward.layer;
   const Schedule& schedule = forward.schedule;
   for (int64_t place = 0; place < schedule.entries; ++place) {
@@ -293,7 +301,8 @@ void finish(const Forward<E, O>& forward, View<const T, 2> h_0, View<T, 3> outpu
     const int64_t last = schedule.reverse ? 0 : length - 1;
     for (int64_t u = 0; u < layer.R; ++u)
       h_n(entry, u) = length ? output(last, entry, u) : h_0.defined() ? h_0(entry, u) : T(0.0f);
-    for (int64_t u = 0; u < layer.H; ++u) c_n(entry, u) = static_cast<T>(forward.c[place * layer.Hp + u]);
+    for (int64_t u = 0; u < layer.H; ++u)
+      c_n(entry, u) = static_cast<T>(forward.c[place * layer.Hp + u]);
   }
 }
 

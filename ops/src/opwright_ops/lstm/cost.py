@@ -57,9 +57,7 @@ def lstm_backward_cost(
     return read + 2 * _bytes(*differentiated), products
 
 
-def lstm_in_pytorch(
-    reference: Any, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[Tensor, ...]:
+def lstm_in_pytorch(reference: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
     """What nn.LSTM calls, where it computes the same; else the reference."""
     input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, *others = arguments
     variants = {"reverse": False, "activation": "soft", "coupled": False, "clip": 0, "keep_cells": 0}

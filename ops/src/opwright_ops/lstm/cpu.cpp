@@ -1,5 +1,6 @@
-// An LSTM over a sequence: one product for the inputs of all steps, then a team of threads that takes the
-// steps together, each its own units, with weights packed for the call. NOTES.md has the measurements.
+// An LSTM over a sequence: one product for the inputs of all steps, then a team of threads that
+// takes the steps together, each its own units, with weights packed for the call. NOTES.md has the
+// measurements.
 #include "backward.h"
 #include "call.h"
 
@@ -9,33 +10,44 @@ namespace {
 
 // More rows than steps would be left as they are.
 void check_kept(int64_t keep_cells, int64_t keep_gates) {
-  opwright::check((keep_cells | keep_gates) >> 1 == 0, "`keep_cells` and `keep_gates` must be 0 or 1");
+  opwright::check((keep_cells | keep_gates) >> 1 == 0,
+                  "`keep_cells` and `keep_gates` must be 0 or 1");
 }
 
 }  // namespace
 
 template <typename T>
-void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
-          View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
-          View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
-          View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
-          View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
-          bool reverse, Activation activation, double slope, bool coupled, double clip, double zoneout_h,
-          double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision,
-          View<T, 3> output, View<T, 2> h_n, View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates) {
+void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0,
+          View<const T, 2> weight_ih, View<const T, 2> weight_hh, View<const T, 1> bias_ih,
+          View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole,
+          View<const T, 1> norm_ih, View<const T, 1> norm_hh, View<const T, 2> norm_c,
+          View<const T, 2> h_mask, View<const int64_t, 1> lengths, View<const bool, 2> reset,
+          View<const int64_t, 1> seed, bool reverse, Activation activation, double slope,
+          bool coupled, double clip, double zoneout_h, double zoneout_c, int64_t keep_cells,
+          int64_t keep_gates, Tier tier, Fp32Precision precision, View<T, 3> output, View<T, 2> h_n,
+          View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates) {
   using E = opwright::compute_t<T>;
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
   const Arguments<T> a{
-      input,     h_0,
-      c_0,       weight_ih,
-      weight_hh, bias_ih,
-      bias_hh,   weight_hr,
-      peephole,  norm_ih,
-      norm_hh,   norm_c,
-      h_mask,    lengths,
-      reset,     seed,
-      reverse,   options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
+      input,
+      h_0,
+      c_0,
+      weight_ih,
+      weight_hh,
+      bias_ih,
+      bias_hh,
+      weight_hr,
+      peephole,
+      norm_ih,
+      norm_hh,
+      norm_c,
+      h_mask,
+      lengths,
+      reset,
+      seed,
+      reverse,
+      options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
   check_kept(keep_cells, keep_gates);
   const Schedule schedule(input.size(0), input.size(1), reverse, lengths);
@@ -56,7 +68,8 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   E* from_input = nullptr;
   if constexpr (opwright::detail::kSame<E, T>) {
     // Each gate is written where its input is read.
-    if (!is_short && schedule.is_full() && !norm_c.defined() && gates.numel()) from_input = gates.data();
+    if (!is_short && schedule.is_full() && !norm_c.defined() && gates.numel())
+      from_input = gates.data();
   }
   if (!from_input && !is_short) {
     inputs.allocate(schedule.rows() * 4 * layer.H);
@@ -75,7 +88,8 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   } else {
     pack_gates(forward.hh, hh_memory, weight_hh);
   }
-  if (weight_hr.defined()) pack(forward.hr, hr_memory, weight_of<O>(weight_hr, hr_weight).transposed());
+  if (weight_hr.defined())
+    pack(forward.hr, hr_memory, weight_of<O>(weight_hr, hr_weight).transposed());
 
   const int members = team_size(a, layer.Hp / N);
   forward.allocate();
@@ -111,7 +125,8 @@ void multiply_into(View<T, 2> out, const Matrix<O>& a, const Matrix<O>& b) {
     Buffer<O> memory(a.rows * b.columns);
     multiply(Matrix<O>(memory.data(), a.rows, b.columns, b.columns), a, b);
     for_rows(a.rows, b.columns, [&](int64_t row) {
-      for (int64_t i = 0; i < b.columns; ++i) out(row, i) = static_cast<T>(memory[row * b.columns + i]);
+      for (int64_t i = 0; i < b.columns; ++i)
+        out(row, i) = static_cast<T>(memory[row * b.columns + i]);
     });
   }
 }
@@ -147,15 +162,16 @@ View<const T, 3> dense(View<const T, 3> view, Buffer<T>& memory) {
 }  // namespace
 
 template <typename T>
-void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View<const T, 2> grad_c_n,
-                   View<const T, 3> grad_cells, View<const T, 3> input, View<const T, 2> h_0,
-                   View<const T, 2> c_0, View<const T, 2> weight_ih, View<const T, 2> weight_hh,
-                   View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr,
-                   View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
-                   View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
-                   View<const bool, 2> reset, View<const int64_t, 1> seed, View<const T, 3> output,
-                   View<const T, 3> gates, bool reverse, Activation activation, double slope, bool coupled,
-                   double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
+void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
+                   View<const T, 2> grad_c_n, View<const T, 3> grad_cells, View<const T, 3> input,
+                   View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
+                   View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
+                   View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
+                   View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
+                   View<const int64_t, 1> lengths, View<const bool, 2> reset,
+                   View<const int64_t, 1> seed, View<const T, 3> output, View<const T, 3> gates,
+                   bool reverse, Activation activation, double slope, bool coupled, double clip,
+                   double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
                    Tier tier, Fp32Precision precision, View<T, 3> grad_input, View<T, 2> grad_h_0,
                    View<T, 2> grad_c_0, View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh,
                    View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh, View<T, 2> grad_weight_hr,
@@ -165,15 +181,24 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   using O = operand_t<T>;
   constexpr int N = opwright::kLanes<E>;
   const Arguments<T> a{
-      input,     h_0,
-      c_0,       weight_ih,
-      weight_hh, bias_ih,
-      bias_hh,   weight_hr,
-      peephole,  norm_ih,
-      norm_hh,   norm_c,
-      h_mask,    lengths,
-      reset,     seed,
-      reverse,   options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
+      input,
+      h_0,
+      c_0,
+      weight_ih,
+      weight_hh,
+      bias_ih,
+      bias_hh,
+      weight_hr,
+      peephole,
+      norm_ih,
+      norm_hh,
+      norm_c,
+      h_mask,
+      lengths,
+      reset,
+      seed,
+      reverse,
+      options_of<E>(activation, slope, coupled, clip, zoneout_h, zoneout_c, seed.defined())};
   a.check();
   check_kept(keep_cells, keep_gates);
   const Schedule schedule(input.size(0), input.size(1), reverse, lengths);
@@ -187,7 +212,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   if (grad_cells.numel()) sweep.grad_cells = Sequence<E>(dense(grad_cells, grad_cells_memory));
   sweep.output = Sequence<E>(dense(output, output_memory));
   if (h_0.defined()) {
-    const View<const T, 3> one_step{h_0.data(), {1, h_0.size(0), R}, {0, h_0.stride(0), h_0.stride(1)}};
+    const View<const T, 3> one_step{
+        h_0.data(), {1, h_0.size(0), R}, {0, h_0.stride(0), h_0.stride(1)}};
     sweep.h_0 = Sequence<E>(dense(one_step, h_0_memory));
   }
 
@@ -229,13 +255,16 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       for (int64_t place = 0; place < schedule.active(t); ++place) {
         const int64_t row = schedule.first_row(t) + place;
         const auto of_x = moments_x[row] = moments_of_row<E>(&from_input[row * width], width);
-        const auto load_h = [&](int64_t i, int count) { return sweep.load_from_h(t, place, i, count); };
+        const auto load_h = [&](int64_t i, int count) {
+          return sweep.load_from_h(t, place, i, count);
+        };
         const auto of_h = sweep.moments_h[row] = moments_of<E>(load_h, width);
         for (int64_t j = 0; j < 4; ++j) {
           for (int64_t u = 0; u < H; u += N) {
             const int count = static_cast<int>(H - u < N ? H - u : N);
             const int64_t i = j * H + u;
-            const Vec<E> x_unit = (load_first(&from_input[row * width + i], count) - of_x.mean) * of_x.scale;
+            const Vec<E> x_unit =
+                (load_first(&from_input[row * width + i], count) - of_x.mean) * of_x.scale;
             const Vec<E> h_unit = (load_h(i, count) - of_h.mean) * of_h.scale;
             Vec<E> z = opwright::fma(x_unit, load_first(&gain_x[i], count),
                                      opwright::load(&layer.bias[j * layer.Hp + u]));
@@ -253,7 +282,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
              side_by_side(ih, hh, weights).transposed());
     for_rows(rows, width, [&](int64_t row) {
       for (int64_t j = 0; j < 4; ++j) {
-        for (int64_t u = 0; u < H; ++u) computed[row * width + j * H + u] += layer.bias[j * layer.Hp + u];
+        for (int64_t u = 0; u < H; ++u)
+          computed[row * width + j * H + u] += layer.bias[j * layer.Hp + u];
       }
     });
   } else {
@@ -316,7 +346,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   const Matrix<O> grad_rows(sweep.grad_gates.data(), rows, width, width);
   multiply_into(grad_weight_hh, grad_rows.transposed(), h_rows);
   if (weight_hr.defined()) {
-    multiply_into(grad_weight_hr, Matrix<O>(sweep.grad_projected.data(), rows, R, layer.Rp).transposed(),
+    multiply_into(grad_weight_hr,
+                  Matrix<O>(sweep.grad_projected.data(), rows, R, layer.Rp).transposed(),
                   Matrix<O>(sweep.projected.data(), rows, H, layer.Hp));
   }
   if (norm_c.defined()) {
@@ -357,7 +388,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   }
   multiply_into(grad_weight_ih, grad_rows.transposed(), x);
   if (schedule.is_full() && grad_input.is_contiguous()) {
-    multiply_into(View<T, 2>{grad_input.data(), {rows, input.size(2)}, {input.size(2), 1}}, grad_rows, ih);
+    multiply_into(View<T, 2>{grad_input.data(), {rows, input.size(2)}, {input.size(2), 1}},
+                  grad_rows, ih);
   } else {
     const int64_t I = input.size(2);
     Buffer<O> found(rows * I);
@@ -384,7 +416,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
     const int64_t entry = schedule.entry(place);
     for (int64_t u = 0; u < R; ++u) {
       if (h_0.defined()) grad_h_0(entry, u) = static_cast<T>(sweep.grad_h[place * layer.Rp + u]);
-      if (h_mask.defined()) grad_h_mask(entry, u) = static_cast<T>(sweep.grad_mask[place * layer.Rp + u]);
+      if (h_mask.defined())
+        grad_h_mask(entry, u) = static_cast<T>(sweep.grad_mask[place * layer.Rp + u]);
     }
     for (int64_t u = 0; c_0.defined() && u < H; ++u) {
       grad_c_0(entry, u) = static_cast<T>(sweep.grad_c[place * layer.Hp + u]);
@@ -396,7 +429,8 @@ OPWRIGHT_KERNEL(lstm_backward, float, double, opwright::half, opwright::bfloat16
 
 namespace {
 
-// What each direction has of its own: the one at this index of the first axis. What is absent stays so.
+// What each direction has of its own: the one at this index of the first axis. What is absent stays
+// so.
 template <typename T, int kRank>
 View<T, kRank - 1> at(View<T, kRank> both, int direction) {
   View<T, kRank - 1> one{};
@@ -417,13 +451,14 @@ View<T, 3> side(View<T, 3> both, int direction) {
   return one;
 }
 
-// Calls body(direction) for both: each on a thread of its own where a team would be of two at most, and where
-// the weights of one stay in the cache of one core.
+// Calls body(direction) for both: each on a thread of its own where a team would be of two at most,
+// and where the weights of one stay in the cache of one core.
 template <typename T, typename Body>
 void for_directions(View<const T, 3> input, View<const T, 2> weight_hh, const Body& body) {
   const int64_t work = weight_hh.numel() * input.size(1);
   const int64_t bytes = weight_hh.numel() * int64_t{sizeof(operand_t<T>)};
-  const bool at_once = bytes <= kCoreCache && (opwright::num_threads() == 2 || work < 3 * kWorkPerThread);
+  const bool at_once =
+      bytes <= kCoreCache && (opwright::num_threads() == 2 || work < 3 * kWorkPerThread);
   parallel_for(2, at_once ? 1 : 2, [&](int64_t begin, int64_t end) {
     for (int64_t direction = begin; direction < end; ++direction) body(static_cast<int>(direction));
   });
@@ -432,28 +467,29 @@ void for_directions(View<const T, 3> input, View<const T, 2> weight_hh, const Bo
 }  // namespace
 
 template <typename T>
-void lstm_bidirectional(View<const T, 3> input, View<const T, 3> h_0, View<const T, 3> c_0,
-                        View<const T, 2> weight_ih, View<const T, 2> weight_hh, View<const T, 1> bias_ih,
-                        View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole,
-                        View<const T, 1> norm_ih, View<const T, 1> norm_hh, View<const T, 2> norm_c,
-                        View<const T, 2> weight_ih_reverse, View<const T, 2> weight_hh_reverse,
-                        View<const T, 1> bias_ih_reverse, View<const T, 1> bias_hh_reverse,
-                        View<const T, 2> weight_hr_reverse, View<const T, 2> peephole_reverse,
-                        View<const T, 1> norm_ih_reverse, View<const T, 1> norm_hh_reverse,
-                        View<const T, 2> norm_c_reverse, View<const T, 3> h_mask,
-                        View<const int64_t, 1> lengths, View<const bool, 3> reset,
-                        View<const int64_t, 2> seed, Activation activation, double slope, bool coupled,
-                        double clip, double zoneout_h, double zoneout_c, int64_t keep_cells,
-                        int64_t keep_gates, Tier tier, Fp32Precision precision, View<T, 3> output,
-                        View<T, 3> h_n, View<T, 3> c_n, View<T, 3> cells, View<T, 4> gates) {
+void lstm_bidirectional(
+    View<const T, 3> input, View<const T, 3> h_0, View<const T, 3> c_0, View<const T, 2> weight_ih,
+    View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
+    View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
+    View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> weight_ih_reverse,
+    View<const T, 2> weight_hh_reverse, View<const T, 1> bias_ih_reverse,
+    View<const T, 1> bias_hh_reverse, View<const T, 2> weight_hr_reverse,
+    View<const T, 2> peephole_reverse, View<const T, 1> norm_ih_reverse,
+    View<const T, 1> norm_hh_reverse, View<const T, 2> norm_c_reverse, View<const T, 3> h_mask,
+    View<const int64_t, 1> lengths, View<const bool, 3> reset, View<const int64_t, 2> seed,
+    Activation activation, double slope, bool coupled, double clip, double zoneout_h,
+    double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision,
+    View<T, 3> output, View<T, 3> h_n, View<T, 3> c_n, View<T, 3> cells, View<T, 4> gates) {
   for_directions(input, weight_hh, [&](int d) {
     const auto of = [d](auto one, auto other) { return d ? other : one; };
-    lstm<T>(input, at(h_0, d), at(c_0, d), of(weight_ih, weight_ih_reverse), of(weight_hh, weight_hh_reverse),
-            of(bias_ih, bias_ih_reverse), of(bias_hh, bias_hh_reverse), of(weight_hr, weight_hr_reverse),
-            of(peephole, peephole_reverse), of(norm_ih, norm_ih_reverse), of(norm_hh, norm_hh_reverse),
-            of(norm_c, norm_c_reverse), at(h_mask, d), lengths, at(reset, d), at(seed, d), d == 1, activation,
-            slope, coupled, clip, zoneout_h, zoneout_c, keep_cells, keep_gates, tier, precision,
-            side(output, d), at(h_n, d), at(c_n, d), side(cells, d), at(gates, d));
+    lstm<T>(input, at(h_0, d), at(c_0, d), of(weight_ih, weight_ih_reverse),
+            of(weight_hh, weight_hh_reverse), of(bias_ih, bias_ih_reverse),
+            of(bias_hh, bias_hh_reverse), of(weight_hr, weight_hr_reverse),
+            of(peephole, peephole_reverse), of(norm_ih, norm_ih_reverse),
+            of(norm_hh, norm_hh_reverse), of(norm_c, norm_c_reverse), at(h_mask, d), lengths,
+            at(reset, d), at(seed, d), d == 1, activation, slope, coupled, clip, zoneout_h,
+            zoneout_c, keep_cells, keep_gates, tier, precision, side(output, d), at(h_n, d),
+            at(c_n, d), side(cells, d), at(gates, d));
   });
 }
 OPWRIGHT_KERNEL(lstm_bidirectional, float, double, opwright::half, opwright::bfloat16)
@@ -463,20 +499,24 @@ void lstm_bidirectional_backward(
     View<const T, 3> grad_output, View<const T, 3> grad_h_n, View<const T, 3> grad_c_n,
     View<const T, 3> grad_cells, View<const T, 3> input, View<const T, 3> h_0, View<const T, 3> c_0,
     View<const T, 2> weight_ih, View<const T, 2> weight_hh, View<const T, 1> bias_ih,
-    View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
-    View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> weight_ih_reverse,
-    View<const T, 2> weight_hh_reverse, View<const T, 1> bias_ih_reverse, View<const T, 1> bias_hh_reverse,
-    View<const T, 2> weight_hr_reverse, View<const T, 2> peephole_reverse, View<const T, 1> norm_ih_reverse,
-    View<const T, 1> norm_hh_reverse, View<const T, 2> norm_c_reverse, View<const T, 3> h_mask,
-    View<const int64_t, 1> lengths, View<const bool, 3> reset, View<const int64_t, 2> seed,
-    View<const T, 3> output, View<const T, 4> gates, Activation activation, double slope, bool coupled,
-    double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier,
+    View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole,
+    View<const T, 1> norm_ih, View<const T, 1> norm_hh, View<const T, 2> norm_c,
+    View<const T, 2> weight_ih_reverse, View<const T, 2> weight_hh_reverse,
+    View<const T, 1> bias_ih_reverse, View<const T, 1> bias_hh_reverse,
+    View<const T, 2> weight_hr_reverse, View<const T, 2> peephole_reverse,
+    View<const T, 1> norm_ih_reverse, View<const T, 1> norm_hh_reverse,
+    View<const T, 2> norm_c_reverse, View<const T, 3> h_mask, View<const int64_t, 1> lengths,
+    View<const bool, 3> reset, View<const int64_t, 2> seed, View<const T, 3> output,
+    View<const T, 4> gates, Activation activation, double slope, bool coupled, double clip,
+    double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier,
     Fp32Precision precision, View<T, 3> grad_input, View<T, 3> grad_h_0, View<T, 3> grad_c_0,
-    View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh,
-    View<T, 2> grad_weight_hr, View<T, 2> grad_peephole, View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh,
-    View<T, 2> grad_norm_c, View<T, 2> grad_weight_ih_reverse, View<T, 2> grad_weight_hh_reverse,
-    View<T, 1> grad_bias_ih_reverse, View<T, 1> grad_bias_hh_reverse, View<T, 2> grad_weight_hr_reverse,
-    View<T, 2> grad_peephole_reverse, View<T, 1> grad_norm_ih_reverse, View<T, 1> grad_norm_hh_reverse,
+    View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh, View<T, 1> grad_bias_ih,
+    View<T, 1> grad_bias_hh, View<T, 2> grad_weight_hr, View<T, 2> grad_peephole,
+    View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh, View<T, 2> grad_norm_c,
+    View<T, 2> grad_weight_ih_reverse, View<T, 2> grad_weight_hh_reverse,
+    View<T, 1> grad_bias_ih_reverse, View<T, 1> grad_bias_hh_reverse,
+    View<T, 2> grad_weight_hr_reverse, View<T, 2> grad_peephole_reverse,
+    View<T, 1> grad_norm_ih_reverse, View<T, 1> grad_norm_hh_reverse,
     View<T, 2> grad_norm_c_reverse, View<T, 3> grad_h_mask) {
   using E = opwright::compute_t<T>;
   // Each direction has a gradient of the input; their sum counts.
@@ -486,13 +526,14 @@ void lstm_bidirectional_backward(
   for_directions(input, weight_hh, [&](int d) {
     const auto of = [d](auto one, auto other) { return d ? other : one; };
     lstm_backward<T>(
-        side(grad_output, d), at(grad_h_n, d), at(grad_c_n, d), side(grad_cells, d), input, at(h_0, d),
-        at(c_0, d), of(weight_ih, weight_ih_reverse), of(weight_hh, weight_hh_reverse),
-        of(bias_ih, bias_ih_reverse), of(bias_hh, bias_hh_reverse), of(weight_hr, weight_hr_reverse),
-        of(peephole, peephole_reverse), of(norm_ih, norm_ih_reverse), of(norm_hh, norm_hh_reverse),
-        of(norm_c, norm_c_reverse), at(h_mask, d), lengths, at(reset, d), at(seed, d), side(output, d),
-        at(gates, d), d == 1, activation, slope, coupled, clip, zoneout_h, zoneout_c, keep_cells, keep_gates,
-        tier, precision, of(grad_input, grad_input_reverse), at(grad_h_0, d), at(grad_c_0, d),
+        side(grad_output, d), at(grad_h_n, d), at(grad_c_n, d), side(grad_cells, d), input,
+        at(h_0, d), at(c_0, d), of(weight_ih, weight_ih_reverse), of(weight_hh, weight_hh_reverse),
+        of(bias_ih, bias_ih_reverse), of(bias_hh, bias_hh_reverse),
+        of(weight_hr, weight_hr_reverse), of(peephole, peephole_reverse),
+        of(norm_ih, norm_ih_reverse), of(norm_hh, norm_hh_reverse), of(norm_c, norm_c_reverse),
+        at(h_mask, d), lengths, at(reset, d), at(seed, d), side(output, d), at(gates, d), d == 1,
+        activation, slope, coupled, clip, zoneout_h, zoneout_c, keep_cells, keep_gates, tier,
+        precision, of(grad_input, grad_input_reverse), at(grad_h_0, d), at(grad_c_0, d),
         of(grad_weight_ih, grad_weight_ih_reverse), of(grad_weight_hh, grad_weight_hh_reverse),
         of(grad_bias_ih, grad_bias_ih_reverse), of(grad_bias_hh, grad_bias_hh_reverse),
         of(grad_weight_hr, grad_weight_hr_reverse), of(grad_peephole, grad_peephole_reverse),

@@ -1,5 +1,6 @@
 // An LSTM over a sequence on a GPU, of any size, type and variant: all steps in one launch where
-// gpu_tiers.cuh has one, else at each step a product of ATen and a kernel for the cells, from a loop in C++.
+// gpu_tiers.cuh has one, else at each step a product of ATen and a kernel for the cells, from a
+// loop in C++.
 #include "gpu_backward.cuh"
 #include "gpu_forward.cuh"
 #include "gpu_joined.cuh"
@@ -24,8 +25,8 @@ void multiply_all(compute_t<T>* out, const opwright::Tensor& a, const opwright::
   multiply<T>(out, a, b.t());
 }
 
-// From as many units on, the product of a step is taken as TF32 by a convolution, though its call takes the
-// host 30 us: that of float32 takes the GPU as long.
+// From as many units on, the product of a step is taken as TF32 by a convolution, though its call
+// takes the host 30 us: that of float32 takes the GPU as long.
 constexpr int64_t kWide = 1024;
 
 template <typename T>
@@ -40,10 +41,11 @@ opwright::Tensor contiguous(const View<const T, 2>& of) {
   return copy;
 }
 
-// A launch for all steps, if there is one for them and it is wanted; for those that are normalised, in
-// clusters.
+// A launch for all steps, if there is one for them and it is wanted; for those that are normalised,
+// in clusters.
 template <typename T>
-Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision precision, bool is_normalised) {
+Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision precision,
+              bool is_normalised) {
   constexpr int64_t kFewSteps = 2;  // take less time than to put the weights on the chip
   if (steps == 0 || (steps <= kFewSteps && tier == Tier::auto_)) return {};
   if (tier == Tier::step || (is_normalised && tier == Tier::grid)) return {};
@@ -61,11 +63,14 @@ Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision prec
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
-inline Fill chunks_for(Scratch& scratch, const Plan& plan, int64_t groups, int buffers, uint32_t bits) {
-  const int64_t count = plan.blocks && !plan.is_near && !plan.is_single
-                            ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4
-                            : 0;
-  return {reinterpret_cast<uint4*>(scratch.take<uint8_t>(count * int64_t{sizeof(Chunk)})), count, bits};
+inline Fill chunks_for(Scratch& scratch, const Plan& plan, int64_t groups, int buffers,
+                       uint32_t bits) {
+  const int64_t count =
+      plan.blocks && !plan.is_near && !plan.is_single
+          ? buffers * int64_t{plan.parts} * plan.slices * plan.tiles * 8 * groups * 4
+          : 0;
+  return {reinterpret_cast<uint4*>(scratch.take<uint8_t>(count * int64_t{sizeof(Chunk)})), count,
+          bits};
 }
 
 // Take the steps in one launch; false where that cannot be.
@@ -96,53 +101,58 @@ bool sweep_at_once(const Plan& plan, const GridSweep<T>& sweep, cudaStream_t str
 constexpr int64_t kMostProductElements = int64_t{1} << 27;
 
 template <typename T>
-void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
-          View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
-          View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
-          View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
-          View<const int64_t, 1> lengths, View<const bool, 2> reset, View<const int64_t, 1> seed,
-          bool reverse, Activation activation, double slope, bool coupled, double clip, double zoneout_h,
-          double zoneout_c, int64_t keep_cells, int64_t keep_gates, Tier tier, Fp32Precision precision,
-          View<T, 3> output, View<T, 2> h_n, View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates,
-          cudaStream_t stream) {
+void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0,
+          View<const T, 2> weight_ih, View<const T, 2> weight_hh, View<const T, 1> bias_ih,
+          View<const T, 1> bias_hh, View<const T, 2> weight_hr, View<const T, 2> peephole,
+          View<const T, 1> norm_ih, View<const T, 1> norm_hh, View<const T, 2> norm_c,
+          View<const T, 2> h_mask, View<const int64_t, 1> lengths, View<const bool, 2> reset,
+          View<const int64_t, 1> seed, bool reverse, Activation activation, double slope,
+          bool coupled, double clip, double zoneout_h, double zoneout_c, int64_t keep_cells,
+          int64_t keep_gates, Tier tier, Fp32Precision precision, View<T, 3> output, View<T, 2> h_n,
+          View<T, 2> c_n, View<T, 3> cells, View<T, 3> gates, cudaStream_t stream) {
   using E = compute_t<T>;
-  const int64_t steps = input.size(0), B = input.size(1), I = input.size(2), H = weight_hh.size(0) / 4,
-                R = weight_hh.size(1);
+  const int64_t steps = input.size(0), B = input.size(1), I = input.size(2),
+                H = weight_hh.size(0) / 4, R = weight_hh.size(1);
   opwright::check(weight_hr.defined() || R == H,
                   "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
-  opwright::check((keep_cells | keep_gates) >> 1 == 0, "`keep_cells` and `keep_gates` must be 0 or 1");
+  opwright::check((keep_cells | keep_gates) >> 1 == 0,
+                  "`keep_cells` and `keep_gates` must be 0 or 1");
   const bool norms = norm_c.defined();
   Scratch scratch;
   E* bias = scratch.take<E>(4 * H);
-  const Layer<T> layer =
-      layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed,
-               activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  const Layer<T> layer = layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c,
+                                  h_mask, lengths, reset, seed, activation == Activation::hard,
+                                  slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const bool can_join = !h_mask.defined() && !zoneout_h && !norms;
   const Plan plan =
       weight_hr.defined() && !can_join ? Plan{} : plan_for<T>(steps, H, B, tier, precision, norms);
   // The steps of a layer that is projected after all of them have h of H units.
-  const bool is_joined = weight_hr.defined() && plan.blocks, projects = weight_hr.defined() && !is_joined;
+  const bool is_joined = weight_hr.defined() && plan.blocks,
+             projects = weight_hr.defined() && !is_joined;
   Layer<T> of_steps = layer;
   if (is_joined) of_steps.R = H;
   View<const T, 2> recurrent = weight_hh;
   if (is_joined) {
     T* const product = scratch.take<T>(4 * H * H);
-    opwright::call("aten::mm.out", borrow(weight_hh), borrow(weight_hr), borrow(product, {4 * H, H}));
+    opwright::call("aten::mm.out", borrow(weight_hh), borrow(weight_hr),
+                   borrow(product, {4 * H, H}));
     recurrent = matrix<T>(product, 4 * H, H);
   }
-  const State<T> state{scratch.take<E>(B * H),
-                       scratch.take<T>(B * of_steps.R),
-                       scratch.take<T>(B * of_steps.R),
-                       projects ? scratch.take<T>(B * H) : nullptr,
-                       is_joined ? rows_of_steps(scratch.take<T>(steps * B * H), steps, B, H) : output,
-                       cells.numel() ? cells : View<T, 3>{},
-                       gates.numel() ? gates : View<T, 3>{}};
+  const State<T> state{
+      scratch.take<E>(B * H),
+      scratch.take<T>(B * of_steps.R),
+      scratch.take<T>(B * of_steps.R),
+      projects ? scratch.take<T>(B * H) : nullptr,
+      is_joined ? rows_of_steps(scratch.take<T>(steps * B * H), steps, B, H) : output,
+      cells.numel() ? cells : View<T, 3>{},
+      gates.numel() ? gates : View<T, 3>{}};
   const int64_t most = B * (H > R ? H : R);
-  const Fill chunks = chunks_for(scratch, plan, groups_of(of_steps.R, kPerChunk<T>), Tagged<T>::kBuffers, 0);
+  const Fill chunks =
+      chunks_for(scratch, plan, groups_of(of_steps.R, kPerChunk<T>), Tagged<T>::kBuffers, 0);
   const auto begin = [&] {
     start<T><<<blocks_for(most > 4 * H ? most : 4 * H), kThreads, 0, stream>>>(
-        of_steps, state, is_joined ? View<const T, 2>{} : h_0, c_0, bias_ih, bias_hh, bias, steps, reverse,
-        chunks);
+        of_steps, state, is_joined ? View<const T, 2>{} : h_0, c_0, bias_ih, bias_hh, bias, steps,
+        reverse, chunks);
   };
   if (steps == 0) begin();
 
@@ -151,8 +161,9 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
   E *from_input = scratch.take<E>(at_once * B * 4 * H), *from_h = scratch.take<E>(B * 4 * H);
   E* projected = projects ? scratch.take<E>(B * R) : nullptr;
   E* row_of_cells = norms ? scratch.take<E>(B * 3 * H) : nullptr;
-  auto* moments_x =
-      norms && plan.blocks ? reinterpret_cast<Moments<E>*>(scratch.take<E>(2 * at_once * B)) : nullptr;
+  auto* moments_x = norms && plan.blocks
+                        ? reinterpret_cast<Moments<E>*>(scratch.take<E>(2 * at_once * B))
+                        : nullptr;
   const bool is_wide = rounds<T>(precision) && H >= kWide;
   const auto hh = is_wide ? contiguous<T>(recurrent) : borrow(recurrent);
   const auto operand = borrow(state.operand, {B, of_steps.R});
@@ -170,7 +181,8 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
                                          : step<T, false, false>;
   for (int64_t done = 0; done < steps; done += at_once) {
     const int64_t count = steps - done < at_once ? steps - done : at_once;
-    const int64_t first = reverse ? steps - done - count : done;  // the earliest time of these steps
+    const int64_t first =
+        reverse ? steps - done - count : done;  // the earliest time of these steps
     const int64_t last = first + count - 1;
     const bool is_rest = done + count == steps;
     const auto rows =
@@ -180,13 +192,13 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
     if (done == 0) begin();  // the GPU is busy meanwhile
     if (is_joined && h_0.defined()) {
       multiply<T>(from_h, borrow(h_0), borrow(weight_hh).t());
-      add_first<T><<<blocks_for(B * 4 * H), kThreads, 0, stream>>>(of_steps, from_h, steps, reverse, first,
-                                                                   count, from_input);
+      add_first<T><<<blocks_for(B * 4 * H), kThreads, 0, stream>>>(of_steps, from_h, steps, reverse,
+                                                                   first, count, from_input);
     }
     if (plan.blocks) {
       if (norms)
-        row_moments<E>
-            <<<static_cast<unsigned>(count * B), kThreads, 0, stream>>>(from_input, 4 * H, moments_x);
+        row_moments<E><<<static_cast<unsigned>(count * B), kThreads, 0, stream>>>(from_input, 4 * H,
+                                                                                  moments_x);
       if (done && chunks.count) cudaMemsetAsync(chunks.at, 0, chunks.count * sizeof(Chunk), stream);
       const GridSteps<T> all{of_steps,
                              state,
@@ -218,11 +230,13 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0, Vi
       }
     }
   }
-  finish<T><<<blocks_for(most), kThreads, 0, stream>>>(of_steps, state, is_joined ? View<T, 2>{} : h_n, c_n);
+  finish<T><<<blocks_for(most), kThreads, 0, stream>>>(of_steps, state,
+                                                       is_joined ? View<T, 2>{} : h_n, c_n);
   if (is_joined) {
     opwright::call("aten::mm.out", borrow(state.output.data(), {steps * B, H}), hr,
                    borrow(output.data(), {steps * B, R}));
-    take_last<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, h_0, output, steps, reverse, h_n);
+    take_last<T>
+        <<<blocks_for(B * R), kThreads, 0, stream>>>(layer, h_0, output, steps, reverse, h_n);
   }
 }
 OPWRIGHT_KERNEL(lstm, float, double, opwright::half, opwright::bfloat16)
@@ -234,34 +248,37 @@ static T* data_of(const View<T, R>& view) {
 }
 
 template <typename T>
-void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View<const T, 2> grad_c_n,
-                   View<const T, 3> grad_cells, View<const T, 3> input, View<const T, 2> h_0,
-                   View<const T, 2> c_0, View<const T, 2> weight_ih, View<const T, 2> weight_hh,
-                   View<const T, 1> bias_ih, View<const T, 1> bias_hh, View<const T, 2> weight_hr,
-                   View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
-                   View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
-                   View<const bool, 2> reset, View<const int64_t, 1> seed, View<const T, 3> output,
-                   View<const T, 3> gates, bool reverse, Activation activation, double slope, bool coupled,
-                   double clip, double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
+void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
+                   View<const T, 2> grad_c_n, View<const T, 3> grad_cells, View<const T, 3> input,
+                   View<const T, 2> h_0, View<const T, 2> c_0, View<const T, 2> weight_ih,
+                   View<const T, 2> weight_hh, View<const T, 1> bias_ih, View<const T, 1> bias_hh,
+                   View<const T, 2> weight_hr, View<const T, 2> peephole, View<const T, 1> norm_ih,
+                   View<const T, 1> norm_hh, View<const T, 2> norm_c, View<const T, 2> h_mask,
+                   View<const int64_t, 1> lengths, View<const bool, 2> reset,
+                   View<const int64_t, 1> seed, View<const T, 3> output, View<const T, 3> gates,
+                   bool reverse, Activation activation, double slope, bool coupled, double clip,
+                   double zoneout_h, double zoneout_c, int64_t keep_cells, int64_t keep_gates,
                    Tier tier, Fp32Precision precision, View<T, 3> grad_input, View<T, 2> grad_h_0,
                    View<T, 2> grad_c_0, View<T, 2> grad_weight_ih, View<T, 2> grad_weight_hh,
                    View<T, 1> grad_bias_ih, View<T, 1> grad_bias_hh, View<T, 2> grad_weight_hr,
                    View<T, 2> grad_peephole, View<T, 1> grad_norm_ih, View<T, 1> grad_norm_hh,
                    View<T, 2> grad_norm_c, View<T, 2> grad_h_mask, cudaStream_t stream) {
   using E = compute_t<T>;
-  const int64_t steps = input.size(0), B = input.size(1), I = input.size(2), H = weight_hh.size(0) / 4,
-                R = weight_hh.size(1), rows = steps * B, width = 4 * H;
+  const int64_t steps = input.size(0), B = input.size(1), I = input.size(2),
+                H = weight_hh.size(0) / 4, R = weight_hh.size(1), rows = steps * B, width = 4 * H;
   opwright::check(weight_hr.defined() || R == H,
                   "`weight_hh` must be [4 H, H], or `weight_hr` must project h to its width");
-  opwright::check((keep_cells | keep_gates) >> 1 == 0, "`keep_cells` and `keep_gates` must be 0 or 1");
+  opwright::check((keep_cells | keep_gates) >> 1 == 0,
+                  "`keep_cells` and `keep_gates` must be 0 or 1");
   const bool is_projected = weight_hr.defined(), is_normalised = norm_c.defined();
   Scratch scratch;
   const bool is_saved = gates.numel() && !is_normalised;
   E* bias = is_saved ? nullptr : scratch.take<E>(width);
-  if (bias) sum_biases<T><<<blocks_for(width), kThreads, 0, stream>>>(bias_ih, bias_hh, width, bias);
-  const Layer<T> layer =
-      layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset, seed,
-               activation == Activation::hard, slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  if (bias)
+    sum_biases<T><<<blocks_for(width), kThreads, 0, stream>>>(bias_ih, bias_hh, width, bias);
+  const Layer<T> layer = layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c,
+                                  h_mask, lengths, reset, seed, activation == Activation::hard,
+                                  slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const Past<T> past{h_0,
                      output,
                      is_saved ? gates : View<const T, 3>{},
@@ -270,8 +287,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                      steps,
                      reverse};
 
-  // The operands of the products of all steps, as matrices. They are made when they are needed: first of all
-  // the steps.
+  // The operands of the products of all steps, as matrices. They are made when they are needed:
+  // first of all the steps.
   const bool takes_all = !lengths.defined() && input.is_contiguous();
   opwright::Tensor x_rows, h_rows;
   const auto make_operands = [&] {
@@ -283,7 +300,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       x_rows = borrow(x, {rows, I});
     }
     T* h = scratch.take<T>(rows * R);
-    if (layer.is_plain() && output.is_contiguous() && (!h_0.defined() || h_0.is_contiguous()) && steps) {
+    if (layer.is_plain() && output.is_contiguous() && (!h_0.defined() || h_0.is_contiguous()) &&
+        steps) {
       const int64_t one = B * R * int64_t{sizeof(T)}, others = (steps - 1) * one;
       const auto copy = [&](T* to, const T* from, int64_t bytes) {
         const auto code = from ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
@@ -320,11 +338,13 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
                      : layer.is_plain() ? scan<T, false, true>
                                         : scan<T, false, false>;
   constexpr int kFew = 64;  // threads of a block; each takes many steps
-  cells<<<static_cast<unsigned>((B * H + kFew - 1) / kFew), kFew, 0, stream>>>(layer, past, c_0, from_input,
-                                                                               from_h, moments_x, moments_h);
+  cells<<<static_cast<unsigned>((B * H + kFew - 1) / kFew), kFew, 0, stream>>>(
+      layer, past, c_0, from_input, from_h, moments_x, moments_h);
   if (is_normalised) cell_moments<T><<<each_row, kThreads, 0, stream>>>(layer, past, moments_c);
 
-  const auto if_ = [&](bool is_there, int64_t count) { return is_there ? scratch.take<E>(count) : nullptr; };
+  const auto if_ = [&](bool is_there, int64_t count) {
+    return is_there ? scratch.take<E>(count) : nullptr;
+  };
   const bool can_join = !h_mask.defined() && !zoneout_h && !is_normalised;
   const Plan plan =
       is_projected && !can_join ? Plan{} : plan_for<T>(steps, H, B, tier, precision, is_normalised);
@@ -339,8 +359,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
     T *const product = scratch.take<T>(4 * H * H), *const grads = scratch.take<T>(rows * H);
     opwright::call("aten::mm.out", hh, borrow(weight_hr), borrow(product, {4 * H, H}));
     recurrent = matrix<T>(product, 4 * H, H);
-    grads_of_outputs<T>
-        <<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, grad_output, grad_h_n, reverse, of_projected);
+    grads_of_outputs<T><<<blocks_for(rows * R), kThreads, 0, stream>>>(layer, grad_output, grad_h_n,
+                                                                       reverse, of_projected);
     opwright::call("aten::mm.out", borrow(of_projected, {rows, R}), borrow(weight_hr),
                    borrow(grads, {rows, H}));
     grad_out = rows_of_steps<const T>(grads, steps, B, H);
@@ -368,7 +388,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       chunks_for(scratch, plan, groups_of(H, kUnitsOfChunk<T>), Marked::kBuffers, Marked::kNone);
   begin_back<T><<<blocks_for(most), kThreads, 0, stream>>>(
       of_steps, sweep, is_joined ? View<const T, 2>{} : grad_h_n, grad_c_n, chunks);
-  const auto kernel = is_normalised      ? (projects ? step_back<T, true, true> : step_back<T, true, false>)
+  const auto kernel = is_normalised
+                          ? (projects ? step_back<T, true, true> : step_back<T, true, false>)
                       : projects         ? step_back<T, false, true>
                       : layer.is_plain() ? step_back<T, false, false, true>
                                          : step_back<T, false, false>;
@@ -376,7 +397,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   const bool is_wide = rounds<T>(precision) && H >= kWide;
   const auto hh_of_steps = is_wide ? contiguous<T>(turned(recurrent)) : borrow(recurrent);
   int64_t after = -1;
-  const GridSweep<T> all{of_steps, past, sweep, recurrent, reinterpret_cast<Chunk*>(chunks.at), plan.slices};
+  const GridSweep<T> all{of_steps,   past, sweep, recurrent, reinterpret_cast<Chunk*>(chunks.at),
+                         plan.slices};
   const bool is_done = plan.blocks && sweep_at_once(plan, all, stream);
   if (is_done) after = reverse ? steps - 1 : 0;
   for (int64_t s = steps - 1; s >= 0 && !is_done; --s) {
@@ -385,8 +407,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
       project_back<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, past, sweep, t, after);
       multiply<T>(sweep.to_cell_out, borrow(sweep.projected + t * B * R, {B, R}), hr);
     }
-    kernel<<<is_normalised ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
-        of_steps, past, sweep, t, after);
+    kernel<<<is_normalised ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0,
+             stream>>>(of_steps, past, sweep, t, after);
     const auto gates_of_step = borrow(sweep.gates + t * B * width, {B, width});
     if (is_wide)
       multiply_all<T>(sweep.to_h, gates_of_step, hh_of_steps, precision);
@@ -411,7 +433,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
     normalise_back<T><<<each_row, kThreads, 0, stream>>>(sweep.before_norm, from_input, moments_x,
                                                          layer.norm_ih, width, to_input);
   }
-  const auto grad_rows = borrow(to_input, {rows, width}), grad_h_rows = borrow(sweep.gates, {rows, width});
+  const auto grad_rows = borrow(to_input, {rows, width}),
+             grad_h_rows = borrow(sweep.gates, {rows, width});
   if constexpr (opwright::detail::kSame<T, float>)
     multiply_all<T>(grad_input.data(), grad_rows, ih.t(), precision);
   else
@@ -419,17 +442,18 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n, View
   opwright::call("aten::mm.out", grad_rows.t(), x_rows, borrow(grad_weight_ih));
   opwright::call("aten::mm.out", grad_h_rows.t(), h_rows, borrow(grad_weight_hh));
   if (is_projected)
-    opwright::call("aten::mm.out", borrow(sweep.projected, {rows, R}).t(), borrow(sweep.cell_out, {rows, H}),
-                   borrow(grad_weight_hr));
+    opwright::call("aten::mm.out", borrow(sweep.projected, {rows, R}).t(),
+                   borrow(sweep.cell_out, {rows, H}), borrow(grad_weight_hr));
   constexpr int kParts = 16;
   E* sums = scratch.take<E>(kParts * width);
-  const auto sum = [&](const auto* from, const E* times, const Moments<E>* of, int64_t count, int64_t columns,
-                       T* a, T* b) {
+  const auto sum = [&](const auto* from, const E* times, const Moments<E>* of, int64_t count,
+                       int64_t columns, T* a, T* b) {
     const dim3 grid(static_cast<unsigned>((columns + 31) / 32), kParts);
     sum_columns<E><<<grid, kThreads, 0, stream>>>(from, times, of, count, columns, sums);
     join_sums<T><<<blocks_for(columns), kThreads, 0, stream>>>(sums, kParts, columns, a, b);
   };
-  T *const to_ih = data_of(grad_bias_ih), *const to_hh = data_of(grad_bias_hh), *const none = nullptr;
+  T *const to_ih = data_of(grad_bias_ih), *const to_hh = data_of(grad_bias_hh),
+           *const none = nullptr;
   if (is_normalised) {
     sum(sweep.before_norm, nullptr, nullptr, rows, width, to_ih, to_hh);
     sum(sweep.before_norm, from_input, moments_x, rows, width, data_of(grad_norm_ih), none);

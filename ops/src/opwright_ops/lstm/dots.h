@@ -5,7 +5,8 @@
 
 namespace opwright_ops {
 
-// The rows of a matrix of gates [4H, k] as they are, for products that are too few to pay for packing.
+// The rows of a matrix of gates [4H, k] as they are, for products that are too few to pay for
+// packing.
 template <typename O>
 struct GateRows {
   const O* data = nullptr;
@@ -49,8 +50,8 @@ inline constexpr int kFactors = opwright::kLanes<O> * kPair<O>;
 
 // sum[l][m] = row m of `rows` times row l of a matrix.
 template <int L, int M, typename O, typename V>
-OPWRIGHT_INLINE void dot_group(const O* rows, int64_t stride, const O* const (&matrix)[L], int64_t k,
-                               V (&sum)[L][M]) {
+OPWRIGHT_INLINE void dot_group(const O* rows, int64_t stride, const O* const (&matrix)[L],
+                               int64_t k, V (&sum)[L][M]) {
   int64_t at = 0;
   for (; at + kFactors<O> <= k; at += kFactors<O>) {
     OPWRIGHT_UNROLL
@@ -71,7 +72,8 @@ OPWRIGHT_INLINE void dot_group(const O* rows, int64_t stride, const O* const (&m
 }
 
 template <int M, typename E, typename O>
-void dot_units(const O* rows, int64_t stride, const GateRows<O>& gates, int64_t unit, Sums<E>* sums) {
+void dot_units(const O* rows, int64_t stride, const GateRows<O>& gates, int64_t unit,
+               Sums<E>* sums) {
   constexpr int kLanes = opwright::kLanes<E>,
                 L = M == 1 ? (kLanes < 8 ? kLanes : 8) : (kLanes < 4 ? kLanes : 4);
   const int64_t last = gates.units - 1;

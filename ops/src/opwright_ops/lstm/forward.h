@@ -13,9 +13,11 @@ using opwright::fma;
 struct Share {
   int64_t begin, end;
   Share(int64_t count, const Member& member)
-      : begin(count * member.id() / member.count()), end(count * (member.id() + 1) / member.count()) {}
+      : begin(count * member.id() / member.count()),
+        end(count * (member.id() + 1) / member.count()) {}
 
-  // Calls body(panel, next) for all, at odd turns from the last: what was read last is still in the cache.
+  // Calls body(panel, next) for all, at odd turns from the last: what was read last is still in the
+  // cache.
   template <typename Body>
   void for_panels(int64_t turn, const Body& body) const {
     const int64_t step = turn % 2 ? -1 : 1;
@@ -25,8 +27,8 @@ struct Share {
   }
 };
 
-// A layer's parameters, widths rounded up to whole registers: Hp of cells, Rp of h. What is beyond the
-// widths themselves is 0. Absent ones are null.
+// A layer's parameters, widths rounded up to whole registers: Hp of cells, Rp of h. What is beyond
+// the widths themselves is 0. Absent ones are null.
 template <typename E, typename O>
 struct Parameters {
   int64_t H, R, Hp, Rp;
@@ -61,18 +63,19 @@ struct Forward {
   const O* x;           // compact rows of the input itself
   int64_t x_stride;
   GateRows<O> ih_rows;
-  // Weights packed for the call: panel p of weight_hh has registers p of all gates. In their place, where
-  // packing does not pay, weight_hh itself; or what is kept between calls, of the inputs too.
+  // Weights packed for the call: panel p of weight_hh has registers p of all gates. In their place,
+  // where packing does not pay, weight_hh itself; or what is kept between calls, of the inputs too.
   Panels<O> hh, hr;
   GateRows<O> hh_rows;
   Prepared ih_prepared, hh_prepared, hr_prepared;
   Sequence<E> output, cells, gates;
   int turn = 0;  // odd: the first step goes through the panels from the last
 
-  Buffer<E> c, h;             // [B, Hp]; [B, Rp], kept for zoneout
-  Buffer<O> operand[2];       // [B, Rp]: h as products take it, of this step and of the next
-  Buffer<O> projected;        // [B, Hp]: o * tanh(c)
-  Buffer<E> from_h, o, cell;  // [B, 4, Hp], [B, Hp], [B, Hp]: between the phases of a normalised step
+  Buffer<E> c, h;        // [B, Hp]; [B, Rp], kept for zoneout
+  Buffer<O> operand[2];  // [B, Rp]: h as products take it, of this step and of the next
+  Buffer<O> projected;   // [B, Hp]: o * tanh(c)
+  Buffer<E> from_h, o,
+      cell;  // [B, 4, Hp], [B, Hp], [B, Hp]: between the phases of a normalised step
   Moments<E> moments_h, moments_c;
 
   void allocate() {
@@ -90,7 +93,9 @@ struct Forward {
     moments_c.allocate(B, layer.H);
   }
 
-  static int64_t lanes_at(int64_t column, int64_t width) { return width - column < N ? width - column : N; }
+  static int64_t lanes_at(int64_t column, int64_t width) {
+    return width - column < N ? width - column : N;
+  }
 
   // What zoneout keeps, of c and, where h has the same units, of h.
   OPWRIGHT_INLINE Kept<E> kept_at(int64_t t, int64_t place, int64_t column) const {
@@ -120,11 +125,14 @@ struct Forward {
     store_operand(&operand[next % 2][place * layer.Rp + column], value);
   }
 
-  OPWRIGHT_INLINE void store_operand(O* to, V value) const { opwright::store(to, output.narrowed(value)); }
+  OPWRIGHT_INLINE void store_operand(O* to, V value) const {
+    opwright::store(to, output.narrowed(value));
+  }
 
   // c of one row; returns the cell before zoneout.
   template <bool kIsPlain>
-  OPWRIGHT_INLINE void finish_c(int64_t t, int64_t place, int64_t column, V before, V value, V keep) {
+  OPWRIGHT_INLINE void finish_c(int64_t t, int64_t place, int64_t column, V before, V value,
+                                V keep) {
     if constexpr (!kIsPlain) {
       if (layer.options.zoneout_c) value = mixed(keep, before, value);
     }
@@ -137,7 +145,8 @@ struct Forward {
 
   // From the sums of the gates to the cell, and to o.
   template <bool kIsPlain>
-  OPWRIGHT_INLINE V new_cell(int64_t t, int64_t place, int64_t column, V (&z)[4], V* o_gate, V keep) {
+  OPWRIGHT_INLINE V new_cell(int64_t t, int64_t place, int64_t column, V (&z)[4], V* o_gate,
+                             V keep) {
     const Activations<kIsPlain, E> act{layer.options};
     const int64_t entry = schedule.entry(place);
     V before = opwright::load(&c[place * layer.Hp + column]);
@@ -177,7 +186,8 @@ struct Forward {
       finish_h(step, place, column, value, keep);
   }
 
-  // weight_hh @ h for some rows and one register of units; `next` is the panel that is read after this one.
+  // weight_hh @ h for some rows and one register of units; `next` is the panel that is read after
+  // this one.
   void multiply_h(const O* rows, int64_t count, int64_t panel, int64_t next, Sums<E>* sums) const {
     if (!hh_rows.data && !hh_prepared.data)
       return multiply_panel<E>(rows, layer.Rp, count, hh[panel], hh.k, hh[next], sums);
@@ -190,7 +200,8 @@ struct Forward {
   // Adds weight_ih @ x, where that is not done yet.
   void multiply_x(int64_t row, int64_t count, int64_t panel, Sums<E>* sums) const {
     if (ih_prepared.data && !from_input) {
-      return multiply_prepared_gates<E>(x + row * x_stride, x_stride, count, ih_prepared, panel * N, sums);
+      return multiply_prepared_gates<E>(x + row * x_stride, x_stride, count, ih_prepared, panel * N,
+                                        sums);
     }
     if (!from_input) dot_rows<E>(x + row * x_stride, x_stride, count, ih_rows, panel * N, sums);
     const int64_t column = panel * N, lanes = lanes_at(column, layer.H);
@@ -199,8 +210,8 @@ struct Forward {
     }
   }
 
-  // Fetches what add_from_input reads after the product: lines of as many pages as there are rows and gates,
-  // which the CPU does not foresee.
+  // Fetches what add_from_input reads after the product: lines of as many pages as there are rows
+  // and gates, which the CPU does not foresee.
   void fetch_from_input(int64_t row, int64_t count, int64_t column) const {
     if (!from_input) return;
     const E* from = from_input + row * 4 * layer.H + column;
@@ -221,7 +232,8 @@ struct Forward {
   template <bool kIsPlain>
   void step(int64_t step, const Share& share, Sums<E>* sums) {
     const Activations<kIsPlain, E> act{layer.options};
-    const int64_t t = schedule.time(step), first_row = schedule.first_row(t), active = schedule.active(t);
+    const int64_t t = schedule.time(step), first_row = schedule.first_row(t),
+                  active = schedule.active(t);
     const O* rows = operand[step % 2].data();
     share.for_panels(step + turn, [&](int64_t panel, int64_t next) {
       const int64_t column = panel * N;
@@ -242,7 +254,8 @@ struct Forward {
   // The same with layer normalisation: two barriers more.
   void normalised_step(int64_t step, const Share& share, const Member& member, Sums<E>* sums) {
     const Activations<false, E> act{layer.options};
-    const int64_t t = schedule.time(step), first_row = schedule.first_row(t), active = schedule.active(t);
+    const int64_t t = schedule.time(step), first_row = schedule.first_row(t),
+                  active = schedule.active(t);
     const int64_t H = layer.H, Hp = layer.Hp;
     const O* rows = operand[step % 2].data();
     share.for_panels(step + turn, [&](int64_t panel, int64_t next) {
@@ -254,7 +267,8 @@ struct Forward {
     });
     const int64_t from = share.begin * N, to = share.end * N < H ? share.end * N : H;
     for (int64_t place = 0; place < active; ++place) {
-      take_moments(moments_h, place, 4, [&](int j) { return &from_h[(place * 4 + j) * Hp]; }, from, to);
+      take_moments(
+          moments_h, place, 4, [&](int j) { return &from_h[(place * 4 + j) * Hp]; }, from, to);
       if (!gates.exists()) continue;
       const int64_t row = gates.at(t, schedule.entry(place));
       for (int j = 0; j < 4; ++j) {
@@ -288,7 +302,8 @@ struct Forward {
       for (int64_t column = from; column < to; column += N) {
         const V gain = opwright::load(&layer.norm_c[column]),
                 bias = opwright::load(&layer.norm_c[Hp + column]);
-        const V normal = fma((opwright::load(&cell[place * Hp + column]) - mean) * scale, gain, bias);
+        const V normal =
+            fma((opwright::load(&cell[place * Hp + column]) - mean) * scale, gain, bias);
         finish_out(step, place, column, opwright::load(&o[place * Hp + column]) * act.tanh(normal),
                    kept_at(t, place, column).h);
       }
@@ -310,7 +325,8 @@ struct Forward {
       const E all = static_cast<E>((last - first) * count), mean = sum_of_lanes(sum) / all;
       for (int j = 0; j < count; ++j) {
         for (int64_t column = first; column < last; column += N) {
-          const V distance = first_lanes<E>(opwright::load(place(j) + column) - mean, last - column);
+          const V distance =
+              first_lanes<E>(opwright::load(place(j) + column) - mean, last - column);
           squares = fma(distance, distance, squares);
         }
       }
@@ -323,8 +339,8 @@ struct Forward {
     for (int64_t panel = share.begin; panel < share.end; ++panel) {
       if (hr_prepared.data) {
         __builtin_memset(static_cast<void*>(sums), 0, active * sizeof(Sums<E>));
-        multiply_prepared_columns<E>(projected.data(), layer.Hp, active, hr_prepared, panel * kVectors * N,
-                                     sums);
+        multiply_prepared_columns<E>(projected.data(), layer.Hp, active, hr_prepared,
+                                     panel * kVectors * N, sums);
       } else {
         const O* next = hr.after(panel, share.begin, share.end);
         multiply_panel<E>(projected.data(), layer.Hp, active, hr[panel], hr.k, next, sums);
@@ -332,7 +348,8 @@ struct Forward {
       for (int64_t place = 0; place < active; ++place) {
         for (int v = 0; v < kVectors; ++v) {
           const int64_t column = (panel * kVectors + v) * N;
-          if (column < layer.R) finish_h(step, place, column, sums[place][v], kept_at(t, place, column).h);
+          if (column < layer.R)
+            finish_h(step, place, column, sums[place][v], kept_at(t, place, column).h);
         }
       }
     }

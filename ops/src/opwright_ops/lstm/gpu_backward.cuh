@@ -1,4 +1,5 @@
-// The steps of the backward of an LSTM on a GPU, from the last to the first, and the sums at its end.
+// The steps of the backward of an LSTM on a GPU, from the last to the first, and the sums at its
+// end.
 #pragma once
 
 #include "gpu_past.cuh"
@@ -24,8 +25,8 @@ struct Sweep {
   const E* from_h;  // [T, B, 4H]
 };
 
-// The gradient of h before step `after`, for which weight_hh gave `more`; of the last h if that is -1.
-// `grad`: what went past the step.
+// The gradient of h before step `after`, for which weight_hh gave `more`; of the last h if that is
+// -1. `grad`: what went past the step.
 template <typename T>
 __device__ compute_t<T> absorb(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
                                int64_t after, int64_t entry, int64_t unit, compute_t<T> grad,
@@ -33,13 +34,15 @@ __device__ compute_t<T> absorb(const Layer<T>& layer, const Past<T>& past, const
   using E = compute_t<T>;
   if (after < 0 || !layer.is_active(after, entry)) return grad;
   if (sweep.of_mask) {
-    sweep.of_mask[entry * layer.R + unit] += more * static_cast<E>(past.h_before(layer, after, entry, unit));
+    sweep.of_mask[entry * layer.R + unit] +=
+        more * static_cast<E>(past.h_before(layer, after, entry, unit));
     more *= static_cast<E>(layer.h_mask(entry, unit));
   }
   return layer.resets(after, entry) ? E(0) : grad + more;
 }
 
-// The gradient of the new h of step t; `grad`, that of h after it, becomes what of it goes past the step.
+// The gradient of the new h of step t; `grad`, that of h after it, becomes what of it goes past the
+// step.
 template <typename T>
 __device__ compute_t<T> take_grad_h(const Layer<T>& layer, bool is_active, compute_t<T> grad_output,
                                     compute_t<T> keeps, compute_t<T>& grad) {
@@ -49,13 +52,13 @@ __device__ compute_t<T> take_grad_h(const Layer<T>& layer, bool is_active, compu
   return all - grad;
 }
 
-// From the gradients of the output gate before its activation, of the cell through the output, and of c after
-// the step to those of the four gates; returns what goes on to c before the step.
+// From the gradients of the output gate before its activation, of the cell through the output, and
+// of c after the step to those of the four gates; returns what goes on to c before the step.
 template <typename T>
-__device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep, const Gates<T>& x, int64_t t,
-                                   int64_t entry, int64_t unit, compute_t<T> grad_o,
-                                   compute_t<T> through_output, compute_t<T> keeps, compute_t<T> of_c,
-                                   compute_t<T> (&grad)[4]) {
+__device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep, const Gates<T>& x,
+                                   int64_t t, int64_t entry, int64_t unit, compute_t<T> grad_o,
+                                   compute_t<T> through_output, compute_t<T> keeps,
+                                   compute_t<T> of_c, compute_t<T> (&grad)[4]) {
   using E = compute_t<T>;
   const auto& options = layer.options;
   if (sweep.grad_cells.defined()) of_c += static_cast<E>(sweep.grad_cells(t, entry, unit));
@@ -64,14 +67,16 @@ __device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep,
   const bool peeps = layer.peephole.defined();
   if (peeps) of_cell += static_cast<E>(layer.peephole(2, unit)) * grad_o;
   const E to_f = of_cell * x.before;
-  grad[0] = options.through_sigmoid(of_cell * x.g - (options.is_coupled ? to_f : E(0)), x.z[0], x.i);
+  grad[0] =
+      options.through_sigmoid(of_cell * x.g - (options.is_coupled ? to_f : E(0)), x.z[0], x.i);
   grad[1] = options.is_coupled ? E(0) : options.through_sigmoid(to_f, x.z[1], x.f);
-  grad[2] = options.through_clip(options.through_tanh(of_cell * x.i, options.clipped(x.z[2]), x.g), x.z[2]);
+  grad[2] = options.through_clip(options.through_tanh(of_cell * x.i, options.clipped(x.z[2]), x.g),
+                                 x.z[2]);
   grad[3] = grad_o;
   goes_past += of_cell * x.f;
   if (peeps) {
-    goes_past +=
-        static_cast<E>(layer.peephole(0, unit)) * grad[0] + static_cast<E>(layer.peephole(1, unit)) * grad[1];
+    goes_past += static_cast<E>(layer.peephole(0, unit)) * grad[0] +
+                 static_cast<E>(layer.peephole(1, unit)) * grad[1];
     const int64_t i = entry * layer.H + unit, all = layer.B * layer.H;
     sweep.of_peephole[i] += grad[0] * x.before;
     sweep.of_peephole[all + i] += grad[1] * x.before;
@@ -82,9 +87,9 @@ __device__ compute_t<T> gates_back(const Layer<T>& layer, const Sweep<T>& sweep,
 
 // The gradient of the new h of step t, where each step is a launch.
 template <typename T>
-__device__ compute_t<T> step_back_h(const Layer<T>& layer, const Past<T>& past, const Sweep<T>& sweep,
-                                    int64_t t, int64_t after, int64_t entry, int64_t unit,
-                                    compute_t<T> keeps) {
+__device__ compute_t<T> step_back_h(const Layer<T>& layer, const Past<T>& past,
+                                    const Sweep<T>& sweep, int64_t t, int64_t after, int64_t entry,
+                                    int64_t unit, compute_t<T> keeps) {
   using E = compute_t<T>;
   const int64_t i = entry * layer.R + unit;
   E grad = absorb(layer, past, sweep, after, entry, unit, sweep.grad_h[i], sweep.to_h[i]);
@@ -95,7 +100,8 @@ __device__ compute_t<T> step_back_h(const Layer<T>& layer, const Past<T>& past, 
 }
 
 template <typename T>
-__global__ void project_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
+__global__ void project_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t t,
+                             int64_t after) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= layer.B * layer.R) return;
   const int64_t entry = i / layer.R, unit = i % layer.R;
@@ -127,9 +133,10 @@ __global__ void __launch_bounds__(kThreads)
     if (layer.is_active(t, entry)) {
       const Gates<T> x(layer, past, t, entry, unit);
       out = static_cast<T>(x.o * x.squashed);
-      sweep.grad_c[index] = gates_back(
-          layer, sweep, x, t, entry, unit, options.through_sigmoid(grad_h * x.squashed, x.z[3], x.o),
-          options.through_tanh(grad_h * x.o, x.cell, x.squashed), keeps.c, sweep.grad_c[index], grad);
+      sweep.grad_c[index] = gates_back(layer, sweep, x, t, entry, unit,
+                                       options.through_sigmoid(grad_h * x.squashed, x.z[3], x.o),
+                                       options.through_tanh(grad_h * x.o, x.cell, x.squashed),
+                                       keeps.c, sweep.grad_c[index], grad);
     }
     if (kIsProjected) sweep.cell_out[row * H + unit] = out;
     for (int j = 0; j < 4; ++j) sweep.gates[row * 4 * H + j * H + unit] = static_cast<T>(grad[j]);
@@ -148,7 +155,8 @@ __global__ void __launch_bounds__(kThreads)
       T out = T(0.0f);
       if (is_active) {
         const Gates<T> x(layer, past, t, entry, unit);
-        const E gain = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - of_cell.mean) * of_cell.scale;
+        const E gain = static_cast<E>(layer.norm_c(0, unit)),
+                value = (x.cell - of_cell.mean) * of_cell.scale;
         const E normal = value * gain + static_cast<E>(layer.norm_c(1, unit)),
                 squashed = options.tanh(normal);
         out = static_cast<T>(x.o * squashed);
@@ -169,8 +177,8 @@ __global__ void __launch_bounds__(kThreads)
       if (is_active) {
         const Gates<T> x(layer, past, t, entry, unit);
         const E value = (x.cell - of_cell.mean) * of_cell.scale;
-        const E through =
-            of_cell.scale * (normals[unit] * static_cast<E>(layer.norm_c(0, unit)) - sum - value * product);
+        const E through = of_cell.scale * (normals[unit] * static_cast<E>(layer.norm_c(0, unit)) -
+                                           sum - value * product);
         E& of_c = sweep.grad_c[entry * H + unit];
         of_c = gates_back(layer, sweep, x, t, entry, unit, outer[3 * H + unit], through,
                           kept(options, layer.seed, entry, unit, t).c, of_c, grad);
@@ -179,7 +187,8 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t i = j * H + unit;
         outer[i] = grad[j];
         const E gained = grad[j] * layer.norm_hh[i];
-        sum_h += gained, product_h += gained * (sweep.from_h[row * 4 * H + i] - moments.mean) * moments.scale;
+        sum_h += gained,
+            product_h += gained * (sweep.from_h[row * 4 * H + i] - moments.mean) * moments.scale;
       }
     }
     sum_h = sum_over_block(sum_h, shared) / static_cast<E>(4 * H),
@@ -195,8 +204,9 @@ __global__ void __launch_bounds__(kThreads)
 // Back through the normalisation of the inputs.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    normalise_back(const compute_t<T>* grads, const compute_t<T>* rows, const Moments<compute_t<T>>* of,
-                   const compute_t<T>* gain, int64_t width, T* to) {
+    normalise_back(const compute_t<T>* grads, const compute_t<T>* rows,
+                   const Moments<compute_t<T>>* of, const compute_t<T>* gain, int64_t width,
+                   T* to) {
   using E = compute_t<T>;
   __shared__ E shared[32];
   const int64_t first = blockIdx.x * width;
@@ -210,15 +220,17 @@ __global__ void __launch_bounds__(kThreads)
   product = sum_over_block(product, shared) / static_cast<E>(width);
   for (int64_t i = threadIdx.x; i < width; i += kThreads) {
     const E value = (rows[first + i] - moments.mean) * moments.scale;
-    to[first + i] = static_cast<T>(moments.scale * (grads[first + i] * gain[i] - sum - value * product));
+    to[first + i] =
+        static_cast<T>(moments.scale * (grads[first + i] * gain[i] - sum - value * product));
   }
 }
 
-// Sums of columns over each of gridDim.y parts of the rows, in an order that is always the same. Times the
-// normalised rows, if there are any.
+// Sums of columns over each of gridDim.y parts of the rows, in an order that is always the same.
+// Times the normalised rows, if there are any.
 template <typename E, typename S>
 __global__ void __launch_bounds__(kThreads)
-    sum_columns(const S* from, const E* rows, const Moments<E>* of, int64_t count, int64_t width, E* to) {
+    sum_columns(const S* from, const E* rows, const Moments<E>* of, int64_t count, int64_t width,
+                E* to) {
   __shared__ E shared[8][33];
   const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
   const int64_t column = blockIdx.x * int64_t{32} + lane;
@@ -254,17 +266,19 @@ __global__ void begin_back(Layer<T> layer, Sweep<T> sweep, View<const T, 2> grad
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   fill.run();
   if (i < layer.B * layer.R) {
-    sweep.grad_h[i] = grad_h_n.defined() ? static_cast<E>(grad_h_n(i / layer.R, i % layer.R)) : E(0);
+    sweep.grad_h[i] =
+        grad_h_n.defined() ? static_cast<E>(grad_h_n(i / layer.R, i % layer.R)) : E(0);
     if (sweep.of_mask) sweep.of_mask[i] = 0;
   }
   if (i < layer.B * layer.H) {
     sweep.grad_c[i] = static_cast<E>(grad_c_n(i / layer.H, i % layer.H));
-    for (int k = 0; sweep.of_peephole && k < 3; ++k) sweep.of_peephole[k * layer.B * layer.H + i] = 0;
+    for (int k = 0; sweep.of_peephole && k < 3; ++k)
+      sweep.of_peephole[k * layer.B * layer.H + i] = 0;
   }
 }
 template <typename T>
-__global__ void finish_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t last, View<T, 2> grad_h_0,
-                            View<T, 2> grad_c_0, View<T, 2> grad_h_mask) {
+__global__ void finish_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t last,
+                            View<T, 2> grad_h_0, View<T, 2> grad_c_0, View<T, 2> grad_h_mask) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i < layer.B * layer.R) {
     const int64_t entry = i / layer.R, unit = i % layer.R;

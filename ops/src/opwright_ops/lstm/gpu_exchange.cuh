@@ -1,5 +1,5 @@
-// What the blocks of a grid hand each other at each step, through the second-level cache or the shared memory
-// of a cluster.
+// What the blocks of a grid hand each other at each step, through the second-level cache or the
+// shared memory of a cluster.
 #pragma once
 
 #include "gpu_layer.cuh"
@@ -9,9 +9,9 @@ namespace opwright_ops::gpu {
 constexpr int kWarps = kThreads / 32;
 constexpr int kUnits = 8;  // a set: two tiles of 16 rows, of two gates each
 
-// What a kernel of all steps is for, as bits. Fast: for cells without options, of certain widths. Near: its
-// blocks are a cluster. Exact: its products are those of float, not of the tensor cores. (nvcc takes no
-// structures here.)
+// What a kernel of all steps is for, as bits. Fast: for cells without options, of certain widths.
+// Near: its blocks are a cluster. Exact: its products are those of float, not of the tensor cores.
+// (nvcc takes no structures here.)
 constexpr int kNear = 1, kFast = 2, kNormalised = 4, kExact = 8;
 
 // What is written and read at once: elements that follow each other, of one entry of the batch.
@@ -43,7 +43,8 @@ __device__ inline Chunk load_chunk(const Chunk* from) {
 __device__ inline void store_chunk(Chunk* to, const Chunk& c) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "{.reg .b128 r; .reg .b64 a, b; mov.b64 a, {%1, %2}; mov.b64 b, {%3, %4}; mov.b128 r, {a, b}; "
+      "{.reg .b128 r; .reg .b64 a, b; mov.b64 a, {%1, %2}; mov.b64 b, {%3, %4}; mov.b128 r, {a, "
+      "b}; "
       "st.relaxed.gpu.global.b128 [%0], r;}" ::"l"(to),
       "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3])
       : "memory");
@@ -72,16 +73,18 @@ struct Arrivals {
   uint64_t word;
   __device__ void prepare() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
-                     shared_address(this))
-                 : "memory");
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
+            shared_address(this))
+        : "memory");
 #endif
   }
   __device__ void announce(uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+        "r"(bytes)
+        : "memory");
 #endif
   }
   __device__ void wait(uint32_t phase) {
@@ -100,8 +103,8 @@ struct Arrivals {
   __device__ void send(float2* to, float2 value, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(
-            in_block(shared_address(to), rank)),
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::
+            "r"(in_block(shared_address(to), rank)),
         "r"(in_block(shared_address(this), rank)), "f"(value.x), "f"(value.y)
         : "memory");
 #endif
@@ -109,10 +112,10 @@ struct Arrivals {
   __device__ void send(Chunk* to, const Chunk& value, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::
-            "r"(in_block(shared_address(to), rank)),
-        "r"(in_block(shared_address(this), rank)), "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]),
-        "r"(value.word[3])
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
+        "[%1];" ::"r"(in_block(shared_address(to), rank)),
+        "r"(in_block(shared_address(this), rank)), "r"(value.word[0]), "r"(value.word[1]),
+        "r"(value.word[2]), "r"(value.word[3])
         : "memory");
 #endif
   }
@@ -152,15 +155,16 @@ struct NearSlice {
     arrivals[step % 2].wait((step - 1) / 2 % 2);
     if (threadIdx.x == 0 && step + 2 < steps) arrivals[step % 2].announce(bytes);
   }
-  // To all blocks of the cluster; of the `many` threads that have a chunk, each to its share of them.
+  // To all blocks of the cluster; of the `many` threads that have a chunk, each to its share of
+  // them.
   __device__ void give(int step, Chunk* to, const Chunk& chunk, int one, int many) {
     for (int rank = one; rank < gridDim.x; rank += many) arrivals[step % 2].send(to, chunk, rank);
   }
 };
 
-// How h is exchanged. |h| < 2 leaves the highest bit of each exponent 0: in word 0 that bit says in which
-// step the chunk was written, in word 1 that the chunk is elsewhere, because something in it is larger, or
-// NaN.
+// How h is exchanged. |h| < 2 leaves the highest bit of each exponent 0: in word 0 that bit says in
+// which step the chunk was written, in word 1 that the chunk is elsewhere, because something in it
+// is larger, or NaN.
 template <typename T>
 struct Tagged : InGlobal {
   static constexpr uint32_t kHigh = kIsNarrow<T> ? 0x40004000u : 0x40000000u;
@@ -200,7 +204,8 @@ struct Tagged : InGlobal {
   }
 };
 
-// Sums over all blocks of a cluster, two for each of 8 entries of the batch; two kinds of them take turns.
+// Sums over all blocks of a cluster, two for each of 8 entries of the batch; two kinds of them take
+// turns.
 struct Totals {
   static constexpr int kMostBlocks = 16, kEntries = 8;
   Arrivals arrivals[2];
@@ -224,7 +229,8 @@ struct Totals {
   __device__ float2 sums(int kind, int turn, int entry, float2 value) {
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2)
-      value.x += __shfl_xor_sync(~0u, value.x, lanes), value.y += __shfl_xor_sync(~0u, value.y, lanes);
+      value.x += __shfl_xor_sync(~0u, value.x, lanes),
+          value.y += __shfl_xor_sync(~0u, value.y, lanes);
     for (int rank = threadIdx.x % 32; rank < gridDim.x; rank += 32) give(kind, entry, rank, value);
     wait(kind, turn);
     float2 sum = {};
@@ -232,10 +238,10 @@ struct Totals {
       sum.x += come[kind][block][entry].x, sum.y += come[kind][block][entry].y;
     return sum;
   }
-  // Moments of H times PER values of an entry, of which this thread has those of `unit`; lanes that are 4
-  // apart, and warps that are 2 apart, have the others of this block's 32 units, each warp those of 8. From
-  // means and squares of distances to them: differences of large sums would leave nothing of a small
-  // variance.
+  // Moments of H times PER values of an entry, of which this thread has those of `unit`; lanes that
+  // are 4 apart, and warps that are 2 apart, have the others of this block's 32 units, each warp
+  // those of 8. From means and squares of distances to them: differences of large sums would leave
+  // nothing of a small variance.
   template <int PER>
   __device__ Moments<float> moments(int kind, int turn, int entry, int unit, int H,
                                     const float (&values)[PER]) {
@@ -252,7 +258,8 @@ struct Totals {
     float sum = 0, squares = 0;
 #pragma unroll
     for (int j = 0; j < PER; ++j) sum += unit < H ? values[j] : 0;
-    const float count = width(first + warp / 2 * 8, 8), mean = over_lanes(sum) / (count ? count : 1);
+    const float count = width(first + warp / 2 * 8, 8),
+                mean = over_lanes(sum) / (count ? count : 1);
 #pragma unroll
     for (int j = 0; j < PER; ++j) squares += unit < H ? (values[j] - mean) * (values[j] - mean) : 0;
     squares = over_lanes(squares);
@@ -263,7 +270,8 @@ struct Totals {
       float all = 0, mean = 0, squares = 0;
       for (int i = 0; i < many; ++i) all += count(i), mean += count(i) * of(i).x;
       mean /= all ? all : 1;
-      for (int i = 0; i < many; ++i) squares += of(i).y + count(i) * (of(i).x - mean) * (of(i).x - mean);
+      for (int i = 0; i < many; ++i)
+        squares += of(i).y + count(i) * (of(i).x - mean) * (of(i).x - mean);
       return make_float2(mean, squares);
     };
     if (threadIdx.x < gridDim.x * kEntries) {

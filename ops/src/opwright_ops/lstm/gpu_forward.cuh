@@ -19,8 +19,8 @@ struct State {
 // Before the first step; the sum of the biases is written to `bias`.
 template <typename T>
 __global__ void start(Layer<T> layer, State<T> state, View<const T, 2> h_0, View<const T, 2> c_0,
-                      View<const T, 1> bias_ih, View<const T, 1> bias_hh, compute_t<T>* bias, int64_t steps,
-                      bool reverse, Fill fill) {
+                      View<const T, 1> bias_ih, View<const T, 1> bias_hh, compute_t<T>* bias,
+                      int64_t steps, bool reverse, Fill fill) {
   using E = compute_t<T>;
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   fill.run();
@@ -34,7 +34,8 @@ __global__ void start(Layer<T> layer, State<T> state, View<const T, 2> h_0, View
   state.operand[i] = layer.resets(t, entry) ? T(0.0f) : layer.masked(h, entry, unit);
 }
 
-// The cell after a step, from `before`; z: the gates before their activations, to which peepholes add.
+// The cell after a step, from `before`; z: the gates before their activations, to which peepholes
+// add.
 template <typename T>
 __device__ compute_t<T> new_cell(const Layer<T>& layer, int64_t unit, compute_t<T> (&z)[4],
                                  compute_t<T> before) {
@@ -73,25 +74,26 @@ __device__ T operand_of(const Layer<T>& layer, int64_t next, int64_t entry, int6
 
 // Leaves what is returned of step t.
 template <typename T>
-__device__ void leave_h(const State<T>& state, int64_t t, int64_t entry, int64_t unit, bool is_active, T h) {
+__device__ void leave_h(const State<T>& state, int64_t t, int64_t entry, int64_t unit,
+                        bool is_active, T h) {
   state.output(t, entry, unit) = is_active ? h : T(0.0f);
 }
 template <typename T>
-__device__ void leave_cell(const State<T>& state, int64_t t, int64_t entry, int64_t unit, bool is_active,
-                           compute_t<T> c) {
+__device__ void leave_cell(const State<T>& state, int64_t t, int64_t entry, int64_t unit,
+                           bool is_active, compute_t<T> c) {
   if (state.cells.defined()) state.cells(t, entry, unit) = is_active ? static_cast<T>(c) : T(0.0f);
 }
 template <typename T>
-__device__ void leave_gates(const State<T>& state, int64_t t, int64_t entry, int64_t unit, int64_t H,
-                            bool is_active, const compute_t<T> (&gates)[4]) {
+__device__ void leave_gates(const State<T>& state, int64_t t, int64_t entry, int64_t unit,
+                            int64_t H, bool is_active, const compute_t<T> (&gates)[4]) {
   if (!state.gates.defined()) return;
 #pragma unroll
   for (int j = 0; j < 4; ++j)
     state.gates(t, entry, j * H + unit) = is_active ? static_cast<T>(gates[j]) : T(0.0f);
 }
 
-// One step of all cells: `x` and `h` are the products with the input and with h, [B, 4H]. A block takes a
-// row if layers are normalised, else kThreads elements.
+// One step of all cells: `x` and `h` are the products with the input and with h, [B, 4H]. A block
+// takes a row if layers are normalised, else kThreads elements.
 template <typename T, bool kIsNormalised, bool kIsProjected, bool kIsPlain = false>
 __global__ void __launch_bounds__(kThreads)
     step(Layer<T> given, State<T> state, const compute_t<T>* x, const compute_t<T>* h, int64_t t,
@@ -123,7 +125,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t entry = i / H, unit = i % H;
     E z[4];
     for (int j = 0; j < 4; ++j)
-      z[j] = x[entry * 4 * H + j * H + unit] + h[entry * 4 * H + j * H + unit] + layer.bias[j * H + unit];
+      z[j] = x[entry * 4 * H + j * H + unit] + h[entry * 4 * H + j * H + unit] +
+             layer.bias[j * H + unit];
     const E before = layer.resets(t, entry) ? E(0) : state.c[i];
     const E cell = new_cell(layer, unit, z, before);
     leave_gates(state, t, entry, unit, H, layer.is_active(t, entry), z);
@@ -150,8 +153,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     const auto of_c = moments<E>(H, shared, [&](int64_t i) { return cells[i]; });
     for (int64_t unit = threadIdx.x; unit < H; unit += kThreads) {
-      const E normal = (cells[unit] - of_c.mean) * of_c.scale * static_cast<E>(layer.norm_c(0, unit)) +
-                       static_cast<E>(layer.norm_c(1, unit));
+      const E normal =
+          (cells[unit] - of_c.mean) * of_c.scale * static_cast<E>(layer.norm_c(0, unit)) +
+          static_cast<E>(layer.norm_c(1, unit));
       give(entry, unit, cells[2 * H + unit], cells[H + unit], cells[unit], normal);
     }
   }
@@ -159,12 +163,14 @@ __global__ void __launch_bounds__(kThreads)
 
 // After the projection of a step: `h` is [B, R].
 template <typename T>
-__global__ void project(Layer<T> layer, State<T> state, const compute_t<T>* h, int64_t t, int64_t next) {
+__global__ void project(Layer<T> layer, State<T> state, const compute_t<T>* h, int64_t t,
+                        int64_t next) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= layer.B * layer.R) return;
   const int64_t entry = i / layer.R, unit = i % layer.R;
   const bool is_active = layer.is_active(t, entry);
-  if (is_active) take_h(layer, t, entry, h[i], kept(layer.options, layer.seed, entry, unit, t).h, state.h[i]);
+  if (is_active)
+    take_h(layer, t, entry, h[i], kept(layer.options, layer.seed, entry, unit, t).h, state.h[i]);
   leave_h(state, t, entry, unit, is_active, state.h[i]);
   state.operand[i] = operand_of(layer, next, entry, unit, state.h[i]);
 }

@@ -1,5 +1,5 @@
-// All steps of an LSTM in one launch: each block keeps the rows of weight_hh of its units on the chip, and h
-// goes from block to block through the second-level cache.
+// All steps of an LSTM in one launch: each block keeps the rows of weight_hh of its units on the
+// chip, and h goes from block to block through the second-level cache.
 #pragma once
 
 #include "gpu_forward.cuh"
@@ -22,13 +22,15 @@ struct GridSteps {
   bool reverse;
 };
 
-// SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows. Fast:
-// without options, and as wide as all warps have groups (near: no wider). Near: the blocks of a part are a
-// cluster, and exchange h through shared memory; only they have layers that are normalised.
+// SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows.
+// Fast: without options, and as wide as all warps have groups (near: no wider). Near: the blocks of
+// a part are a cluster, and exchange h through shared memory; only they have layers that are
+// normalised.
 template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;
-  static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast, kIsNormalised = KIND & kNormalised;
+  static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast,
+                        kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
   using Weights = Rows<T, kIsFast, kIsExact, 2 * SETS, MOST, HELD>;
   static constexpr int kEntries = 8 * NT;
@@ -46,9 +48,11 @@ struct Grid {
     float4 of[2][kWarps][kItems][32];
   };
   static int64_t shared_bytes(int slices, int64_t width) {
-    const int64_t near = slices * (sizeof(NearSlice) + 2 * groups_for(width) * kEntries * 4 * sizeof(Chunk));
+    const int64_t near =
+        slices * (sizeof(NearSlice) + 2 * groups_for(width) * kEntries * 4 * sizeof(Chunk));
     return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + sizeof(Sums) +
-           int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) + Weights::shared_bytes(groups_for(width));
+           int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
+           Weights::shared_bytes(groups_for(width));
   }
   static bool is_for(const Layer<T>& layer) {
     constexpr int64_t kWidth = int64_t{4} * kPerChunk<T> * kWarps * MOST;
@@ -58,7 +62,8 @@ struct Grid {
   __device__ static void take(const GridSteps<T>& a) {
     extern __shared__ __align__(16) unsigned char shared[];
     const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
-    const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R), B = static_cast<int>(layer.B);
+    const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R),
+              B = static_cast<int>(layer.B);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int groups = groups_for(R);
     const int chunks = (R + kPerChunk<T> - 1) / kPerChunk<T>;
@@ -66,11 +71,14 @@ struct Grid {
     const int per_step = groups * kEntries * 4, all = 2 * a.slices * per_step;
     Totals& totals = *reinterpret_cast<Totals*>(shared);
     NearSlice* near = reinterpret_cast<NearSlice*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
-    Chunk* const mine = kIsNear ? reinterpret_cast<Chunk*>(near + a.slices) : a.chunks + blockIdx.y * 2 * all;
+    Chunk* const mine =
+        kIsNear ? reinterpret_cast<Chunk*>(near + a.slices) : a.chunks + blockIdx.y * 2 * all;
     Sums& sums = *(kIsNear ? reinterpret_cast<Sums*>(mine + all) : reinterpret_cast<Sums*>(shared));
     E* all_c = reinterpret_cast<E*>(&sums + 1);
     T* all_h = reinterpret_cast<T*>(all_c + a.slices * kItems * 32);
-    const auto buffer = [&](int step, int slice) { return mine + (slice * 2 + step % 2) * per_step; };
+    const auto buffer = [&](int step, int slice) {
+      return mine + (slice * 2 + step % 2) * per_step;
+    };
 
     const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
     if (kIsNear && threadIdx.x == 0)
@@ -94,22 +102,25 @@ struct Grid {
       else
         Tagged<T>(0, all).give(buffer(0, slice) + at, first);
     }
-    // A block without units would give nothing that the others wait for, and they would run ahead of it.
+    // A block without units would give nothing that the others wait for, and they would run ahead
+    // of it.
     if (!kIsNear && unit_0 >= H) return;
     Weights weights;
-    weights.load(
-        0, groups, chunks, all_h + a.slices * kItems * 32, [&](int of_tile, int tile, int chunk, int word) {
-          const int gate = tile % 2 * 2 + of_tile / 8, unit = unit_0 + tile / 2 * kUnits + of_tile % 8;
-          return word_of<T, kIsExact>(word, [&](int e) {
-            const int column = chunk * kPerChunk<T> + e;
-            return unit < H && column < R ? a.weight_hh(gate * H + unit, column) : T(0.0f);
-          });
-        });
+    weights.load(0, groups, chunks, all_h + a.slices * kItems * 32,
+                 [&](int of_tile, int tile, int chunk, int word) {
+                   const int gate = tile % 2 * 2 + of_tile / 8,
+                             unit = unit_0 + tile / 2 * kUnits + of_tile % 8;
+                   return word_of<T, kIsExact>(word, [&](int e) {
+                     const int column = chunk * kPerChunk<T> + e;
+                     return unit < H && column < R ? a.weight_hh(gate * H + unit, column) : T(0.0f);
+                   });
+                 });
 
     // This thread's cell of each slice.
     const bool has_cells = warp < kItems;
     const int set = warp / (2 * NT), unit = unit_0 + set * kUnits + lane / 4;
-    const int in_slice = warp / 2 % NT * 8 + 2 * (lane % 4) + warp % 2, entry_of_0 = entry_0 + in_slice;
+    const int in_slice = warp / 2 % NT * 8 + 2 * (lane % 4) + warp % 2,
+              entry_of_0 = entry_0 + in_slice;
     const auto is_real = [&](int slice) {
       return has_cells && unit < H && entry_of_0 + slice * kEntries < B;
     };
@@ -133,8 +144,8 @@ struct Grid {
 
     const int direction = a.reverse ? -1 : 1;
     const int64_t inputs = int64_t{B} * 4 * H;  // of a step
-    const E* from_input =
-        a.from_input + (a.reverse ? (a.count - 1) * inputs : 0) + int64_t{entry_of_0} * 4 * H + unit;
+    const E* from_input = a.from_input + (a.reverse ? (a.count - 1) * inputs : 0) +
+                          int64_t{entry_of_0} * 4 * H + unit;
     E x[4] = {};
     Moments<E> of_x = {};
     const Moments<E>* moments_x = a.moments_x + (a.reverse ? (a.count - 1) * B : 0) + entry_of_0;
@@ -247,8 +258,8 @@ struct Grid {
     if (kIsNear) wait_for_cluster();  // none ends before what it sent has come
   }
 
-  // Lanes row * 4 + i have units `row` of one entry for each i; those of a chunk are put together, for all of
-  // them.
+  // Lanes row * 4 + i have units `row` of one entry for each i; those of a chunk are put together,
+  // for all of them.
   __device__ static Chunk chunk_of(T value) {
     const uint32_t own = operand_bits<T, kIsExact>(value), lane = threadIdx.x % 32;
     Chunk out;
@@ -259,7 +270,8 @@ struct Grid {
       for (int j = 0; j < 4; ++j) out.word[j] = __shfl_sync(~0u, pair, 8 * j + lane % 4);
     } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) out.word[j] = __shfl_sync(~0u, own, lane / 16 * 16 + 4 * j + lane % 4);
+      for (int j = 0; j < 4; ++j)
+        out.word[j] = __shfl_sync(~0u, own, lane / 16 * 16 + 4 * j + lane % 4);
     }
     return out;
   }

@@ -1,6 +1,6 @@
-// The backward of all steps of an LSTM in one launch. Blocks come in pairs (clusters): each has the columns
-// of weight_hh of the units of both, for the gates of half of all units; gradients of gates go from block to
-// block through the second-level cache, sums of the halves within the pair.
+// The backward of all steps of an LSTM in one launch. Blocks come in pairs (clusters): each has the
+// columns of weight_hh of the units of both, for the gates of half of all units; gradients of gates
+// go from block to block through the second-level cache, sums of the halves within the pair.
 #pragma once
 
 #include "gpu_backward.cuh"
@@ -18,8 +18,9 @@ struct GridSweep {
   int slices;     // of a block's entries, 8 NT each
 };
 
-// How gradients of gates are exchanged: four buffers take turns, and are all ones where nothing has come yet.
-// A chunk is written over with ones when all have read it, before the same thread's next but one.
+// How gradients of gates are exchanged: four buffers take turns, and are all ones where nothing has
+// come yet. A chunk is written over with ones when all have read it, before the same thread's next
+// but one.
 struct Marked : InGlobal {
   static constexpr uint32_t kNone = 0xffffffffu;
   static constexpr int kBuffers = 4;
@@ -38,7 +39,8 @@ struct Marked : InGlobal {
 template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
 struct GridBack {
   using E = compute_t<T>;
-  static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast, kIsNormalised = KIND & kNormalised;
+  static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast,
+                        kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
   static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
   using Weights = Rows<T, kIsFast, kIsExact, SETS * kRanks / 2, MOST, HELD>;
@@ -78,26 +80,30 @@ struct GridBack {
     Partial& partial = *reinterpret_cast<Partial*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
     Slice* slices = reinterpret_cast<Slice*>(&partial + 1);
     const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
-    const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R), B = static_cast<int>(layer.B);
+    const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R),
+              B = static_cast<int>(layer.B);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const int rank = blockIdx.x % kRanks, groups = groups_for(H);
-    const int per_step = groups * kEntries * 4, chunks = 4 * static_cast<int>(groups_of(H, kUnitsOfChunk<T>));
+    const int per_step = groups * kEntries * 4,
+              chunks = 4 * static_cast<int>(groups_of(H, kUnitsOfChunk<T>));
     constexpr int kBuffers = kIsNear ? 2 : Marked::kBuffers;
     Chunk* const near_chunks = reinterpret_cast<Chunk*>(slices + a.slices);
-    Chunk* const mine = kIsNear ? near_chunks : a.chunks + blockIdx.y * a.slices * kBuffers * per_step;
+    Chunk* const mine =
+        kIsNear ? near_chunks : a.chunks + blockIdx.y * a.slices * kBuffers * per_step;
     const auto buffer = [&](int step, int slice) {
       return mine + (slice * kBuffers + step % kBuffers) * per_step;
     };
     Weights weights;
     const int from = rank * groups / kRanks, until = (rank + 1) * groups / kRanks;
     void* const room = near_chunks + (kIsNear ? a.slices * kBuffers * per_step : 0);
-    weights.load(from, until - from, 4 * groups, room, [&](int of_tile, int tile, int chunk, int word) {
-      const int to = (blockIdx.x - rank) * kBlockUnits + tile * 16 + of_tile;
-      return word_of<T, kIsExact>(word, [&](int e) {
-        const int of = chunk * kUnitsOfChunk<T> + e / 4;
-        return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
-      });
-    });
+    weights.load(from, until - from, 4 * groups, room,
+                 [&](int of_tile, int tile, int chunk, int word) {
+                   const int to = (blockIdx.x - rank) * kBlockUnits + tile * 16 + of_tile;
+                   return word_of<T, kIsExact>(word, [&](int e) {
+                     const int of = chunk * kUnitsOfChunk<T> + e / 4;
+                     return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
+                   });
+                 });
     const int steps = static_cast<int>(a.past.steps);
     const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
     for (int i = thread; kIsNear && kIsFast && i < a.slices * kBuffers * per_step; i += kThreads)
@@ -108,15 +114,18 @@ struct GridBack {
 
     // This thread's cell of each slice.
     const bool has_cells = thread < kCells;
-    const int cell = has_cells ? thread : 0, in_block = cell % kBlockUnits, in_slice = cell / kBlockUnits;
+    const int cell = has_cells ? thread : 0, in_block = cell % kBlockUnits,
+              in_slice = cell / kBlockUnits;
     const int unit = blockIdx.x * kBlockUnits + in_block;
     const int entry_of_0 = blockIdx.y * a.slices * kEntries + in_slice;
     const auto is_real = [&](int slice) {
       return has_cells && unit < H && entry_of_0 + slice * kEntries < B;
     };
-    const int come_at = (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
+    const int come_at =
+        (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
     const int chunk = unit / kUnitsOfChunk<T>;
-    const int give_to = has_cells && chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
+    const int give_to =
+        has_cells && chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
     const int of_chunk = unit % kUnitsOfChunk<T>;  // of the threads that have its units
     for (int slice = 0; slice < a.slices && has_cells; ++slice) {
       const int entry = entry_of_0 + slice * kEntries;
@@ -124,7 +133,8 @@ struct GridBack {
       slices[slice].grad_c[cell] = is_real(slice) ? a.sweep.grad_c[entry * H + unit] : E(0);
     }
     E gain_h[4] = {};
-    for (int j = 0; kIsNormalised && j < 4 && unit < H; ++j) gain_h[j] = layer.norm_hh[j * H + unit];
+    for (int j = 0; kIsNormalised && j < 4 && unit < H; ++j)
+      gain_h[j] = layer.norm_hh[j * H + unit];
     // What is read for the next turn.
     const bool is_saved = a.past.saved.defined();
     Read<T> saved[4] = {}, grad_output = {};
@@ -149,7 +159,9 @@ struct GridBack {
       before = a.past.c_before[row * H + unit];
       grad_output = read(a.sweep.grad_output(t, entry, unit));
     };
-    const auto time_of = [&](int step) -> int64_t { return a.past.reverse ? step : steps - 1 - step; };
+    const auto time_of = [&](int step) -> int64_t {
+      return a.past.reverse ? step : steps - 1 - step;
+    };
     fetch(time_of(0), 0);
     wait_for_cluster();
     for (int step = 0; step <= steps; ++step) {
@@ -164,7 +176,8 @@ struct GridBack {
             here.near.wait(step, steps + 1, bytes);
             weights.template multiply<NT>(buffer(step, slice), found, Near{});
           } else {
-            __threadfence();  // what was cleared in the step before is so for all, before what follows
+            __threadfence();  // what was cleared in the step before is so for all, before what
+                              // follows
             weights.template multiply<NT>(buffer(step, slice), found, Marked{});
           }
 #pragma unroll
@@ -208,8 +221,8 @@ struct GridBack {
           if (!kIsNear) here.arrivals[parity].wait((step - 1) / 2 % 2);
 #pragma unroll
           for (int r = 0; r < (kIsNear ? kWarps : kRanks); ++r) {
-            const float2 sum =
-                kIsNear ? partial.of[r][come_at] : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
+            const float2 sum = kIsNear ? partial.of[r][come_at]
+                                       : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
             to_h += in_slice % 2 ? sum.y : sum.x;
           }
           __syncthreads();  // all have read the partial sums
@@ -235,7 +248,8 @@ struct GridBack {
           grad_h = left;
         }
         if (kIsNormalised && is_active) {
-          gain_c = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - now_c.mean) * now_c.scale;
+          gain_c = static_cast<E>(layer.norm_c(0, unit)),
+          value = (x.cell - now_c.mean) * now_c.scale;
           normal = value * gain_c + static_cast<E>(layer.norm_c(1, unit)),
           x.squashed = layer.options.tanh(normal);
         }
@@ -246,13 +260,16 @@ struct GridBack {
         if constexpr (kIsNormalised) {
           if (!is_active) to_cell = 0;
           if (is_there)
-            a.sweep.normal[row * H + unit] = to_cell, a.sweep.normal_unit[row * H + unit] = to_cell * value;
+            a.sweep.normal[row * H + unit] = to_cell,
+                                     a.sweep.normal_unit[row * H + unit] = to_cell * value;
           to_cell *= gain_c;
-          const float2 sums = totals.sums(0, reduction, in_slice, make_float2(to_cell, to_cell * value));
+          const float2 sums =
+              totals.sums(0, reduction, in_slice, make_float2(to_cell, to_cell * value));
           to_cell = now_c.scale * (to_cell - (sums.x + value * sums.y) / H);
         }
         if (is_active)
-          grad_c = gates_back(layer, a.sweep, x, t, entry, unit, grad_o, to_cell, keeps.c, grad_c, grad);
+          grad_c =
+              gates_back(layer, a.sweep, x, t, entry, unit, grad_o, to_cell, keeps.c, grad_c, grad);
         if constexpr (kIsNormalised) {
           E values[4];
           float2 mine = {};
@@ -266,7 +283,8 @@ struct GridBack {
           const float2 sums = totals.sums(1, reduction, in_slice, mine);
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            grad[j] = is_there ? now_h.scale * (grad[j] - (sums.x + values[j] * sums.y) / (4 * H)) : 0;
+            grad[j] =
+                is_there ? now_h.scale * (grad[j] - (sums.x + values[j] * sums.y) / (4 * H)) : 0;
         }
         T narrow[4];
 #pragma unroll
@@ -274,7 +292,8 @@ struct GridBack {
         const Chunk out = chunk_of(narrow);
         if (give_to < 0) {
         } else if constexpr (kIsNear) {
-          here.near.give(step + 1, buffer(step + 1, slice) + give_to, out, of_chunk, kUnitsOfChunk<T>);
+          here.near.give(step + 1, buffer(step + 1, slice) + give_to, out, of_chunk,
+                         kUnitsOfChunk<T>);
         } else if (of_chunk == 0) {
           Marked::give(buffer(step + 1, slice) + give_to, out);
           if (step > 1) Marked::clear(buffer(step - 1, slice) + give_to);

@@ -1,7 +1,7 @@
-// An LSTM whose h is projected, as one that has no projection. The gates take W_hh (W_hr h) = (W_hh W_hr) h:
-// the product of the two weights, [4H, H], takes the place of weight_hh between the steps, and the
-// projections of all steps are one product after them. So it is as long as nothing else happens to the
-// projected h.
+// An LSTM whose h is projected, as one that has no projection. The gates take W_hh (W_hr h) = (W_hh
+// W_hr) h: the product of the two weights, [4H, H], takes the place of weight_hh between the steps,
+// and the projections of all steps are one product after them. So it is as long as nothing else
+// happens to the projected h.
 #pragma once
 
 #include "gpu_past.cuh"
@@ -18,7 +18,8 @@ View<T, 3> rows_of_steps(T* data, int64_t steps, int64_t B, int64_t width) {
   return {data, {steps, B, width}, {B * width, width, 1}};
 }
 
-// The steps that an entry takes part in begin at time `first` and end at `last`; none if `count` is 0.
+// The steps that an entry takes part in begin at time `first` and end at `last`; none if `count` is
+// 0.
 struct Taken {
   int64_t count, first, last;
 };
@@ -29,8 +30,8 @@ __device__ Taken taken(const Layer<T>& layer, int64_t entry, int64_t steps, bool
   return {count, reverse ? count - 1 : 0, reverse ? 0 : count - 1};
 }
 
-// What h_0 gives in the first step of each entry: from_input[t - from] += of_h_0, for `steps_here` steps from
-// time `from` on.
+// What h_0 gives in the first step of each entry: from_input[t - from] += of_h_0, for `steps_here`
+// steps from time `from` on.
 template <typename T>
 __global__ void add_first(Layer<T> layer, const compute_t<T>* of_h_0, int64_t steps, bool reverse,
                           int64_t from, int64_t steps_here, compute_t<T>* from_input) {
@@ -38,7 +39,8 @@ __global__ void add_first(Layer<T> layer, const compute_t<T>* of_h_0, int64_t st
   if (i >= all) return;
   const int64_t entry = i / (4 * layer.H);
   const Taken of = taken(layer, entry, steps, reverse);
-  if (of.count < 1 || of.first < from || of.first >= from + steps_here || layer.resets(of.first, entry))
+  if (of.count < 1 || of.first < from || of.first >= from + steps_here ||
+      layer.resets(of.first, entry))
     return;
   from_input[(of.first - from) * all + i] += of_h_0[i];
 }
@@ -51,13 +53,15 @@ __global__ void take_last(Layer<T> layer, View<const T, 2> h_0, View<T, 3> outpu
   if (i >= layer.B * R) return;
   const int64_t entry = i / R, unit = i % R;
   const Taken of = taken(layer, entry, steps, reverse);
-  h_n(entry, unit) = of.count > 0 ? output(of.last, entry, unit) : h_0.defined() ? h_0(entry, unit) : T(0.0f);
+  h_n(entry, unit) = of.count > 0    ? output(of.last, entry, unit)
+                     : h_0.defined() ? h_0(entry, unit)
+                                     : T(0.0f);
 }
 
 // The gradients of the outputs, with those of h_n: to[T, B, R].
 template <typename T>
-__global__ void grads_of_outputs(Layer<T> layer, View<const T, 3> grad_output, View<const T, 2> grad_h_n,
-                                 bool reverse, T* to) {
+__global__ void grads_of_outputs(Layer<T> layer, View<const T, 3> grad_output,
+                                 View<const T, 2> grad_h_n, bool reverse, T* to) {
   using E = compute_t<T>;
   const int64_t steps = grad_output.size(0), R = grad_output.size(2);
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
@@ -69,9 +73,9 @@ __global__ void grads_of_outputs(Layer<T> layer, View<const T, 3> grad_output, V
   to[i] = static_cast<T>(grad);
 }
 
-// After the steps: the gradients of what the projection gave, of which `grads` has what comes from outside,
-// and `through_gates` the products of the gates' gradients with weight_hh, at the time of the gates; and that
-// of h_0.
+// After the steps: the gradients of what the projection gave, of which `grads` has what comes from
+// outside, and `through_gates` the products of the gates' gradients with weight_hh, at the time of
+// the gates; and that of h_0.
 template <typename T>
 __global__ void grads_of_projected(Layer<T> layer, const compute_t<T>* through_gates,
                                    View<const T, 2> grad_h_n, int64_t steps, bool reverse, T* grads,

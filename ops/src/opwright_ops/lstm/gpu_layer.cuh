@@ -15,8 +15,8 @@ constexpr int kThreads = 256;
 template <typename T>
 constexpr bool kIsNarrow = sizeof(T) == 2;
 
-// An element as it was read, in a register of its own: to convert it, or to put two together, would be to
-// wait for it.
+// An element as it was read, in a register of its own: to convert it, or to put two together, would
+// be to wait for it.
 template <typename T, bool = kIsNarrow<T>>
 struct Read {
   T bits;
@@ -45,7 +45,9 @@ struct Options {
   E slope, clip, zoneout_h, zoneout_c;
   uint32_t threshold_h, threshold_c;
 
-  __device__ E clipped(E z) const { return clip == 0 ? z : z < -clip ? -clip : z > clip ? clip : z; }
+  __device__ E clipped(E z) const {
+    return clip == 0 ? z : z < -clip ? -clip : z > clip ? clip : z;
+  }
   __device__ E sigmoid(E z) const {
     z = clipped(z);
     if (!is_hard) return opwright::sigmoid<T>(z);
@@ -58,10 +60,13 @@ struct Options {
   }
 
   // A gradient through each of them at z, where its value is known.
-  __device__ E through_clip(E grad, E z) const { return clip == 0 || abs_of(z) <= clip ? grad : E(0); }
+  __device__ E through_clip(E grad, E z) const {
+    return clip == 0 || abs_of(z) <= clip ? grad : E(0);
+  }
   __device__ E through_sigmoid(E grad, E z, E value) const {
     if (!is_hard) return through_clip(grad * (value * (1 - value)), z);
-    return abs_of(E(0.5) + slope * clipped(z) - E(0.5)) <= E(0.5) ? through_clip(slope * grad, z) : E(0);
+    return abs_of(E(0.5) + slope * clipped(z) - E(0.5)) <= E(0.5) ? through_clip(slope * grad, z)
+                                                                  : E(0);
   }
   __device__ E through_tanh(E grad, E z, E value) const {
     return is_hard ? (abs_of(z) <= 1 ? grad : E(0)) : grad * (1 - value * value);
@@ -126,7 +131,8 @@ struct Layer {
   }
 };
 
-// The same where there are no options, masks and lengths; what depends on them is then left out of a kernel.
+// The same where there are no options, masks and lengths; what depends on them is then left out of
+// a kernel.
 template <typename T>
 __host__ __device__ Layer<T> plain(Layer<T> layer) {
   layer.options = {};
@@ -158,12 +164,13 @@ __device__ Moments<E> moments(int64_t count, E* shared, const Value& value) {
   E sum = 0, squares = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += value(i);
   const E mean = sum_over_block(sum, shared) / static_cast<E>(count);
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) squares += (value(i) - mean) * (value(i) - mean);
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
+    squares += (value(i) - mean) * (value(i) - mean);
   return {mean, E(1) / sqrt(sum_over_block(squares, shared) / static_cast<E>(count) + E(1e-5))};
 }
 
-// Memory for as long as the call; the caching allocator knows the stream. Small pieces share one of its
-// blocks.
+// Memory for as long as the call; the caching allocator knows the stream. Small pieces share one of
+// its blocks.
 class Scratch {
  public:
   template <typename S>
@@ -210,7 +217,8 @@ __device__ compute_t<T> sum_of(const View<const T, 1>& a, const View<const T, 1>
   return (a.defined() ? static_cast<E>(a(i)) : E(0)) + (b.defined() ? static_cast<E>(b(i)) : E(0));
 }
 template <typename T>
-__global__ void sum_biases(View<const T, 1> a, View<const T, 1> b, int64_t count, compute_t<T>* to) {
+__global__ void sum_biases(View<const T, 1> a, View<const T, 1> b, int64_t count,
+                           compute_t<T>* to) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i < count) to[i] = sum_of(a, b, i);
 }
@@ -230,8 +238,9 @@ template <typename T>
 Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, compute_t<T>* bias,
                   View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
                   View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
-                  View<const bool, 2> reset, View<const int64_t, 1> seed, bool is_hard, double slope,
-                  bool coupled, double clip, double zoneout_h, double zoneout_c, cudaStream_t stream) {
+                  View<const bool, 2> reset, View<const int64_t, 1> seed, bool is_hard,
+                  double slope, bool coupled, double clip, double zoneout_h, double zoneout_c,
+                  cudaStream_t stream) {
   using E = compute_t<T>;
   const int norms = norm_ih.defined() + norm_hh.defined() + norm_c.defined();
   opwright::check(norms == 0 || norms == 3, "`norm_ih`, `norm_hh` and `norm_c` come together");
@@ -274,15 +283,15 @@ void multiply(compute_t<T>* out, const opwright::Tensor& a, const opwright::Tens
     opwright::call("aten::mm.out", a, b, to);
 }
 
-// out = a b^T of float32, with factors rounded to 11 bits (TF32). Of PyTorch's products, only convolutions
-// take that as an argument; else it is an option of the process.
+// out = a b^T of float32, with factors rounded to 11 bits (TF32). Of PyTorch's products, only
+// convolutions take that as an argument; else it is an option of the process.
 inline void multiply_tf32(float* out, const opwright::Tensor& a, const opwright::Tensor& b) {
   const auto image = [](const opwright::Tensor& of) {
     return of.view({of.size(0), of.size(1), 1, 1}, {of.stride(0), of.stride(1), 1, 1});
   };
   const opwright::Ints none{0, 0}, one{1, 1};
-  opwright::call("aten::cudnn_convolution.out", image(a), image(b), none, one, one, int64_t{1}, false, true,
-                 true, opwright::borrow(out, {a.size(0), b.size(0), 1, 1}));
+  opwright::call("aten::cudnn_convolution.out", image(a), image(b), none, one, one, int64_t{1},
+                 false, true, true, opwright::borrow(out, {a.size(0), b.size(0), 1, 1}));
 }
 
 }  // namespace opwright_ops::gpu

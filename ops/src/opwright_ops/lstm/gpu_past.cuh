@@ -31,7 +31,8 @@ struct Gates {
   E z[4], before, i, f, g, o, cell, squashed;
 
   __device__ Gates() {}
-  __device__ Gates(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry, int64_t unit) {
+  __device__ Gates(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry,
+                   int64_t unit) {
     const int64_t row = t * layer.B + entry, H = layer.H;
     for (int j = 0; j < 4; ++j) {
       z[j] = past.saved.defined() ? static_cast<E>(past.saved(t, entry, j * H + unit))
@@ -75,7 +76,8 @@ __global__ void widen(View<const T, 3> from, compute_t<T>* to) {
 }
 
 template <typename E>
-__global__ void __launch_bounds__(kThreads) row_moments(const E* rows, int64_t width, Moments<E>* to) {
+__global__ void __launch_bounds__(kThreads)
+    row_moments(const E* rows, int64_t width, Moments<E>* to) {
   __shared__ E shared[32];
   const E* row = rows + blockIdx.x * width;
   const auto found = moments<E>(width, shared, [&](int64_t i) { return row[i]; });
@@ -87,13 +89,14 @@ __global__ void __launch_bounds__(kThreads)
   using E = compute_t<T>;
   __shared__ E shared[32];
   const int64_t t = blockIdx.x / layer.B, entry = blockIdx.x % layer.B;
-  const auto found =
-      moments<E>(layer.H, shared, [&](int64_t i) { return Gates<T>(layer, past, t, entry, i).cell; });
+  const auto found = moments<E>(layer.H, shared,
+                                [&](int64_t i) { return Gates<T>(layer, past, t, entry, i).cell; });
   if (threadIdx.x == 0) to[blockIdx.x] = found;
 }
 
-// The cells of a thread where the gates were kept, without options: the readings of the next steps, and the
-// activations of AHEAD of them, which do not wait for each other, are done before their cells.
+// The cells of a thread where the gates were kept, without options: the readings of the next steps,
+// and the activations of AHEAD of them, which do not wait for each other, are done before their
+// cells.
 template <int AHEAD, typename T>
 __device__ void scan_saved(const Layer<T>& layer, const Past<T>& past, int64_t entry, int64_t unit,
                            compute_t<T> c) {
@@ -129,10 +132,12 @@ __device__ void scan_saved(const Layer<T>& layer, const Past<T>& past, int64_t e
   }
 }
 
-// The cells before each step, from the first to the last; gates that were not kept get what the cells add.
+// The cells before each step, from the first to the last; gates that were not kept get what the
+// cells add.
 template <typename T, bool kIsNormalised, bool kIsPlain>
-__global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const compute_t<T>* from_input,
-                     const compute_t<T>* from_h, const Moments<compute_t<T>>* moments_x,
+__global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0,
+                     const compute_t<T>* from_input, const compute_t<T>* from_h,
+                     const Moments<compute_t<T>>* moments_x,
                      const Moments<compute_t<T>>* moments_h) {
   using E = compute_t<T>;
   constexpr int kAhead = 8;  // steps that are read before the first of them is taken
@@ -152,8 +157,8 @@ __global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const c
       for (int a = 0; a < kAhead; ++a)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          saved[a][j] =
-              read(past.saved(time_of(first + a < past.steps ? first + a : first), entry, j * H + unit));
+          saved[a][j] = read(
+              past.saved(time_of(first + a < past.steps ? first + a : first), entry, j * H + unit));
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
@@ -166,9 +171,10 @@ __global__ void scan(Layer<T> given, Past<T> past, View<const T, 2> c_0, const c
         if (is_saved)
           x.z[j] = saved[a][j].value();
         else if (kIsNormalised)
-          x.z[j] = (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
-                   (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] +
-                   layer.bias[i];
+          x.z[j] =
+              (from_input[at] - moments_x[row].mean) * moments_x[row].scale * layer.norm_ih[i] +
+              (from_h[at] - moments_h[row].mean) * moments_h[row].scale * layer.norm_hh[i] +
+              layer.bias[i];
         else
           x.z[j] = from_input[at] + from_h[at] + layer.bias[i];
       }

@@ -1,4 +1,5 @@
-// Products of weights that stay on the chip with what blocks hand each other: by the tensor cores, or by FMA.
+// Products of weights that stay on the chip with what blocks hand each other: by the tensor cores,
+// or by FMA.
 #pragma once
 
 #include "gpu_exchange.cuh"
@@ -25,7 +26,8 @@ __device__ inline uint32_t operand_bits(T value) {
 template <typename T, bool kIsExact, typename Element>
 __device__ inline uint32_t word_of(int at, const Element& element) {
   if constexpr (kIsNarrow<T>)
-    return operand_bits<T, kIsExact>(element(2 * at)) | operand_bits<T, kIsExact>(element(2 * at + 1)) << 16;
+    return operand_bits<T, kIsExact>(element(2 * at)) |
+           operand_bits<T, kIsExact>(element(2 * at + 1)) << 16;
   else
     return operand_bits<T, kIsExact>(element(at));
 }
@@ -38,7 +40,8 @@ __device__ inline float kept_of(float a, float b, int bit) {
 
 // sums += a b, of 16 rows and 8 entries, over two words of each lane.
 template <typename T>
-__device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                                     uint32_t b1) {
 #if __CUDA_ARCH__ >= 900
 #define OPWRIGHT_MMA(SHAPE)                                                                       \
   asm volatile("mma.sync.aligned." SHAPE " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
@@ -54,16 +57,16 @@ __device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], u
 #endif
 }
 
-// Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores take it:
-// TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each other (a group). A
-// warp has at most MOST groups, or exactly if they are full; HELD of the steps, two for each group, are in
-// registers.
+// Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores
+// take it: TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each
+// other (a group). A warp has at most MOST groups, or exactly if they are full; HELD of the steps,
+// two for each group, are in registers.
 template <typename T, bool kIsFull, bool kIsExact, int TILES, int MOST, int HELD>
 struct Rows {
   static constexpr int kMostTiles = 2;  // of entries
   uint32_t held[HELD][TILES][4];
   uint4* more;
-  float4* seen;      // exact: chunks that all lanes of the warp multiply with; two groups take turns
+  float4* seen;  // exact: chunks that all lanes of the warp multiply with; two groups take turns
   int first, count;  // groups of this warp
   bool is_beyond;    // whether the last of them has no chunk for this lane
 
@@ -73,15 +76,16 @@ struct Rows {
     const int steps = 2 * ((groups + kWarps - 1) / kWarps);
     return steps > HELD ? steps - HELD : 0;
   }
-  static constexpr int kStaged = HELD * TILES < 4 ? HELD * TILES : 4;  // pieces on their way into registers
+  static constexpr int kStaged =
+      HELD * TILES < 4 ? HELD * TILES : 4;  // pieces on their way into registers
   static_assert(HELD * TILES % kStaged == 0);
   static int64_t shared_bytes(int groups) {
     const int turns = kIsExact ? 2 * kMostTiles : 0;
     return int64_t{steps_in_shared(groups) * TILES + kStaged + turns} * kWarps * 32 * sizeof(uint4);
   }
 
-  // word(row of the tile, tile, chunk, word of the chunk) for `groups` groups from `from` on, which end
-  // before `chunks`.
+  // word(row of the tile, tile, chunk, word of the chunk) for `groups` groups from `from` on, which
+  // end before `chunks`.
   template <typename Word>
   __device__ void load(int from, int groups, int chunks, void* shared, const Word& word) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = steps_in_shared(groups);
@@ -90,17 +94,18 @@ struct Rows {
     is_beyond = 4 * (first + count - 1) + lane % 4 >= chunks;
     uint4* const staged = static_cast<uint4*>(shared) + warp * kStaged * 32 + lane;
     more = static_cast<uint4*>(shared) + (kStaged * kWarps + warp * steps * TILES) * 32 + lane;
-    seen = static_cast<float4*>(shared) + ((kStaged + steps * TILES) * kWarps + warp * 2 * kMostTiles) * 32;
-    // Loops that are not unrolled, into memory of this thread: else the code of this would be most of the
-    // kernel.
+    seen = static_cast<float4*>(shared) +
+           ((kStaged + steps * TILES) * kWarps + warp * 2 * kMostTiles) * 32;
+    // Loops that are not unrolled, into memory of this thread: else the code of this would be most
+    // of the kernel.
     const auto put = [&](uint4* to, int piece) {
       const int k = piece / TILES;
 #pragma unroll 1
       for (int i = 0; i < 4; ++i)
-        reinterpret_cast<uint32_t*>(to)[i] = k / 2 < count
-                                                 ? word(lane / 4 + (i & 1) * 8, piece % TILES,
-                                                        4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2)
-                                                 : 0;
+        reinterpret_cast<uint32_t*>(to)[i] =
+            k / 2 < count ? word(lane / 4 + (i & 1) * 8, piece % TILES,
+                                 4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2)
+                          : 0;
     };
 #pragma unroll
     for (int done = 0; done < HELD * TILES; done += kStaged) {
@@ -118,10 +123,11 @@ struct Rows {
       put(more + (piece - HELD * TILES) * 32, piece);
   }
 
-  // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j + b) * 4 +
-  // i].
+  // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j +
+  // b) * 4 + i].
   template <int NT, typename Exchange>
-  __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4], const Exchange& exchange) const {
+  __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4],
+                           const Exchange& exchange) const {
     constexpr int kAhead = (kIsExact ? 8 : 16) / NT, kWindow = MOST < kAhead ? MOST : kAhead;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
@@ -140,7 +146,8 @@ struct Rows {
       while (__any_sync(~0u, !is_there))
         if (!is_there) is_there = exchange.find(chunk, at(j, n));
     };
-    // Waits for one chunk; reading all of them over and over would be in the way of those who write.
+    // Waits for one chunk; reading all of them over and over would be in the way of those who
+    // write.
     chunks[0][0] = exchange.load(from);
     wait(0, 0);
 #pragma unroll
@@ -199,8 +206,8 @@ struct Rows {
     }
   }
 
-  // Sums of products of float: each lane has those of two rows of a tile with all entries, over the columns
-  // of its chunks.
+  // Sums of products of float: each lane has those of two rows of a tile with all entries, over the
+  // columns of its chunks.
   template <int NT>
   struct Products {
     float of[TILES][NT][2][8] = {};
@@ -234,9 +241,11 @@ struct Rows {
           for (int row = 0; row < 2; ++row) {
             float half[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) half[i] = kept_of(of[tile][n][row][i], of[tile][n][row][4 + i], 2);
+            for (int i = 0; i < 4; ++i)
+              half[i] = kept_of(of[tile][n][row][i], of[tile][n][row][4 + i], 2);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) sums[tile][n][2 * row + i] = kept_of(half[i], half[2 + i], 1);
+            for (int i = 0; i < 2; ++i)
+              sums[tile][n][2 * row + i] = kept_of(half[i], half[2 + i], 1);
           }
     }
   };

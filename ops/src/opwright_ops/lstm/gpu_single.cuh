@@ -1,5 +1,5 @@
-// All steps of a narrow LSTM in one launch, each entry of the batch in a block of its own: all weights are in
-// the registers of a block, and nothing goes from one to another.
+// All steps of a narrow LSTM in one launch, each entry of the batch in a block of its own: all
+// weights are in the registers of a block, and nothing goes from one to another.
 #pragma once
 
 #include "gpu_grid.cuh"
@@ -7,31 +7,35 @@
 
 namespace opwright_ops::gpu {
 
-// A barrier of some threads of a block. All wait, those too that only say that they are done (barrier.arrive): the
-// others are there before them, so it costs nothing, and racecheck knows no other. Not aligned: the threads of a warp
-// may come one after another, since those of units past H skip part of a step.
+// A barrier of some threads of a block. All wait, those too that only say that they are done
+// (barrier.arrive): the others are there before them, so it costs nothing, and racecheck knows no
+// other. Not aligned: the threads of a warp may come one after another, since those of units past H
+// skip part of a step.
 __device__ inline void meet(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// As wide as WIDTH units. Four threads for each unit multiply; others, one for each cell, do the rest of a
-// step, and read and write memory while those multiply. Reading what all have written takes most of a
-// product: so a thread multiplies each element that it reads with four weights, and the sums of threads meet.
-// Fast: without options.
+// As wide as WIDTH units. Four threads for each unit multiply; others, one for each cell, do the
+// rest of a step, and read and write memory while those multiply. Reading what all have written
+// takes most of a product: so a thread multiplies each element that it reads with four weights, and
+// the sums of threads meet. Fast: without options.
 template <typename T, bool kIsFast, int WIDTH>
 struct Single {
   using E = compute_t<T>;
   static constexpr int kRows = 4 * WIDTH;  // threads that multiply
   static constexpr int kAhead = 8;         // steps that are read before they are taken
-  static constexpr int kTurns = 4;         // threads for each cell of the backward, which take turns
+  static constexpr int kTurns = 4;  // threads for each cell of the backward, which take turns
   static constexpr int kForward = kRows + WIDTH, kBackward = kRows + kTurns * WIDTH;
   // Barriers; of the second there is one for each turn.
   static constexpr int kIsDone = 1, kIsMultiplied = 2;
 
-  static bool is_for(const Layer<T>& layer) { return layer.H <= WIDTH && (!kIsFast || layer.is_plain()); }
+  static bool is_for(const Layer<T>& layer) {
+    return layer.H <= WIDTH && (!kIsFast || layer.is_plain());
+  }
 
-  // Four weights for each of the elements of `with` that this thread reads: 4 LANES i + 4 lane + e, for e
-  // < 4. The sums of four lanes that follow each other are added up, and each of the lanes keeps one.
+  // Four weights for each of the elements of `with` that this thread reads: 4 LANES i + 4 lane + e,
+  // for e < 4. The sums of four lanes that follow each other are added up, and each of the lanes
+  // keeps one.
   template <int LANES>
   __device__ static E product(const E (&own)[WIDTH / 4][4], const E* with, int lane) {
     E sums[4] = {};
@@ -63,8 +67,9 @@ struct Single {
 #pragma unroll 4
       for (int i = thread; i < kRows * kPart; i += kForward) {
         const int of = i / kPart, column = from + i % kPart;
-        part[of][i % kPart] =
-            of / 4 < H && column < H ? static_cast<E>(a.weight_hh(of % 4 * H + of / 4, column)) : E(0);
+        part[of][i % kPart] = of / 4 < H && column < H
+                                  ? static_cast<E>(a.weight_hh(of % 4 * H + of / 4, column))
+                                  : E(0);
       }
       __syncthreads();
 #pragma unroll
@@ -88,8 +93,8 @@ struct Single {
     const bool is_real = unit < H;
     const int direction = a.reverse ? -1 : 1;
     const int64_t inputs = int64_t{B} * 4 * H * direction;  // from a step to the next
-    const E* from_input =
-        a.from_input + (a.reverse ? int64_t{a.count - 1} * B * 4 * H : 0) + int64_t{entry} * 4 * H + unit;
+    const E* from_input = a.from_input + (a.reverse ? int64_t{a.count - 1} * B * 4 * H : 0) +
+                          int64_t{entry} * 4 * H + unit;
     const auto fetch = [&](int step) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -119,7 +124,8 @@ struct Single {
     T *output = trail(a.state.output), *cells = trail(a.state.cells), *gates = trail(a.state.gates);
     const int64_t next_output = direction * a.state.output.stride(0),
                   next_cells = direction * a.state.cells.stride(0),
-                  next_gates = direction * a.state.gates.stride(0), next_gate = H * a.state.gates.stride(2);
+                  next_gates = direction * a.state.gates.stride(0),
+                  next_gate = H * a.state.gates.stride(2);
     for (int step = 0; step < a.count; ++step) {
       const int64_t t = a.first + step * direction;
       const bool is_last = step + 1 == a.count, is_active = is_real && layer.is_active(t, entry);
@@ -172,7 +178,8 @@ struct Single {
 #pragma unroll 4
       for (int i = thread; i < kPart * WIDTH; i += kBackward) {
         const int of = from + i / WIDTH, gate = of / WIDTH, k = of % WIDTH, unit = i % WIDTH;
-        part[i / WIDTH][unit] = k < H && unit < H ? static_cast<E>(a.weight_hh(gate * H + k, unit)) : E(0);
+        part[i / WIDTH][unit] =
+            k < H && unit < H ? static_cast<E>(a.weight_hh(gate * H + k, unit)) : E(0);
       }
       __syncthreads();
 #pragma unroll
@@ -200,10 +207,13 @@ struct Single {
       return;
     }
 
-    // Threads for each cell, which read and prepare what a step needs while the others have their turn.
+    // Threads for each cell, which read and prepare what a step needs while the others have their
+    // turn.
     const int unit = (thread - kRows) % WIDTH, turn = (thread - kRows) / WIDTH;
     const bool is_real = unit < H, is_saved = a.past.saved.defined();
-    const auto time_of = [&](int step) -> int64_t { return a.past.reverse ? step : steps - 1 - step; };
+    const auto time_of = [&](int step) -> int64_t {
+      return a.past.reverse ? step : steps - 1 - step;
+    };
     Read<T> saved[4] = {}, grad_output = {};
     E made[4] = {}, before = 0;
     const auto fetch = [&](int step) {
@@ -234,13 +244,14 @@ struct Single {
       meet(kIsMultiplied + turn, kMeet);
       if (is_real) {
         E grad[4] = {}, grad_c = grad_c_of[unit];
-        E grad_h = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h_of[unit], to_h_of[unit]);
+        E grad_h =
+            absorb(layer, a.past, a.sweep, after, entry, unit, grad_h_of[unit], to_h_of[unit]);
         const E to_new = take_grad_h(layer, is_active, of_output, keeps.h, grad_h);
         if (is_active)
-          grad_c =
-              gates_back(layer, a.sweep, x, t, entry, unit,
-                         layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o),
-                         layer.options.through_tanh(to_new * x.o, x.cell, x.squashed), keeps.c, grad_c, grad);
+          grad_c = gates_back(layer, a.sweep, x, t, entry, unit,
+                              layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o),
+                              layer.options.through_tanh(to_new * x.o, x.cell, x.squashed), keeps.c,
+                              grad_c, grad);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           narrow[j] = static_cast<T>(grad[j]), grads[j * WIDTH + unit] = static_cast<E>(narrow[j]);
@@ -259,11 +270,13 @@ struct Single {
 };
 
 template <typename T, bool kIsFast, int WIDTH>
-__global__ void __launch_bounds__(Single<T, kIsFast, WIDTH>::kForward, 2) take_alone(GridSteps<T> steps) {
+__global__ void __launch_bounds__(Single<T, kIsFast, WIDTH>::kForward, 2)
+    take_alone(GridSteps<T> steps) {
   Single<T, kIsFast, WIDTH>::take(steps);
 }
 template <typename T, bool kIsFast, int WIDTH>
-__global__ void __launch_bounds__(Single<T, kIsFast, WIDTH>::kBackward, 1) sweep_alone(GridSweep<T> sweep) {
+__global__ void __launch_bounds__(Single<T, kIsFast, WIDTH>::kBackward, 1)
+    sweep_alone(GridSweep<T> sweep) {
   Single<T, kIsFast, WIDTH>::sweep(sweep);
 }
 

@@ -1,5 +1,5 @@
-// How the steps of an LSTM are taken on a GPU: in one launch that keeps the weights on the chip, or one by
-// one.
+// How the steps of an LSTM are taken on a GPU: in one launch that keeps the weights on the chip, or
+// one by one.
 #pragma once
 
 #include <opwright/launch.cuh>
@@ -10,9 +10,9 @@
 
 namespace opwright_ops::gpu {
 
-// A launch that takes all steps: `parts` of the batch side by side, each in as many blocks as the units need;
-// of a part, `slices` of 8 `tiles` entries take turns. Near and exact: as of a kernel. Single: each entry has
-// a block of its own. No blocks: there is none.
+// A launch that takes all steps: `parts` of the batch side by side, each in as many blocks as the
+// units need; of a part, `slices` of 8 `tiles` entries take turns. Near and exact: as of a kernel.
+// Single: each entry has a block of its own. No blocks: there is none.
 struct Plan {
   bool is_near = false;
   int blocks = 0, parts = 0, tiles = 0, slices = 0;
@@ -36,7 +36,8 @@ bool has_plans(int64_t B, opwright::Device device) {
 template <typename T>
 Plan single_plan(int64_t H, int64_t B, opwright::Device device) {
   constexpr int64_t kMostUnits = 64, kMostEntries = 4;  // of a multiprocessor
-  if (!has_plans<T>(B, device) || H > kMostUnits || B > kMostEntries * device.multiprocessors) return {};
+  if (!has_plans<T>(B, device) || H > kMostUnits || B > kMostEntries * device.multiprocessors)
+    return {};
   return {.blocks = 1, .parts = static_cast<int>(B), .tiles = 1, .slices = 1, .is_single = true};
 }
 template <typename T>
@@ -75,8 +76,9 @@ struct Launch {
   int64_t shared_bytes = 0;
 };
 
-// use<kind, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast ones first,
-// and those with less columns. For the same registers, a warp of the backward has MORE times as many groups.
+// use<kind, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast
+// ones first, and those with less columns. For the same registers, a warp of the backward has MORE
+// times as many groups.
 template <typename T, int MORE, int MORE_NEAR, typename Use>
 void for_kernels(const Use& use) {
   const auto far = [&]<int NT>() {
@@ -103,7 +105,8 @@ void for_kernels(const Use& use) {
   use.template operator()<kNear | kNormalised, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   if constexpr (!kIsNarrow<T>) {
     use.template operator()<kExact | kNear | kFast, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
-    use.template operator()<kExact | kNear | kFast, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
+    use.template
+    operator()<kExact | kNear | kFast, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
     use.template operator()<kExact | kNear, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   }
   far.template operator()<1>();
@@ -120,7 +123,8 @@ auto forward_of(const Plan& plan, const Layer<T>& layer) {
         plan.tiles != NT || (Steps::kIsFast && !Steps::is_for(layer)) ||
         Steps::kIsNormalised != layer.norm_c.defined())
       return;
-    launch = {take_in_grid<T, KIND, SETS, NT, MOST, HELD>, Steps::shared_bytes(plan.slices, layer.R)};
+    launch = {take_in_grid<T, KIND, SETS, NT, MOST, HELD>,
+              Steps::shared_bytes(plan.slices, layer.R)};
   });
   return launch;
 }
@@ -133,7 +137,8 @@ auto backward_of(const Plan& plan, const Layer<T>& layer) {
         plan.tiles != NT || (Steps::kIsFast && !Steps::is_for(layer)) ||
         Steps::kIsNormalised != layer.norm_c.defined())
       return;
-    launch = {sweep_in_grid<T, KIND, SETS, NT, MOST, HELD>, Steps::shared_bytes(plan.slices, layer.H)};
+    launch = {sweep_in_grid<T, KIND, SETS, NT, MOST, HELD>,
+              Steps::shared_bytes(plan.slices, layer.H)};
   });
   return launch;
 }
@@ -159,7 +164,8 @@ template <typename T>
 void sweep_single(const GridSweep<T>& sweep, cudaStream_t stream) {
   run_single(sweep.layer, [&]<bool kIsFast, int WIDTH>() {
     constexpr int kAll = Single<T, kIsFast, WIDTH>::kBackward;
-    sweep_alone<T, kIsFast, WIDTH><<<static_cast<unsigned>(sweep.layer.B), kAll, 0, stream>>>(sweep);
+    sweep_alone<T, kIsFast, WIDTH>
+        <<<static_cast<unsigned>(sweep.layer.B), kAll, 0, stream>>>(sweep);
   });
 }
 
@@ -179,33 +185,39 @@ int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config
   int device = 0, clusters = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
   for (const auto& one : known)
-    if (one.kernel == kernel && one.device == device && one.shared_bytes == config.dynamicSmemBytes &&
+    if (one.kernel == kernel && one.device == device &&
+        one.shared_bytes == config.dynamicSmemBytes &&
         one.cluster == config.attrs[0].val.clusterDim.x)
       return one.clusters;
   if (config.attrs[0].val.clusterDim.x > 8 &&
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) {
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+          cudaSuccess) {
     (void)cudaGetLastError();
     return 0;
   }
-  // All that a block may have, not what this launch needs: another launch of the kernel may need more.
+  // All that a block may have, not what this launch needs: another launch of the kernel may need
+  // more.
   int most = 0;
   cudaFuncAttributes found = {};
-  if (cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
+  if (cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+          cudaSuccess ||
       config.dynamicSmemBytes > static_cast<size_t>(most) ||
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) != cudaSuccess ||
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) !=
+          cudaSuccess ||
       // Compiled for less than the GPU has, the kernel is empty.
       cudaFuncGetAttributes(&found, kernel) != cudaSuccess || found.ptxVersion < 90 ||
       cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
     (void)cudaGetLastError();
     return 0;
   }
-  known[next] = {kernel, device, config.dynamicSmemBytes, config.attrs[0].val.clusterDim.x, clusters};
+  known[next] = {kernel, device, config.dynamicSmemBytes, config.attrs[0].val.clusterDim.x,
+                 clusters};
   next = (next + 1) % kMost;
   return clusters;
 }
 
-// Runs a kernel of which the blocks that wait for each other are on the GPU at once: those of a cluster
-// always are. False, and nothing is run, where they are not certain to be.
+// Runs a kernel of which the blocks that wait for each other are on the GPU at once: those of a
+// cluster always are. False, and nothing is run, where they are not certain to be.
 template <typename Arguments>
 bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Plan& plan,
                  int64_t shared_bytes, int cluster, cudaStream_t stream) {

@@ -137,9 +137,7 @@ class LSTM(nn.RNNBase):
         }
         for name, shape in more.items():
             if shape is not None:
-                self.register_parameter(
-                    name + end, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                )
+                self.register_parameter(name + end, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         present = {
             "weight_ih": True, "weight_hh": True, "bias_ih": self.bias, "bias_hh": self.bias,
             "weight_hr": self.proj_size > 0, **{name: shape is not None for name, shape in more.items()},
@@ -313,9 +311,7 @@ class LSTM(nn.RNNBase):
             lengths = checked_lengths(lengths, input.shape[0], input.shape[1:-1], enforce_sorted)
             lengths = lengths.to(input.device)
         elif enforce_sorted:
-            refuse(
-                ValueError, "enforce_sorted", "is about `lengths`, and there are none", hint="`lengths=...`"
-            )
+            refuse(ValueError, "enforce_sorted", "is about `lengths`, and there are none", hint="`lengths=...`")
         output, state, cells = self._run(input, hx, weight, lengths, reset)
         if swapped:
             output = output.transpose(0, 1)
@@ -334,12 +330,7 @@ class LSTM(nn.RNNBase):
                 hint="`lstm(packed)`, or `lstm(padded, lengths=lengths)`",
             )  # fmt: skip
         weight = self._one_weight()
-        if (
-            data.ndim != 2
-            or data.shape[1] != self.input_size
-            or not fits(data, weight)
-            or data.device != weight.device
-        ):
+        if data.ndim != 2 or data.shape[1] != self.input_size or not fits(data, weight) or data.device != weight.device:
             refuse_input(data, weight, self.input_size, is_packed=True)
         # A traced program knows the size of a tensor, not its values.
         count = int(sizes[0]) if to_sorted is None else to_sorted.shape[0]
@@ -372,9 +363,7 @@ class LSTM(nn.RNNBase):
         if to_given is not None:
             state = tuple(s.index_select(1, to_given) for s in state)
         results = (output, cells) if self.return_cell else (output,)
-        results = [
-            PackedSequence(r.flatten(0, 1).index_select(0, rows), sizes, to_sorted, to_given) for r in results
-        ]
+        results = [PackedSequence(r.flatten(0, 1).index_select(0, rows), sizes, to_sorted, to_given) for r in results]
         return results[0], state, *results[1:]
 
     def _check_state(self, hx: Any, batch: Sequence[int], weight: Tensor) -> None:
@@ -412,9 +401,7 @@ class LSTM(nn.RNNBase):
                     x = x * F.dropout(x.new_ones(*batch, x.shape[-1]), self.variational_dropout[0], True)
             of_layer = slice(at, at + 2) if both else at
             h_0, c_0 = (None, None) if hx is None else (hx[0][of_layer], hx[1][of_layer])
-            found = self._run_layer(
-                at, x, h_0, c_0, lengths, reset, None if seeds is None else seeds[of_layer]
-            )
+            found = self._run_layer(at, x, h_0, c_0, lengths, reset, None if seeds is None else seeds[of_layer])
             x = found.output
             h_n.append(found.h_n)
             c_n.append(found.c_n)

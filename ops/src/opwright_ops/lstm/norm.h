@@ -52,12 +52,13 @@ RowMoments<E> moments_of_row(const E* row, int64_t width) {
   return moments_of<E>([row](int64_t i, int count) { return load_first(row + i, count); }, width);
 }
 
-// Rows are summed in parts of kVectors registers, and the parts in their order, so that the bits do not
-// depend on how many members a team has. A member works on whole parts.
+// Rows are summed in parts of kVectors registers, and the parts in their order, so that the bits do
+// not depend on how many members a team has. A member works on whole parts.
 template <typename E>
 inline constexpr int64_t kPartColumns = kVectors * opwright::kLanes<E>;
 
-// Mean and inverse deviation of rows. Parts are joined by the formula of Chan et al., which does not cancel.
+// Mean and inverse deviation of rows. Parts are joined by the formula of Chan et al., which does
+// not cancel.
 template <typename E>
 struct Moments {
   Buffer<E> parts;  // [B, parts, 3]: count, mean, sum of squared deviations

@@ -1,8 +1,8 @@
 // Products of a few rows with a matrix that is packed once and used at every step.
 //
-// A matrix [K, columns] is cut into panels of kVectors registers of columns. A panel lies in the order in
-// which one pass over k reads it, so the product of up to kRows rows with it keeps its sums in registers
-// and reads the panel as one stream.
+// A matrix [K, columns] is cut into panels of kVectors registers of columns. A panel lies in the
+// order in which one pass over k reads it, so the product of up to kRows rows with it keeps its
+// sums in registers and reads the panel as one stream.
 #pragma once
 
 #include <opwright/kernel.h>
@@ -15,8 +15,8 @@ using opwright::Vec;
 
 inline constexpr int kVectors = 4;  // registers of columns in a panel: one for each gate
 
-// Rows whose sums fit the registers, with a panel's vectors and a broadcast factor: 6 * 4 + 4 + 1 of 32
-// with AVX-512, 2 * 4 + 4 + 1 of 16 else.
+// Rows whose sums fit the registers, with a panel's vectors and a broadcast factor: 6 * 4 + 4 + 1
+// of 32 with AVX-512, 2 * 4 + 4 + 1 of 16 else.
 #if defined(__AVX512F__)
 inline constexpr int kRegisterRows = 6;
 #else
@@ -42,7 +42,8 @@ struct OperandOf<bfloat16, true> {
 template <typename T>
 using operand_t = typename OperandOf<T, kHasBfloat16Dot>::type;
 
-// Whether a panel times 16 rows is one block of the matrix unit (AMX), where the process may use that.
+// Whether a panel times 16 rows is one block of the matrix unit (AMX), where the process may use
+// that.
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 template <typename O>
 inline constexpr bool kIsTiled = sizeof(O) == 2;
@@ -88,8 +89,8 @@ namespace detail {
 template <typename V>
 inline constexpr int kLanesOf = sizeof(V) / sizeof(opwright::Lane<V>);
 
-// Of two vectors in blocks of 2 * half lanes: `first` becomes the lower halves of both, side by side,
-// `second` the upper ones.
+// Of two vectors in blocks of 2 * half lanes: `first` becomes the lower halves of both, side by
+// side, `second` the upper ones.
 template <typename V>
 OPWRIGHT_INLINE void join_halves(V& first, V& second, int half) {
   constexpr int kLanes = kLanesOf<V>;
@@ -127,8 +128,8 @@ OPWRIGHT_INLINE void transpose(V (&rows)[kLanesOf<V>]) {
 
 }  // namespace detail
 
-// Packs one panel whose columns lie in memory one by one: columns[c] has `rows` elements, or is null for
-// zeros.
+// Packs one panel whose columns lie in memory one by one: columns[c] has `rows` elements, or is
+// null for zeros.
 template <typename O>
 void pack_columns(O* to, int64_t rows, const O* const (&columns)[kPanelColumns<O>]) {
   // A pair is moved as one word.
@@ -207,8 +208,8 @@ OPWRIGHT_INLINE void add_step(const bfloat16* row, int64_t stride, const bfloat1
 
 }  // namespace detail
 
-// What is to be read next, fetched into the cache near the core while products are computed: from beyond it
-// it comes slower than they are.
+// What is to be read next, fetched into the cache near the core while products are computed: from
+// beyond it it comes slower than they are.
 struct Ahead {
   const char* from = nullptr;
   int64_t step = 0;  // bytes for each step of k; at most two cache lines
@@ -292,19 +293,23 @@ inline bool may_use_tiles() {
   return granted;
 }
 
-// The unit's registers: 0 to 3 are the sums of a panel's vectors, 4 the rows, 5 to 7 the panel in turn.
+// The unit's registers: 0 to 3 are the sums of a panel's vectors, 4 the rows, 5 to 7 the panel in
+// turn.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count, const bfloat16* panel,
-                           int64_t blocks, Sums<float>* sums) {
+inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count,
+                           const bfloat16* panel, int64_t blocks, Sums<float>* sums) {
   TileShapes shapes;
   for (int tile = 0; tile < 5; ++tile) shapes.rows[tile] = static_cast<uint8_t>(count);
   asm volatile("ldtilecfg %0" : : "m"(shapes));
-  asm volatile("tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3" : : : "memory");
+  asm volatile("tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3"
+               :
+               :
+               : "memory");
   const int64_t row_bytes = stride * 2, panel_bytes = kPanelColumns<bfloat16> * 4,
                 sum_bytes = sizeof(Sums<float>);
   asm volatile(
@@ -347,8 +352,9 @@ inline void multiply_tiles(const bfloat16* rows, int64_t stride, int64_t count, 
 
 // sums[m] += row m of `rows` times a panel, for count <= kRows<O> rows of k elements.
 template <typename E, typename O>
-__attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int64_t count, const O* panel,
-                                             int64_t k, Sums<E>* sums, const Ahead& ahead) {
+__attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int64_t count,
+                                             const O* panel, int64_t k, Sums<E>* sums,
+                                             const Ahead& ahead) {
   if constexpr (!kIsTiled<O>) {
     detail::multiply_in_registers<E>(rows, stride, count, panel, k, sums, ahead);
   } else {
@@ -362,21 +368,24 @@ __attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int6
     for (int64_t first = 0; first < count; first += kRegisterRows) {
       const int64_t group = count - first < kRegisterRows ? count - first : kRegisterRows;
       detail::multiply_in_registers<E>(rows + first * stride + done, stride, group,
-                                       panel + done * kPanelColumns<O>, k - done, sums + first, Ahead());
+                                       panel + done * kPanelColumns<O>, k - done, sums + first,
+                                       Ahead());
     }
 #endif
   }
 }
 
-// Bytes of a panel that all rows are multiplied with before the next: they stay in the first-level cache
-// (32 KiB on most CPUs). Blocks of the matrix unit are compute-bound from the second level too.
+// Bytes of a panel that all rows are multiplied with before the next: they stay in the first-level
+// cache (32 KiB on most CPUs). Blocks of the matrix unit are compute-bound from the second level
+// too.
 template <typename O>
 inline constexpr int64_t kBlockBytes = kIsTiled<O> ? 128 << 10 : 16 << 10;
 
-// sums[m] = row m of `rows` times a panel, for any number of rows; `next` is the panel to be read after it.
+// sums[m] = row m of `rows` times a panel, for any number of rows; `next` is the panel to be read
+// after it.
 template <typename E, typename O>
-void multiply_panel(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k, const O* next,
-                    Sums<E>* sums) {
+void multiply_panel(const O* rows, int64_t stride, int64_t count, const O* panel, int64_t k,
+                    const O* next, Sums<E>* sums) {
   constexpr int64_t kRowBytes = kPanelColumns<O> * sizeof(O), kBlock = kBlockBytes<O> / kRowBytes;
   const int64_t groups = (count + kRows<O> - 1) / kRows<O>;
   __builtin_memset(static_cast<void*>(sums), 0, count * sizeof(Sums<E>));
@@ -389,7 +398,8 @@ void multiply_panel(const O* rows, int64_t stride, int64_t count, const O* panel
       // A single group reads no slower than it computes.
       if (groups > 1 && following) {
         ahead.step = kRowBytes * kPair<O> / groups;
-        ahead.from = reinterpret_cast<const char*>(following) + group * ahead.step * (block / kPair<O>);
+        ahead.from =
+            reinterpret_cast<const char*>(following) + group * ahead.step * (block / kPair<O>);
       }
       multiply_rows<E>(rows + first * stride + at, stride, count * (group + 1) / groups - first,
                        panel + at * kPanelColumns<O>, block, sums + first, ahead);

@@ -1,8 +1,8 @@
-// Products with weights that are kept packed between calls, in float, bfloat16 or int8 with a scale for each
-// column; rows and sums are float.
+// Products with weights that are kept packed between calls, in float, bfloat16 or int8 with a scale
+// for each column; rows and sums are float.
 //
-// The order is the same on every CPU: blocks of 64 columns, each [k, 64]. For gates, a block has 16 units
-// of all four; registers of 8 lanes take it in halves.
+// The order is the same on every CPU: blocks of 64 columns, each [k, 64]. For gates, a block has 16
+// units of all four; registers of 8 lanes take it in halves.
 #pragma once
 
 #include "panels.h"
@@ -39,8 +39,8 @@ OPWRIGHT_INLINE Vec<float> load_weights(const int8_t* from) {
 }
 
 template <int M, typename W>
-OPWRIGHT_INLINE void add_prepared_step(const float* row, int64_t stride, const W* weights, int64_t distance,
-                                       Sums<float> (&sum)[M]) {
+OPWRIGHT_INLINE void add_prepared_step(const float* row, int64_t stride, const W* weights,
+                                       int64_t distance, Sums<float> (&sum)[M]) {
   // The CPU's own prefetcher alone does not keep up, from the second level nor from the third.
   constexpr int64_t kAhead = 2048, kLine = 64;
   OPWRIGHT_UNROLL
@@ -58,8 +58,8 @@ OPWRIGHT_INLINE void add_prepared_step(const float* row, int64_t stride, const W
 }
 
 template <int M, typename W>
-void multiply_prepared_group(const float* rows, int64_t stride, const W* weights, int64_t distance, int64_t k,
-                             const float* scale, Sums<float>* sums) {
+void multiply_prepared_group(const float* rows, int64_t stride, const W* weights, int64_t distance,
+                             int64_t k, const float* scale, Sums<float>* sums) {
   Sums<float> sum[M] = {};
   int64_t at = 0;
   if constexpr (M == 1) {
@@ -67,7 +67,8 @@ void multiply_prepared_group(const float* rows, int64_t stride, const W* weights
     Sums<float> other[1] = {};
     for (; at + 1 < k; at += 2) {
       add_prepared_step<1>(rows + at, 0, weights + at * kPreparedColumns, distance, sum);
-      add_prepared_step<1>(rows + at + 1, 0, weights + (at + 1) * kPreparedColumns, distance, other);
+      add_prepared_step<1>(rows + at + 1, 0, weights + (at + 1) * kPreparedColumns, distance,
+                           other);
     }
     OPWRIGHT_UNROLL
     for (int v = 0; v < kVectors; ++v) sum[0][v] += other[0][v];
@@ -76,20 +77,25 @@ void multiply_prepared_group(const float* rows, int64_t stride, const W* weights
     add_prepared_step<M>(rows + at, stride, weights + at * kPreparedColumns, distance, sum);
   OPWRIGHT_UNROLL
   for (int v = 0; v < kVectors; ++v) {
-    const Vec<float> factor = scale ? opwright::load(scale + v * distance) : opwright::splat<Vec<float>>(1);
+    const Vec<float> factor =
+        scale ? opwright::load(scale + v * distance) : opwright::splat<Vec<float>>(1);
     OPWRIGHT_UNROLL
     for (int m = 0; m < M; ++m) sums[m][v] = opwright::fma(sum[m][v], factor, sums[m][v]);
   }
 }
 
 template <typename W>
-void multiply_prepared_as(const float* rows, int64_t stride, int64_t count, const Prepared& prepared,
-                          int64_t block, int64_t offset, int64_t distance, Sums<float>* sums) {
-  const W* weights = static_cast<const W*>(prepared.data) + block * prepared.k * kPreparedColumns + offset;
-  const float* scale = prepared.scale ? prepared.scale + block * kPreparedColumns + offset : nullptr;
+void multiply_prepared_as(const float* rows, int64_t stride, int64_t count,
+                          const Prepared& prepared, int64_t block, int64_t offset, int64_t distance,
+                          Sums<float>* sums) {
+  const W* weights =
+      static_cast<const W*>(prepared.data) + block * prepared.k * kPreparedColumns + offset;
+  const float* scale =
+      prepared.scale ? prepared.scale + block * kPreparedColumns + offset : nullptr;
   for (; count >= kRegisterRows;
        count -= kRegisterRows, rows += kRegisterRows * stride, sums += kRegisterRows) {
-    multiply_prepared_group<kRegisterRows>(rows, stride, weights, distance, prepared.k, scale, sums);
+    multiply_prepared_group<kRegisterRows>(rows, stride, weights, distance, prepared.k, scale,
+                                           sums);
   }
   for (; count >= 2; count -= 2, rows += 2 * stride, sums += 2) {
     multiply_prepared_group<2>(rows, stride, weights, distance, prepared.k, scale, sums);
@@ -97,8 +103,9 @@ void multiply_prepared_as(const float* rows, int64_t stride, int64_t count, cons
   if (count) multiply_prepared_group<1>(rows, stride, weights, distance, prepared.k, scale, sums);
 }
 
-inline void multiply_prepared(const float* rows, int64_t stride, int64_t count, const Prepared& prepared,
-                              int64_t block, int64_t offset, int64_t distance, Sums<float>* sums) {
+inline void multiply_prepared(const float* rows, int64_t stride, int64_t count,
+                              const Prepared& prepared, int64_t block, int64_t offset,
+                              int64_t distance, Sums<float>* sums) {
   using opwright::detail::kScalarType;
   if (prepared.dtype == kScalarType<int8_t>) {
     multiply_prepared_as<int8_t>(rows, stride, count, prepared, block, offset, distance, sums);
@@ -116,15 +123,15 @@ template <typename E, typename O>
 void multiply_prepared_gates(const O* rows, int64_t stride, int64_t count, const Prepared& prepared,
                              int64_t unit, Sums<E>* sums) {
   if constexpr (sizeof(E) == 4 && sizeof(O) == 4) {
-    detail::multiply_prepared(rows, stride, count, prepared, unit / kPreparedUnits, unit % kPreparedUnits,
-                              kPreparedUnits, sums);
+    detail::multiply_prepared(rows, stride, count, prepared, unit / kPreparedUnits,
+                              unit % kPreparedUnits, kPreparedUnits, sums);
   }
 }
 
 // sums[m][v] += row m times kVectors registers of columns.
 template <typename E, typename O>
-void multiply_prepared_columns(const O* rows, int64_t stride, int64_t count, const Prepared& prepared,
-                               int64_t column, Sums<E>* sums) {
+void multiply_prepared_columns(const O* rows, int64_t stride, int64_t count,
+                               const Prepared& prepared, int64_t column, Sums<E>* sums) {
   if constexpr (sizeof(E) == 4 && sizeof(O) == 4) {
     detail::multiply_prepared(rows, stride, count, prepared, column / kPreparedColumns,
                               column % kPreparedColumns, opwright::kLanes<E>, sums);

@@ -1,4 +1,5 @@
-// Products of whole sequences with a weight: PyTorch's own, but for bfloat16 with sums kept in float.
+// Products of whole sequences with a weight: PyTorch's own, but for bfloat16 with sums kept in
+// float.
 #pragma once
 
 #include <opwright/tensor.h>
@@ -28,7 +29,9 @@ struct Matrix {
     result.row_stride = column_stride, result.column_stride = row_stride;
     return result;
   }
-  S& operator()(int64_t row, int64_t column) const { return data[row * row_stride + column * column_stride]; }
+  S& operator()(int64_t row, int64_t column) const {
+    return data[row * row_stride + column * column_stride];
+  }
   opwright::Tensor borrowed() const {
     return opwright::borrow(View<S, 2>{data, {rows, columns}, {row_stride, column_stride}});
   }
@@ -58,8 +61,9 @@ void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<O>& from) {
         }
         pack_columns(panels[panel], from.rows, columns);
       } else if (first + kPanelColumns<O> <= from.columns && from.column_stride == 1) {
-        pack_panel(panels[panel], from.rows,
-                   [&](int64_t row, int64_t column) { return source[row * from.row_stride + column]; });
+        pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
+          return source[row * from.row_stride + column];
+        });
       } else {
         pack_panel(panels[panel], from.rows, [&](int64_t row, int64_t column) {
           return first + column < from.columns ? from(row, first + column) : O(0.0f);
@@ -71,7 +75,8 @@ void pack(Panels<O>& panels, Buffer<O>& memory, const Matrix<O>& from) {
 
 #if defined(__AVX512BF16__)
 // The same with sums in float. Rows of `a` have a readable, finite element behind an odd width.
-inline void multiply(const Matrix<float>& out, const Matrix<bfloat16>& a, const Matrix<bfloat16>& b) {
+inline void multiply(const Matrix<float>& out, const Matrix<bfloat16>& a,
+                     const Matrix<bfloat16>& b) {
   constexpr int64_t kMostRows = 64;  // their sums take 16 KiB
   Panels<bfloat16> panels;
   Buffer<bfloat16> memory;
@@ -81,12 +86,13 @@ inline void multiply(const Matrix<float>& out, const Matrix<bfloat16>& a, const 
     for (int64_t panel = begin; panel < end; ++panel) {
       for (int64_t first = 0; first < out.rows; first += kMostRows) {
         const int64_t count = first + kMostRows < out.rows ? kMostRows : out.rows - first;
-        multiply_panel<float>(a.data + first * a.row_stride, a.row_stride, count, panels[panel], panels.k,
-                              static_cast<const bfloat16*>(nullptr), sums.data());
+        multiply_panel<float>(a.data + first * a.row_stride, a.row_stride, count, panels[panel],
+                              panels.k, static_cast<const bfloat16*>(nullptr), sums.data());
         for (int64_t m = 0; m < count; ++m) {
           for (int v = 0; v < kVectors; ++v) {
             const int64_t column = (panel * kVectors + v) * 16;
-            const int lanes = static_cast<int>(out.columns - column < 16 ? out.columns - column : 16);
+            const int lanes =
+                static_cast<int>(out.columns - column < 16 ? out.columns - column : 16);
             if (lanes <= 0) break;
             float* to = out.data + (first + m) * out.row_stride + column;
             if (lanes == 16)

@@ -81,9 +81,7 @@ class Cell:
         keeps_h, keeps_c = self.zoneout(t, h.shape[-1], c.shape[-1])
         h_new, c_new = keeps_h * h + (1 - keeps_h) * h_new, keeps_c * c + (1 - keeps_c) * cell
         gates = torch.cat([z_i, z_f, z_g, z_o], -1)
-        return Step(
-            t, None, h, c, from_input, from_h, gates, i, f, g, o, cell, squashed, self.narrowed(h_new), c_new
-        )
+        return Step(t, None, h, c, from_input, from_h, gates, i, f, g, o, cell, squashed, self.narrowed(h_new), c_new)
 
     def gradient(self, step: Step, grad_h: Tensor, grad_c: Tensor, into: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Takes the gradient of one step back: returns those of its `from_input`, h and c.
@@ -187,9 +185,7 @@ def check_kept(keep_cells: int, keep_gates: int) -> None:
         raise ValueError("`lstm`: `keep_cells` and `keep_gates` must be 0 or 1")
 
 
-def initial(
-    input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weight_hh: Tensor
-) -> tuple[Tensor, Tensor]:
+def initial(input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weight_hh: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the state before the first step, zeros where none is given."""
     batch, (rows, width) = input.shape[1:-1], weight_hh.shape
     h = input.new_zeros(*batch, width) if h_0 is None else h_0

@@ -21,9 +21,7 @@ def refuse(
     """Raises `kind`: the subject, what of it broke which rule, got against expected, a hint."""
     width = max((len(name) for name, _ in rows), default=0)
     body = "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
-    raise kind(
-        "\n\n".join(part for part in (f"`{subject}`: `{what}` {rule}", body, hint and f"hint: {hint}") if part)
-    )
+    raise kind("\n\n".join(part for part in (f"`{subject}`: `{what}` {rule}", body, hint and f"hint: {hint}") if part))
 
 
 def shown(value: Any) -> str:
@@ -65,9 +63,7 @@ def check_sizes(
         if not isinstance(value, int):
             _refuse_type(name, value)
         if value <= 0:
-            refuse(
-                ValueError, name, "must be greater than zero", ("got", str(value)), ("expected", "1, 2, ...")
-            )
+            refuse(ValueError, name, "must be greater than zero", ("got", str(value)), ("expected", "1, 2, ..."))
     if not isinstance(proj_size, int):
         _refuse_type("proj_size", proj_size)
     if not 0 <= proj_size < hidden_size:
@@ -77,9 +73,7 @@ def check_sizes(
         )  # fmt: skip
     if isinstance(dtype, torch.dtype) and not dtype.is_floating_point:
         kind = TypeError if dtype.is_complex else RuntimeError
-        refuse(
-            kind, "dtype", "must be a floating-point type", ("got", str(dtype)), hint="`dtype=torch.float32`"
-        )
+        refuse(kind, "dtype", "must be a floating-point type", ("got", str(dtype)), hint="`dtype=torch.float32`")
 
 
 def _refuse_type(name: str, value: Any) -> NoReturn:
@@ -111,9 +105,7 @@ def check_options(
     if forget_bias is not None:
         if not _is_number(forget_bias):
             kind = ValueError if isinstance(forget_bias, float) else TypeError
-            refuse(
-                kind, "forget_bias", "must be a number", ("got", shown(forget_bias)), hint="`forget_bias=1.0`"
-            )
+            refuse(kind, "forget_bias", "must be a number", ("got", shown(forget_bias)), hint="`forget_bias=1.0`")
         if not bias:
             refuse(
                 ValueError, "forget_bias", "is the start of a bias, and there is none",
@@ -139,9 +131,7 @@ def check_probabilities(name: str, value: Any, parts: tuple[str, ...]) -> tuple[
         kind = ValueError if any(isinstance(v, float) for v in values) else TypeError
         refuse(kind, name, f"must be {wanted}", ("got", shown(value)), ("expected", "0 <= p < 1"))
     if not all(0 <= v < 1 for v in values):
-        refuse(
-            ValueError, name, "must be a probability below 1", ("got", str(value)), ("expected", "0 <= p < 1")
-        )
+        refuse(ValueError, name, "must be a probability below 1", ("got", str(value)), ("expected", "0 <= p < 1"))
     return tuple(map(float, values))
 
 
@@ -216,9 +206,7 @@ def refuse_input(input: Any, weight: Tensor, input_size: int, is_packed: bool) -
 def refuse_state(hx: Any, weight: Tensor, h_shape: tuple[int, ...], c_shape: tuple[int, ...]) -> NoReturn:
     """Says what is wrong with a state that cannot be taken."""
     if not isinstance(hx, (tuple, list)):
-        refuse(
-            TypeError, "hx", "must be a pair (h_0, c_0)", ("got", shown(hx)), hint="`lstm(input, (h_0, c_0))`"
-        )
+        refuse(TypeError, "hx", "must be a pair (h_0, c_0)", ("got", shown(hx)), hint="`lstm(input, (h_0, c_0))`")
     if len(hx) != 2:
         refuse(RuntimeError, "hx", "must be a pair (h_0, c_0)", ("got", f"{len(hx)} of them"),
                hint="`lstm(input, (h_0, c_0))`")  # fmt: skip

@@ -1,4 +1,5 @@
-// What the two sweeps over a sequence share: memory, the arguments, which entries take part in which step.
+// What the two sweeps over a sequence share: memory, the arguments, which entries take part in
+// which step.
 #pragma once
 
 #include <opwright/team.h>
@@ -12,8 +13,9 @@ using opwright::half;
 using opwright::View;
 using opwright::detail::kScalarType;
 
-// Scratch memory that calls hand on to the next. The system gives a large block back page by page, at 7 ms
-// for 16 MiB (2-core Xeon, Sapphire Rapids class, in a virtual machine), which is a tenth of a training step.
+// Scratch memory that calls hand on to the next. The system gives a large block back page by page,
+// at 7 ms for 16 MiB (2-core Xeon, Sapphire Rapids class, in a virtual machine), which is a tenth
+// of a training step.
 class Pool {
  public:
   static constexpr int64_t kLeast = 1 << 18, kMostKept = 128 << 20;
@@ -23,7 +25,8 @@ class Pool {
       Lock lock(*this);
       Block* best = nullptr;
       for (Block& block : blocks_) {
-        if (block.bytes >= bytes && block.bytes <= 2 * bytes && (!best || block.bytes < best->bytes))
+        if (block.bytes >= bytes && block.bytes <= 2 * bytes &&
+            (!best || block.bytes < best->bytes))
           best = &block;
       }
       if (best) {
@@ -58,7 +61,8 @@ class Pool {
   struct Lock {
     Pool& pool;
     explicit Lock(Pool& pool) : pool(pool) {
-      while (__atomic_exchange_n(&pool.is_locked_, true, __ATOMIC_ACQUIRE)) opwright::detail::pause();
+      while (__atomic_exchange_n(&pool.is_locked_, true, __ATOMIC_ACQUIRE))
+        opwright::detail::pause();
     }
     ~Lock() { __atomic_store_n(&pool.is_locked_, false, __ATOMIC_RELEASE); }
   };
@@ -109,7 +113,8 @@ struct RemoveConst<const T> {
 template <typename T>
 using remove_const = typename RemoveConst<T>::type;
 
-// A sequence [T, B, n] in the type of the operator's tensors: E, or one of 16 bits where E is float.
+// A sequence [T, B, n] in the type of the operator's tensors: E, or one of 16 bits where E is
+// float.
 template <typename E>
 struct Sequence {
   char* data = nullptr;
@@ -155,7 +160,8 @@ struct Sequence {
   template <typename T>
   OPWRIGHT_INLINE Vec<E> load_as(int64_t from, int count) const {
     const T* place = reinterpret_cast<const T*>(data) + from;
-    return count == opwright::kLanes<T> ? opwright::load(place) : opwright::load_partial(place, count);
+    return count == opwright::kLanes<T> ? opwright::load(place)
+                                        : opwright::load_partial(place, count);
   }
   template <typename T>
   OPWRIGHT_INLINE void store_as(int64_t to, Vec<E> value, int count) const {
@@ -171,8 +177,9 @@ struct Sequence {
   }
 };
 
-// The order of steps, and the entries that take part in each. With lengths, entries are taken longest first,
-// so that those of a step are the first `active(t)`; rows of all steps, one after the other, are "compact".
+// The order of steps, and the entries that take part in each. With lengths, entries are taken
+// longest first, so that those of a step are the first `active(t)`; rows of all steps, one after
+// the other, are "compact".
 class Schedule {
  public:
   int64_t steps, entries;
@@ -200,7 +207,8 @@ class Schedule {
       order_[place] = e;
       length_[place] = length_of(e);
     }
-    // Now first_[n] is the number of entries of length n or more; those with more than t take part in step t.
+    // Now first_[n] is the number of entries of length n or more; those with more than t take part
+    // in step t.
     int64_t row = 0;
     for (int64_t t = 0; t < steps; ++t) {
       const int64_t active = first_[t + 1];
@@ -256,11 +264,11 @@ OPWRIGHT_INLINE RandomWords<kLanes> random_words(int64_t seed, int64_t element, 
       typedef int32_t Int32x16 __attribute__((vector_size(64)));
       typedef long long Products __attribute__((vector_size(64)));
       const auto multiplier = opwright::bit_cast<Int32x16>(kMultiplier - Words{});
-      const auto evens = opwright::bit_cast<Int32x16>(
-          __builtin_ia32_pmuludq512_mask(opwright::bit_cast<Int32x16>(a), multiplier, Products{}, -1));
+      const auto evens = opwright::bit_cast<Int32x16>(__builtin_ia32_pmuludq512_mask(
+          opwright::bit_cast<Int32x16>(a), multiplier, Products{}, -1));
       const auto odd = opwright::bit_cast<Int32x16>(opwright::bit_cast<Products>(a) >> 32);
-      const auto odds =
-          opwright::bit_cast<Int32x16>(__builtin_ia32_pmuludq512_mask(odd, multiplier, Products{}, -1));
+      const auto odds = opwright::bit_cast<Int32x16>(
+          __builtin_ia32_pmuludq512_mask(odd, multiplier, Products{}, -1));
       const Int32x16 highs{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
       high = opwright::bit_cast<Words>(__builtin_shuffle(evens, odds, highs));
       low = opwright::bit_cast<Words>(a * kMultiplier);
@@ -343,7 +351,8 @@ struct Activations {
     if constexpr (kIsPlain) return result;
     if (options.is_hard) {
       const V centred =
-          opwright::fma(clipped(z), opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5))) - E(0.5);
+          opwright::fma(clipped(z), opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5))) -
+          E(0.5);
       result = where_inside(centred, E(0.5), value * options.slope);
     }
     return options.clips ? where_inside(z, options.clip, result) : result;

@@ -15,18 +15,20 @@ Prepared prepared(View<const W, 3> weight, const float* scale) {
 }  // namespace
 
 template <typename W>
-void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, View<const W, 3> weight_ih,
-               View<const W, 3> weight_hh, View<const float, 3> scale, View<const float, 1> bias,
-               View<const W, 3> weight_hr, View<const float, 2> scale_hr, View<const float, 2> peephole,
-               View<const float, 1> norm_ih, View<const float, 1> norm_hh, View<const float, 2> norm_c,
-               Activation activation, double slope, bool coupled, double clip, double zoneout_h,
-               double zoneout_c, View<float, 3> output) {
+void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c,
+               View<const W, 3> weight_ih, View<const W, 3> weight_hh, View<const float, 3> scale,
+               View<const float, 1> bias, View<const W, 3> weight_hr, View<const float, 2> scale_hr,
+               View<const float, 2> peephole, View<const float, 1> norm_ih,
+               View<const float, 1> norm_hh, View<const float, 2> norm_c, Activation activation,
+               double slope, bool coupled, double clip, double zoneout_h, double zoneout_c,
+               View<float, 3> output) {
   Arguments<float> a{};
   a.input = input;
   a.h_0 = {h.data(), {h.size(0), h.size(1)}, {h.stride(0), h.stride(1)}};
   a.c_0 = {c.data(), {c.size(0), c.size(1)}, {c.stride(0), c.stride(1)}};
   a.weight_hh = {nullptr, {4 * c.size(1), h.size(1)}, {h.size(1), 1}};
-  a.bias_ih = bias, a.peephole = peephole, a.norm_ih = norm_ih, a.norm_hh = norm_hh, a.norm_c = norm_c;
+  a.bias_ih = bias, a.peephole = peephole, a.norm_ih = norm_ih, a.norm_hh = norm_hh,
+  a.norm_c = norm_c;
   if (weight_hr.defined()) a.weight_hr.data_ = a.h_0.data();  // that there is one; it is not read
   a.options = options_of<float>(activation, slope, coupled, clip, zoneout_h, zoneout_c, false);
   a.check();
@@ -37,8 +39,8 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, V
   Parameters<float, float> layer;
   read_parameters<float>(layer, a);
   const int64_t H = layer.H, blocks = weight_hh.size(0);
-  opwright::check(blocks == (H + kPreparedUnits - 1) / kPreparedUnits && weight_ih.size(1) == input.size(2) &&
-                      weight_hh.size(1) == layer.R,
+  opwright::check(blocks == (H + kPreparedUnits - 1) / kPreparedUnits &&
+                      weight_ih.size(1) == input.size(2) && weight_hh.size(1) == layer.R,
                   "packed weights must be of a layer with the sizes of `input`, `h` and `c`");
   Forward<float, float> forward{schedule, layer};
   forward.output = Sequence<float>(output);
@@ -59,7 +61,8 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c, V
       sums.allocate_zeros(x.rows * (end - begin));
       for (int64_t panel = begin; panel < end; ++panel) {
         Sums<float>* found = sums.data() + (panel - begin) * x.rows;
-        multiply_prepared_gates<float>(x.data, x.row_stride, x.rows, forward.ih_prepared, panel * N, found);
+        multiply_prepared_gates<float>(x.data, x.row_stride, x.rows, forward.ih_prepared, panel * N,
+                                       found);
         const int count = static_cast<int>(H - panel * N < N ? H - panel * N : N);
         for (int64_t row = 0; row < x.rows; ++row) {
           for (int j = 0; j < 4; ++j)

@@ -238,9 +238,7 @@ class LSTMStep:
         swapped = axes == 3 and self._form.batch_first
         x = input[None] if axes == 2 else input[None, None] if axes == 1 else input
         x = x.transpose(0, 1) if swapped else x
-        is_plain = type(x) is Tensor and not (
-            x.requires_grad or _transforms() or _forward_ad._current_level >= 0
-        )
+        is_plain = type(x) is Tensor and not (x.requires_grad or _transforms() or _forward_ad._current_level >= 0)
         if not (
             is_plain
             and x.shape[1:] == (self._h.shape[1], self._form.input_size)
@@ -333,9 +331,7 @@ class LSTMStep:
                     )  # fmt: skip
                 versioned = SimpleNamespace(_version=0) if parameter.is_inference() else parameter
                 data_ptr, sample = parameter.data_ptr, _sample_of(parameter)
-                seen.append(
-                    (name, parameter, versioned, versioned._version, data_ptr, data_ptr(), sample, sample())
-                )
+                seen.append((name, parameter, versioned, versioned._version, data_ptr, data_ptr(), sample, sample()))
             found = [None if name is None else registered[name].detach() for name in names]
             layers.append(packed_layer(*found, weights=self.weights))
         device = seen[0][1].device

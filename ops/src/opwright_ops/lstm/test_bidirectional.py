@@ -112,9 +112,7 @@ def test_vmap_over_the_batch_is_one_call_of_the_kernel() -> None:
 
 def test_opcheck() -> None:
     _, both = pair((3, 2, 2, 3, 2), MANY, torch.float32)
-    torch.library.opcheck(
-        torch.ops.opwright_ops.lstm_bidirectional.default, tuple(leaves(both)), {"keep_gates": 1}
-    )
+    torch.library.opcheck(torch.ops.opwright_ops.lstm_bidirectional.default, tuple(leaves(both)), {"keep_gates": 1})
 
 
 def test_the_baseline_computes_the_same() -> None:

@@ -78,9 +78,7 @@ def test_every_combination(sizes, name) -> None:
         wanted = reference(*exact, **options)
         generator = torch.Generator().manual_seed(number)
         right = None
-        cotangents = [
-            torch.randn(w.shape, generator=generator).bfloat16().half().double() for w in wanted[:4]
-        ]
+        cotangents = [torch.randn(w.shape, generator=generator).bfloat16().half().double() for w in wanted[:4]]
         for dtype in TYPES:
             given = to(exact, dtype)
             got = lstm(*given, **options)
@@ -171,9 +169,7 @@ def test_a_mask_with_gaps(lay) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(
-    "present", ["bias", "bias weight_hr peephole h_mask lengths reset seed", "bias norms"]
-)
+@pytest.mark.parametrize("present", ["bias", "bias weight_hr peephole h_mask lengths reset seed", "bias norms"])
 def test_the_same_bits_for_any_number_of_threads(dtype, present) -> None:
     given = arguments((6, 17, 9, 80, 65), present, dtype)
     options = {"zoneout_h": 0.1, "zoneout_c": 0.1, **SOFT}
@@ -237,9 +233,7 @@ def test_vmap_over_weights() -> None:
 
 
 def test_opcheck() -> None:
-    given = arguments(
-        (3, 2, 2, 3, 2), "bias weight_hr peephole norms h_mask lengths reset seed", torch.float32
-    )
+    given = arguments((3, 2, 2, 3, 2), "bias weight_hr peephole norms h_mask lengths reset seed", torch.float32)
     differentiable(given)
     for options in ({}, {"keep_gates": 1, "keep_cells": 1, "zoneout_c": 0.5}):
         torch.library.opcheck(torch.ops.opwright_ops.lstm.default, tuple(given), options)
@@ -289,9 +283,7 @@ def test_the_reference_takes_the_place_of_an_absent_kernel(without_kernels, name
         given = arguments(SIZES[0], present, EXACT)
         options = OPTIONS[name]
         torch.testing.assert_close(without_kernels(*given, **options), lstm(*given, **options))
-        torch.testing.assert_close(
-            gradients(without_kernels, given, options), gradients(lstm, given, options)
-        )
+        torch.testing.assert_close(gradients(without_kernels, given, options), gradients(lstm, given, options))
 
 
 def test_what_the_annotations_cannot_say_is_refused(without_kernels) -> None:

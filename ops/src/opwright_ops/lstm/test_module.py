@@ -122,9 +122,7 @@ def test_dropout_between_layers() -> None:
     torch.testing.assert_close(flat(ours.eval()(x)), flat(ours.to_torch()(x)))
     layers = [nn.LSTM(width, H, **EXACT) for width in (I, H)]
     for i, layer in enumerate(layers):
-        layer.load_state_dict(
-            {k.replace(f"l{i}", "l0"): v for k, v in ours.state_dict().items() if f"l{i}" in k}
-        )
+        layer.load_state_dict({k.replace(f"l{i}", "l0"): v for k, v in ours.state_dict().items() if f"l{i}" in k})
     torch.manual_seed(1)
     got = ours.train()(x)[0]
     torch.manual_seed(1)
@@ -156,10 +154,7 @@ def test_no_steps_and_no_entries() -> None:
     output.sum().backward()
     assert all(not p.grad.any() for p in lstm.parameters())
     assert lstm(torch.randn(T, 0, I, **EXACT), lengths=[])[0].shape == (T, 0, 2 * H)
-    assert (
-        lstm(torch.randn(0, B, I, **EXACT), lengths=[0, 0, 0], reset=torch.zeros(0, B).bool())[0].shape[0]
-        == 0
-    )
+    assert lstm(torch.randn(0, B, I, **EXACT), lengths=[0, 0, 0], reset=torch.zeros(0, B).bool())[0].shape[0] == 0
 
 
 # --- conversions ------------------------------------------------------------------------------------
@@ -205,9 +200,7 @@ def test_dropout_that_is_off_in_eval_mode_goes_to_torch() -> None:
 
 
 def test_copies() -> None:
-    lstm = LSTM(
-        I, H, 2, bidirectional=True, peephole=True, layer_norm=True, activation="hard", slope=0.2, clip=2.0
-    )
+    lstm = LSTM(I, H, 2, bidirectional=True, peephole=True, layer_norm=True, activation="hard", slope=0.2, clip=2.0)
     x = torch.randn(T, B, I)
     want = lstm(x)
     for made in (copy.deepcopy(lstm), pickle.loads(pickle.dumps(lstm))):
@@ -217,9 +210,7 @@ def test_copies() -> None:
             made.weight_hh_l0.zero_()
         assert not torch.equal(made(x)[0], want[0])
     torch.testing.assert_close(lstm(x), want, rtol=0, atol=0)
-    fresh = LSTM(
-        I, H, 2, bidirectional=True, peephole=True, layer_norm=True, activation="hard", slope=0.2, clip=2.0
-    )
+    fresh = LSTM(I, H, 2, bidirectional=True, peephole=True, layer_norm=True, activation="hard", slope=0.2, clip=2.0)
     fresh.load_state_dict(lstm.state_dict())
     torch.testing.assert_close(fresh(x), want, rtol=0, atol=0)
     torch.testing.assert_close(lstm.double()(x.double()), want, check_dtype=False)

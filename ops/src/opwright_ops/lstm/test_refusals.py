@@ -227,10 +227,7 @@ def test_dropout_without_a_second_layer_warns_at_the_call() -> None:
         LSTM(3, 4, dropout=0.5)
     (warning,) = found
     assert warning.filename == __file__
-    assert (
-        str(warning.message)
-        == "`LSTM`: `dropout=0.5` has no effect: it lies between layers, and `num_layers=1`"
-    )
+    assert str(warning.message) == "`LSTM`: `dropout=0.5` has no effect: it lies between layers, and `num_layers=1`"
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
     values = weight.detach().numpy()
     if kind == "bfloat16":
         bits = values.view(np.uint32)
-        return torch.from_numpy(
-            (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-        )
+        return torch.from_numpy((bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32))
     if kind == "int8":
         rows = []
         for row in values:

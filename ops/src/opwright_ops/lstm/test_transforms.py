@@ -91,9 +91,7 @@ def test_vmap() -> None:
     torch.testing.assert_close(one, lstm(x[0])[0])
     lengths = torch.tensor([[5, 2, 0], [1, 1, 4], [3, 5, 2], [0, 0, 1]])
     got = torch.vmap(lambda v, n: lstm(v, lengths=n)[0])(x, lengths)
-    torch.testing.assert_close(
-        got, torch.stack([lstm(v, lengths=n)[0] for v, n in zip(x, lengths, strict=True)])
-    )
+    torch.testing.assert_close(got, torch.stack([lstm(v, lengths=n)[0] for v, n in zip(x, lengths, strict=True)]))
 
 
 def test_vmap_over_an_ensemble() -> None:

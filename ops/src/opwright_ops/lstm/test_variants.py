@@ -31,11 +31,7 @@ class Odyssey:
     def __init__(self, lstm: LSTM, end: str) -> None:
         def rows(name: str) -> dict[str, np.ndarray] | None:
             value = getattr(lstm, name + end, None)
-            return (
-                None
-                if value is None
-                else dict(zip("ifzo", value.detach().numpy().reshape(4, lstm.hidden_size, -1)))
-            )
+            return None if value is None else dict(zip("ifzo", value.detach().numpy().reshape(4, lstm.hidden_size, -1)))
 
         def array(name: str) -> np.ndarray | None:
             value = getattr(lstm, name + end, None)
@@ -49,11 +45,7 @@ class Odyssey:
 
     def sigma(self, x: float) -> float:
         x = self.clipped(x)
-        return (
-            min(max(0.5 + self.lstm.slope * x, 0), 1)
-            if self.lstm.activation == "hard"
-            else 1 / (1 + math.exp(-x))
-        )
+        return min(max(0.5 + self.lstm.slope * x, 0), 1) if self.lstm.activation == "hard" else 1 / (1 + math.exp(-x))
 
     def tanh(self, x: float) -> float:
         return min(max(x, -1), 1) if self.lstm.activation == "hard" else math.tanh(x)
@@ -146,9 +138,7 @@ def check_against_odyssey(lstm: LSTM) -> None:
 
 
 VARIANTS = [
-    dict(
-        zip(("activation", "slope", "peephole", "layer_norm", "coupled", "clip"), (*act, *rest), strict=True)
-    )
+    dict(zip(("activation", "slope", "peephole", "layer_norm", "coupled", "clip"), (*act, *rest), strict=True))
     for act, *rest in itertools.product(
         (("soft", None), ("hard", None), ("hard", 0.2)),
         (False, True),
@@ -173,9 +163,7 @@ def test_variants(options) -> None:
 @pytest.mark.parametrize("options", VARIANTS[::5], ids=lambda o: "-".join(map(str, o.values())))
 def test_gradients_of_variants(options) -> None:
     torch.manual_seed(0)
-    lstm = LSTM(
-        2, 3, **options, bidirectional=True, zoneout=0.3, weight_dropout=0.3, variational_dropout=0.3, **EXACT
-    )
+    lstm = LSTM(2, 3, **options, bidirectional=True, zoneout=0.3, weight_dropout=0.3, variational_dropout=0.3, **EXACT)
     names, parameters = zip(*lstm.named_parameters(), strict=True)
 
     def call(x, *values):
@@ -278,9 +266,7 @@ def test_lengths(lengths, batch_first) -> None:
     weights = [torch.randn_like(w) for w in want]
     inputs = [x, *hx, *lstm.parameters()]
     losses = [sum((t * w).sum() for t, w in zip(ts, weights, strict=True)) for ts in (got, want)]
-    gradients = [
-        torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True) for loss in losses
-    ]
+    gradients = [torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True) for loss in losses]
     torch.testing.assert_close(*gradients)
 
 
@@ -322,9 +308,7 @@ def test_resets_cut_a_sequence_into_episodes(batch_first) -> None:
     torch.testing.assert_close(got, want)
     weights = [torch.randn_like(w) for w in want]
     found = [
-        torch.autograd.grad(
-            [(t * w).sum() for t, w in zip(ts, weights, strict=True)], [x, *hx, *m.parameters()]
-        )
+        torch.autograd.grad([(t * w).sum() for t, w in zip(ts, weights, strict=True)], [x, *hx, *m.parameters()])
         for ts, m in ((got, lstm), (want, theirs))
     ]
     torch.testing.assert_close(*found)
@@ -438,9 +422,7 @@ def test_variational_dropout_has_one_mask_per_sequence_and_layer() -> None:
     output, (_, c_n) = seeded(lstm, x, (h_0, c_0))
     cell = Odyssey(lstm, "_l0")
     for b in range(3):
-        masked = numpy_of(
-            x[:, b] * kept_x[b] / (1 - p_x), h_0[0, b], c_0[0, b], kept_h[b].double() / (1 - p_h)
-        )
+        masked = numpy_of(x[:, b] * kept_x[b] / (1 - p_x), h_0[0, b], c_0[0, b], kept_h[b].double() / (1 - p_h))
         want, cells = cell.run(*masked)
         np.testing.assert_allclose(output[:, b].detach(), want, atol=1e-12)
         np.testing.assert_allclose(c_n[0, b].detach(), cells[-1], atol=1e-12)

@@ -52,6 +52,4 @@ def softmax(input, output):
         warps = 1 if block <= 256 else 4 if block <= 2048 else 8 if block <= 8192 else 16
         softmax_kernel[(rows,)](input, output, n, input.stride(0), input.stride(1), BLOCK=block, num_warps=warps)
     else:
-        long_softmax_kernel[(rows,)](
-            input, output, n, input.stride(0), input.stride(1), BLOCK=LOOP, num_warps=8
-        )
+        long_softmax_kernel[(rows,)](input, output, n, input.stride(0), input.stride(1), BLOCK=LOOP, num_warps=8)

@@ -1,8 +1,9 @@
-// What a library registers with PyTorch, in a form that can be taken back, and whose errors reach the caller.
+// What a library registers with PyTorch, in a form that can be taken back, and whose errors reach
+// the caller.
 //
-// Loaded by anyone else, a library registers while it is loaded, as ever. Opwright's loader names the
-// library in OPWRIGHT_LOADS; it then registers nothing by itself, and the loader calls opwright_register:
-// an exception in a static initialiser would end the process.
+// Loaded by anyone else, a library registers while it is loaded, as ever. Opwright's loader names
+// the library in OPWRIGHT_LOADS; it then registers nothing by itself, and the loader calls
+// opwright_register: an exception in a static initialiser would end the process.
 #pragma once
 #include <dlfcn.h>
 
@@ -13,7 +14,8 @@
 #include <string>
 #include <vector>
 
-#define OPWRIGHT_OWN __attribute__((visibility("hidden")))  // each library has its own, whatever else is loaded
+#define OPWRIGHT_OWN \
+  __attribute__((visibility("hidden")))  // each library has its own, whatever else is loaded
 
 namespace opwright::extension {
 
@@ -64,7 +66,8 @@ __attribute__((visibility("default"), used)) inline void opwright_release() {
   for (auto each = all.rbegin(); each != all.rend(); ++each) (*each)->drop();
 }
 
-// Returns one line for each registration: "DEF name" for one that owns its namespace, else "USE name".
+// Returns one line for each registration: "DEF name" for one that owns its namespace, else "USE
+// name".
 __attribute__((visibility("default"), used)) inline const char* opwright_registrations() {
   using namespace opwright::extension;
   text().clear();
@@ -81,7 +84,8 @@ inline void Registration::add() {
   registrations().push_back(this);
   const char* loads = std::getenv("OPWRIGHT_LOADS");
   Dl_info own;
-  bool is_loaded_by_opwright = loads && dladdr(reinterpret_cast<void*>(&text), &own) && !std::strcmp(own.dli_fname, loads);
+  bool is_loaded_by_opwright =
+      loads && dladdr(reinterpret_cast<void*>(&text), &own) && !std::strcmp(own.dli_fname, loads);
   if (!is_loaded_by_opwright) make();
 }
 

@@ -4,38 +4,38 @@
 #include "glue.h"
 
 typedef struct {
-  const Operator *op;
-  u64 *stack;
-  Value *values;
-  Tensor *outputs;
-  i64 *variables;  // sizes of named axes, -1 while unbound
-  Shape *shapes;   // bound variadic axes
-  i32 *families;   // dtypes of families, -1 while unbound
+  const Operator* op;
+  u64* stack;
+  Value* values;
+  Tensor* outputs;
+  i64* variables;  // sizes of named axes, -1 while unbound
+  Shape* shapes;   // bound variadic axes
+  i32* families;   // dtypes of families, -1 while unbound
   u64 bound;       // mask of the bound variables
   i32 device_type, device_index, dtype;
   i32 has_device, gives_out, is_coded;
-  i32 is_deep;     // a tensor has more than kMaxDims axes
+  i32 is_deep;  // a tensor has more than kMaxDims axes
   i32 num_scratch;
   Handle scratch[kMaxScratch];
-  char *message;
+  char* message;
 } Call;
 
-static __thread Call *running;  // the call whose kernel is being launched by this thread
+static __thread Call* running;  // the call whose kernel is being launched by this thread
 
-#define FAIL(call, ...)                                \
-  do {                                                 \
-    snprintf((call)->message, kMessage, __VA_ARGS__);  \
-    return 1;                                          \
+#define FAIL(call, ...)                               \
+  do {                                                \
+    snprintf((call)->message, kMessage, __VA_ARGS__); \
+    return 1;                                         \
   } while (0)
-#define SHIM(call, expression)                                                     \
-  do {                                                                             \
-    if (expression) FAIL(call, "%s: %s failed", (call)->op->name, #expression);    \
+#define SHIM(call, expression)                                                  \
+  do {                                                                          \
+    if (expression) FAIL(call, "%s: %s failed", (call)->op->name, #expression); \
   } while (0)
 
 static inline i64 min_of(i64 a, i64 b) { return a < b ? a : b; }
 static inline i64 max_of(i64 a, i64 b) { return a > b ? a : b; }
 
-static i64 numel(const Tensor *t) {
+static i64 numel(const Tensor* t) {
   i64 count = 1;
   for (i64 d = 0; d < t->ndim; ++d) count *= t->sizes[d];
   return count;

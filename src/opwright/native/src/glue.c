@@ -5,28 +5,30 @@
 #include "memory.c"
 #include "tensor.c"
 
-// ---- launch and finish --------------------------------------------------------------------------------------
+// ---- launch and finish
+// --------------------------------------------------------------------------------------
 
 // What to do about empty outputs: all are empty, so there is nothing to compute; or some are, which
-// kernels are not asked to handle, so the reference computes the others. Outputs that the caller left
-// out do not count beside others.
+// kernels are not asked to handle, so the reference computes the others. Outputs that the caller
+// left out do not count beside others.
 enum Emptiness { kNoneEmpty, kAllEmpty, kSomeEmpty };
 
 // True when an axis is 0 because the int arguments in its expression are: `keep*T` without `keep`.
-static int is_left_out(const Call *call, const TensorType *type) {
+static int is_left_out(const Call* call, const TensorType* type) {
   for (i32 a = 0; a < type->rank; ++a) {
-    const Axis *axis = &type->axes[a];
+    const Axis* axis = &type->axes[a];
     i32 has_none = 0;
-    if (axis->kind != kComputed || !axis->switches || axis->value(call->variables, &has_none)) continue;
+    if (axis->kind != kComputed || !axis->switches || axis->value(call->variables, &has_none))
+      continue;
     u64 on = 0;
-    for (i32 v = 0; v < call->op->num_variables; ++v) on |= (u64)!!call->variables[v] << v;
+    for (i32 v = 0; v < call->op->num_variables; ++v) on |= (u64) !!call->variables[v] << v;
     if (!(axis->switches & on)) return 1;
   }
   return 0;
 }
 
-static enum Emptiness emptiness(const Call *call) {
-  const Operator *op = call->op;
+static enum Emptiness emptiness(const Call* call) {
+  const Operator* op = call->op;
   i32 empty = 0, full = 0, left_out = 0;
   for (i32 i = 0; i < op->num_outputs; ++i) {
     if (is_absent(call, i)) continue;
@@ -42,24 +44,24 @@ static enum Emptiness emptiness(const Call *call) {
   return empty ? kSomeEmpty : kNoneEmpty;
 }
 
-static int copy_back(Call *call) {
-  const Operator *op = call->op;
+static int copy_back(Call* call) {
+  const Operator* op = call->op;
   for (i32 i = 0; i < op->num_arguments; ++i) {
     for (i64 k = 0; op->arguments[i].mutated && k < call->values[i].count; ++k) {
-      Tensor *t = &call->values[i].tensors[k];
+      Tensor* t = &call->values[i].tensors[k];
       if (t->copy) SHIM(call, aoti_torch_copy_(t->handle, t->copy, 0));
     }
   }
   for (i32 i = 0; i < op->num_outputs; ++i) {
-    Tensor *t = &call->outputs[i];
+    Tensor* t = &call->outputs[i];
     if (t->copy) SHIM(call, aoti_torch_copy_(t->handle, t->copy, 0));
   }
   return 0;
 }
 
-static int launch(Call *call, const Kernel *kernel, void **arguments) {
+static int launch(Call* call, const Kernel* kernel, void** arguments) {
   const int is_cuda = call->has_device && call->device_type == kCuda;
-  void *stream = 0;
+  void* stream = 0;
   Handle guard = 0;
   if (is_cuda) {
     if (!aoti_torch_create_cuda_guard) FAIL(call, "%s: this torch has no CUDA", call->op->name);
@@ -70,36 +72,36 @@ static int launch(Call *call, const Kernel *kernel, void **arguments) {
     }
     arguments[call->op->num_arguments + call->op->num_outputs] = &stream;
   }
-  Call *const before = running;
+  Call* const before = running;
   running = call;
-  const char *failure = kernel->launch(call->dtype, arguments);
+  const char* failure = kernel->launch(call->dtype, arguments);
   running = before;
   if (guard) aoti_torch_delete_cuda_guard(guard);
   if (failure) FAIL(call, "%s: %s", call->op->name, failure);
   return 0;
 }
 
-static int compute(Call *call, const Kernel *kernel) {
-  void *arguments[2 * kMaxArguments + 1];
+static int compute(Call* call, const Kernel* kernel) {
+  void* arguments[2 * kMaxArguments + 1];
   return make_views(call, arguments) || launch(call, kernel, arguments) || copy_back(call);
 }
 
 // Frees what the call made and what the stack owned; outputs are kept only on success.
-static void release(Call *call, int failed) {
-  const Operator *op = call->op;
+static void release(Call* call, int failed) {
+  const Operator* op = call->op;
   for (i32 i = 0; i < op->num_arguments; ++i) {
-    const Argument *argument = &op->arguments[i];
-    Value *value = &call->values[i];
+    const Argument* argument = &op->arguments[i];
+    Value* value = &call->values[i];
     for (i64 k = 0; k < value->count; ++k) {
-      Tensor *t = &value->tensors[k];
+      Tensor* t = &value->tensors[k];
       if (t->copy) aoti_torch_delete_tensor_object(t->copy);
       if (argument->kind == kTensorList) aoti_torch_delete_tensor_object(t->handle);
     }
     if (argument->kind == kTensor && !argument->optional) {
       aoti_torch_delete_tensor_object((Handle)call->stack[i]);
     } else if (argument->kind == kTensor && call->stack[i]) {
-      aoti_torch_delete_tensor_object((Handle)*(u64 *)call->stack[i]);
-      operator_delete((void *)call->stack[i]);
+      aoti_torch_delete_tensor_object((Handle) * (u64*)call->stack[i]);
+      operator_delete((void*)call->stack[i]);
     }
     if (argument->kind == kTensorList) {
       torch_delete_list((Handle)call->stack[i]);
@@ -109,20 +111,23 @@ static void release(Call *call, int failed) {
     if (argument->kind == kChoice && !call->is_coded) torch_delete_string((Handle)call->stack[i]);
   }
   for (i32 i = 0; i < op->num_outputs; ++i) {
-    Tensor *t = &call->outputs[i];
+    Tensor* t = &call->outputs[i];
     if (t->copy) aoti_torch_delete_tensor_object(t->copy);
-    if (failed && call->gives_out) aoti_torch_delete_tensor_object((Handle)call->stack[op->num_arguments + i]);
+    if (failed && call->gives_out)
+      aoti_torch_delete_tensor_object((Handle)call->stack[op->num_arguments + i]);
     if (failed && !call->gives_out && t->handle) aoti_torch_delete_tensor_object(t->handle);
   }
-  // PyTorch's allocator hands memory on in the order of the stream: work that is queued may still use it.
+  // PyTorch's allocator hands memory on in the order of the stream: work that is queued may still
+  // use it.
   for (i32 i = 0; i < call->num_scratch; ++i) aoti_torch_delete_tensor_object(call->scratch[i]);
-  for (i32 i = 0; !failed && i < op->num_outputs; ++i) call->stack[i] = (u64)call->outputs[i].handle;
+  for (i32 i = 0; !failed && i < op->num_outputs; ++i)
+    call->stack[i] = (u64)call->outputs[i].handle;
 }
 
 i32 opwright_has_no_python;
 
 // Sizes that exceed 64 bits wrap in PyTorch, so the reference must not meet them.
-static int check_sizes(Call *call) {
+static int check_sizes(Call* call) {
   for (i32 i = 0; i < call->op->num_outputs && !call->is_deep; ++i) {
     i64 sizes[kMaxDims + kMaxRank];
     i32 ndim;
@@ -131,20 +136,21 @@ static int check_sizes(Call *call) {
   return 0;
 }
 
-static int is_alike(const Tensor *one, const Tensor *other) {
+static int is_alike(const Tensor* one, const Tensor* other) {
   i32 differs = one->ndim != other->ndim || one->dtype != other->dtype;
   for (i64 d = 0; !differs && d < one->ndim; ++d) differs = one->sizes[d] != other->sizes[d];
   return !differs;
 }
 
-// Lets the reference compute: for a dtype that the kernel was not instantiated for, beside empty outputs,
-// and for tensors of more axes than the glue handles. Arguments are handed on with references of their own.
-static int call_reference(Call *call) {
-  const Operator *op = call->op;
+// Lets the reference compute: for a dtype that the kernel was not instantiated for, beside empty
+// outputs, and for tensors of more axes than the glue handles. Arguments are handed on with
+// references of their own.
+static int call_reference(Call* call) {
+  const Operator* op = call->op;
   u64 stack[2 * kMaxArguments];
   for (i32 i = 0; i < op->num_arguments; ++i) {
-    const Argument *argument = &op->arguments[i];
-    const Value *value = &call->values[i];
+    const Argument* argument = &op->arguments[i];
+    const Value* value = &call->values[i];
     stack[i] = call->stack[i];
     if (argument->kind == kChoice) stack[i] = (u64)value->number;
     if (argument->kind == kTensor && value->count) {
@@ -152,7 +158,7 @@ static int call_reference(Call *call) {
       SHIM(call, aoti_torch_new_tensor_handle(value->tensors[0].handle, &shared));
       stack[i] = (u64)shared;
       if (argument->optional) {
-        u64 *cell = operator_new(sizeof *cell);
+        u64* cell = operator_new(sizeof *cell);
         *cell = (u64)shared;
         stack[i] = (u64)cell;
       }
@@ -169,11 +175,13 @@ static int call_reference(Call *call) {
     }
   }
   if (torch_call_dispatcher(op->reference, "", stack, TARGET_VERSION)) {
-    FAIL(call, opwright_has_no_python ? "%s: the reference failed: it is Python's, and there is none here"
-                                      : "%s: the reference failed", op->name);
+    FAIL(call,
+         opwright_has_no_python ? "%s: the reference failed: it is Python's, and there is none here"
+                                : "%s: the reference failed",
+         op->name);
   }
   for (i32 i = 0; i < op->num_outputs; ++i) {
-    Tensor *t = &call->outputs[i];
+    Tensor* t = &call->outputs[i];
     if (!call->gives_out) {
       if (t->handle) aoti_torch_delete_tensor_object(t->handle);
       t->handle = (Handle)stack[i];
@@ -188,38 +196,41 @@ static int call_reference(Call *call) {
   return 0;
 }
 
-// True when a kernel would see numbers with fractions as int64, which it sees all families but its own as.
-static int loses_fractions(const Call *call) {
+// True when a kernel would see numbers with fractions as int64, which it sees all families but its
+// own as.
+static int loses_fractions(const Call* call) {
   const i64 floats = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 15;  // float16, float32, float64, bfloat16
   i64 found = 0;
   for (i32 f = 0; f < call->op->num_families; ++f) {
-    if (f != call->op->scalar_family && call->families[f] >= 0) found |= floats >> call->families[f] & 1;
+    if (f != call->op->scalar_family && call->families[f] >= 0)
+      found |= floats >> call->families[f] & 1;
   }
   return (int)found;
 }
 
-static const Kernel *part_for(const Call *call, const Kernel *kernels) {
+static const Kernel* part_for(const Call* call, const Kernel* kernels) {
   const int is_single = call->op->scalar_family < 0;
   if (call->is_deep || loses_fractions(call)) return 0;
-  for (const Kernel *part = kernels; part != kernels + kParts; ++part) {
+  for (const Kernel* part = kernels; part != kernels + kParts; ++part) {
     if (!part->launch) continue;
     if (is_single || (call->dtype >= 0 && *part->dtypes >> call->dtype & 1)) return part;
   }
   return 0;
 }
 
-// Where the kernels were taken back, the contract may be another by now: Python checks the call and runs it.
-static int hand_over(Call *call) {
-  const Handle *outs = (const Handle *)call->stack + call->op->num_arguments;
+// Where the kernels were taken back, the contract may be another by now: Python checks the call and
+// runs it.
+static int hand_over(Call* call) {
+  const Handle* outs = (const Handle*)call->stack + call->op->num_arguments;
   for (i32 i = 0; call->gives_out && i < call->op->num_outputs; ++i) {
     if (inspect(call, &call->outputs[i], outs[i])) return 1;
   }
   return check_written(call) || call_reference(call);
 }
 
-static int answer(Call *call, const Kernel *kernels) {
+static int answer(Call* call, const Kernel* kernels) {
   if (check(call) || (call->gives_out && read_out(call)) || check_written(call)) return 1;
-  const Kernel *kernel = part_for(call, kernels);
+  const Kernel* kernel = part_for(call, kernels);
   if (!kernel) return check_sizes(call) || call_reference(call);
   if (!call->gives_out && allocate(call)) return 1;
   const enum Emptiness empty = emptiness(call);
@@ -227,17 +238,25 @@ static int answer(Call *call, const Kernel *kernels) {
   return empty == kSomeEmpty && call_reference(call);
 }
 
-void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Form form) {
+void opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Form form) {
   char message[kMessage];
   Value values[op->num_arguments + 1];
   Tensor tensors[op->num_arguments + 1], outputs[op->num_outputs + 1];
   i64 variables[op->num_variables + 1];
   Shape shapes[op->num_shapes + 1];
   i32 families[op->num_families + 1];
-  Call call = {.op = op, .stack = stack, .values = values, .outputs = outputs,
-               .variables = variables, .shapes = shapes, .families = families,
-               .gives_out = form == kOut, .is_coded = form == kCoded, .message = message};
-  for (i32 i = 0; i < op->num_arguments; ++i) values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
+  Call call = {.op = op,
+               .stack = stack,
+               .values = values,
+               .outputs = outputs,
+               .variables = variables,
+               .shapes = shapes,
+               .families = families,
+               .gives_out = form == kOut,
+               .is_coded = form == kCoded,
+               .message = message};
+  for (i32 i = 0; i < op->num_arguments; ++i)
+    values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
   for (i32 i = 0; i < op->num_variables; ++i) variables[i] = 0;
   for (i32 i = 0; i < op->num_shapes; ++i) shapes[i].length = -1;
   for (i32 i = 0; i < op->num_families; ++i) families[i] = -1;
@@ -248,37 +267,41 @@ void opwright_run(const Operator *op, const Kernel *kernels, u64 *stack, enum Fo
   if (failed) aoti_torch_check(0, op->name, "opwright", 0, message);
 }
 
-// ---- services for kernels -------------------------------------------------------------------------------------
+// ---- services for kernels
+// -------------------------------------------------------------------------------------
 
 i64 opwright_chunk_steps;
 
-__attribute__((visibility("default"))) void opwright_set_chunk_steps(i64 steps) { opwright_chunk_steps = steps; }
+__attribute__((visibility("default"))) void opwright_set_chunk_steps(i64 steps) {
+  opwright_chunk_steps = steps;
+}
 
 typedef struct {
-  void (*body)(i64, i64, void *);
-  void *context;
-  Call *call;
+  void (*body)(i64, i64, void*);
+  void* context;
+  Call* call;
   i64 begin, end, steps;
 } Loop;
 
 // A chunk belongs to the call whatever thread it runs on.
-static void run_chunk(i64 begin, i64 end, void *context) {
-  const Loop *loop = context;
-  Call *const before = running;
+static void run_chunk(i64 begin, i64 end, void* context) {
+  const Loop* loop = context;
+  Call* const before = running;
   running = loop->call;
   loop->body(begin, end, loop->context);
   running = before;
 }
 
-static void run_small_chunks(i64 first, i64 last, void *context) {
-  const Loop *loop = context;
+static void run_small_chunks(i64 first, i64 last, void* context) {
+  const Loop* loop = context;
   for (i64 i = first; i < last; ++i) {
     const i64 begin = loop->begin + i * loop->steps, left = loop->end - begin;
     run_chunk(begin, left < loop->steps ? loop->end : begin + loop->steps, context);
   }
 }
 
-int opwright_parallel_for(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void *), void *context) {
+int opwright_parallel_for(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void*),
+                          void* context) {
   const i64 steps = opwright_chunk_steps;
   Loop loop = {body, context, running, begin, end, steps};
   if (!steps) return torch_parallel_for(begin, end, grain, run_chunk, &loop);
@@ -290,27 +313,29 @@ int opwright_num_threads(void) {
   return torch_get_num_threads(&count) ? 1 : (int)count;
 }
 
-// PyTorch's threads are OpenMP's. They do not survive a fork, but GNU's OpenMP goes on waiting for them in the
-// child. So the thread that forks ends its threads first; its next loop starts new ones, here and in the child.
+// PyTorch's threads are OpenMP's. They do not survive a fork, but GNU's OpenMP goes on waiting for
+// them in the child. So the thread that forks ends its threads first; its next loop starts new
+// ones, here and in the child.
 static void end_threads(void) {
   enum { kHard = 2 };
   if (omp_pause_resource_all) omp_pause_resource_all(kHard);
 }
 
-// ---- registration -----------------------------------------------------------------------------------------------
+// ---- registration
+// -----------------------------------------------------------------------------------------------
 
 static Process own, *process = &own;
 
-__attribute__((visibility("default"))) void opwright_share(Process *shared) { process = shared; }
+__attribute__((visibility("default"))) void opwright_share(Process* shared) { process = shared; }
 
-static const Backend *find_backend(const char *name, const Backend *backend) {
+static const Backend* find_backend(const char* name, const Backend* backend) {
   while (backend->name && strcmp(backend->name, name)) ++backend;
   return backend->name ? backend : 0;
 }
 
 // Returns the slot that is in use for an operator. The names of its hidden entry differ by schema.
-static Slot *find_slot(const Slot *like) {
-  Slot *slot = process->slots;
+static Slot* find_slot(const Slot* like) {
+  Slot* slot = process->slots;
   while (slot && (strcmp(slot->ns, like->ns) || strcmp(slot->key, like->key) ||
                   strcmp(slot->names[kCoded], like->names[kCoded]))) {
     slot = slot->next;
@@ -319,7 +344,7 @@ static Slot *find_slot(const Slot *like) {
 }
 
 // A slot is in use for good, so that its functions may be called as soon as they are registered.
-static i32 use_slot(Slot *slot) {
+static i32 use_slot(Slot* slot) {
   if (aoti_torch_library_init_impl(slot->ns, slot->key, "opwright", 0, &slot->public)) return 1;
   if (aoti_torch_library_init_impl(slot->ns, slot->key, "opwright", 0, &slot->hidden)) return 1;
   slot->next = process->slots;
@@ -327,16 +352,17 @@ static i32 use_slot(Slot *slot) {
   for (i32 form = 0; form < kForms; ++form) {
     const Handle library = form == kCoded ? slot->hidden : slot->public;
     if (!slot->names[form]) continue;
-    if (torch_library_impl(library, slot->names[form], slot->functions[form], TARGET_VERSION)) return 1;
+    if (torch_library_impl(library, slot->names[form], slot->functions[form], TARGET_VERSION))
+      return 1;
   }
   return 0;
 }
 
-i32 opwright_register_backend(const char *name, const Backend *backends) {
-  const Backend *backend = find_backend(name, backends);
+i32 opwright_register_backend(const char* name, const Backend* backends) {
+  const Backend* backend = find_backend(name, backends);
   if (!backend) return 1;
   if (!process->watches_forks) process->watches_forks = !pthread_atfork(end_threads, 0, 0);
-  for (const Entry *entry = backend->entries; entry != backend->entries + backend->count; ++entry) {
+  for (const Entry* entry = backend->entries; entry != backend->entries + backend->count; ++entry) {
     Slot *used = find_slot(entry->slot), *slot = used ? used : entry->slot;
     __atomic_store_n(&slot->current, entry->version, __ATOMIC_RELEASE);
     if (!used && use_slot(slot)) return 1;
@@ -344,11 +370,11 @@ i32 opwright_register_backend(const char *name, const Backend *backends) {
   return 0;
 }
 
-i32 opwright_unregister_backend(const char *name, const Backend *backends) {
-  const Backend *backend = find_backend(name, backends);
+i32 opwright_unregister_backend(const char* name, const Backend* backends) {
+  const Backend* backend = find_backend(name, backends);
   if (!backend) return 1;
-  for (const Entry *entry = backend->entries; entry != backend->entries + backend->count; ++entry) {
-    Slot *slot = find_slot(entry->slot);
+  for (const Entry* entry = backend->entries; entry != backend->entries + backend->count; ++entry) {
+    Slot* slot = find_slot(entry->slot);
     if (slot && slot->current == entry->version) {
       __atomic_store_n(&slot->current, entry->taken_back, __ATOMIC_RELEASE);
     }
@@ -357,9 +383,9 @@ i32 opwright_unregister_backend(const char *name, const Backend *backends) {
 }
 
 // Takes the public entries of an operator back, before its schema is. No call may run in them.
-__attribute__((visibility("default"))) i32 opwright_retire(const char *ns, const char *name) {
+__attribute__((visibility("default"))) i32 opwright_retire(const char* ns, const char* name) {
   i32 failed = 0;
-  for (Slot *slot = process->slots; slot; slot = slot->next) {
+  for (Slot* slot = process->slots; slot; slot = slot->next) {
     if (!slot->public || strcmp(slot->ns, ns) || strcmp(slot->names[kNamed], name)) continue;
     failed |= aoti_torch_delete_library_object(slot->public);
     slot->public = 0;

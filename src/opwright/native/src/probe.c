@@ -1,30 +1,31 @@
-// A call of the glue up to one of its steps, again and again: for `opwright bench --call`, which takes the
-// difference between one step and the next. The steps are those of glue.c, compiled with it as one unit.
+// A call of the glue up to one of its steps, again and again: for `opwright bench --call`, which
+// takes the difference between one step and the next. The steps are those of glue.c, compiled with
+// it as one unit.
 #include "glue.c"
 
 // Up to which step a call goes. What a step needs is always given back, as in a call.
 enum ProbedStep { kStack, kRead, kCheck, kAllocate, kView, kEmptyLaunch, kWholeCall };
 
-static const char *launch_nothing(i32 dtype, void **arguments) { return 0; }
+static const char* launch_nothing(i32 dtype, void** arguments) { return 0; }
 
-// Makes what the dispatcher would hand over: references of the call's own. A list is given as its length
-// and its handles.
-static int make_stack(const Operator *op, const u64 *given, u64 *stack) {
+// Makes what the dispatcher would hand over: references of the call's own. A list is given as its
+// length and its handles.
+static int make_stack(const Operator* op, const u64* given, u64* stack) {
   for (i32 i = 0; i < op->num_arguments; ++i) {
-    const Argument *argument = &op->arguments[i];
+    const Argument* argument = &op->arguments[i];
     stack[i] = given[i];
     if (argument->kind == kTensor && given[i]) {
       Handle shared;
       if (aoti_torch_new_tensor_handle((Handle)given[i], &shared)) return 1;
       stack[i] = (u64)shared;
       if (argument->optional) {
-        u64 *cell = operator_new(sizeof *cell);
+        u64* cell = operator_new(sizeof *cell);
         *cell = (u64)shared;
         stack[i] = (u64)cell;
       }
     }
     if (argument->kind == kTensorList) {
-      const u64 *list = (const u64 *)given[i];
+      const u64* list = (const u64*)given[i];
       Handle made;
       if (torch_new_list_reserve_size(list[0], &made)) return 1;
       for (u64 k = 0; k < list[0]; ++k) {
@@ -38,26 +39,35 @@ static int make_stack(const Operator *op, const u64 *given, u64 *stack) {
   return 0;
 }
 
-static int probe_once(const Operator *op, const Kernel *kernels, const u64 *given, enum ProbedStep last,
-                      char *message) {
+static int probe_once(const Operator* op, const Kernel* kernels, const u64* given,
+                      enum ProbedStep last, char* message) {
   u64 stack[2 * kMaxArguments];
   Value values[op->num_arguments + 1];
   Tensor tensors[op->num_arguments + 1], outputs[op->num_outputs + 1];
   i64 variables[op->num_variables + 1];
   Shape shapes[op->num_shapes + 1];
   i32 families[op->num_families + 1];
-  Call call = {.op = op, .stack = stack, .values = values, .outputs = outputs, .variables = variables,
-               .shapes = shapes, .families = families, .is_coded = 1, .message = message};
-  for (i32 i = 0; i < op->num_arguments; ++i) values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
+  Call call = {.op = op,
+               .stack = stack,
+               .values = values,
+               .outputs = outputs,
+               .variables = variables,
+               .shapes = shapes,
+               .families = families,
+               .is_coded = 1,
+               .message = message};
+  for (i32 i = 0; i < op->num_arguments; ++i)
+    values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
   for (i32 i = 0; i < op->num_variables; ++i) variables[i] = 0;
   for (i32 i = 0; i < op->num_shapes; ++i) shapes[i].length = -1;
   for (i32 i = 0; i < op->num_families; ++i) families[i] = -1;
   for (i32 i = 0; i < op->num_outputs; ++i) outputs[i].handle = 0, outputs[i].copy = 0;
-  if (make_stack(op, given, stack)) FAIL(&call, "%s: its arguments cannot be handed over", op->name);
+  if (make_stack(op, given, stack))
+    FAIL(&call, "%s: its arguments cannot be handed over", op->name);
 
-  void *arguments[2 * kMaxArguments + 1];
+  void* arguments[2 * kMaxArguments + 1];
   const Kernel nothing = {launch_nothing, 0};
-  const Kernel *kernel = 0;
+  const Kernel* kernel = 0;
   int failed = last >= kRead && read(&call, tensors);
   if (!failed && last >= kCheck) {
     failed = check(&call) || check_written(&call);
@@ -80,7 +90,8 @@ static int probe_once(const Operator *op, const Kernel *kernels, const u64 *give
 }
 
 // Calls so many times up to a step. Returns what is wrong, or null.
-static inline const char *probe(const Operator *op, const Kernel *kernels, const u64 *given, i32 last, i64 count) {
+static inline const char* probe(const Operator* op, const Kernel* kernels, const u64* given,
+                                i32 last, i64 count) {
   static char message[kMessage];
   for (i64 i = 0; i < count; ++i) {
     if (probe_once(op, kernels, given, (enum ProbedStep)last, message)) return message;

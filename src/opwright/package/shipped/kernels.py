@@ -116,9 +116,7 @@ def check_torch() -> None:
 
 def _error(rule: str, rows: list[tuple[str, str]], hint: str = "") -> PackageError:
     package = __name__.split("._opwright")[0]
-    return PackageError(
-        package, rule, rows=rows, hint=hint or f"`pip install --force-reinstall --no-deps {project()}`"
-    )
+    return PackageError(package, rule, rows=rows, hint=hint or f"`pip install --force-reinstall --no-deps {project()}`")
 
 
 def project() -> str:

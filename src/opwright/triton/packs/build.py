@@ -254,9 +254,7 @@ def _compile(task: Task, cache: Cache, pool: WorkerPool) -> list[Entry] | Failur
     try:
         found = read_pack(out)
     except (OSError, PackError) as read_error:
-        return Failure(
-            entry, f"what the worker wrote cannot be read: {read_error}", task.arch, task.python, str(out)
-        )
+        return Failure(entry, f"what the worker wrote cannot be read: {read_error}", task.arch, task.python, str(out))
     if not any(e.record.get("key") == entry.key and e.record.get("arch") == task.arch for e in found):
         return Failure(entry, "the worker wrote another key", task.arch, task.python, str(out))
     return found

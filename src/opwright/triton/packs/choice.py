@@ -56,9 +56,7 @@ def make_rows(measured: Iterable[tuple[list[str], Sequence[float | None]]]) -> l
     for key, times in measured:
         known = sums.get(tuple(key))
         sums[tuple(key)] = (
-            list(times)
-            if known is None
-            else [None if a is None or b is None else a + b for a, b in zip(known, times)]
+            list(times) if known is None else [None if a is None or b is None else a + b for a, b in zip(known, times)]
         )
     return [
         {

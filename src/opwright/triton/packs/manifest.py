@@ -31,9 +31,7 @@ from ..worker.values import Dtype, Function, parse_value
 
 _FIELDS = ("file", "function", "args", "options", "tune")
 _SEEN = "architectures seen"
-_EXAMPLE = (
-    '{"file": "add.py", "function": "add", "args": ["*fp32:16", "i32", "=1024"], "options": {"num_warps": 8}}'
-)
+_EXAMPLE = '{"file": "add.py", "function": "add", "args": ["*fp32:16", "i32", "=1024"], "options": {"num_warps": 8}}'
 
 
 @dataclass(frozen=True)
@@ -191,9 +189,7 @@ class _Reader:
 
     def entry(self, item: Any) -> KernelEntry:
         if not isinstance(item, dict):
-            raise self.error(
-                "a kernel must be an object", ("got", json.dumps(item)[:60]), ("expected", _EXAMPLE)
-            )
+            raise self.error("a kernel must be an object", ("got", json.dumps(item)[:60]), ("expected", _EXAMPLE))
         for name in item.keys() - set(_FIELDS):
             raise self.error(f"a kernel has no field `{name}`", ("expected", ", ".join(_FIELDS)))
         for name in ("file", "function"):

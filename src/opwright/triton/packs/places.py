@@ -43,9 +43,7 @@ def _without_paths(value: Any, paths: list[tuple[str, str]]) -> Any:
     """Returns what a record says with its files named shortly; descriptions name them where they explain."""
     if isinstance(value, dict):
         return {
-            name: _shortened(item, paths)
-            if name == "error" and isinstance(item, str)
-            else _without_paths(item, paths)
+            name: _shortened(item, paths) if name == "error" and isinstance(item, str) else _without_paths(item, paths)
             for name, item in value.items()
         }
     return [_without_paths(item, paths) for item in value] if isinstance(value, list) else value

@@ -54,9 +54,7 @@ def record(command: list[str], output: Path) -> Recording:
         try:
             item = json.loads(line)
             options = tuple((name, option_value(value)) for name, value in sorted(item["options"].items()))
-            entry = KernelEntry(
-                os.path.normpath(item["file"]), str(item["function"]), tuple(item["args"]), options
-            )
+            entry = KernelEntry(os.path.normpath(item["file"]), str(item["function"]), tuple(item["args"]), options)
             architectures.add(int(item["arch"]))
             entries[entry.identity] = entry
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -103,10 +103,7 @@ def check_kernel(record: dict[str, Any]) -> Iterator[str]:
 def _is_parameter(parameter: dict[str, Any], count: int) -> bool:
     path = parameter.get("arg")
     known = path in ("global_scratch", "profile_scratch") or (
-        isinstance(path, list)
-        and bool(path)
-        and all(_number(0, 1 << 16)(step) for step in path)
-        and path[0] < count
+        isinstance(path, list) and bool(path) and all(_number(0, 1 << 16)(step) for step in path) and path[0] < count
     )
     return (
         known

@@ -130,15 +130,12 @@ def _unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def _ask(
-    python: str, entries: list[KernelEntry], *, measure: bool, architectures: tuple[int, ...]
-) -> dict[str, Any]:
+def _ask(python: str, entries: list[KernelEntry], *, measure: bool, architectures: tuple[int, ...]) -> dict[str, Any]:
     request = {
         "measure": measure,
         "architectures": list(architectures),
         "kernels": [
-            {"file": e.file, "function": e.function, "options": dict(e.options), "tune": list(e.tune)}
-            for e in entries
+            {"file": e.file, "function": e.function, "options": dict(e.options), "tune": list(e.tune)} for e in entries
         ],
     }
     with tempfile.TemporaryDirectory(prefix="opwright-tune-") as folder:

@@ -64,26 +64,20 @@ def examine(
 
     kernel = find_kernel(asked["file"], asked["function"])
     if kernel.autotuner is None:
-        raise kernel.error(
-            "function", "is not under `@triton.autotune`: there is nothing to tune. Remove `tune`."
-        )
+        raise kernel.error("function", "is not under `@triton.autotune`: there is nothing to tune. Remove `tune`.")
     module = kernel.kernel_file.module
     keys: dict[str, dict[str, Any]] = {}
     measured = []
     for case in asked["tune"]:
         try:
-            arguments = {
-                name: _argument(value, module, make_tensor) for name, value in case["arguments"].items()
-            }
+            arguments = {name: _argument(value, module, make_tensor) for name, value in case["arguments"].items()}
             texts, times = [], []
             for config in kernel.autotuner.configs:
                 current = decided(kernel, {**asked["options"], **arguments}, config)
                 values, classes, options = bind(kernel, current)
                 key = {"args": classes, "options": options}
                 keys[json.dumps(key)] = key
-                texts = row_key(
-                    kernel.autotuner.keys, values, classes, lambda v: write_value(from_python(v, module))
-                )
+                texts = row_key(kernel.autotuner.keys, values, classes, lambda v: write_value(from_python(v, module)))
                 if bench is not None:
                     grid = _grid(kernel, case.get("grid"))
                     times.append(bench(_call(kernel, {**asked["options"], **arguments}, config, grid)))
@@ -217,9 +211,7 @@ def _open_gpu(
     try:
         import torch
     except Exception as error:
-        raise WorkerError(
-            "no-torch", f"`{sys.executable}` cannot import torch: {first_paragraph(error)}"
-        ) from error
+        raise WorkerError("no-torch", f"`{sys.executable}` cannot import torch: {first_paragraph(error)}") from error
     if not torch.cuda.is_available():
         raise WorkerError("no-gpu", f"torch {torch.__version__} of `{sys.executable}` finds no CUDA GPU")
     major, minor = torch.cuda.get_device_capability()

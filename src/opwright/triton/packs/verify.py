@@ -48,9 +48,7 @@ def verify(content: bytes, root: Path | None = None) -> tuple[list[Entry], list[
     entries = []
     for index, (entry, wrong) in enumerate(_rows(content)):
         if entry is None:
-            findings += [
-                Finding("pack" if what.startswith("the pack") else f"row {index}", what) for what in wrong
-            ]
+            findings += [Finding("pack" if what.startswith("the pack") else f"row {index}", what) for what in wrong]
             continue
         entries.append(entry)
         findings += [Finding(place_of(entry.record), what) for what in [*wrong, *_entry(entry)]]

@@ -112,17 +112,13 @@ def _scan_class(scanner: Scanner) -> ArgumentClass:
         dtype, suffix = found[1], found[2] or ""
         if dtype == "none" and not suffix:
             return Absent()
-        is_integer = (
-            dtype in _TORCH_NAMES and dtype not in _FLOATS and dtype != "u1" and not dtype.startswith("fp8")
-        )
+        is_integer = dtype in _TORCH_NAMES and dtype not in _FLOATS and dtype != "u1" and not dtype.startswith("fp8")
         if is_integer and (suffix != ":1" or dtype == "i32"):
             return Scalar(dtype, suffix)
         if (dtype in _FLOATS or dtype == "u1") and not suffix:
             return Scalar(dtype, "")
         scanner.at = start
-    raise scanner.error(
-        "`*fp32:16`, `i32`, `fp32`, `none`, `(i32, fp32)`, `tensordesc<fp16[64, 64]>` or `=1024`"
-    )
+    raise scanner.error("`*fp32:16`, `i32`, `fp32`, `none`, `(i32, fp32)`, `tensordesc<fp16[64, 64]>` or `=1024`")
 
 
 def write_class(found: ArgumentClass) -> str:

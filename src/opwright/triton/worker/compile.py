@@ -29,9 +29,7 @@ _FIRST_DRIVER = {100: 12080, 101: 12080, 120: 12080, 103: 12090, 121: 12090, 110
 _OURS = ("arch", "backend_name", "warp_size", "ptx_version", "ir_override", "instrumentation_mode")
 
 
-def compile_key(
-    kernel: Kernel, arch: int, args: list[str], options: dict[str, Any]
-) -> tuple[dict[str, Any], bytes]:
+def compile_key(kernel: Kernel, arch: int, args: list[str], options: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Returns the record of one key of a kernel, and its cubin.
 
     Args:
@@ -69,9 +67,7 @@ def _checked_classes(kernel: Kernel, args: list[str]) -> list[ArgumentClass]:
     parameters = kernel.jit.params
     if len(args) != len(parameters):
         names = ", ".join(p.name for p in parameters)
-        raise kernel.error(
-            "argument", f"was given {len(args)} arguments, expected {len(parameters)}: {names}."
-        )
+        raise kernel.error("argument", f"was given {len(args)} arguments, expected {len(parameters)}: {names}.")
     classes = []
     for parameter, text in zip(parameters, args):
         try:
@@ -79,9 +75,7 @@ def _checked_classes(kernel: Kernel, args: list[str]) -> list[ArgumentClass]:
         except WorkerError as error:
             raise kernel.error("argument", f"{_named(parameter)}: {error.message}") from None
         if parameter.is_constexpr and not isinstance(found, Constant):
-            raise kernel.error(
-                "argument", f"{_named(parameter)} is `tl.constexpr`: given `{text}`, expected `=VALUE`."
-            )
+            raise kernel.error("argument", f"{_named(parameter)} is `tl.constexpr`: given `{text}`, expected `=VALUE`.")
         if not parameter.is_constexpr and isinstance(found, Constant):
             raise kernel.error(
                 "argument",
@@ -97,18 +91,14 @@ def _runtime_class(found: Constant) -> str:
         return f"`{write_class(Absent())}`"
     if isinstance(value, tuple):
         return f"a tuple of classes, as `{write_class(Group((parse_class('i32'), parse_class('fp32'))))}`"
-    return (
-        "`u1`" if isinstance(value, bool) else "`fp32`" if isinstance(value, float) else "`i32` or a pointer"
-    )
+    return "`u1`" if isinstance(value, bool) else "`fp32`" if isinstance(value, float) else "`i32` or a pointer"
 
 
 def _named(parameter: Any) -> str:
     return f"argument {parameter.num + 1} `{parameter.name}`"
 
 
-def _bind(
-    kernel: Kernel, arch: int, classes: list[ArgumentClass], options: dict[str, Any]
-) -> tuple[Any, Any, Any]:
+def _bind(kernel: Kernel, arch: int, classes: list[ArgumentClass], options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Returns what Triton's `run` would compile for arguments of these classes: source, options and target."""
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -125,15 +115,11 @@ def _bind(
         binder = create_function_from_signature(jit.signature, jit.params, backend)
         bound, specialization, extra = binder(**values, **kwargs)
         _check_observed(kernel, classes, bound, specialization)
-        parsed, signature, constexprs, attributes = jit._pack_args(
-            backend, kwargs, bound, specialization, extra
-        )
+        parsed, signature, constexprs, attributes = jit._pack_args(backend, kwargs, bound, specialization, extra)
     except WorkerError:
         raise
     except Exception as error:
-        raise kernel.error(
-            "option" if options else "argument", f"Triton refuses: {first_paragraph(error)}"
-        ) from error
+        raise kernel.error("option" if options else "argument", f"Triton refuses: {first_paragraph(error)}") from error
     return ASTSource(jit, signature, constexprs, attributes), parsed, target
 
 
@@ -156,18 +142,12 @@ def _check_options(kernel: Kernel, backend: Any, options: dict[str, Any]) -> Non
             import triton
 
             has = ", ".join(sorted(known))
-            raise kernel.error(
-                "option", f"`{name}` is no option of Triton {triton.__version__}, which has {has}."
-            )
+            raise kernel.error("option", f"`{name}` is no option of Triton {triton.__version__}, which has {has}.")
 
 
-def _check_observed(
-    kernel: Kernel, classes: list[ArgumentClass], bound: dict[str, Any], specialization: Any
-) -> None:
+def _check_observed(kernel: Kernel, classes: list[ArgumentClass], bound: dict[str, Any], specialization: Any) -> None:
     """Raises if Triton's binder put an argument into another class than the one asked for."""
-    for parameter, given, value, (type_, attribute) in zip(
-        kernel.jit.params, classes, bound.values(), specialization
-    ):
+    for parameter, given, value, (type_, attribute) in zip(kernel.jit.params, classes, bound.values(), specialization):
         if isinstance(given, Constant):
             continue
         found = observed(type_, attribute, value, kernel.kernel_file.module)
@@ -190,9 +170,7 @@ def _record(kernel: Kernel, arch: int, key: str, compiled: Any, cubin: bytes) ->
     descriptors = list(getattr(meta, "tensordesc_meta", None) or [])
     layout = read_cubin(cubin, meta.name)
     version = require_triton()
-    parameters = launch_parameters(
-        compiled.src.signature.values(), bool(descriptors), version, layout, meta.name
-    )
+    parameters = launch_parameters(compiled.src.signature.values(), bool(descriptors), version, layout, meta.name)
     if layout.required_threads not in (None, meta.num_warps * _WARP_SIZE):
         raise kernel.error(
             "contract",

@@ -66,9 +66,7 @@ def _functions(kernel: Kernel) -> Iterator[Any]:
         if isinstance(found, JITCallable):
             yield found
             waiting += found.__globals__.values()
-        elif isinstance(found, ModuleType) and kernel.kernel_file.is_authors(
-            getattr(found, "__file__", None) or ""
-        ):
+        elif isinstance(found, ModuleType) and kernel.kernel_file.is_authors(getattr(found, "__file__", None) or ""):
             waiting += vars(found).values()
         elif isinstance(found, KernelInterface):
             waiting.append(found.fn)  # beneath a decorator

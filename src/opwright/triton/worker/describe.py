@@ -22,9 +22,7 @@ def describe(kernel: Kernel) -> dict[str, Any]:
 
     try:
         source_key = kernel.jit.cache_key
-    except (
-        Exception
-    ) as error:  # Triton follows the calls of a kernel here, and refuses those of plain functions
+    except Exception as error:  # Triton follows the calls of a kernel here, and refuses those of plain functions
         raise compile_error(kernel, error) from error
     return {
         "file": kernel.file,
@@ -35,9 +33,7 @@ def describe(kernel: Kernel) -> dict[str, Any]:
         "source_key": source_key,
         "params": [_parameter(p, kernel) for p in kernel.jit.params],
         "heuristics": [
-            _heuristic(name, function, kernel)
-            for one in kernel.heuristics
-            for name, function in one.values.items()
+            _heuristic(name, function, kernel) for one in kernel.heuristics for name, function in one.values.items()
         ],
         "autotune": None if kernel.autotuner is None else _autotune(kernel.autotuner, kernel),
         "grids": _grids(kernel),

@@ -61,10 +61,4 @@ def first_paragraph(error: BaseException) -> str:
     """Returns what an error says, down to its first empty line, with its type where that tells more."""
     text = str(error).strip().split("\n\n")[0]
     name = type(error).__name__
-    return (
-        text
-        if text and isinstance(error, (WorkerError, AssertionError))
-        else f"{name}: {text}"
-        if text
-        else name
-    )
+    return text if text and isinstance(error, (WorkerError, AssertionError)) else f"{name}: {text}" if text else name

@@ -137,9 +137,7 @@ class _Translator:
             value = self._object(node, locals_)
             if value is not _MISSING:
                 return _constant(value, node)
-            raise NotTranslatable(
-                f"`{_shown(node)}` is neither a constant of the module nor an argument", node.lineno
-            )
+            raise NotTranslatable(f"`{_shown(node)}` is neither a constant of the module nor an argument", node.lineno)
         raise NotTranslatable(f"`{_shown(node)}` cannot be expressed", node.lineno)
 
     def _is_parameter(self, node: ast.expr, locals_: Mapping[str, Expression]) -> bool:
@@ -275,12 +273,8 @@ def named_functions(tree: ast.AST) -> list[tuple[str, _Function]]:
             names[node.value] = node.arg
         elif isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values)
-            names |= {
-                v: k.value for k, v in pairs if isinstance(k, ast.Constant) and isinstance(k.value, str)
-            }
+            names |= {v: k.value for k, v in pairs if isinstance(k, ast.Constant) and isinstance(k.value, str)}
         elif isinstance(node, ast.FunctionDef):
             names[node] = node.name
-    found = [
-        f for f in _functions(tree) if not getattr(f, "decorator_list", []) and len(parameters_of(f)) == 1
-    ]
+    found = [f for f in _functions(tree) if not getattr(f, "decorator_list", []) and len(parameters_of(f)) == 1]
     return [(names.get(f, ""), f) for f in sorted(found, key=lambda f: (f.lineno, f.col_offset))]

@@ -63,9 +63,7 @@ def require_triton() -> tuple[int, ...]:
         raise WorkerError("no-triton", f"`{sys.executable}` finds no Triton but {list(triton.__path__)}.")
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < _OLDEST:
-        raise WorkerError(
-            "no-triton", f"Triton {version} of `{sys.executable}` is too old: expected 3.5 or later."
-        )
+        raise WorkerError("no-triton", f"Triton {version} of `{sys.executable}` is too old: expected 3.5 or later.")
     return numbers
 
 
@@ -92,28 +90,18 @@ def find_kernel(file: str, function: str) -> Kernel:
         elif kernel.autotuner is None:
             kernel.autotuner = kernel.jit
         else:
-            raise kernel_file.error(
-                "function", f"`{function}` has two `@triton.autotune`, expected one.", None, None
-            )
+            raise kernel_file.error("function", f"`{function}` has two `@triton.autotune`, expected one.", None, None)
         kernel.jit = kernel.jit.fn
     if not isinstance(kernel.jit, JITFunction):
         raise _no_kernel(kernel_file, function, kernel.jit)
     if kernel.jit.is_gluon():
         raise kernel.error("function", "is a Gluon kernel; only `@triton.jit` can be launched from C++.")
-    starred = [
-        p.name for p in kernel.jit.signature.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL
-    ]
+    starred = [p.name for p in kernel.jit.signature.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL]
     if starred:
-        raise kernel.error(
-            "function", f"takes `*{starred[0]}`; its number of parameters must be fixed. Pass a tuple."
-        )
-    by_name = [
-        p.name for p in kernel.jit.signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+        raise kernel.error("function", f"takes `*{starred[0]}`; its number of parameters must be fixed. Pass a tuple.")
+    by_name = [p.name for p in kernel.jit.signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     if by_name and version < _KEYWORD_ONLY_SINCE:
-        raise kernel.error(
-            "function", f"`{by_name[0]}` may only be passed by name, which needs Triton 3.9 or later."
-        )
+        raise kernel.error("function", f"`{by_name[0]}` may only be passed by name, which needs Triton 3.9 or later.")
     return kernel
 
 
@@ -138,6 +126,4 @@ def _no_kernel(kernel_file: KernelFile, function: str, found: Any) -> WorkerErro
     code = getattr(found, "__code__", None)
     line = code.co_firstlineno if code is not None and code.co_filename == kernel_file.path else None
     message = f"`{function}` is a {name}, expected a function under `@triton.jit`"
-    return kernel_file.error(
-        "function", f"{message}, `@triton.autotune` or `@triton.heuristics`.", None, line
-    )
+    return kernel_file.error("function", f"{message}, `@triton.autotune` or `@triton.heuristics`.", None, line)

@@ -156,25 +156,19 @@ def _read_entry(content: bytes, rows_at: int, digest: bytes, text: bytes, check:
     try:
         at, length = record["blob"]
         if not (
-            type(at) is type(length) is int
-            and _HEADER.size <= at <= at + length <= rows_at
-            and at % _ALIGNMENT == 0
+            type(at) is type(length) is int and _HEADER.size <= at <= at + length <= rows_at and at % _ALIGNMENT == 0
         ):
             raise PackError(f"has a cubin of {length} bytes at {at}, outside of its records")
         blob = content[at : at + length]
         if hashlib.sha256(blob).hexdigest() != record["sha256"]:
             raise PackError(f"has a cubin of `{record['function']}` that does not fit its record's digest")
     except (KeyError, TypeError, ValueError) as error:
-        raise (
-            error if isinstance(error, PackError) else PackError(f"has a record without a cubin: {error}")
-        ) from None
+        raise (error if isinstance(error, PackError) else PackError(f"has a record without a cubin: {error}")) from None
     return Entry(record, blob)
 
 
 def _encode(record: dict[str, Any]) -> bytes:
-    return json.dumps(
-        record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _without_place(entry: Entry) -> dict[str, Any]:

@@ -32,9 +32,7 @@ def launch_parameters(
     derived: list[dict[str, Any]] = []
     for index, type_ in enumerate(signature):
         _flatten(type_, [index], has_tma, version, derived)
-    derived += [
-        {"arg": name, "type": "*i8", "size": _POINTER_SIZE} for name in ("global_scratch", "profile_scratch")
-    ]
+    derived += [{"arg": name, "type": "*i8", "size": _POINTER_SIZE} for name in ("global_scratch", "profile_scratch")]
     sizes = [size for _, size in cubin.parameters]
     if sizes != [parameter["size"] for parameter in derived]:
         import triton
@@ -48,9 +46,7 @@ def launch_parameters(
     return [{**p, "offset": offset} for p, (offset, _) in zip(derived, cubin.parameters)]
 
 
-def _flatten(
-    type_: Any, path: list[int], has_tma: bool, version: tuple[int, ...], found: list[dict[str, Any]]
-) -> None:
+def _flatten(type_: Any, path: list[int], has_tma: bool, version: tuple[int, ...], found: list[dict[str, Any]]) -> None:
     if isinstance(type_, (tuple, list)):
         for index, item in enumerate(type_):
             _flatten(item, [*path, index], has_tma, version, found)

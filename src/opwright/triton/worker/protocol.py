@@ -48,9 +48,7 @@ def _check(request: Any) -> None:
         raise WorkerError("request", f"A request is a JSON object, not a {type(request).__name__}.")
     fields = _FIELDS.get(str(request.get("do")))
     if fields is None:
-        raise WorkerError(
-            "request", f"`do` is {request.get('do')!r}, expected {' or '.join(map(repr, _FIELDS))}."
-        )
+        raise WorkerError("request", f"`do` is {request.get('do')!r}, expected {' or '.join(map(repr, _FIELDS))}.")
     for name, kind in fields.items():
         if type(request.get(name)) is not kind:
             raise WorkerError("request", f"`{name}` is {request.get(name)!r}, expected a {kind.__name__}.")
@@ -64,9 +62,7 @@ def _fulfil(request: dict[str, Any]) -> dict[str, Any]:
     kernel = find_kernel(request["file"], request["function"])
     entries = [packfile.Entry(describe(kernel))]
     if request["do"] == "compile":
-        entries.append(
-            packfile.Entry(*compile_key(kernel, request["arch"], request["args"], request["options"]))
-        )
+        entries.append(packfile.Entry(*compile_key(kernel, request["arch"], request["args"], request["options"])))
     out = request.get("out")
     if out is None:
         return entries[0].record

@@ -229,10 +229,7 @@ def _is_installed_elsewhere(path: str) -> bool:
     if not {"site-packages", "dist-packages"}.isdisjoint(parts[:-1]):
         return True
     # `pip install --target`, or the cache of an installer that links: a record beside the package names it.
-    return any(
-        parts[depth] in _recorded_names(os.sep.join(parts[:depth]) or os.sep)
-        for depth in range(1, len(parts))
-    )
+    return any(parts[depth] in _recorded_names(os.sep.join(parts[:depth]) or os.sep) for depth in range(1, len(parts)))
 
 
 @functools.cache
@@ -283,12 +280,7 @@ def _add_host_modules(texts: dict[str, bytes], host: dict[str, Any]) -> None:
         for name in _imported_names(path, texts[path]):
             module = host.get(name)
             found = os.path.abspath(getattr(module, "__file__", None) or "")
-            if (
-                module is None
-                or found in texts
-                or not found.endswith(".py")
-                or not _is_authors_module(module)
-            ):
+            if module is None or found in texts or not found.endswith(".py") or not _is_authors_module(module):
                 continue
             text = _read(found)
             if text is not None:

@@ -17,8 +17,8 @@ class OPWRIGHT_OWN OpwrightLibraryInit final : opwright::extension::Registration
   std::optional<Library> library_;
 
  public:
-  OpwrightLibraryInit(Library::Kind kind, InitFn* init, const char* ns, std::optional<c10::DispatchKey> key,
-                      const char* file, uint32_t line)
+  OpwrightLibraryInit(Library::Kind kind, InitFn* init, const char* ns,
+                      std::optional<c10::DispatchKey> key, const char* file, uint32_t line)
       : kind_(kind), init_(init), ns_(ns), key_(key), file_(file), line_(line) {
     add();
   }

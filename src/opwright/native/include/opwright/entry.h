@@ -1,4 +1,5 @@
-// How a kernel is exported (OPWRIGHT_KERNEL) and how it reports that it cannot go on (check, check_index).
+// How a kernel is exported (OPWRIGHT_KERNEL) and how it reports that it cannot go on (check,
+// check_index).
 #pragma once
 
 #include <exception>
@@ -22,8 +23,8 @@ inline void check(bool claim, const char* message) {
   if (!claim) throw Error(message);
 }
 
-// Returns the place of an index in a dimension, a negative one counted from the end. Raises Python's
-// IndexError for one that lies outside, as PyTorch does.
+// Returns the place of an index in a dimension, a negative one counted from the end. Raises
+// Python's IndexError for one that lies outside, as PyTorch does.
 inline int64_t check_index(int64_t index, int64_t size) {
   if (-size <= index && index < size) return index < 0 ? index + size : index;
   static thread_local char text[128];
@@ -35,8 +36,10 @@ inline int64_t check_index(int64_t index, int64_t size) {
 
 namespace detail {
 
-template <typename A, typename B> inline constexpr bool kSame = false;
-template <typename A> inline constexpr bool kSame<A, A> = true;
+template <typename A, typename B>
+inline constexpr bool kSame = false;
+template <typename A>
+inline constexpr bool kSame<A, A> = true;
 
 // Runs `call` and turns an exception into its text, which lives until the thread's next error.
 template <typename Call>
@@ -56,17 +59,20 @@ const char* guarded(const Call& call) noexcept {
   }
 }
 
-// A CUDA source is compiled twice, side by side: OPWRIGHT_ONLY_16BIT is 0 for its 32- and 64-bit types
-// and 1 for its 16-bit types. Undefined: all types at once.
+// A CUDA source is compiled twice, side by side: OPWRIGHT_ONLY_16BIT is 0 for its 32- and 64-bit
+// types and 1 for its 16-bit types. Undefined: all types at once.
 #if !defined(OPWRIGHT_ONLY_16BIT)
 #define OPWRIGHT_ENTRY_SYMBOL(NAME) NAME
-template <typename T> inline constexpr bool kIsCompiled = true;
+template <typename T>
+inline constexpr bool kIsCompiled = true;
 #elif OPWRIGHT_ONLY_16BIT
 #define OPWRIGHT_ENTRY_SYMBOL(NAME) NAME##_16bit
-template <typename T> inline constexpr bool kIsCompiled = sizeof(T) == 2;
+template <typename T>
+inline constexpr bool kIsCompiled = sizeof(T) == 2;
 #else
 #define OPWRIGHT_ENTRY_SYMBOL(NAME) NAME
-template <typename T> inline constexpr bool kIsCompiled = sizeof(T) != 2;
+template <typename T>
+inline constexpr bool kIsCompiled = sizeof(T) != 2;
 #endif
 
 // Calls call.template operator()<T>() if `dtype` is the scalar type of T; returns whether it did.

@@ -6,9 +6,10 @@
 //   parallel.h  parallel_for on PyTorch's own threads
 //   entry.h     OPWRIGHT_KERNEL, check
 //
-// Included by the kernels that want them: math.h (functions of activations), vec.h (explicit vectors),
-// scratch.h (memory for partial results), team.h (threads that wait for each other), tensor.h (tensors
-// and ATen operators); in CUDA sources vector.cuh, rows.cuh, reduce.cuh, launch.cuh.
+// Included by the kernels that want them: math.h (functions of activations), vec.h (explicit
+// vectors), scratch.h (memory for partial results), team.h (threads that wait for each other),
+// tensor.h (tensors and ATen operators); in CUDA sources vector.cuh, rows.cuh, reduce.cuh,
+// launch.cuh.
 #pragma once
 
 #include <cstdint>

@@ -30,22 +30,23 @@ inline Device current_device() {
   return device;
 }
 
-// In a kernel launched with launch_behind, before it touches memory: waits until the kernel in front is
-// done and its writes can be seen. No work where launches do not overlap.
+// In a kernel launched with launch_behind, before it touches memory: waits until the kernel in
+// front is done and its writes can be seen. No work where launches do not overlap.
 //
-// Every thread calls this, or let_next_start. A kernel is then done only after the kernel in front of it,
-// so what follows the wait comes after all kernels further ahead, too.
+// Every thread calls this, or let_next_start. A kernel is then done only after the kernel in front
+// of it, so what follows the wait comes after all kernels further ahead, too.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// In a kernel launched with launch_behind: waits for the kernel in front, then lets the one behind start its
-// blocks. That one may read what this kernel writes only after a wait of its own.
+// In a kernel launched with launch_behind: waits for the kernel in front, then lets the one behind
+// start its blocks. That one may read what this kernel writes only after a wait of its own.
 //
-// Without the wait, the kernel behind could start beside the kernel in front of this one. Kernels of other
-// libraries may read before they wait what the kernel in front of them does not write, such as weights.
+// Without the wait, the kernel behind could start beside the kernel in front of this one. Kernels
+// of other libraries may read before they wait what the kernel in front of them does not write,
+// such as weights.
 __device__ inline void let_next_start() {
   wait_for_previous();
 #if __CUDA_ARCH__ >= 900

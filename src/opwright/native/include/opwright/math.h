@@ -1,6 +1,6 @@
-// exp, sigmoid, tanh, the normal distribution and the GELU family with their derivatives, for float,
-// double, Vec<float> and Vec<double>; under nvcc the scalar forms are device code too, which takes
-// 2^f and 1/x in float from the special function unit.
+// exp, sigmoid, tanh, the normal distribution and the GELU family with their derivatives, for
+// float, double, Vec<float> and Vec<double>; under nvcc the scalar forms are device code too, which
+// takes 2^f and 1/x in float from the special function unit.
 //
 // Every function is branch-free, keeps NaN and -0, is right at +-inf and loses no denormal result.
 // f<T>(x) is accurate enough for a result stored as T and no more: gelu_tanh<bfloat16>(v). Without
@@ -14,13 +14,21 @@
 namespace opwright {
 namespace detail {
 
-template <typename T, typename V> struct StorageOf { using type = T; };
-template <typename V> struct StorageOf<void, V> { using type = Lane<V>; };
+template <typename T, typename V>
+struct StorageOf {
+  using type = T;
+};
+template <typename V>
+struct StorageOf<void, V> {
+  using type = Lane<V>;
+};
 // The type that results are rounded to.
-template <typename T, typename V> using Storage = typename StorageOf<T, V>::type;
+template <typename T, typename V>
+using Storage = typename StorageOf<T, V>::type;
 // Whether arguments of exponentials need more bits than one lane has: an error of one ulp in t
 // is one of |t| ulp in e^t, and |t| reaches 103 (745 in double).
-template <typename T> inline constexpr bool kIsExact = sizeof(T) >= 4;
+template <typename T>
+inline constexpr bool kIsExact = sizeof(T) >= 4;
 // Whether 2^t is one instruction that takes t as it is and is good enough for results of type T.
 // Exponents are not split then: `whole` is 0 and `fraction` all of t.
 template <typename T, typename V>
@@ -28,7 +36,8 @@ inline constexpr bool kIsUnsplit = kHasSpecialUnit && kSame<V, float> && !kIsExa
 
 // The numbers that depend on the lane type. Limits lie just beyond the point from which the result
 // is 0 (low) or does not change (high); arguments are clamped to them.
-template <typename S> struct Constants;
+template <typename S>
+struct Constants;
 template <>
 struct Constants<float> {
   static constexpr float kExpLow = -105, kExpHigh = 90;
@@ -93,8 +102,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_multiple(V x, Lane<V> con
 
 // -x^2 * (constant + rest), split. fma gives what the rounding of x^2 lost.
 template <typename T, typename V>
-OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_square(V x, Lane<V> constant,
-                                                              Lane<V> rest) {
+OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_square(V x, Lane<V> constant, Lane<V> rest) {
   const V square = x * x;
   Exponent<V> t = split_multiple<T>(square, -constant, -rest);
   if constexpr (kIsExact<T>) {
@@ -127,14 +135,18 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE Exponent<V> split_tanh(V x) {
 // 1/value: 2^-14 is 1/32 of half an ulp of bfloat16, the 2^-22 of a GPU 1/1000 of one of half.
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V reciprocal_for(V value) {
-  if constexpr (kSame<T, bfloat16> || kIsUnsplit<T, V>) return rough_reciprocal(value);
-  else return reciprocal(value);
+  if constexpr (kSame<T, bfloat16> || kIsUnsplit<T, V>)
+    return rough_reciprocal(value);
+  else
+    return reciprocal(value);
 }
 
 template <typename T, typename V>
 OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2_of(Exponent<V> t) {
-  if constexpr (kIsUnsplit<T, V>) return exp2_instruction_all(t.fraction);
-  else return scale(Fit<T>::exp2(t.fraction, 1), t.whole);
+  if constexpr (kIsUnsplit<T, V>)
+    return exp2_instruction_all(t.fraction);
+  else
+    return scale(Fit<T>::exp2(t.fraction, 1), t.whole);
 }
 
 // 2^t kUp or 2^t kDown, where that is a normal number or 0.
@@ -146,8 +158,10 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V exp2_scaled(Exponent<V> t) {
     return exp2_instruction(t.fraction + kShift);
   } else if constexpr (kHasSpecialUnit) {
     V power;
-    if constexpr (kSame<V, float>) power = exp2_instruction(t.fraction);
-    else power = Fit<T>::exp2(t.fraction, 1);
+    if constexpr (kSame<V, float>)
+      power = exp2_instruction(t.fraction);
+    else
+      power = Fit<T>::exp2(t.fraction, 1);
     return power * exp2_integer<kShift>(t.whole);
   } else {
     return scale(Fit<T>::exp2(t.fraction, kIsUp ? C::kUp : C::kDown), t.whole);
@@ -200,8 +214,10 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE NormalTail<V> normal_tail(V z) {
   using C = Constants<Lane<V>>;
   const auto t = split_square<T>(z, C::kLog2e / 2, C::kLog2eRest / 2);
   V exp;
-  if constexpr (kHasSpecialUnit) exp = exp2_scaled<T, true>(t);
-  else exp = exp2_of<T>(t);
+  if constexpr (kHasSpecialUnit)
+    exp = exp2_scaled<T, true>(t);
+  else
+    exp = exp2_of<T>(t);
   const Quotient<V> g = Fit<T>::tail(z, z * z, kTailUp<V>);
   return {exp, g.p * reciprocal_for<T>(g.q)};
 }
@@ -244,8 +260,10 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE V d_sigmoid(V x) {
   const V z = min(abs(x), splat<V>(-C::kExpLow));
   const V e = detail::exp2_of<S>(detail::split_multiple<S>(z, -C::kLog2e, -C::kLog2eRest));
   const V sum = e + splat<V>(1);
-  if constexpr (detail::kIsUnsplit<S, V>) return e * rough_reciprocal(sum * sum);
-  else return e * reciprocal(sum * sum);
+  if constexpr (detail::kIsUnsplit<S, V>)
+    return e * rough_reciprocal(sum * sum);
+  else
+    return e * reciprocal(sum * sum);
 }
 
 // sigmoid''(x) = -sign(x) e (1 - e)/(1 + e)^3. 1 - e = 1 - 2^n - 2^n (2^f - 1) keeps its relative

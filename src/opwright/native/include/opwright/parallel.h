@@ -9,8 +9,8 @@
 extern "C" int opwright_parallel_for(int64_t begin, int64_t end, int64_t grain,
                                      void (*body)(int64_t, int64_t, void*), void* context);
 extern "C" int opwright_num_threads(void);
-// How many steps a chunk has at most; 0: as many as suit the threads. `opwright verify` sets it, so that the
-// boundaries of chunks fall everywhere.
+// How many steps a chunk has at most; 0: as many as suit the threads. `opwright verify` sets it, so
+// that the boundaries of chunks fall everywhere.
 extern "C" int64_t opwright_chunk_steps;
 
 namespace opwright {
@@ -27,7 +27,8 @@ inline int64_t grain_of(int64_t elements_per_step) {
 
 namespace detail {
 
-// The first exception among threads that work at the same time; its text is raised when all are done.
+// The first exception among threads that work at the same time; its text is raised when all are
+// done.
 class Failure {
  public:
   // Keeps the exception that is being handled. True for the first.
@@ -68,10 +69,10 @@ struct Loop {
 
 }  // namespace detail
 
-// Calls body(begin, end) on chunks that cover 0..count. With fewer than `grain` steps a chunk is not
-// worth another thread, so there is one when count <= grain, in the calling thread. But a chunk may begin
-// and end anywhere, and `opwright verify` makes much smaller ones. When chunks throw, the others go on, and the first exception is
-// thrown here as Error.
+// Calls body(begin, end) on chunks that cover 0..count. With fewer than `grain` steps a chunk is
+// not worth another thread, so there is one when count <= grain, in the calling thread. But a chunk
+// may begin and end anywhere, and `opwright verify` makes much smaller ones. When chunks throw, the
+// others go on, and the first exception is thrown here as Error.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;

@@ -91,8 +91,10 @@ __device__ OPWRIGHT_INLINE void write_column_sums(const S (&sums)[N], const Rows
     return;
   }
   for (int i = thread; i < columns && first + i < rows.width; i += kThreads) {
-    if (partials.partial) partials.partial[chunk * rows.width + first + i] = totals[i];
-    else output[(first + i) * output_stride] = T(totals[i]);
+    if (partials.partial)
+      partials.partial[chunk * rows.width + first + i] = totals[i];
+    else
+      output[(first + i) * output_stride] = T(totals[i]);
   }
 }
 

@@ -113,7 +113,7 @@ __device__ inline int32_t chunk_of_block() {
 // before `end`. An empty chunk has none.
 template <int N>
 struct Lot {
-  int64_t column;             // in the panel: row * n + rest
+  int64_t column;  // in the panel: row * n + rest
   int64_t rest;
   uint32_t row;
   int32_t first, step, end;
@@ -180,8 +180,8 @@ struct Plane {
 };
 
 // The columns of a thread's packs that are in the row they begin in. The others are `gap`
-// elements further on: an unaligned pack is joined from two loads, which stay between the start of that row
-// and the end of the next, since packing_of wants rows of N columns or more.
+// elements further on: an unaligned pack is joined from two loads, which stay between the start of
+// that row and the end of the next, since packing_of wants rows of N columns or more.
 template <int N>
 __device__ OPWRIGHT_INLINE int columns_here(const Rows& rows, const Lot<N>& lot) {
   return lot.rest + N > rows.n ? static_cast<int>(rows.n - lot.rest) : N;

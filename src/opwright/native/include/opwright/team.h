@@ -54,7 +54,7 @@ inline int64_t now_ns() {
 struct Team {
   // Chunks come with a number of steps: when all steps are covered, nobody else can come.
   static constexpr uint64_t kClosed = uint64_t{1} << 63, kMember = uint64_t{1} << 32;
-  alignas(64) uint64_t roll = 0;  // kClosed | members * kMember | steps covered
+  alignas(64) uint64_t roll = 0;     // kClosed | members * kMember | steps covered
   alignas(64) uint64_t tickets = 0;  // drawn at barriers: the last of a round opens it
   alignas(64) uint64_t rounds = 0;   // barriers that are open
   alignas(64) int ended = 0;         // kLeft | kFailed

@@ -1,4 +1,5 @@
-// Triton kernels from C++: a JIT function of a Python file is called at the price of the driver call.
+// Triton kernels from C++: a JIT function of a Python file is called at the price of the driver
+// call.
 //
 //   static opwright::triton::Kernel add{"add.py", "add_kernel"};
 //   add(stream, opwright::triton::cdiv(n, 1024), x, y, out, n, opwright::triton::cx(1024));
@@ -11,8 +12,8 @@
 //   triton/runtime.h    packs, freeze, settings, hooks, scratch memory
 //   triton/error.h      Error
 //
-// Included by those who want them: triton/aten.h, triton/stable.h, triton/dlpack.h (tensors as arguments).
-// C++20; needs libc, libdl and libstdc++. The driver is loaded at the first call.
+// Included by those who want them: triton/aten.h, triton/stable.h, triton/dlpack.h (tensors as
+// arguments). C++20; needs libc, libdl and libstdc++. The driver is loaded at the first call.
 #pragma once
 
 #include "opwright/triton/driver.h"

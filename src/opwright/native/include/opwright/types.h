@@ -104,27 +104,48 @@ struct half {
 };
 
 namespace detail {
-template <typename T> struct Compute { using type = T; };
-template <> struct Compute<half> { using type = float; };
-template <> struct Compute<bfloat16> { using type = float; };
+template <typename T>
+struct Compute {
+  using type = T;
+};
+template <>
+struct Compute<half> {
+  using type = float;
+};
+template <>
+struct Compute<bfloat16> {
+  using type = float;
+};
 }  // namespace detail
 
 // The type to compute in for elements of type T: float for the 16-bit types, else T itself.
-template <typename T> using compute_t = typename detail::Compute<T>::type;
+template <typename T>
+using compute_t = typename detail::Compute<T>::type;
 
 namespace detail {
 // PyTorch's number for each element type (c10::ScalarType); part of its stable ABI.
-template <typename T> inline constexpr int kScalarType = -1;
-template <> inline constexpr int kScalarType<uint8_t> = 0;
-template <> inline constexpr int kScalarType<int8_t> = 1;
-template <> inline constexpr int kScalarType<int16_t> = 2;
-template <> inline constexpr int kScalarType<int32_t> = 3;
-template <> inline constexpr int kScalarType<int64_t> = 4;
-template <> inline constexpr int kScalarType<half> = 5;
-template <> inline constexpr int kScalarType<float> = 6;
-template <> inline constexpr int kScalarType<double> = 7;
-template <> inline constexpr int kScalarType<bool> = 11;
-template <> inline constexpr int kScalarType<bfloat16> = 15;
+template <typename T>
+inline constexpr int kScalarType = -1;
+template <>
+inline constexpr int kScalarType<uint8_t> = 0;
+template <>
+inline constexpr int kScalarType<int8_t> = 1;
+template <>
+inline constexpr int kScalarType<int16_t> = 2;
+template <>
+inline constexpr int kScalarType<int32_t> = 3;
+template <>
+inline constexpr int kScalarType<int64_t> = 4;
+template <>
+inline constexpr int kScalarType<half> = 5;
+template <>
+inline constexpr int kScalarType<float> = 6;
+template <>
+inline constexpr int kScalarType<double> = 7;
+template <>
+inline constexpr int kScalarType<bool> = 11;
+template <>
+inline constexpr int kScalarType<bfloat16> = 15;
 }  // namespace detail
 
 }  // namespace opwright

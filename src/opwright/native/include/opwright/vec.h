@@ -47,8 +47,12 @@ inline constexpr int kVectorBytes = 16;
 
 namespace detail {
 
-template <typename V> struct LaneOf { using type = V; };
-template <typename T> struct VecOf;
+template <typename V>
+struct LaneOf {
+  using type = V;
+};
+template <typename T>
+struct VecOf;
 
 #if !defined(__CUDACC__)
 // Vectors of the width of a Vec<float> (32-bit lanes) or of a Vec<double> (64-bit lanes).
@@ -60,30 +64,58 @@ typedef double DoubleVec __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
 typedef uint64_t UInt64Vec __attribute__((vector_size(kVectorBytes)));
 
-template <> struct VecOf<float> { using type = FloatVec; };
-template <> struct VecOf<double> { using type = DoubleVec; };
-template <> struct LaneOf<FloatVec> { using type = float; };
-template <> struct LaneOf<DoubleVec> { using type = double; };
+template <>
+struct VecOf<float> {
+  using type = FloatVec;
+};
+template <>
+struct VecOf<double> {
+  using type = DoubleVec;
+};
+template <>
+struct LaneOf<FloatVec> {
+  using type = float;
+};
+template <>
+struct LaneOf<DoubleVec> {
+  using type = double;
+};
 #endif
 
 // The integers that hold the bits of V.
-template <typename V> struct BitsOf;
-template <> struct BitsOf<float> { using type = uint32_t; };
-template <> struct BitsOf<double> { using type = uint64_t; };
+template <typename V>
+struct BitsOf;
+template <>
+struct BitsOf<float> {
+  using type = uint32_t;
+};
+template <>
+struct BitsOf<double> {
+  using type = uint64_t;
+};
 #if !defined(__CUDACC__)
-template <> struct BitsOf<FloatVec> { using type = UInt32Vec; };
-template <> struct BitsOf<DoubleVec> { using type = UInt64Vec; };
+template <>
+struct BitsOf<FloatVec> {
+  using type = UInt32Vec;
+};
+template <>
+struct BitsOf<DoubleVec> {
+  using type = UInt64Vec;
+};
 #endif
 
-template <typename S> struct FloatFormat;
-template <> struct FloatFormat<float> {
+template <typename S>
+struct FloatFormat;
+template <>
+struct FloatFormat<float> {
   static constexpr int kMantissaBits = 23;
   static constexpr int kBias = 127;
   static constexpr uint32_t kMagnitude = 0x7fffffffu;
   // Added to a value below 2^22 it rounds the value to an integer, in the low bits of the sum.
   static constexpr float kRounder = 0x1.8p23f;
 };
-template <> struct FloatFormat<double> {
+template <>
+struct FloatFormat<double> {
   static constexpr int kMantissaBits = 52;
   static constexpr int kBias = 1023;
   static constexpr uint64_t kMagnitude = 0x7fffffffffffffffull;
@@ -93,7 +125,8 @@ template <> struct FloatFormat<double> {
 }  // namespace detail
 
 // The lane type of a vector; a scalar is its own.
-template <typename V> using Lane = typename detail::LaneOf<V>::type;
+template <typename V>
+using Lane = typename detail::LaneOf<V>::type;
 
 // Every lane set to `value`. (Subtracting +0 changes no value, -0 and NaN included, so the compiler
 // folds it.)

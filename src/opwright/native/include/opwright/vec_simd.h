@@ -4,12 +4,14 @@
 namespace opwright {
 
 // A SIMD register of float or double.
-template <typename T> using Vec = typename detail::VecOf<T>::type;
+template <typename T>
+using Vec = typename detail::VecOf<T>::type;
 
 // Elements of T that one load brings: the lanes of the Vec that T is computed in.
-template <typename T> inline constexpr int kLanes = kVectorBytes / sizeof(compute_t<T>);
+template <typename T>
+inline constexpr int kLanes = kVectorBytes / sizeof(compute_t<T>);
 
-#define OPWRIGHT_SIMD_FMA(V, BUILTIN, ...)                    \
+#define OPWRIGHT_SIMD_FMA(V, BUILTIN, ...) \
   OPWRIGHT_INLINE V fma(V a, V b, V c) { return BUILTIN(a, b, c __VA_OPT__(, ) __VA_ARGS__); }
 
 #if defined(__AVX512F__)
@@ -29,8 +31,8 @@ template <typename V>
 OPWRIGHT_INLINE V fma_lanes(V a, V b, V c) {
   V result;
   for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(Lane<V>)); ++i) {
-    result[i] = fma(static_cast<Lane<V>>(a[i]), static_cast<Lane<V>>(b[i]),
-                    static_cast<Lane<V>>(c[i]));
+    result[i] =
+        fma(static_cast<Lane<V>>(a[i]), static_cast<Lane<V>>(b[i]), static_cast<Lane<V>>(c[i]));
   }
   return result;
 }

@@ -15,7 +15,8 @@
 namespace opwright {
 
 // Elements of T in the longest load there is.
-template <typename T> inline constexpr int kPackWidth = 16 / sizeof(T);
+template <typename T>
+inline constexpr int kPackWidth = 16 / sizeof(T);
 
 // N adjacent elements as they lie in memory.
 template <typename T, int N>

@@ -13,7 +13,8 @@ constexpr uint32_t kDefaultShared = 48 * 1024;
 uint64_t natural(const Json& value, uint64_t most, const char* what, const Pack& pack) {
   const auto number = static_cast<uint64_t>(value.integer);
   if (value.type != Json::Type::kInt || number > most) {
-    throw Error(Cause::kPack, "the pack " + pack.name() + " cannot be used: a kernel's " + what + " is out of range");
+    throw Error(Cause::kPack, "the pack " + pack.name() + " cannot be used: a kernel's " + what +
+                                  " is out of range");
   }
   return number;
 }
@@ -43,7 +44,8 @@ std::shared_ptr<Compiled> read_compiled(std::shared_ptr<const Pack> pack, const 
   compiled->scratch_alignment = get(record["global_scratch"][1], 1 << 20, "scratch alignment");
   compiled->profile_bytes = get(record["profile_scratch"][0], 1ull << 32, "scratch size");
   compiled->profile_alignment = get(record["profile_scratch"][1], 1 << 20, "scratch alignment");
-  if (compiled->warps == 0 || compiled->ctas == 0 || compiled->symbol.empty()) throw refuse("launch is empty");
+  if (compiled->warps == 0 || compiled->ctas == 0 || compiled->symbol.empty())
+    throw refuse("launch is empty");
   const std::vector<Json>& parameters = record["params"].items;
   if (parameters.size() > kMostParameters) throw refuse("parameters are too many");
   uint32_t end = 0;
@@ -62,7 +64,8 @@ std::shared_ptr<Compiled> read_compiled(std::shared_ptr<const Pack> pack, const 
     }
     parameter.type = item["type"].text;
     parameter.field = item["field"].text;
-    parameter.dimension = item["dim"].is_null() ? 0 : static_cast<int>(get(item["dim"], 4, "dimension"));
+    parameter.dimension =
+        item["dim"].is_null() ? 0 : static_cast<int>(get(item["dim"], 4, "dimension"));
     parameter.offset = static_cast<uint32_t>(get(item["offset"], kMostParameterBytes, "parameter"));
     parameter.size = static_cast<uint32_t>(get(item["size"], 128, "parameter"));
     if (parameter.offset < end || parameter.size == 0) throw refuse("parameters overlap");
@@ -89,18 +92,21 @@ std::shared_ptr<Compiled> read_compiled(std::shared_ptr<const Pack> pack, const 
 LoadedFunction Compiled::load(Device device, const std::string& subject, bool is_capturing) const {
   const Driver& cuda_driver = driver();
   const auto capturing = [&] {
-    return Error(Cause::kCapturing, subject + ": it is not loaded yet, and cannot be while a graph is captured\n\n"
-                                    "hint: call `prepare` with the same arguments before the capture.");
+    return Error(Cause::kCapturing,
+                 subject +
+                     ": it is not loaded yet, and cannot be while a graph is captured\n\n"
+                     "hint: call `prepare` with the same arguments before the capture.");
   };
   if (is_capturing) throw capturing();
   if (cuda > cuda_driver.cuda_version) {
     throw Error(Cause::kDriver,
-                subject + ": its cubin is newer than the driver\n\n  cubin   ptxas " + ptxas + ", of Triton " +
-                    triton + ", needs a driver for CUDA " + std::to_string(cuda / 1000) + "." +
-                    std::to_string(cuda % 1000 / 10) + "\n  driver  for CUDA " +
-                    std::to_string(cuda_driver.cuda_version / 1000) + "." +
-                    std::to_string(cuda_driver.cuda_version % 1000 / 10) +
-                    "\n\nhint: build the pack with an older Triton (3.6 brings ptxas 12.8), or renew the driver.");
+                subject + ": its cubin is newer than the driver\n\n  cubin   ptxas " + ptxas +
+                    ", of Triton " + triton + ", needs a driver for CUDA " +
+                    std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10) +
+                    "\n  driver  for CUDA " + std::to_string(cuda_driver.cuda_version / 1000) +
+                    "." + std::to_string(cuda_driver.cuda_version % 1000 / 10) +
+                    "\n\nhint: build the pack with an older Triton (3.6 brings ptxas 12.8), or "
+                    "renew the driver.");
   }
   const auto device_attribute = [&](int attribute) {
     int value = 0;
@@ -108,21 +114,24 @@ LoadedFunction Compiled::load(Device device, const std::string& subject, bool is
     return value;
   };
   const auto too_large = [&](const char* what, uint32_t needed, int most) {
-    return Error(Cause::kDriver, subject + ": it needs more " + what + " than the GPU has\n\n  needed  " +
-                                     std::to_string(needed) + "\n  GPU     " + std::to_string(most) +
+    return Error(Cause::kDriver, subject + ": it needs more " + what +
+                                     " than the GPU has\n\n  needed  " + std::to_string(needed) +
+                                     "\n  GPU     " + std::to_string(most) +
                                      "\n\nhint: smaller blocks, fewer stages or fewer warps.");
   };
   const int most_shared = device_attribute(kMaxSharedOptin);
   const int most_threads = device_attribute(kMaxThreadsPerBlock);
-  if (warps * 32 > static_cast<uint32_t>(most_threads)) throw too_large("threads", warps * 32, most_threads);
+  if (warps * 32 > static_cast<uint32_t>(most_threads))
+    throw too_large("threads", warps * 32, most_threads);
 
   Module module = nullptr;
   Result result = cuda_driver.module_load(&module, cubin.data());
   if (result == kCaptureUnsupported) throw capturing();
   if (result != kSuccess) {
-    throw Error(Cause::kDriver, subject + ": the driver refuses its cubin: " + describe_result(result) +
-                                    "\n\n  cubin   " + key + "\n          ptxas " + ptxas + ", of Triton " + triton +
-                                    "\n  pack    " + pack->name());
+    throw Error(Cause::kDriver, subject +
+                                    ": the driver refuses its cubin: " + describe_result(result) +
+                                    "\n\n  cubin   " + key + "\n          ptxas " + ptxas +
+                                    ", of Triton " + triton + "\n  pack    " + pack->name());
   }
   Function_ function = nullptr;
   const auto verify = [&](Result code, const char* what) {
@@ -133,7 +142,8 @@ LoadedFunction Compiled::load(Device device, const std::string& subject, bool is
   verify(cuda_driver.module_function(&function, module, symbol.c_str()), "cuModuleGetFunction");
   // The query also loads a function that the driver would load at its first launch.
   int threads = 0;
-  verify(cuda_driver.function_attribute(&threads, kFunctionMaxThreads, function), "cuFuncGetAttribute");
+  verify(cuda_driver.function_attribute(&threads, kFunctionMaxThreads, function),
+         "cuFuncGetAttribute");
   const auto refuse_size = [&](const char* what, uint32_t needed, int most) {
     cuda_driver.module_unload(module);
     throw too_large(what, needed, most);
@@ -152,20 +162,24 @@ LoadedFunction Compiled::load(Device device, const std::string& subject, bool is
   }
   LoadedFunction loaded{function};
   if (shared > kDefaultShared) {
-    loaded.is_oversize = shared > static_cast<uint32_t>(most_shared) &&
-                             cuda_driver.function_set(function, kFunctionSharedMemoryMode, 3) == kSuccess;
+    loaded.is_oversize =
+        shared > static_cast<uint32_t>(most_shared) &&
+        cuda_driver.function_set(function, kFunctionSharedMemoryMode, 3) == kSuccess;
     if (!loaded.is_oversize) {
-      if (shared > static_cast<uint32_t>(most_shared)) refuse_size("shared memory", shared, most_shared);
+      if (shared > static_cast<uint32_t>(most_shared))
+        refuse_size("shared memory", shared, most_shared);
       int static_bytes = 0;
       verify(cuda_driver.function_attribute(&static_bytes, kFunctionStaticShared, function),
              "cuFuncGetAttribute");
       verify(cuda_driver.function_cache(function, 1), "cuFuncSetCacheConfig");
-      verify(cuda_driver.function_set(function, kFunctionMaxDynamicShared, most_shared - static_bytes),
-             "cuFuncSetAttribute");
+      verify(
+          cuda_driver.function_set(function, kFunctionMaxDynamicShared, most_shared - static_bytes),
+          "cuFuncSetAttribute");
     }
   }
   if (ctas == 16) {
-    verify(cuda_driver.function_set(function, kFunctionNonPortableCluster, 1), "cuFuncSetAttribute");
+    verify(cuda_driver.function_set(function, kFunctionNonPortableCluster, 1),
+           "cuFuncSetAttribute");
   }
   return loaded;
 }

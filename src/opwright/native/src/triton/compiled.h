@@ -1,4 +1,5 @@
-// A compiled kernel: what its record says, checked, and its functions in the contexts that loaded it.
+// A compiled kernel: what its record says, checked, and its functions in the contexts that loaded
+// it.
 #pragma once
 
 #include <memory>
@@ -16,9 +17,9 @@ namespace opwright::triton::detail {
 struct CubinParameter {
   enum class Source { kArgument, kGlobalScratch, kProfileScratch };
   Source source = Source::kArgument;
-  std::vector<int> path;   // of an argument
+  std::vector<int> path;  // of an argument
   std::string type;
-  std::string field;       // of a descriptor: tma, base, shape, stride, nan, tf32
+  std::string field;  // of a descriptor: tma, base, shape, stride, nan, tf32
   int dimension = 0;
   uint32_t offset = 0, size = 0;
 };
@@ -49,7 +50,8 @@ struct Compiled {
 
   std::vector<std::pair<Context, LoadedFunction>> functions;  // under the mutex of `shared()`
 
-  // Loads the function in the current context, which is of this device. `is_capturing` refuses that.
+  // Loads the function in the current context, which is of this device. `is_capturing` refuses
+  // that.
   LoadedFunction load(Device device, const std::string& subject, bool is_capturing) const;
 };
 

@@ -16,10 +16,10 @@ namespace {
 void* open_library() {
   if (void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) return library;
   const char* why = dlerror();
-  throw Error(Cause::kDriver, std::string("there is no CUDA driver\n\n  dlopen  ") +
-                                  (why ? why : "libcuda.so.1") +
-                                  "\n\nhint: launches need a GPU and its driver; compiling, building packs "
-                                  "and linking do not.");
+  throw Error(Cause::kDriver,
+              std::string("there is no CUDA driver\n\n  dlopen  ") + (why ? why : "libcuda.so.1") +
+                  "\n\nhint: launches need a GPU and its driver; compiling, building packs "
+                  "and linking do not.");
 }
 
 const Driver* load(void* library) {
@@ -52,8 +52,8 @@ const Driver& driver() {
   // A mutex and not a static's guard, which a child of fork could not release.
   static std::atomic<const Driver*> ready{nullptr};
   if (const Driver* known = ready.load(std::memory_order_acquire)) return *known;
-  // Without the mutex: the library may call pthread_atfork when it is loaded, which waits in glibc before 2.36 until
-  // the handlers of a fork have run.
+  // Without the mutex: the library may call pthread_atfork when it is loaded, which waits in glibc
+  // before 2.36 until the handlers of a fork have run.
   void* library = open_library();
   const std::lock_guard lock(driver_mutex);
   if (!ready.load(std::memory_order_relaxed)) ready.store(load(library), std::memory_order_release);

@@ -70,42 +70,42 @@ inline constexpr int kFunctionSharedMemoryMode = 17;
 inline constexpr int kPointerDeviceAddress = 3;
 inline constexpr int kPointerDevice = 9;
 
-#define OPWRIGHT_DRIVER_FUNCTIONS(F)                                                              \
-  F(init, cuInit, (unsigned flags))                                                               \
-  F(version, cuDriverGetVersion, (int* version))                                                  \
-  F(device_get, cuDeviceGet, (Device * device, int ordinal))                                      \
-  F(device_attribute, cuDeviceGetAttribute, (int* value, int attribute, Device device))           \
-  F(context_get, cuCtxGetCurrent, (Context * context))                                            \
-  F(context_set, cuCtxSetCurrent, (Context context))                                              \
-  F(context_device, cuCtxGetDevice, (Device * device))                                            \
-  F(primary_retain, cuDevicePrimaryCtxRetain, (Context * context, Device device))                 \
-  F(module_load, cuModuleLoadData, (Module * module, const void* image))                          \
+#define OPWRIGHT_DRIVER_FUNCTIONS(F)                                                               \
+  F(init, cuInit, (unsigned flags))                                                                \
+  F(version, cuDriverGetVersion, (int* version))                                                   \
+  F(device_get, cuDeviceGet, (Device * device, int ordinal))                                       \
+  F(device_attribute, cuDeviceGetAttribute, (int* value, int attribute, Device device))            \
+  F(context_get, cuCtxGetCurrent, (Context * context))                                             \
+  F(context_set, cuCtxSetCurrent, (Context context))                                               \
+  F(context_device, cuCtxGetDevice, (Device * device))                                             \
+  F(primary_retain, cuDevicePrimaryCtxRetain, (Context * context, Device device))                  \
+  F(module_load, cuModuleLoadData, (Module * module, const void* image))                           \
   F(module_function, cuModuleGetFunction, (Function_ * function, Module module, const char* name)) \
-  F(module_unload, cuModuleUnload, (Module module))                                               \
-  F(function_attribute, cuFuncGetAttribute, (int* value, int attribute, Function_ function))      \
-  F(function_set, cuFuncSetAttribute, (Function_ function, int attribute, int value))             \
-  F(function_cache, cuFuncSetCacheConfig, (Function_ function, int config))                       \
-  F(launch, cuLaunchKernelEx,                                                                     \
-    (const LaunchConfig* config, Function_ function, void** parameters, void** extra))            \
-  F(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))      \
-  F(stream_capturing, cuStreamIsCapturing, (Stream stream, int* status))                          \
-  F(stream_synchronize, cuStreamSynchronize, (Stream stream))                                     \
-  F(event_create, cuEventCreate, (Event * event, unsigned flags))                                 \
-  F(event_record, cuEventRecord, (Event event, Stream stream))                                    \
-  F(event_synchronize, cuEventSynchronize, (Event event))                                         \
-  F(event_elapsed, cuEventElapsedTime, (float* milliseconds, Event start, Event end))             \
-  F(event_destroy, cuEventDestroy_v2, (Event event))                                              \
-  F(error_name, cuGetErrorName, (Result error, const char** text))                                \
+  F(module_unload, cuModuleUnload, (Module module))                                                \
+  F(function_attribute, cuFuncGetAttribute, (int* value, int attribute, Function_ function))       \
+  F(function_set, cuFuncSetAttribute, (Function_ function, int attribute, int value))              \
+  F(function_cache, cuFuncSetCacheConfig, (Function_ function, int config))                        \
+  F(launch, cuLaunchKernelEx,                                                                      \
+    (const LaunchConfig* config, Function_ function, void** parameters, void** extra))             \
+  F(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, Address address))       \
+  F(stream_capturing, cuStreamIsCapturing, (Stream stream, int* status))                           \
+  F(stream_synchronize, cuStreamSynchronize, (Stream stream))                                      \
+  F(event_create, cuEventCreate, (Event * event, unsigned flags))                                  \
+  F(event_record, cuEventRecord, (Event event, Stream stream))                                     \
+  F(event_synchronize, cuEventSynchronize, (Event event))                                          \
+  F(event_elapsed, cuEventElapsedTime, (float* milliseconds, Event start, Event end))              \
+  F(event_destroy, cuEventDestroy_v2, (Event event))                                               \
+  F(error_name, cuGetErrorName, (Result error, const char** text))                                 \
   F(error_text, cuGetErrorString, (Result error, const char** text))
 // Those that older drivers lack; nullptr there.
-#define OPWRIGHT_DRIVER_OPTIONAL(F)                                                               \
-  F(memory_allocate, cuMemAllocAsync, (Address * address, size_t bytes, Stream stream))           \
-  F(memory_free, cuMemFreeAsync, (Address address, Stream stream))                                \
-  F(parameter_info, cuFuncGetParamInfo,                                                           \
-    (Function_ function, size_t index, size_t* offset, size_t* size))                             \
-  F(encode_tiled, cuTensorMapEncodeTiled,                                                         \
-    (void* map, int type, uint32_t rank, void* address, const uint64_t* sizes,                    \
-     const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,               \
+#define OPWRIGHT_DRIVER_OPTIONAL(F)                                                     \
+  F(memory_allocate, cuMemAllocAsync, (Address * address, size_t bytes, Stream stream)) \
+  F(memory_free, cuMemFreeAsync, (Address address, Stream stream))                      \
+  F(parameter_info, cuFuncGetParamInfo,                                                 \
+    (Function_ function, size_t index, size_t* offset, size_t* size))                   \
+  F(encode_tiled, cuTensorMapEncodeTiled,                                               \
+    (void* map, int type, uint32_t rank, void* address, const uint64_t* sizes,          \
+     const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,     \
      int interleave, int swizzle, int promotion, int fill))
 
 struct Driver {

@@ -19,7 +19,8 @@ std::string quoted(std::string_view text) { return json_quoted(text); }
 std::string float_text(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  // Python's repr: the shortest digits that read back, in scientific form below 1e-4 and from 1e16 on.
+  // Python's repr: the shortest digits that read back, in scientific form below 1e-4 and from 1e16
+  // on.
   char buffer[64];
   const double size = std::fabs(value);
   const bool is_scientific = value != 0 && (size < 1e-4 || size >= 1e16);
@@ -32,7 +33,8 @@ std::string float_text(double value) {
 // ---- TMA descriptors (declared in arguments.h)
 
 std::string descriptor_text(const TensorDescriptor& descriptor) {
-  std::string text = std::string("tensordesc<") + kDTypeNames[static_cast<int>(descriptor.base.dtype)] + "[";
+  std::string text =
+      std::string("tensordesc<") + kDTypeNames[static_cast<int>(descriptor.base.dtype)] + "[";
   for (size_t i = 0; i < descriptor.block.size(); ++i) {
     text += (i ? ", " : "") + std::to_string(descriptor.block[i]);
   }
@@ -53,11 +55,20 @@ std::map<std::string, std::string> texts_of(const Json& object) {
   std::map<std::string, std::string> texts;
   for (const auto& [name, value] : object.fields) {
     switch (value.type) {
-      case Json::Type::kString: texts[name] = value.text; break;
-      case Json::Type::kBool: texts[name] = value.integer ? "True" : "False"; break;
-      case Json::Type::kInt: texts[name] = int_text(value.integer); break;
-      case Json::Type::kFloat: texts[name] = float_text(value.number); break;
-      default: texts[name] = "None";
+      case Json::Type::kString:
+        texts[name] = value.text;
+        break;
+      case Json::Type::kBool:
+        texts[name] = value.integer ? "True" : "False";
+        break;
+      case Json::Type::kInt:
+        texts[name] = int_text(value.integer);
+        break;
+      case Json::Type::kFloat:
+        texts[name] = float_text(value.number);
+        break;
+      default:
+        texts[name] = "None";
     }
     parse_value(texts[name]);  // throws here, not at the call that needs it
   }
@@ -72,10 +83,13 @@ std::vector<std::string> list_of(const Json& array) {
 
 std::unique_ptr<Expression> expression_of(const Json& record) {
   const Json& form = record["expression"];
-  return form.is_null() && !record["error"].is_null() ? nullptr : std::make_unique<Expression>(form);
+  return form.is_null() && !record["error"].is_null() ? nullptr
+                                                      : std::make_unique<Expression>(form);
 }
 
-bool is_float_type(std::string_view type) { return type.starts_with("fp") || type.starts_with("bf"); }
+bool is_float_type(std::string_view type) {
+  return type.starts_with("fp") || type.starts_with("bf");
+}
 
 }  // namespace
 
@@ -105,7 +119,8 @@ std::unique_ptr<Description> read_description(const Json& record) {
   description->reset_to_zero = list_of(autotune["reset_to_zero"]);
   description->restore_value = list_of(autotune["restore_value"]);
   for (const Json& item : autotune["configs"].items) {
-    description->configurations.push_back({texts_of(item["constexprs"]), texts_of(item["options"])});
+    description->configurations.push_back(
+        {texts_of(item["constexprs"]), texts_of(item["options"])});
   }
   for (const auto& [name, item] : record["grids"].fields) {
     description->grids[name] = {expression_of(item), item["error"].text};
@@ -133,7 +148,8 @@ int Description::index_of(std::string_view name) const {
 }
 
 std::string subject_of(const Description& description) {
-  return "`" + description.function + "` (" + description.file + ":" + std::to_string(description.line) + ")";
+  return "`" + description.function + "` (" + description.file + ":" +
+         std::to_string(description.line) + ")";
 }
 
 // ---- calls
@@ -192,9 +208,10 @@ std::string signature(const Description& description) {
 // What an error says of one argument.
 [[noreturn]] void refuse(const Description& description, size_t index, const Node& node,
                          const std::string& expected, const std::string& hint) {
-  throw Error(Cause::kArgument, subject_of(description) + ": argument " + std::to_string(index + 1) + " `" +
-                                    description.parameters[index].name + "` is of the wrong kind\n\n  expected  " +
-                                    expected + "\n  given     " + shown(node) + "\n\nhint: " + hint);
+  throw Error(Cause::kArgument,
+              subject_of(description) + ": argument " + std::to_string(index + 1) + " `" +
+                  description.parameters[index].name + "` is of the wrong kind\n\n  expected  " +
+                  expected + "\n  given     " + shown(node) + "\n\nhint: " + hint);
 }
 
 // The class of a value that Triton sees as Python would: by the rules, whatever the parameter says.
@@ -203,19 +220,28 @@ std::string free_class(const Node& node) {
   const char* suffix = node.code & kOne ? ":1" : node.code & kDivisible ? ":16" : "";
   if (kind >= kPointer) return std::string("*") + kDTypeNames[kind - kPointer] + suffix;
   switch (kind) {
-    case kI32: return std::string("i32") + suffix;
-    case kI64: return std::string("i64") + suffix;
-    case kU64: return std::string("u64") + suffix;
-    case kU1: return "u1";
-    case kFloat: return "fp32";
-    case kNone: return "none";
-    case kDescriptor: return node.text;
+    case kI32:
+      return std::string("i32") + suffix;
+    case kI64:
+      return std::string("i64") + suffix;
+    case kU64:
+      return std::string("u64") + suffix;
+    case kU1:
+      return "u1";
+    case kFloat:
+      return "fp32";
+    case kNone:
+      return "none";
+    case kDescriptor:
+      return node.text;
     case kTuple: {
       std::string text = "(";
-      for (size_t i = 0; i < node.items.size(); ++i) text += (i ? ", " : "") + free_class(node.items[i]);
+      for (size_t i = 0; i < node.items.size(); ++i)
+        text += (i ? ", " : "") + free_class(node.items[i]);
       return text + (node.items.size() == 1 ? ",)" : ")");
     }
-    default: return "=" + node.text;
+    default:
+      return "=" + node.text;
   }
 }
 
@@ -225,7 +251,8 @@ std::string class_of(const Description& description, size_t index, const Node& n
   if (parameter.is_constexpr) {
     if (kind == kNone) return "=None";
     if (!is_constant(node)) {
-      refuse(description, index, node, "a constexpr", "pass opwright::triton::cx(value); a kernel is compiled "
+      refuse(description, index, node, "a constexpr",
+             "pass opwright::triton::cx(value); a kernel is compiled "
              "for each value, so remove `tl.constexpr` from the parameter if there are many.");
     }
     return "=" + node.text;
@@ -238,17 +265,20 @@ std::string class_of(const Description& description, size_t index, const Node& n
   const std::string& type = parameter.type;
   if (type.empty() || kind >= kPointer) {
     Node masked = node;
-    masked.code &= static_cast<uint8_t>(reinterpret_cast<const unsigned char*>(description.keep.data())[index]);
+    masked.code &= static_cast<uint8_t>(
+        reinterpret_cast<const unsigned char*>(description.keep.data())[index]);
     return free_class(masked);
   }
   if (is_float_type(type) || type == "u1") return type;
   if (kind == kU64 && type != "u64") {
-    refuse(description, index, node, type + ", as the parameter is annotated", "pass an integer below 2^63.");
+    refuse(description, index, node, type + ", as the parameter is annotated",
+           "pass an integer below 2^63.");
   }
   if (kind == kFloat) {
     refuse(description, index, node, type + ", as the parameter is annotated", "pass an integer.");
   }
-  const bool is_divisible = node.code & kDivisible && parameter.specializes && parameter.specializes_alignment;
+  const bool is_divisible =
+      node.code & kDivisible && parameter.specializes && parameter.specializes_alignment;
   return type + (is_divisible ? ":16" : "");
 }
 
@@ -293,16 +323,26 @@ std::string shown(const Node& node) {
            (node.code & kDivisible ? ", 16-byte aligned" : ", not 16-byte aligned");
   }
   switch (kind) {
-    case kAbsent: return "nothing";
-    case kI32: return node.code & kOne ? "int 1" : "int" + aligned;
-    case kI64: return "int beyond 32 bits" + aligned;
-    case kU64: return "int beyond 63 bits" + aligned;
-    case kU1: return "bool";
-    case kFloat: return "float";
-    case kNone: return "None";
-    case kTuple: return "tuple of " + std::to_string(node.items.size());
-    case kDescriptor: return node.text;
-    default: return "constexpr " + node.text;
+    case kAbsent:
+      return "nothing";
+    case kI32:
+      return node.code & kOne ? "int 1" : "int" + aligned;
+    case kI64:
+      return "int beyond 32 bits" + aligned;
+    case kU64:
+      return "int beyond 63 bits" + aligned;
+    case kU1:
+      return "bool";
+    case kFloat:
+      return "float";
+    case kNone:
+      return "None";
+    case kTuple:
+      return "tuple of " + std::to_string(node.items.size());
+    case kDescriptor:
+      return node.text;
+    default:
+      return "constexpr " + node.text;
   }
 }
 
@@ -329,33 +369,36 @@ std::vector<Node> read_call(const Description& description, const Call& call,
       const std::string_view name = call.names[i - positional];
       index = description.index_of(name);
       if (index < 0) throw mismatch("it has no parameter `" + std::string(name) + "`");
-      if (nodes[index].code != kAbsent) throw mismatch("`" + std::string(name) + "` is given twice");
+      if (nodes[index].code != kAbsent)
+        throw mismatch("`" + std::string(name) + "` is given twice");
     }
     nodes[index] = reader.read(codes[i]);
   }
   return nodes;
 }
 
-void complete_call(const Description& description, const std::map<std::string, std::string>& decided,
-                   std::vector<Node>& nodes) {
+void complete_call(const Description& description,
+                   const std::map<std::string, std::string>& decided, std::vector<Node>& nodes) {
   for (size_t i = 0; i < description.parameters.size(); ++i) {
     const Parameter& parameter = description.parameters[i];
     const auto found = decided.find(parameter.name);
     if (found != decided.end() && nodes[i].code != kAbsent) {
-      refuse(description, i, nodes[i], "nothing: a decorator of the kernel gives it", "leave it out.");
+      refuse(description, i, nodes[i], "nothing: a decorator of the kernel gives it",
+             "leave it out.");
     }
     if (nodes[i].code != kAbsent) continue;
     const std::string& text = found != decided.end() ? found->second : parameter.default_value;
     if (text.empty()) {
-      throw Error(Cause::kArgument, subject_of(description) + ": argument " + std::to_string(i + 1) + " `" +
-                                        parameter.name + "` is missing\n\n  expected  " +
-                                        signature(description));
+      throw Error(Cause::kArgument, subject_of(description) + ": argument " +
+                                        std::to_string(i + 1) + " `" + parameter.name +
+                                        "` is missing\n\n  expected  " + signature(description));
     }
     nodes[i] = literal_node(parse_value(text), text, parameter.is_constexpr);
   }
 }
 
-std::vector<std::string> class_texts(const Description& description, const std::vector<Node>& nodes) {
+std::vector<std::string> class_texts(const Description& description,
+                                     const std::vector<Node>& nodes) {
   std::vector<std::string> classes;
   for (size_t i = 0; i < nodes.size(); ++i) classes.push_back(class_of(description, i, nodes[i]));
   return classes;

@@ -65,27 +65,29 @@ std::unique_ptr<Description> read_description(const Json& record);
 // One argument of a call, as the runtime reads it back from the key and the values.
 struct Node {
   uint8_t code = kAbsent;
-  int slot = -1;              // of the call's values
-  uint64_t payload = 0;       // constexpr: its value, or the hash of it
-  std::string text;           // constexpr and descriptor: from the call site
-  Value literal;              // no slot: a default, or what a decorator gives
-  std::vector<Node> items;    // tuple
+  int slot = -1;            // of the call's values
+  uint64_t payload = 0;     // constexpr: its value, or the hash of it
+  std::string text;         // constexpr and descriptor: from the call site
+  Value literal;            // no slot: a default, or what a decorator gives
+  std::vector<Node> items;  // tuple
 };
 
-// The arguments of a call in the order of the parameters; one that was left out has the code kAbsent.
-// Throws Error(kArgument) for a wrong number or name.
+// The arguments of a call in the order of the parameters; one that was left out has the code
+// kAbsent. Throws Error(kArgument) for a wrong number or name.
 std::vector<Node> read_call(const Description& description, const Call& call,
                             const std::vector<std::string>& texts);
 
-// Fills in what a call leaves out: from `decided` (heuristics, a configuration), then from defaults.
-// Throws Error(kArgument) for an argument that nothing gives, or two.
-void complete_call(const Description& description, const std::map<std::string, std::string>& decided,
-                   std::vector<Node>& nodes);
+// Fills in what a call leaves out: from `decided` (heuristics, a configuration), then from
+// defaults. Throws Error(kArgument) for an argument that nothing gives, or two.
+void complete_call(const Description& description,
+                   const std::map<std::string, std::string>& decided, std::vector<Node>& nodes);
 
 // The class of each parameter as the key writes it. Throws Error(kArgument).
-std::vector<std::string> class_texts(const Description& description, const std::vector<Node>& nodes);
+std::vector<std::string> class_texts(const Description& description,
+                                     const std::vector<Node>& nodes);
 
-std::string key_text(const std::vector<std::string>& classes, const std::map<std::string, std::string>& options);
+std::string key_text(const std::vector<std::string>& classes,
+                     const std::map<std::string, std::string>& options);
 
 // "`add_kernel` (add.py:12)".
 std::string subject_of(const Description& description);

@@ -54,11 +54,13 @@ Digest sha256(std::span<const unsigned char> bytes) {
   tail[rest] = 0x80;
   const size_t padded = rest < 56 ? 64 : 128;
   for (int i = 0; i < 8; ++i) {
-    tail[padded - 1 - i] = static_cast<unsigned char>(static_cast<uint64_t>(bytes.size()) * 8 >> (8 * i));
+    tail[padded - 1 - i] =
+        static_cast<unsigned char>(static_cast<uint64_t>(bytes.size()) * 8 >> (8 * i));
   }
   for (size_t i = 0; i < padded; i += 64) compress(state, tail + i);
   Digest digest;
-  for (int i = 0; i < 32; ++i) digest[i] = static_cast<unsigned char>(state[i / 4] >> (24 - 8 * (i % 4)));
+  for (int i = 0; i < 32; ++i)
+    digest[i] = static_cast<unsigned char>(state[i / 4] >> (24 - 8 * (i % 4)));
   return digest;
 }
 

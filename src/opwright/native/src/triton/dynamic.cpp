@@ -20,18 +20,33 @@ struct DynamicLaunch {
     Cursor at{slot, payload, devices};
     uint8_t code = kNone;
     switch (argument.type) {
-      case Type::kNone: code = encode(nullptr, at); break;
-      case Type::kPointer: code = encode(argument.pointer, at); break;
-      case Type::kInt: code = encode(argument.integer, at); break;
-      case Type::kUnsigned: code = encode(static_cast<uint64_t>(argument.integer), at); break;
-      case Type::kFloat: code = encode(argument.number, at); break;
-      case Type::kBool: code = encode(argument.integer != 0, at); break;
+      case Type::kNone:
+        code = encode(nullptr, at);
+        break;
+      case Type::kPointer:
+        code = encode(argument.pointer, at);
+        break;
+      case Type::kInt:
+        code = encode(argument.integer, at);
+        break;
+      case Type::kUnsigned:
+        code = encode(static_cast<uint64_t>(argument.integer), at);
+        break;
+      case Type::kFloat:
+        code = encode(argument.number, at);
+        break;
+      case Type::kBool:
+        code = encode(argument.integer != 0, at);
+        break;
       case Type::kDescriptor:
         code = encode(argument.descriptor, at);
         texts.push_back(descriptor_text(argument.descriptor));
         break;
-      case Type::kConstexpr: code = add_constexpr(argument.text, at); break;
-      case Type::kTuple: return add_tuple(argument.items);
+      case Type::kConstexpr:
+        code = add_constexpr(argument.text, at);
+        break;
+      case Type::kTuple:
+        return add_tuple(argument.items);
     }
     devices = at.devices;
     slots.insert(slots.end(), slot, at.slot);
@@ -44,8 +59,10 @@ struct DynamicLaunch {
     *at.slot++ = 0;
     const Value value = parse_value(text);
     // Plain values are kept, so that heuristics and grids can read them.
-    if (value.type == Value::Type::kInt) return *at.payload++ = static_cast<uint64_t>(value.integer), kConstInt;
-    if (value.type == Value::Type::kBool) return *at.payload++ = static_cast<uint64_t>(value.integer), kConstBool;
+    if (value.type == Value::Type::kInt)
+      return *at.payload++ = static_cast<uint64_t>(value.integer), kConstInt;
+    if (value.type == Value::Type::kBool)
+      return *at.payload++ = static_cast<uint64_t>(value.integer), kConstBool;
     if (value.type == Value::Type::kFloat) {
       return *at.payload++ = __builtin_bit_cast(uint64_t, value.number), kConstFloat;
     }
@@ -69,8 +86,9 @@ struct DynamicLaunch {
     for (const Argument& argument : arguments) {
       codes.push_back(add(argument));
       if (argument.name.empty() && !names.empty()) {
-        throw Error(Cause::kArgument, "an argument by position comes after `" + std::string(names.back()) +
-                                          "`, which is given by name\n\nhint: named arguments come last.");
+        throw Error(Cause::kArgument,
+                    "an argument by position comes after `" + std::string(names.back()) +
+                        "`, which is given by name\n\nhint: named arguments come last.");
       }
       if (!argument.name.empty()) names.push_back(argument.name);
     }
@@ -94,12 +112,20 @@ struct DynamicLaunch {
   template <typename G>
   void run(const Kernel& kernel, size_t argument_count, Stream stream, const G& grid) {
     KernelState* state = kernel.state_;
-    Call call = {words.data(), slots.data(), devices,
-                 static_cast<uint16_t>(code_words), static_cast<uint16_t>(word_count),
-                 static_cast<uint16_t>(argument_count), static_cast<uint16_t>(slot_count),
-                 names.data(), static_cast<uint16_t>(names.size()), 0, 0};
+    Call call = {words.data(),
+                 slots.data(),
+                 devices,
+                 static_cast<uint16_t>(code_words),
+                 static_cast<uint16_t>(word_count),
+                 static_cast<uint16_t>(argument_count),
+                 static_cast<uint16_t>(slot_count),
+                 names.data(),
+                 static_cast<uint16_t>(names.size()),
+                 0,
+                 0};
     const Entry* entry = find(state, call);
-    const auto compute = [](const void* given, const KernelState* known, const Entry* found, const Call& made) {
+    const auto compute = [](const void* given, const KernelState* known, const Entry* found,
+                            const Call& made) {
       return grid_of(*static_cast<const G*>(given), known, found, made);
     };
     if (!entry) entry = detail::resolve(state, call, texts, stream, {&grid, compute});
@@ -115,7 +141,8 @@ void launch(const Kernel& kernel, Stream stream, Grid grid, std::span<const Argu
   detail::DynamicLaunch(arguments).run(kernel, arguments.size(), stream, grid);
 }
 
-void launch(const Kernel& kernel, Stream stream, GridFunction grid, std::span<const Argument> arguments) {
+void launch(const Kernel& kernel, Stream stream, GridFunction grid,
+            std::span<const Argument> arguments) {
   detail::DynamicLaunch(arguments).run(kernel, arguments.size(), stream, grid);
 }
 

@@ -67,7 +67,8 @@ bool equal(const Value& a, const Value& b) {
 }
 
 int64_t integer_of(const Value& value) {
-  if (value.type != Value::Type::kInt && value.type != Value::Type::kBool) fail("an integer is needed");
+  if (value.type != Value::Type::kInt && value.type != Value::Type::kBool)
+    fail("an integer is needed");
   return value.integer;
 }
 
@@ -84,7 +85,8 @@ Value read_value(std::string_view& text, int depth);
 
 Value read_tuple(std::string_view& text, int depth) {
   if (depth == kMaxDepth) {
-    throw Error(Cause::kArgument, "a value nests more than " + std::to_string(kMaxDepth) + " tuples");
+    throw Error(Cause::kArgument,
+                "a value nests more than " + std::to_string(kMaxDepth) + " tuples");
   }
   Value tuple;
   tuple.type = Value::Type::kTuple;
@@ -128,7 +130,8 @@ Value read_value(std::string_view& text, int depth) {
     try {
       value = Value::of_text(parse_json(text.substr(0, end)).text);
     } catch (const std::runtime_error& error) {
-      throw Error(Cause::kArgument, std::string("the string of a value cannot be read: ") + error.what());
+      throw Error(Cause::kArgument,
+                  std::string("the string of a value cannot be read: ") + error.what());
     }
     text.remove_prefix(end);
     return value;
@@ -168,29 +171,44 @@ Value Value::of_text(std::string value) {
 
 bool Value::truth() const {
   switch (type) {
-    case Type::kNone: return false;
-    case Type::kFloat: return number != 0;
-    case Type::kString: return !text.empty();
-    case Type::kTuple: return !items.empty();
+    case Type::kNone:
+      return false;
+    case Type::kFloat:
+      return number != 0;
+    case Type::kString:
+      return !text.empty();
+    case Type::kTuple:
+      return !items.empty();
     case Type::kPointer:
-    case Type::kLargeInt: return true;
-    default: return integer != 0;
+    case Type::kLargeInt:
+      return true;
+    default:
+      return integer != 0;
   }
 }
 
 std::string value_text_of(const Value& value) {
   switch (value.type) {
-    case Value::Type::kNone: return "None";
-    case Value::Type::kBool: return value.integer ? "True" : "False";
-    case Value::Type::kInt: return int_text(value.integer);
-    case Value::Type::kFloat: return float_text(value.number);
-    case Value::Type::kString: return quoted(value.text);
-    case Value::Type::kLargeInt: return value.text;
-    case Value::Type::kPointer: return "pointer";
-    case Value::Type::kTuple: break;
+    case Value::Type::kNone:
+      return "None";
+    case Value::Type::kBool:
+      return value.integer ? "True" : "False";
+    case Value::Type::kInt:
+      return int_text(value.integer);
+    case Value::Type::kFloat:
+      return float_text(value.number);
+    case Value::Type::kString:
+      return quoted(value.text);
+    case Value::Type::kLargeInt:
+      return value.text;
+    case Value::Type::kPointer:
+      return "pointer";
+    case Value::Type::kTuple:
+      break;
   }
   std::string text = "(";
-  for (size_t i = 0; i < value.items.size(); ++i) text += (i ? ", " : "") + value_text_of(value.items[i]);
+  for (size_t i = 0; i < value.items.size(); ++i)
+    text += (i ? ", " : "") + value_text_of(value.items[i]);
   return text + (value.items.size() == 1 ? ",)" : ")");
 }
 
@@ -198,12 +216,21 @@ Value parse_value(std::string_view text) { return text.empty() ? Value() : read_
 
 Expression::Expression(const Json& form) {
   switch (form.type) {
-    case Json::Type::kNull: return;
-    case Json::Type::kBool: literal_ = Value::of_bool(form.truth()); return;
-    case Json::Type::kInt: literal_ = Value::of_int(form.integer); return;
-    case Json::Type::kFloat: literal_ = Value::of_float(form.number); return;
-    case Json::Type::kArray: break;
-    default: fail("an expression is no number and no list");
+    case Json::Type::kNull:
+      return;
+    case Json::Type::kBool:
+      literal_ = Value::of_bool(form.truth());
+      return;
+    case Json::Type::kInt:
+      literal_ = Value::of_int(form.integer);
+      return;
+    case Json::Type::kFloat:
+      literal_ = Value::of_float(form.number);
+      return;
+    case Json::Type::kArray:
+      break;
+    default:
+      fail("an expression is no number and no list");
   }
   using O = Operation;
   struct Form {
@@ -212,28 +239,32 @@ Expression::Expression(const Json& form) {
     size_t least, most;
   };
   static constexpr Form kForms[] = {
-      {"+", O::kAdd, 2, 2}, {"-", O::kSubtract, 2, 2}, {"*", O::kMultiply, 2, 2},
-      {"/", O::kDivide, 2, 2}, {"//", O::kFloorDivide, 2, 2}, {"%", O::kModulo, 2, 2},
-      {"**", O::kPower, 2, 2}, {"<<", O::kShiftLeft, 2, 2}, {">>", O::kShiftRight, 2, 2},
-      {"&", O::kBitAnd, 2, 2}, {"|", O::kBitOr, 2, 2}, {"^", O::kBitXor, 2, 2},
-      {"==", O::kEqual, 2, 2}, {"!=", O::kNotEqual, 2, 2}, {"<", O::kLess, 2, 2},
-      {"<=", O::kLessEqual, 2, 2}, {">", O::kGreater, 2, 2}, {">=", O::kGreaterEqual, 2, 2},
-      {"and", O::kAnd, 1, 64}, {"or", O::kOr, 1, 64}, {"not", O::kNot, 1, 1},
-      {"neg", O::kNegate, 1, 1}, {"if", O::kIf, 3, 3}, {"tuple", O::kTuple, 0, 64}};
+      {"+", O::kAdd, 2, 2},        {"-", O::kSubtract, 2, 2},     {"*", O::kMultiply, 2, 2},
+      {"/", O::kDivide, 2, 2},     {"//", O::kFloorDivide, 2, 2}, {"%", O::kModulo, 2, 2},
+      {"**", O::kPower, 2, 2},     {"<<", O::kShiftLeft, 2, 2},   {">>", O::kShiftRight, 2, 2},
+      {"&", O::kBitAnd, 2, 2},     {"|", O::kBitOr, 2, 2},        {"^", O::kBitXor, 2, 2},
+      {"==", O::kEqual, 2, 2},     {"!=", O::kNotEqual, 2, 2},    {"<", O::kLess, 2, 2},
+      {"<=", O::kLessEqual, 2, 2}, {">", O::kGreater, 2, 2},      {">=", O::kGreaterEqual, 2, 2},
+      {"and", O::kAnd, 1, 64},     {"or", O::kOr, 1, 64},         {"not", O::kNot, 1, 1},
+      {"neg", O::kNegate, 1, 1},   {"if", O::kIf, 3, 3},          {"tuple", O::kTuple, 0, 64}};
   static constexpr Form kCalls[] = {
-      {"cdiv", O::kCdiv, 2, 2}, {"min", O::kMin, 1, 64}, {"max", O::kMax, 1, 64},
-      {"next_power_of_2", O::kNextPowerOf2, 1, 1}, {"abs", O::kAbs, 1, 1}, {"int", O::kInt, 1, 1}};
+      {"cdiv", O::kCdiv, 2, 2}, {"min", O::kMin, 1, 64},
+      {"max", O::kMax, 1, 64},  {"next_power_of_2", O::kNextPowerOf2, 1, 1},
+      {"abs", O::kAbs, 1, 1},   {"int", O::kInt, 1, 1}};
   const std::string& head = form[0].text;
   if (head == "str" || head == "arg") {
-    if (form.items.size() != 2 || form[1].type != Json::Type::kString) fail("no expression: " + head);
+    if (form.items.size() != 2 || form[1].type != Json::Type::kString)
+      fail("no expression: " + head);
     literal_ = Value::of_text(form[1].text);
     if (head == "arg") operation_ = O::kArgument;
     return;
   }
   const bool is_call = head == "call";
-  const std::span<const Form> table = is_call ? std::span<const Form>(kCalls) : std::span<const Form>(kForms);
+  const std::span<const Form> table =
+      is_call ? std::span<const Form>(kCalls) : std::span<const Form>(kForms);
   const std::string& name = is_call ? form[1].text : head;
-  const auto found = std::find_if(table.begin(), table.end(), [&](const Form& one) { return one.name == name; });
+  const auto found =
+      std::find_if(table.begin(), table.end(), [&](const Form& one) { return one.name == name; });
   const size_t first = is_call ? 2 : 1;
   if (found == table.end() || form.items.size() < first + found->least ||
       form.items.size() > first + found->most) {
@@ -251,10 +282,14 @@ void Expression::names(std::vector<std::string>& found) const {
 Value Expression::evaluate(const Lookup& lookup) const {
   using O = Operation;
   switch (operation_) {
-    case O::kLiteral: return literal_;
-    case O::kArgument: return lookup(literal_.text);
-    case O::kIf: return operands_[operands_[0].evaluate(lookup).truth() ? 1 : 2].evaluate(lookup);
-    case O::kNot: return Value::of_bool(!operands_[0].evaluate(lookup).truth());
+    case O::kLiteral:
+      return literal_;
+    case O::kArgument:
+      return lookup(literal_.text);
+    case O::kIf:
+      return operands_[operands_[0].evaluate(lookup).truth() ? 1 : 2].evaluate(lookup);
+    case O::kNot:
+      return Value::of_bool(!operands_[0].evaluate(lookup).truth());
     case O::kAnd:
     case O::kOr: {
       Value value;
@@ -280,18 +315,26 @@ Value Expression::evaluate(const Lookup& lookup) const {
       }
       return best;
     }
-    default: break;
+    default:
+      break;
   }
   const Value a = operands_[0].evaluate(lookup);
   const Value b = operands_.size() > 1 ? operands_[1].evaluate(lookup) : Value();
   switch (operation_) {
-    case O::kEqual: return Value::of_bool(equal(a, b));
-    case O::kNotEqual: return Value::of_bool(!equal(a, b));
-    case O::kLess: return Value::of_bool(compare(a, b) == -1);
-    case O::kLessEqual: return Value::of_bool(compare(a, b) == -1 || compare(a, b) == 0);
-    case O::kGreater: return Value::of_bool(compare(a, b) == 1);
-    case O::kGreaterEqual: return Value::of_bool(compare(a, b) == 1 || compare(a, b) == 0);
-    default: break;
+    case O::kEqual:
+      return Value::of_bool(equal(a, b));
+    case O::kNotEqual:
+      return Value::of_bool(!equal(a, b));
+    case O::kLess:
+      return Value::of_bool(compare(a, b) == -1);
+    case O::kLessEqual:
+      return Value::of_bool(compare(a, b) == -1 || compare(a, b) == 0);
+    case O::kGreater:
+      return Value::of_bool(compare(a, b) == 1);
+    case O::kGreaterEqual:
+      return Value::of_bool(compare(a, b) == 1 || compare(a, b) == 0);
+    default:
+      break;
   }
   if (!a.is_number() || (operands_.size() > 1 && !b.is_number())) fail("a number is needed");
   const bool is_float = a.type == Value::Type::kFloat || b.type == Value::Type::kFloat;
@@ -320,7 +363,8 @@ Value Expression::evaluate(const Lookup& lookup) const {
       if (is_float || b.integer < 0) {
         if (x < 0 && y != std::floor(y)) fail("a root of a negative number");
         const double raised = std::pow(x, y);
-        if (std::isinf(raised) && std::isfinite(x) && std::isfinite(y)) fail("a power beyond the range of floats");
+        if (std::isinf(raised) && std::isfinite(x) && std::isfinite(y))
+          fail("a power beyond the range of floats");
         return Value::of_float(raised);
       }
       return Value::of_int(python::power(a.integer, b.integer, fail));
@@ -328,9 +372,12 @@ Value Expression::evaluate(const Lookup& lookup) const {
       return Value::of_int(python::shift_left(integer_of(a), integer_of(b), fail));
     case O::kShiftRight:
       return Value::of_int(python::shift_right(integer_of(a), integer_of(b), fail));
-    case O::kBitAnd: return of_bits(a, b, integer_of(a) & integer_of(b));
-    case O::kBitOr: return of_bits(a, b, integer_of(a) | integer_of(b));
-    case O::kBitXor: return of_bits(a, b, integer_of(a) ^ integer_of(b));
+    case O::kBitAnd:
+      return of_bits(a, b, integer_of(a) & integer_of(b));
+    case O::kBitOr:
+      return of_bits(a, b, integer_of(a) | integer_of(b));
+    case O::kBitXor:
+      return of_bits(a, b, integer_of(a) ^ integer_of(b));
     case O::kNegate:
       if (is_float) return Value::of_float(-x);
       return Value::of_int(python::negate(a.integer, fail));
@@ -340,9 +387,12 @@ Value Expression::evaluate(const Lookup& lookup) const {
     case O::kInt:
       if (!is_float) return Value::of_int(a.integer);
       return Value::of_int(python::truncate(x, fail));
-    case O::kCdiv: return Value::of_int(python::cdiv(integer_of(a), integer_of(b), fail));
-    case O::kNextPowerOf2: return Value::of_int(python::next_power_of_2(integer_of(a), fail));
-    default: fail("no operation");
+    case O::kCdiv:
+      return Value::of_int(python::cdiv(integer_of(a), integer_of(b), fail));
+    case O::kNextPowerOf2:
+      return Value::of_int(python::next_power_of_2(integer_of(a), fail));
+    default:
+      fail("no operation");
   }
 }
 

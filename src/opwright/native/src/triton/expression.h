@@ -12,8 +12,8 @@
 
 namespace opwright::triton::detail {
 
-// A Python value: None, bool, int, float, str, or a tuple; a tensor, of which only its presence is known; an
-// int beyond 64 bits, as text.
+// A Python value: None, bool, int, float, str, or a tuple; a tensor, of which only its presence is
+// known; an int beyond 64 bits, as text.
 struct Value {
   enum class Type { kNone, kBool, kInt, kFloat, kString, kTuple, kPointer, kLargeInt };
   Type type = Type::kNone;
@@ -28,12 +28,16 @@ struct Value {
   static Value of_text(std::string value);
   bool truth() const;
   double as_double() const { return type == Type::kFloat ? number : static_cast<double>(integer); }
-  long double as_long_double() const { return type == Type::kFloat ? number : static_cast<long double>(integer); }
-  bool is_number() const { return type == Type::kBool || type == Type::kInt || type == Type::kFloat; }
+  long double as_long_double() const {
+    return type == Type::kFloat ? number : static_cast<long double>(integer);
+  }
+  bool is_number() const {
+    return type == Type::kBool || type == Type::kInt || type == Type::kFloat;
+  }
 };
 
-// The text of a value in a key, and back; parse_value returns None for texts that are no plain value, and throws Error
-// for an open string and for tuples nested deeper than 64.
+// The text of a value in a key, and back; parse_value returns None for texts that are no plain
+// value, and throws Error for an open string and for tuples nested deeper than 64.
 std::string value_text_of(const Value& value);
 Value parse_value(std::string_view text);
 
@@ -49,9 +53,38 @@ class Expression {
 
  private:
   enum class Operation {
-    kLiteral, kArgument, kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower, kShiftLeft,
-    kShiftRight, kBitAnd, kBitOr, kBitXor, kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual,
-    kAnd, kOr, kNot, kNegate, kIf, kTuple, kCdiv, kMin, kMax, kNextPowerOf2, kAbs, kInt,
+    kLiteral,
+    kArgument,
+    kAdd,
+    kSubtract,
+    kMultiply,
+    kDivide,
+    kFloorDivide,
+    kModulo,
+    kPower,
+    kShiftLeft,
+    kShiftRight,
+    kBitAnd,
+    kBitOr,
+    kBitXor,
+    kEqual,
+    kNotEqual,
+    kLess,
+    kLessEqual,
+    kGreater,
+    kGreaterEqual,
+    kAnd,
+    kOr,
+    kNot,
+    kNegate,
+    kIf,
+    kTuple,
+    kCdiv,
+    kMin,
+    kMax,
+    kNextPowerOf2,
+    kAbs,
+    kInt,
   };
   Operation operation_ = Operation::kLiteral;
   Value literal_;

@@ -55,7 +55,8 @@ void launch(const KernelState* kernel, const Entry* entry, Call& call, Stream st
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   // Negative or too large: one of the upper bits is set.
   const int64_t blocks = (grid.x & 0xffffffff) * entry->ctas;
-  if (__builtin_expect((grid.x | grid.y | grid.z | blocks) >> 31 != 0, 0)) refuse_grid(*kernel, grid);
+  if (__builtin_expect((grid.x | grid.y | grid.z | blocks) >> 31 != 0, 0))
+    refuse_grid(*kernel, grid);
   if (__builtin_expect((call.devices & entry->foreign_devices) != 0 || entry->is_special ||
                            watching.load(std::memory_order_relaxed) != 0,
                        0)) {

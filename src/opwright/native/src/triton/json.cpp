@@ -26,8 +26,8 @@ class Parser {
     throw std::runtime_error("no JSON at byte " + std::to_string(at_));
   }
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' ||
-                                  text_[at_] == '\r')) {
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) {
       ++at_;
     }
   }
@@ -90,7 +90,8 @@ class Parser {
     const char* begin = text_.data() + at_;
     const char* end = text_.data() + text_.size();
     const auto whole = std::from_chars(begin, end, value.integer);
-    const bool is_float = whole.ptr != end && (*whole.ptr == '.' || *whole.ptr == 'e' || *whole.ptr == 'E');
+    const bool is_float =
+        whole.ptr != end && (*whole.ptr == '.' || *whole.ptr == 'e' || *whole.ptr == 'E');
     if (whole.ec == std::errc() && !is_float) {
       value.type = Json::Type::kInt;
       value.number = static_cast<double>(value.integer);
@@ -99,7 +100,8 @@ class Parser {
     }
     const auto real = std::from_chars(begin, end, value.number);
     if (real.ec == std::errc::result_out_of_range) {
-      value.number = std::strtod(std::string(begin, real.ptr).c_str(), nullptr);  // infinite, or zero
+      value.number =
+          std::strtod(std::string(begin, real.ptr).c_str(), nullptr);  // infinite, or zero
     } else if (real.ec != std::errc()) {
       fail();
     }
@@ -128,13 +130,26 @@ class Parser {
       const char escaped = peek();
       ++at_;
       switch (escaped) {
-        case 'n': out += '\n'; break;
-        case 't': out += '\t'; break;
-        case 'r': out += '\r'; break;
-        case 'b': out += '\b'; break;
-        case 'f': out += '\f'; break;
-        case 'u': append_utf8(out); break;
-        default: out += escaped;
+        case 'n':
+          out += '\n';
+          break;
+        case 't':
+          out += '\t';
+          break;
+        case 'r':
+          out += '\r';
+          break;
+        case 'b':
+          out += '\b';
+          break;
+        case 'f':
+          out += '\f';
+          break;
+        case 'u':
+          append_utf8(out);
+          break;
+        default:
+          out += escaped;
       }
     }
     ++at_;
@@ -174,7 +189,9 @@ const Json& Json::operator[](std::string_view name) const {
   return found == fields.end() ? kNull : found->second;
 }
 
-const Json& Json::operator[](size_t index) const { return index < items.size() ? items[index] : kNull; }
+const Json& Json::operator[](size_t index) const {
+  return index < items.size() ? items[index] : kNull;
+}
 
 Json parse_json(std::string_view text) { return Parser(text).document(); }
 

@@ -20,7 +20,9 @@
 namespace opwright::triton::detail {
 namespace {
 
-std::string base_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+std::string base_name(const std::string& path) {
+  return std::filesystem::path(path).filename().string();
+}
 
 // Whether two paths name one file as far as both say: the components at their ends agree.
 bool same_file(const std::string& a, const std::string& b) {
@@ -32,7 +34,8 @@ bool same_file(const std::string& a, const std::string& b) {
     return parts;
   };
   const std::vector<std::string> x = components(a), y = components(b);
-  return std::equal(x.rbegin(), x.rbegin() + static_cast<long>(std::min(x.size(), y.size())), y.rbegin());
+  return std::equal(x.rbegin(), x.rbegin() + static_cast<long>(std::min(x.size(), y.size())),
+                    y.rbegin());
 }
 
 bool read_file(const std::string& path, std::string& text) {
@@ -64,20 +67,26 @@ bool is_unchanged(const Json& record) {
   return !record["sources"].items.empty();
 }
 
-std::string absolute(const std::string& path) { return std::filesystem::absolute(path).lexically_normal().string(); }
+std::string absolute(const std::string& path) {
+  return std::filesystem::absolute(path).lexically_normal().string();
+}
 
 // The directory of Opwright's store, which `store_root.py` makes and marks alike.
-std::string store_of(const ProcessSettings& settings) { return settings.cache_dir + "/opwright-store"; }
+std::string store_of(const ProcessSettings& settings) {
+  return settings.cache_dir + "/opwright-store";
+}
 
 std::string cache_path(const ProcessSettings& settings, const std::string& what) {
-  return store_of(settings) + "/triton/" + hex(sha256(settings.python + "\n" + what)).substr(0, 32) + ".opk";
+  return store_of(settings) + "/triton/" +
+         hex(sha256(settings.python + "\n" + what)).substr(0, 32) + ".opk";
 }
 
 constexpr char kMarkerText[] =
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# Builds of Opwright, made again when they are needed. `opwright cache clean` removes them.\n";
 
-// Makes a directory of the store, unless it is there; returns what is wrong with it, "" if nothing is.
+// Makes a directory of the store, unless it is there; returns what is wrong with it, "" if nothing
+// is.
 std::string make_private(const std::string& folder) {
   struct stat status;
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return std::strerror(errno);
@@ -94,10 +103,13 @@ std::string mark(const std::string& store) {
   // Before the marker is looked for: another process that makes the store writes the marker first.
   const bool is_new = std::filesystem::is_empty(store, failed);
   if (failed) return failed.message();
-  if (!is_new) return std::filesystem::exists(marker, failed) ? "" : "it has files, and Opwright has not made it";
+  if (!is_new)
+    return std::filesystem::exists(marker, failed) ? ""
+                                                   : "it has files, and Opwright has not made it";
   const int file = open(marker.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file < 0) return errno == EEXIST ? "" : std::strerror(errno);
-  const bool is_written = write(file, kMarkerText, sizeof kMarkerText - 1) == sizeof kMarkerText - 1;
+  const bool is_written =
+      write(file, kMarkerText, sizeof kMarkerText - 1) == sizeof kMarkerText - 1;
   close(file);
   return is_written ? "" : "its marker cannot be written";
 }
@@ -111,7 +123,8 @@ void make_cache(const ProcessSettings& settings, const std::string& subject) {
   if (reason.empty()) reason = mark(store);
   if (reason.empty()) reason = make_private(folder);
   if (reason.empty()) return;
-  throw Error(Cause::kWorker, subject + ": the cache cannot be used\n\n  folder  " + folder + "\n  reason  " + reason +
+  throw Error(Cause::kWorker, subject + ": the cache cannot be used\n\n  folder  " + folder +
+                                  "\n  reason  " + reason +
                                   "\n\nhint: set OPWRIGHT_CACHE_DIR to a folder of your own.");
 }
 
@@ -200,8 +213,10 @@ std::string nearest_key(const std::vector<std::string>& keys, const std::string&
   size_t least = SIZE_MAX;
   for (const std::string& key : keys) {
     const std::vector<std::string> parts = split_key(key);
-    size_t different = std::max(parts.size(), target.size()) - std::min(parts.size(), target.size());
-    for (size_t i = 0; i < std::min(parts.size(), target.size()); ++i) different += parts[i] != target[i];
+    size_t different =
+        std::max(parts.size(), target.size()) - std::min(parts.size(), target.size());
+    for (size_t i = 0; i < std::min(parts.size(), target.size()); ++i)
+      different += parts[i] != target[i];
     if (different < least) {
       least = different;
       best = key;
@@ -210,14 +225,18 @@ std::string nearest_key(const std::vector<std::string>& keys, const std::string&
   return best;
 }
 
-Error missing(const ProcessSettings& settings, const Description& description, const std::string& file, int arch,
-              const std::vector<std::string>& classes, const std::map<std::string, std::string>& options) {
+Error missing(const ProcessSettings& settings, const Description& description,
+              const std::string& file, int arch, const std::vector<std::string>& classes,
+              const std::map<std::string, std::string>& options) {
   const std::string key = key_text(classes, options);
-  std::string text = subject_of(description) + ": it is in no pack, and the process is frozen\n\n  wanted   sm_" +
+  std::string text = subject_of(description) +
+                     ": it is in no pack, and the process is frozen\n\n  wanted   sm_" +
                      std::to_string(arch) + "  " + key;
   const std::vector<std::string> keys = known_keys(settings, description, file, arch);
   if (keys.empty()) {
-    text += "\n  packs    " + (settings.packs.empty() ? "none is loaded" : "no kernel of it for sm_" + std::to_string(arch));
+    text += "\n  packs    " + (settings.packs.empty()
+                                   ? "none is loaded"
+                                   : "no kernel of it for sm_" + std::to_string(arch));
   } else {
     const std::string nearest = nearest_key(keys, key);
     text += "\n  nearest  sm_" + std::to_string(arch) + "  " + nearest;
@@ -226,32 +245,38 @@ Error missing(const ProcessSettings& settings, const Description& description, c
     for (size_t i = 0; i < classes.size() && i < parts.size() && !differs; ++i) {
       if (parts[i] == classes[i]) continue;
       differs = true;
-      text += "\n  differs  argument " + std::to_string(i + 1) + " `" + description.parameters[i].name + "`: " +
-              parts[i] + " in the pack, " + classes[i] + " given";
+      text += "\n  differs  argument " + std::to_string(i + 1) + " `" +
+              description.parameters[i].name + "`: " + parts[i] + " in the pack, " + classes[i] +
+              " given";
     }
     if (!differs) text += "\n  differs  options";
   }
-  text += "\n\nhint: add it: opwright pack build MANIFEST --output PACK --arch " + std::to_string(arch) +
-          " with this line in the manifest:\n  {\"file\": " + json_quoted(file) + ", \"function\": " +
-          json_quoted(description.function) + ", \"args\": " + list_json(classes) + ", \"options\": " +
-          options_json(options) + "}";
+  text += "\n\nhint: add it: opwright pack build MANIFEST --output PACK --arch " +
+          std::to_string(arch) +
+          " with this line in the manifest:\n  {\"file\": " + json_quoted(file) +
+          ", \"function\": " + json_quoted(description.function) +
+          ", \"args\": " + list_json(classes) + ", \"options\": " + options_json(options) + "}";
   return Error(Cause::kPack, text);
 }
 
 // One line, in one write: several processes may append to the file.
-void record_key(const ProcessSettings& settings, const Description& description, const std::string& file, int arch,
-                const std::vector<std::string>& classes, const std::map<std::string, std::string>& options) {
+void record_key(const ProcessSettings& settings, const Description& description,
+                const std::string& file, int arch, const std::vector<std::string>& classes,
+                const std::map<std::string, std::string>& options) {
   const int out = open(settings.record.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   // Where there is no file, a pack gave the kernel; its record has the name by which it is built.
   const std::string named = access(file.c_str(), R_OK) == 0 ? absolute(file) : description.file;
-  const std::string line = "{\"file\": " + json_quoted(named) + ", \"function\": " +
-                           json_quoted(description.function) + ", \"args\": " + list_json(classes) +
-                           ", \"options\": " + options_json(options) + ", \"arch\": " + std::to_string(arch) + "}\n";
-  const bool is_written = out >= 0 && write(out, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  const std::string line =
+      "{\"file\": " + json_quoted(named) + ", \"function\": " + json_quoted(description.function) +
+      ", \"args\": " + list_json(classes) + ", \"options\": " + options_json(options) +
+      ", \"arch\": " + std::to_string(arch) + "}\n";
+  const bool is_written =
+      out >= 0 && write(out, line.data(), line.size()) == static_cast<ssize_t>(line.size());
   const int code = errno;
   if (out >= 0) close(out);
   if (!is_written) {
-    throw Error(Cause::kPack, "the record of keys cannot be written: " + settings.record + ": " + std::strerror(code));
+    throw Error(Cause::kPack, "the record of keys cannot be written: " + settings.record + ": " +
+                                  std::strerror(code));
   }
 }
 
@@ -287,7 +312,8 @@ std::shared_ptr<Compiled> in_packs(const ProcessSettings& settings, const std::s
 
 }  // namespace
 
-std::unique_ptr<Description> obtain_description(const std::string& file, const std::string& function) {
+std::unique_ptr<Description> obtain_description(const std::string& file,
+                                                const std::string& function) {
   const auto settings = process_settings();
   const std::string filed_under = "describe\n" + base_name(file) + "\n" + function;
   const std::string subject = "`" + function + "` (" + file + ")";
@@ -300,19 +326,23 @@ std::unique_ptr<Description> obtain_description(const std::string& file, const s
   };
   for (const auto& pack : settings->packs) {
     for (const Json& record : pack->find(filed_under)) {
-      if (same_file(record["file"].text, file) && (settings->is_frozen || is_current(record, file))) return read(record);
+      if (same_file(record["file"].text, file) && (settings->is_frozen || is_current(record, file)))
+        return read(record);
     }
   }
   if (settings->is_frozen) {
-    throw Error(Cause::kPack, subject + ": it is in no pack, and the process is frozen\n\n  packs  " +
-                                  (settings->packs.empty() ? std::string("none is loaded") : settings->packs[0]->name()) +
-                                  "\n\nhint: run the application unfrozen under `opwright pack record`, then "
-                                  "`opwright pack build`.");
+    throw Error(
+        Cause::kPack,
+        subject + ": it is in no pack, and the process is frozen\n\n  packs  " +
+            (settings->packs.empty() ? std::string("none is loaded") : settings->packs[0]->name()) +
+            "\n\nhint: run the application unfrozen under `opwright pack record`, then "
+            "`opwright pack build`.");
   }
   if (access(file.c_str(), R_OK) != 0) {
-    throw Error(Cause::kKernelFile, subject + ": the kernel's file cannot be read: " + std::strerror(errno) +
-                                        "\n\n  file  " + absolute(file) +
-                                        "\n\nhint: give its path from the working directory, or load a pack.");
+    throw Error(Cause::kKernelFile,
+                subject + ": the kernel's file cannot be read: " + std::strerror(errno) +
+                    "\n\n  file  " + absolute(file) +
+                    "\n\nhint: give its path from the working directory, or load a pack.");
   }
   const std::string path = cache_path(*settings, "describe\n" + absolute(file) + "\n" + function);
   if (const auto pack = cached(path)) {
@@ -325,10 +355,11 @@ std::unique_ptr<Description> obtain_description(const std::string& file, const s
     }
   }
   make_cache(*settings, subject);
-  const Json record = ask_worker(*settings,
-                         "\"do\": \"describe\", \"file\": " + json_quoted(absolute(file)) + ", \"function\": " +
-                             json_quoted(function) + ", \"out\": " + json_quoted(path),
-                         subject);
+  const Json record =
+      ask_worker(*settings,
+                 "\"do\": \"describe\", \"file\": " + json_quoted(absolute(file)) +
+                     ", \"function\": " + json_quoted(function) + ", \"out\": " + json_quoted(path),
+                 subject);
   if (record["function"].text != function) {
     throw Error(Cause::kWorker, subject + ": the compile worker described another function: `" +
                                     record["function"].text + "`");
@@ -336,17 +367,20 @@ std::unique_ptr<Description> obtain_description(const std::string& file, const s
   return read(record);
 }
 
-std::shared_ptr<Compiled> obtain_compiled(const Description& description, const std::string& file, int arch,
-                                          const std::vector<std::string>& classes,
-                                          const std::map<std::string, std::string>& options, bool is_capturing) {
+std::shared_ptr<Compiled> obtain_compiled(const Description& description, const std::string& file,
+                                          int arch, const std::vector<std::string>& classes,
+                                          const std::map<std::string, std::string>& options,
+                                          bool is_capturing) {
   const auto settings = process_settings();
   const std::string key = key_text(classes, options);
   const auto filed_for = [&](int target) {
-    return "kernel\n" + base_name(file) + "\n" + description.function + "\n" + std::to_string(target) + "\n" + key;
+    return "kernel\n" + base_name(file) + "\n" + description.function + "\n" +
+           std::to_string(target) + "\n" + key;
   };
   if (!settings->record.empty()) record_key(*settings, description, file, arch, classes, options);
   std::shared_ptr<Compiled> found = in_packs(*settings, filed_for(arch), key, file);
-  // A cubin runs on GPUs of the same generation that are newer; from sm_90 on Triton's are for one only.
+  // A cubin runs on GPUs of the same generation that are newer; from sm_90 on Triton's are for one
+  // only.
   for (int older = arch - 1; !found && arch < 90 && older / 10 == arch / 10; --older) {
     found = in_packs(*settings, filed_for(older), key, file);
   }
@@ -354,16 +388,23 @@ std::shared_ptr<Compiled> obtain_compiled(const Description& description, const 
   if (settings->is_frozen) throw missing(*settings, description, file, arch, classes, options);
   const std::string subject = subject_of(description);
   if (is_capturing) {
-    throw Error(Cause::kCapturing, subject + ": it is not compiled yet, and cannot be while a graph is captured\n\n"
-                                       "  kernel  " + key + "\n\nhint: call `prepare` with the same arguments before "
-                                       "the capture.");
+    throw Error(Cause::kCapturing,
+                subject +
+                    ": it is not compiled yet, and cannot be while a graph is captured\n\n"
+                    "  kernel  " +
+                    key +
+                    "\n\nhint: call `prepare` with the same arguments before "
+                    "the capture.");
   }
-  const std::string path = cache_path(
-      *settings, "kernel\n" + absolute(file) + "\n" + description.function + "\n" + std::to_string(arch) + "\n" + key);
-  const auto take = [&](const std::shared_ptr<const Pack>& pack, bool is_new) -> std::shared_ptr<Compiled> {
+  const std::string path =
+      cache_path(*settings, "kernel\n" + absolute(file) + "\n" + description.function + "\n" +
+                                std::to_string(arch) + "\n" + key);
+  const auto take = [&](const std::shared_ptr<const Pack>& pack,
+                        bool is_new) -> std::shared_ptr<Compiled> {
     if (!pack) return nullptr;
     for (const Json& record : pack->find(filed_for(arch))) {
-      if (record["key"].text == key && (is_new || is_unchanged(record))) return read_compiled(pack, record);
+      if (record["key"].text == key && (is_new || is_unchanged(record)))
+        return read_compiled(pack, record);
     }
     return nullptr;
   };
@@ -374,16 +415,20 @@ std::shared_ptr<Compiled> obtain_compiled(const Description& description, const 
   }
   make_cache(*settings, subject);
   ask_worker(*settings,
-             "\"do\": \"compile\", \"file\": " + json_quoted(absolute(file)) + ", \"function\": " +
-                 json_quoted(description.function) + ", \"arch\": " + std::to_string(arch) + ", \"args\": " +
-                 list_json(classes) + ", \"options\": " + options_json(options) + ", \"out\": " + json_quoted(path),
+             "\"do\": \"compile\", \"file\": " + json_quoted(absolute(file)) +
+                 ", \"function\": " + json_quoted(description.function) +
+                 ", \"arch\": " + std::to_string(arch) + ", \"args\": " + list_json(classes) +
+                 ", \"options\": " + options_json(options) + ", \"out\": " + json_quoted(path),
              subject);
   if ((found = take(cached(path), true))) return found;
-  throw Error(Cause::kWorker, subject + ": the compile worker answered, but did not write this kernel\n\n  kernel  " +
-                                  key + "\n  file    " + path);
+  throw Error(Cause::kWorker,
+              subject +
+                  ": the compile worker answered, but did not write this kernel\n\n  kernel  " +
+                  key + "\n  file    " + path);
 }
 
-std::vector<std::string> tuning_texts(const std::vector<Value>& key, const std::vector<Node>& nodes) {
+std::vector<std::string> tuning_texts(const std::vector<Value>& key,
+                                      const std::vector<Node>& nodes) {
   std::vector<std::string> texts;
   for (const Value& value : key) texts.push_back(value_text_of(value));
   for (const Node& node : nodes) {
@@ -393,11 +438,13 @@ std::vector<std::string> tuning_texts(const std::vector<Value>& key, const std::
   return texts;
 }
 
-Choice choose_configuration(const Description& description, int arch, const std::vector<std::string>& texts) {
+Choice choose_configuration(const Description& description, int arch,
+                            const std::vector<std::string>& texts) {
   const auto settings = process_settings();
-  const std::string filed_under = "tuned\n" + base_name(description.file) + "\n" + description.function + "\n" +
-                                  std::to_string(arch);
-  // The distance of two keys: how far their numbers are apart, in powers of two. Texts must be equal.
+  const std::string filed_under = "tuned\n" + base_name(description.file) + "\n" +
+                                  description.function + "\n" + std::to_string(arch);
+  // The distance of two keys: how far their numbers are apart, in powers of two. Texts must be
+  // equal.
   const auto distance = [&](const Json& row) {
     if (row["key"].items.size() != texts.size()) return HUGE_VAL;
     double sum = 0;

@@ -35,7 +35,8 @@ std::string filing_text(const Json& record) {
   return "describe\n" + place;
 }
 
-// Whether the tables of an ELF file and what they point to lie within it: the driver is given an address only.
+// Whether the tables of an ELF file and what they point to lie within it: the driver is given an
+// address only.
 bool is_whole_elf(Bytes image) {
   constexpr size_t kElfHeader = 64, kSectionHeader = 64, kSegmentHeader = 56;
   constexpr uint32_t kNoBits = 8;
@@ -43,16 +44,21 @@ bool is_whole_elf(Bytes image) {
   const auto lies_within = [&](uint64_t from, uint64_t length) {
     return from <= image.size() && length <= image.size() - from;
   };
-  // Where a header has its table's offset, entry size and number; where an entry has its data's offset and size.
-  const auto table = [&](size_t offset_at, size_t entry_at, size_t entry_size, size_t data_at, size_t size_at) {
+  // Where a header has its table's offset, entry size and number; where an entry has its data's
+  // offset and size.
+  const auto table = [&](size_t offset_at, size_t entry_at, size_t entry_size, size_t data_at,
+                         size_t size_at) {
     const uint64_t offset = read<uint64_t>(image, offset_at);
-    const uint16_t size = read<uint16_t>(image, entry_at), count = read<uint16_t>(image, entry_at + 2);
+    const uint16_t size = read<uint16_t>(image, entry_at),
+                   count = read<uint16_t>(image, entry_at + 2);
     if (count == 0) return true;
     if (size != entry_size || !lies_within(offset, uint64_t{count} * size)) return false;
     for (uint16_t i = 0; i < count; ++i) {
       const size_t entry = offset + size_t{i} * size;
       if (entry_size == kSectionHeader && read<uint32_t>(image, entry + 4) == kNoBits) continue;
-      if (!lies_within(read<uint64_t>(image, entry + data_at), read<uint64_t>(image, entry + size_at))) return false;
+      if (!lies_within(read<uint64_t>(image, entry + data_at),
+                       read<uint64_t>(image, entry + size_at)))
+        return false;
     }
     return true;
   };
@@ -63,14 +69,17 @@ bool is_whole_elf(Bytes image) {
 
 std::shared_ptr<Pack> Pack::open(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) throw Error(Cause::kPack, "cannot open the pack " + path + ": " + std::strerror(errno));
+  if (file < 0)
+    throw Error(Cause::kPack, "cannot open the pack " + path + ": " + std::strerror(errno));
   struct stat status;
   const bool is_known = fstat(file, &status) == 0;
   const size_t size = is_known ? static_cast<size_t>(status.st_size) : 0;
   void* memory = size ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
   close(file);
-  if (memory == MAP_FAILED) throw Error(Cause::kPack, "cannot map the pack " + path + ": it is empty or no file");
-  return std::shared_ptr<Pack>(new Pack({static_cast<const unsigned char*>(memory), size}, path, true));
+  if (memory == MAP_FAILED)
+    throw Error(Cause::kPack, "cannot map the pack " + path + ": it is empty or no file");
+  return std::shared_ptr<Pack>(
+      new Pack({static_cast<const unsigned char*>(memory), size}, path, true));
 }
 
 std::shared_ptr<Pack> Pack::from_memory(Bytes bytes, std::string name) {
@@ -80,9 +89,11 @@ std::shared_ptr<Pack> Pack::from_memory(Bytes bytes, std::string name) {
 Pack::Pack(Bytes bytes, std::string name, bool is_mapped)
     : bytes_(bytes), name_(std::move(name)), is_mapped_(is_mapped) {
   try {
-    if (bytes.size() < kHeaderSize || std::memcmp(bytes.data(), kMagic, 8) != 0) refuse("it is no pack");
+    if (bytes.size() < kHeaderSize || std::memcmp(bytes.data(), kMagic, 8) != 0)
+      refuse("it is no pack");
     if (read<uint32_t>(bytes, 8) != kVersion) {
-      refuse("its version is " + std::to_string(read<uint32_t>(bytes, 8)) + ", this library reads 1");
+      refuse("its version is " + std::to_string(read<uint32_t>(bytes, 8)) +
+             ", this library reads 1");
     }
     row_count_ = read<uint32_t>(bytes, 12);
     rows_at_ = read<uint64_t>(bytes, 24);
@@ -104,16 +115,19 @@ Pack::~Pack() {
 
 void Pack::refuse(const std::string& why) const {
   throw Error(Cause::kPack, "the pack " + name_ + " cannot be used: " + why +
-                                "\n\nhint: `opwright pack verify " + name_ + "` says more; build it again.");
+                                "\n\nhint: `opwright pack verify " + name_ +
+                                "` says more; build it again.");
 }
 
 Json Pack::record(size_t row) const {
   const size_t at = rows_at_ + row * kRowSize;
   const uint64_t offset = read<uint64_t>(bytes_, at + 16);
   const uint32_t size = read<uint32_t>(bytes_, at + 24);
-  if (offset > bytes_.size() || size > bytes_.size() - offset) refuse("a record lies outside of it");
+  if (offset > bytes_.size() || size > bytes_.size() - offset)
+    refuse("a record lies outside of it");
   const Bytes text = bytes_.subspan(offset, size);
-  if (std::memcmp(sha256(text).data(), bytes_.data() + at + 32, 8) != 0) refuse("a record is damaged");
+  if (std::memcmp(sha256(text).data(), bytes_.data() + at + 32, 8) != 0)
+    refuse("a record is damaged");
   try {
     return parse_json({reinterpret_cast<const char*>(text.data()), text.size()});
   } catch (const Error&) {

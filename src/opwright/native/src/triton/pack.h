@@ -1,4 +1,5 @@
-// Reads a pack: rows vouch for records, records for cubins. Nothing of a file is trusted before that.
+// Reads a pack: rows vouch for records, records for cubins. Nothing of a file is trusted before
+// that.
 #pragma once
 
 #include <memory>

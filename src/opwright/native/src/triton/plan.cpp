@@ -48,14 +48,18 @@ bool plan_number(const Node& node, const std::string& type, Step& step) {
 
 uint64_t literal_bits(const Value& value, const std::string& type) {
   if (type == "fp64") return __builtin_bit_cast(uint64_t, value.as_double());
-  if (type == "fp32" || type == "f32") return __builtin_bit_cast(uint32_t, static_cast<float>(value.as_double()));
-  if (type == "fp16") return __builtin_bit_cast(uint16_t, static_cast<opwright::detail::Binary16>(value.as_double()));
-  if (type == "bf16") return __builtin_bit_cast(uint32_t, static_cast<float>(value.as_double())) >> 16;
+  if (type == "fp32" || type == "f32")
+    return __builtin_bit_cast(uint32_t, static_cast<float>(value.as_double()));
+  if (type == "fp16")
+    return __builtin_bit_cast(uint16_t, static_cast<opwright::detail::Binary16>(value.as_double()));
+  if (type == "bf16")
+    return __builtin_bit_cast(uint32_t, static_cast<float>(value.as_double())) >> 16;
   if (type == "u1" || type == "i1") return value.truth();
   return static_cast<uint64_t>(value.integer);
 }
 
-// A part of a host descriptor: the map itself, or pointer, shape and strides where the GPU has no TMA unit.
+// A part of a host descriptor: the map itself, or pointer, shape and strides where the GPU has no
+// TMA unit.
 bool plan_descriptor(const CubinParameter& parameter, uint16_t recipe, Step& step) {
   using From = Step::From;
   step.recipe = recipe;
@@ -82,13 +86,14 @@ bool plan_descriptor(const CubinParameter& parameter, uint16_t recipe, Step& ste
 
 }  // namespace
 
-void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<Node>& nodes, int slot_count,
-                     const std::string& subject) {
+void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<Node>& nodes,
+                     int slot_count, const std::string& subject) {
   using From = Step::From;
   const auto refuse = [&](size_t index) {
     return Error(Cause::kPack, subject + ": the cubin's parameter " + std::to_string(index) +
-                                   " fits no argument of the call\n\n  kernel  " + compiled.key + "\n  pack    " +
-                                   compiled.pack->name() + "\n\nhint: build the pack again.");
+                                   " fits no argument of the call\n\n  kernel  " + compiled.key +
+                                   "\n  pack    " + compiled.pack->name() +
+                                   "\n\nhint: build the pack again.");
   };
   std::vector<const Node*> descriptors;
   for (size_t i = 0; i < compiled.parameters.size(); ++i) {
@@ -111,8 +116,10 @@ void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<N
       bool fits = parameter.size <= 8 || kind == kDescriptor;
       if (kind == kDescriptor) {
         if (descriptors.empty() || descriptors.back() != node) descriptors.push_back(node);
-        fits = fits && plan_descriptor(parameter, static_cast<uint16_t>(descriptors.size() - 1), step);
-        if (step.from == From::kTma && step.size == 128) fits = fits && step.recipe < compiled.recipes.size();
+        fits =
+            fits && plan_descriptor(parameter, static_cast<uint16_t>(descriptors.size() - 1), step);
+        if (step.from == From::kTma && step.size == 128)
+          fits = fits && step.recipe < compiled.recipes.size();
       } else if (kind >= kPointer) {
         fits = fits && is_pointer && parameter.size == 8;
       } else if (!is_number(kind) || is_pointer) {
@@ -132,7 +139,8 @@ void plan_parameters(Entry& entry, const Compiled& compiled, const std::vector<N
   entry.is_special |= entry.buffer_size > 4096;
   entry.step_count = static_cast<uint16_t>(entry.steps.size());
   entry.fast_steps = std::make_unique<FastStep[]>(entry.steps.size());
-  for (size_t i = 0; i < entry.steps.size(); ++i) entry.fast_steps[i] = {entry.steps[i].slot, entry.steps[i].offset};
+  for (size_t i = 0; i < entry.steps.size(); ++i)
+    entry.fast_steps[i] = {entry.steps[i].slot, entry.steps[i].offset};
 }
 
 }  // namespace opwright::triton::detail

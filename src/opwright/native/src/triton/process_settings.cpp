@@ -30,7 +30,8 @@ std::string environment(const char* name) {
 
 std::string default_python() {
   const std::string venv = environment("VIRTUAL_ENV");
-  if (!venv.empty() && access((venv + "/bin/python").c_str(), X_OK) == 0) return venv + "/bin/python";
+  if (!venv.empty() && access((venv + "/bin/python").c_str(), X_OK) == 0)
+    return venv + "/bin/python";
   return "python3";
 }
 
@@ -46,8 +47,8 @@ int positive(const std::string& name, const std::string& value) {
   const char* end = value.data() + value.size();
   const auto read = std::from_chars(value.data(), end, number);
   if (read.ec == std::errc() && read.ptr == end && number > 0) return number;
-  throw Error(Cause::kSetting, "OPWRIGHT_TRITON: `" + name + "` is no positive number: `" + value + "`\n\nhint: `" +
-                                   name + "=2`");
+  throw Error(Cause::kSetting, "OPWRIGHT_TRITON: `" + name + "` is no positive number: `" + value +
+                                   "`\n\nhint: `" + name + "=2`");
 }
 
 void read_environment(ProcessSettings& settings) {
@@ -80,9 +81,9 @@ void read_environment(ProcessSettings& settings) {
       settings.checks_pointers = true;
       watching.fetch_or(kWatchesPointers);
     } else if (!name.empty()) {
-      throw Error(Cause::kSetting,
-                  "OPWRIGHT_TRITON has no setting `" + name + "`\n\nhint: python=, worker=, record=, pack=, workers=, "
-                  "timeout=, freeze, tune, check; separated by commas.");
+      throw Error(Cause::kSetting, "OPWRIGHT_TRITON has no setting `" + name +
+                                       "`\n\nhint: python=, worker=, record=, pack=, workers=, "
+                                       "timeout=, freeze, tune, check; separated by commas.");
     }
     at = end + 1;
   }
@@ -109,7 +110,9 @@ void change(const Change& apply) {
 void* pool_allocate(size_t bytes, size_t, Stream stream, void*) {
   Address address = 0;
   const Driver& cuda_driver = driver();
-  if (!cuda_driver.memory_allocate || cuda_driver.memory_allocate(&address, bytes, stream) != kSuccess) return nullptr;
+  if (!cuda_driver.memory_allocate ||
+      cuda_driver.memory_allocate(&address, bytes, stream) != kSuccess)
+    return nullptr;
   return reinterpret_cast<void*>(address);
 }
 void pool_release(void* memory, Stream stream, void*) {

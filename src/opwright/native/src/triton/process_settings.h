@@ -15,7 +15,8 @@
 
 namespace opwright::triton::detail {
 
-// OPWRIGHT_TRITON is a list such as "python=/opt/venv/bin/python,record=keys.jsonl,pack=app.opk,freeze,tune,check".
+// OPWRIGHT_TRITON is a list such as
+// "python=/opt/venv/bin/python,record=keys.jsonl,pack=app.opk,freeze,tune,check".
 struct ProcessSettings {
   std::string python, cache_dir, record;
   std::string worker = OPWRIGHT_TRITON_WORKER_DIR;  // the folder of the package `worker`

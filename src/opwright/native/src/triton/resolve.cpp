@@ -33,7 +33,8 @@ const Description& ensure_description(KernelState& kernel) {
   const std::lock_guard lock(shared().mutex);
   known = kernel.description.load(std::memory_order_acquire);
   if (known) return *known;
-  if (!kernel.table.load()) kernel.table.store(new Table(kFirstTableSize), std::memory_order_release);
+  if (!kernel.table.load())
+    kernel.table.store(new Table(kFirstTableSize), std::memory_order_release);
   known = found.release();  // never freed: launches read it without a lock
   kernel.description.store(known, std::memory_order_release);
   return *known;
@@ -68,32 +69,37 @@ Value value_named(const Description& description, const Call& call, const std::v
   return node_value(nodes[index], call.slots);
 }
 
-// What a configuration (or none) and the heuristics give; the configuration's options join the kernel's.
-std::map<std::string, std::string> decide(const Description& description, const Configuration* configuration,
-                                          const Call& call, const std::vector<Node>& nodes,
+// What a configuration (or none) and the heuristics give; the configuration's options join the
+// kernel's.
+std::map<std::string, std::string> decide(const Description& description,
+                                          const Configuration* configuration, const Call& call,
+                                          const std::vector<Node>& nodes,
                                           std::map<std::string, std::string>& options) {
   std::map<std::string, std::string> decided;
   if (configuration) {
     decided = configuration->constexprs;
     for (const auto& [name, value] : configuration->options) {
       if (!options.emplace(name, value).second) {
-        throw Error(Cause::kArgument, subject_of(description) + ": the option `" + name +
-                                          "` is bound, and its @triton.autotune decides it\n\nhint: leave one out.");
+        throw Error(Cause::kArgument,
+                    subject_of(description) + ": the option `" + name +
+                        "` is bound, and its @triton.autotune decides it\n\nhint: leave one out.");
       }
     }
   }
   for (const Heuristic& heuristic : description.heuristics) {
-    decided[heuristic.name] = value_text_of(evaluate_heuristic(description, heuristic, [&](std::string_view name) {
-      return value_named(description, call, nodes, decided, options, name);
-    }));
+    decided[heuristic.name] =
+        value_text_of(evaluate_heuristic(description, heuristic, [&](std::string_view name) {
+          return value_named(description, call, nodes, decided, options, name);
+        }));
   }
   return decided;
 }
 
 // The compiled kernel of a key.
-std::shared_ptr<Compiled> compiled_kernel(KernelState& kernel, const Description& description, int arch,
-                                          const std::vector<std::string>& classes,
-                                          const std::map<std::string, std::string>& options, bool capturing) {
+std::shared_ptr<Compiled> compiled_kernel(KernelState& kernel, const Description& description,
+                                          int arch, const std::vector<std::string>& classes,
+                                          const std::map<std::string, std::string>& options,
+                                          bool capturing) {
   const std::string key = std::to_string(arch) + " " + key_text(classes, options);
   return make_once(
       &kernel, key,
@@ -107,8 +113,8 @@ std::shared_ptr<Compiled> compiled_kernel(KernelState& kernel, const Description
 }
 
 // Its function in the current context.
-LoadedFunction loaded_function(Compiled& compiled, Context context, Device device, const std::string& subject,
-                               bool capturing) {
+LoadedFunction loaded_function(Compiled& compiled, Context context, Device device,
+                               const std::string& subject, bool capturing) {
   return make_once(
       &compiled, std::to_string(reinterpret_cast<uintptr_t>(context)),
       [&]() -> std::optional<LoadedFunction> {
@@ -150,15 +156,16 @@ void insert(const Table& table, const Entry* entry) {
   table.slots[at].store(entry, std::memory_order_release);
 }
 
-// Publishes an entry. A table that is half full is replaced by one twice as large, and kept: a launch in
-// another thread may be reading it.
+// Publishes an entry. A table that is half full is replaced by one twice as large, and kept: a
+// launch in another thread may be reading it.
 void publish(KernelState& kernel, const Entry* entry) {
   const std::lock_guard lock(shared().mutex);
   const Table* table = kernel.table.load(std::memory_order_relaxed);
   if (2 * (kernel.entry_count + 1) > table->mask + 1) {
     auto* larger = new Table(2 * (table->mask + 1));
     for (size_t i = 0; i <= table->mask; ++i) {
-      if (const Entry* known = table->slots[i].load(std::memory_order_relaxed)) insert(*larger, known);
+      if (const Entry* known = table->slots[i].load(std::memory_order_relaxed))
+        insert(*larger, known);
     }
     kernel.table.store(larger, std::memory_order_release);
     table = larger;
@@ -187,7 +194,8 @@ struct Maker {
     const std::vector<std::string> classes = class_texts(description, entry->nodes);
     const std::string subject = subject_of(description);
     entry->compiled = compiled_kernel(kernel, description, arch, classes, options, capturing);
-    const LoadedFunction loaded = loaded_function(*entry->compiled, context, device, subject, capturing);
+    const LoadedFunction loaded =
+        loaded_function(*entry->compiled, context, device, subject, capturing);
     entry->function = loaded.function;
     plan_parameters(*entry, *entry->compiled, entry->nodes, call.slot_count, subject);
     fill_launch(*entry, *entry->compiled, loaded.is_oversize);
@@ -227,9 +235,11 @@ std::unique_ptr<Entry> tuned_entry(const Maker& maker, Stream stream, const Grid
   }
   const std::vector<std::string> texts = tuning_texts(key, nodes);
   Choice choice = choose_configuration(description, maker.arch, texts);
-  // What a launch overwrites cannot be restored without its size: such kernels are measured offline.
+  // What a launch overwrites cannot be restored without its size: such kernels are measured
+  // offline.
   const bool is_repeatable = description.reset_to_zero.empty() && description.restore_value.empty();
-  if (!choice.is_exact && process_settings()->tunes && grid.compute && is_repeatable && !maker.capturing) {
+  if (!choice.is_exact && process_settings()->tunes && grid.compute && is_repeatable &&
+      !maker.capturing) {
     std::string name = std::to_string(maker.device);
     for (const std::string& text : texts) name += "\n" + text;
     std::vector<Candidate> candidates;
@@ -288,30 +298,36 @@ void check_bound(const KernelState* kernel, const Entry* entry, const Call& call
     is_same = a == b || are_integers;
   }
   if (is_same) return;
-  throw Error(Cause::kArgument, subject_of(*kernel->description.load(std::memory_order_acquire)) +
-                                    ": a bound kernel is called with arguments of other types\n\n  bound  " +
-                                    entry->compiled->key + "\n\nhint: bind it again, or call the Kernel itself.");
+  throw Error(Cause::kArgument,
+              subject_of(*kernel->description.load(std::memory_order_acquire)) +
+                  ": a bound kernel is called with arguments of other types\n\n  bound  " +
+                  entry->compiled->key + "\n\nhint: bind it again, or call the Kernel itself.");
 }
 
-int64_t meta_value(const Entry* entry, const Call& call, const KernelState* kernel, std::string_view name) {
+int64_t meta_value(const Entry* entry, const Call& call, const KernelState* kernel,
+                   std::string_view name) {
   const Description& description = *kernel->description.load(std::memory_order_acquire);
   const int index = description.index_of(name);
   const Value value = index < 0 ? Value() : node_value(entry->nodes[index], call.slots);
   if (value.type != Value::Type::kInt && value.type != Value::Type::kBool) {
-    throw Error(Cause::kArgument, subject_of(description) + ": the grid asks for `" + std::string(name) +
+    throw Error(Cause::kArgument, subject_of(description) + ": the grid asks for `" +
+                                      std::string(name) +
                                       "`, which is no integer argument of the kernel");
   }
   return value.integer;
 }
 
-Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call, std::string_view name) {
+Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call,
+                std::string_view name) {
   const Description& description = *kernel->description.load(std::memory_order_acquire);
   const auto found = description.grids.find(name);
   const auto refuse = [&](const std::string& why) {
-    return Error(Cause::kKernelFile, subject_of(description) + ": the grid `" + std::string(name) + "` " + why +
-                                         "\n\nhint: pass a functor: [&](const Meta& meta) { return Grid{...}; }");
+    return Error(Cause::kKernelFile,
+                 subject_of(description) + ": the grid `" + std::string(name) + "` " + why +
+                     "\n\nhint: pass a functor: [&](const Meta& meta) { return Grid{...}; }");
   };
-  if (found == description.grids.end()) throw refuse("is no function or lambda of one parameter in its file");
+  if (found == description.grids.end())
+    throw refuse("is no function or lambda of one parameter in its file");
   if (!found->second.expression) throw refuse("cannot be translated: " + found->second.error);
   Value value;
   try {
@@ -326,7 +342,8 @@ Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call,
   } catch (const std::runtime_error& error) {
     throw refuse(std::string("fails: ") + error.what());
   }
-  const std::vector<Value> sizes = value.type == Value::Type::kTuple ? value.items : std::vector<Value>{value};
+  const std::vector<Value> sizes =
+      value.type == Value::Type::kTuple ? value.items : std::vector<Value>{value};
   int64_t extents[3] = {1, 1, 1};
   if (sizes.empty() || sizes.size() > 3) throw refuse("gives no tuple of one to three sizes");
   for (size_t i = 0; i < sizes.size(); ++i) {

@@ -25,9 +25,10 @@ KernelState* state_of(std::string_view file, std::string_view function,
   return state.get();
 }
 
-// A child of fork has one thread. Whatever the others were doing, it can launch, load and compile: every mutex of
-// the runtime is free there, no work is in flight, and the parent's workers are not the child's. No code but this
-// holds two of these mutexes, and none waits for anything else under one.
+// A child of fork has one thread. Whatever the others were doing, it can launch, load and compile:
+// every mutex of the runtime is free there, no work is in flight, and the parent's workers are not
+// the child's. No code but this holds two of these mutexes, and none waits for anything else under
+// one.
 void lock_all() {
   settings_mutex.lock();
   driver_mutex.lock();
@@ -49,8 +50,10 @@ void start_over() {
   unlock_all();
 }
 
-// Runs when the library is loaded, before any thread can hold the guard of a static, which no child could release.
-[[maybe_unused]] const int are_handlers_set = (shared(), pthread_atfork(lock_all, unlock_all, start_over));
+// Runs when the library is loaded, before any thread can hold the guard of a static, which no child
+// could release.
+[[maybe_unused]] const int are_handlers_set =
+    (shared(), pthread_atfork(lock_all, unlock_all, start_over));
 
 }  // namespace
 

@@ -12,11 +12,13 @@ uint32_t decorate(const Description& description, Call& call);
 Value evaluate_heuristic(const Description& description, const Heuristic& heuristic,
                          const Expression::Lookup& lookup);
 
-// Converted values, defaults, TMA descriptors, scratch memory, hooks, checks of pointers, many parameters.
-void launch_special(const KernelState& kernel, const Entry& entry, Call& call, Stream stream, Grid grid);
+// Converted values, defaults, TMA descriptors, scratch memory, hooks, checks of pointers, many
+// parameters.
+void launch_special(const KernelState& kernel, const Entry& entry, Call& call, Stream stream,
+                    Grid grid);
 
 [[noreturn]] void refuse_grid(const KernelState& kernel, const Grid& grid);
-[[noreturn]] void launch_failed(const KernelState& kernel, const Entry& entry, const LaunchConfig& config,
-                                Result result);
+[[noreturn]] void launch_failed(const KernelState& kernel, const Entry& entry,
+                                const LaunchConfig& config, Result result);
 
 }  // namespace opwright::triton::detail

@@ -14,10 +14,14 @@ constexpr int kTf32 = 11;
 // CUtensorMapDataType of Triton's element type, which counts the floats in another order.
 int host_type(int element_type) {
   switch (element_type) {
-    case 8: return 10;
-    case 9: return 8;
-    case 10: return 9;
-    default: return element_type;
+    case 8:
+      return 10;
+    case 9:
+      return 8;
+    case 10:
+      return 9;
+    default:
+      return element_type;
   }
 }
 
@@ -43,9 +47,11 @@ struct CachedMap {
 
 constexpr size_t kCachedMaps = 16;
 
-// Drivers up to CUDA 13.1 set a bit that makes the unit read small tensors wrongly; CUTLASS and Triton
-// 3.7 clear it, too. `sizes` and `strides` (bytes, without the innermost) count from the innermost dimension.
-void mend_small_tensor(Map& map, size_t rank, int element_size, const uint64_t* sizes, const uint64_t* strides) {
+// Drivers up to CUDA 13.1 set a bit that makes the unit read small tensors wrongly; CUTLASS and
+// Triton 3.7 clear it, too. `sizes` and `strides` (bytes, without the innermost) count from the
+// innermost dimension.
+void mend_small_tensor(Map& map, size_t rank, int element_size, const uint64_t* sizes,
+                       const uint64_t* strides) {
   constexpr int kLastWrongDriver = 13010;
   constexpr uint64_t kSmallBytes = 128 * 1024;
   if (driver().cuda_version > kLastWrongDriver) return;
@@ -62,21 +68,23 @@ void mend_small_tensor(Map& map, size_t rank, int element_size, const uint64_t* 
 
 }  // namespace
 
-const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe, const Description& description) {
+const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe,
+                    const Description& description) {
   static thread_local CachedMap cache[kCachedMaps];
   static thread_local size_t next = 0;
 
   const size_t rank = descriptor.shape.size();
   const auto refuse = [&](const std::string& why) {
-    return Error(Cause::kArgument, subject_of(description) + ": a TMA descriptor cannot be made: " + why + "\n\n  descriptor  " +
-                                       descriptor_text(descriptor));
+    return Error(Cause::kArgument, subject_of(description) + ": a TMA descriptor cannot be made: " +
+                                       why + "\n\n  descriptor  " + descriptor_text(descriptor));
   };
-  if (rank == 0 || rank > kMostDimensions || descriptor.strides.size() != rank || descriptor.block.size() != rank ||
-      recipe.block.size() != rank) {
+  if (rank == 0 || rank > kMostDimensions || descriptor.strides.size() != rank ||
+      descriptor.block.size() != rank || recipe.block.size() != rank) {
     throw refuse("shape, strides and block must have the same 1 to 5 dimensions");
   }
   if (descriptor.strides.back() != 1) throw refuse("the last stride must be 1");
-  if (reinterpret_cast<uint64_t>(descriptor.base.address) % 16 != 0) throw refuse("its address must be a multiple of 16");
+  if (reinterpret_cast<uint64_t>(descriptor.base.address) % 16 != 0)
+    throw refuse("its address must be a multiple of 16");
 
   MapKey key;
   key.rank = rank;
@@ -105,20 +113,22 @@ const void* tma_map(const TensorDescriptor& descriptor, const TmaRecipe& recipe,
     box[i] = static_cast<uint32_t>(recipe.block[from]);
     steps[i] = 1;
     if (i + 1 < rank) {
-      strides[i] = static_cast<uint64_t>(recipe.element_size) * key.words[1 + kMostDimensions + from - 1];
+      strides[i] =
+          static_cast<uint64_t>(recipe.element_size) * key.words[1 + kMostDimensions + from - 1];
     }
   }
   if (recipe.is_fp4_padded) sizes[0] *= 2;
-  strides[rank - 1] = rank > 1 ? sizes[rank - 1] * strides[rank - 2] : sizes[0] * static_cast<uint64_t>(recipe.element_size);
+  strides[rank - 1] = rank > 1 ? sizes[rank - 1] * strides[rank - 2]
+                               : sizes[0] * static_cast<uint64_t>(recipe.element_size);
 
   if (!driver().encode_tiled) throw refuse("the driver has no cuTensorMapEncodeTiled");
   CachedMap& slot = cache[next++ % kCachedMaps];
   slot.is_set = false;
   // No interleaving, 128-byte promotion in L2.
-  const Result result = driver().encode_tiled(
-      slot.map.bytes, key.element_type, static_cast<uint32_t>(rank),
-      const_cast<void*>(descriptor.base.address), sizes, strides, box, steps, 0, recipe.swizzle, 2,
-      descriptor.pads_with_nan);
+  const Result result =
+      driver().encode_tiled(slot.map.bytes, key.element_type, static_cast<uint32_t>(rank),
+                            const_cast<void*>(descriptor.base.address), sizes, strides, box, steps,
+                            0, recipe.swizzle, 2, descriptor.pads_with_nan);
   if (result != kSuccess) throw refuse(describe_result(result));
   mend_small_tensor(slot.map, rank, recipe.element_size, sizes, strides);
   slot.context = context;

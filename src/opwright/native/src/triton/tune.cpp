@@ -44,19 +44,23 @@ class Timer {
 std::string text_of(const Configuration& configuration) {
   std::string text;
   for (const auto* values : {&configuration.constexprs, &configuration.options}) {
-    for (const auto& [name, value] : *values) text += (text.empty() ? "" : ", ") + name + "=" + value;
+    for (const auto& [name, value] : *values)
+      text += (text.empty() ? "" : ", ") + name + "=" + value;
   }
   return text;
 }
 
-// Throws: no candidate can be launched. Lists them, each with the rule that it broke, and shows the first error whole.
-[[noreturn]] void refuse_all(const Description& description, const std::vector<Candidate>& candidates) {
+// Throws: no candidate can be launched. Lists them, each with the rule that it broke, and shows the
+// first error whole.
+[[noreturn]] void refuse_all(const Description& description,
+                             const std::vector<Candidate>& candidates) {
   const std::string subject = subject_of(description) + ": ";
   std::string rows;
   for (size_t i = 0; i < std::min(candidates.size(), kMaxListed); ++i) {
     std::string rule = candidates[i].failure->what();
     if (rule.starts_with(subject)) rule.erase(0, subject.size());
-    rows += "  " + text_of(description.configurations[i]) + "\n    " + rule.substr(0, rule.find('\n')) + "\n";
+    rows += "  " + text_of(description.configurations[i]) + "\n    " +
+            rule.substr(0, rule.find('\n')) + "\n";
   }
   if (candidates.size() > kMaxListed) {
     rows += "  and " + std::to_string(candidates.size() - kMaxListed) + " more\n";
@@ -68,8 +72,8 @@ std::string text_of(const Configuration& configuration) {
 
 }  // namespace
 
-size_t fastest(const KernelState& kernel, std::vector<Candidate>& candidates, Call& call, Stream stream,
-               const GridOfCall& grid) {
+size_t fastest(const KernelState& kernel, std::vector<Candidate>& candidates, Call& call,
+               Stream stream, const GridOfCall& grid) {
   Timer timer(stream);
   std::vector<float> least(candidates.size(), HUGE_VALF);
   // In turns, so that a change of the clocks meets all of them; the first round warms up.
@@ -91,7 +95,8 @@ size_t fastest(const KernelState& kernel, std::vector<Candidate>& candidates, Ca
   }
   const auto best = std::min_element(least.begin(), least.end());
   const auto index = static_cast<size_t>(best - least.begin());
-  if (candidates[index].failure) refuse_all(*kernel.description.load(std::memory_order_acquire), candidates);
+  if (candidates[index].failure)
+    refuse_all(*kernel.description.load(std::memory_order_acquire), candidates);
   return index;
 }
 

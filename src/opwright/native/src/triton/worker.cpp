@@ -29,7 +29,8 @@ namespace {
 
 // The current folder is not searched: a json.py there is not the worker's.
 constexpr char kProgram[] =
-    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()";
+    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; "
+    "worker.main()";
 
 class Worker {
  public:
@@ -53,7 +54,8 @@ class Worker {
       arguments.push_back(strdup(text.c_str()));
     }
     arguments.push_back(nullptr);
-    const int failed = posix_spawnp(&pid_, python.c_str(), &actions, nullptr, arguments.data(), environ);
+    const int failed =
+        posix_spawnp(&pid_, python.c_str(), &actions, nullptr, arguments.data(), environ);
     posix_spawn_file_actions_destroy(&actions);
     for (char* argument : arguments) free(argument);
     close(to[0]);
@@ -110,7 +112,8 @@ class Worker {
       pollfd waiting = {read_, POLLIN, 0};
       const int ready = left.count() <= 0 ? 0 : poll(&waiting, 1, static_cast<int>(left.count()));
       if (ready < 0 && errno == EINTR) continue;
-      if (ready == 0) throw std::runtime_error("it did not answer within " + std::to_string(timeout_s) + " s");
+      if (ready == 0)
+        throw std::runtime_error("it did not answer within " + std::to_string(timeout_s) + " s");
       char buffer[65536];
       const ssize_t count = ready < 0 ? -1 : read(read_, buffer, sizeof buffer);
       if (count < 0 && errno == EINTR) continue;
@@ -149,7 +152,8 @@ class Worker {
     int status = 0;
     for (int i = 0; i < 100; ++i) {
       if (waitpid(pid_, &status, WNOHANG) == pid_) {
-        if (WIFSIGNALED(status)) return std::string("it was killed by signal ") + std::to_string(WTERMSIG(status));
+        if (WIFSIGNALED(status))
+          return std::string("it was killed by signal ") + std::to_string(WTERMSIG(status));
         return "it ended with status " + std::to_string(WEXITSTATUS(status));
       }
       usleep(10000);
@@ -175,8 +179,8 @@ Pool& pool() {
   return *pool;
 }
 
-// Runs when the library is loaded, before any thread can hold the guards of these statics, which no child of fork
-// could release.
+// Runs when the library is loaded, before any thread can hold the guards of these statics, which no
+// child of fork could release.
 [[maybe_unused]] const bool are_made = (pool(), Worker::all(), true);
 
 std::unique_ptr<Worker> take(const ProcessSettings& settings) {
@@ -201,7 +205,8 @@ void give_back(const ProcessSettings& settings, std::unique_ptr<Worker> worker) 
   workers.freed.notify_one();
 }
 
-Json ask_process(const ProcessSettings& settings, const std::string& request, const std::string& subject) {
+Json ask_process(const ProcessSettings& settings, const std::string& request,
+                 const std::string& subject) {
   std::unique_ptr<Worker> worker = take(settings);
   std::string why;
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -216,16 +221,18 @@ Json ask_process(const ProcessSettings& settings, const std::string& request, co
     }
   }
   give_back(settings, nullptr);
-  throw Error(Cause::kWorker, subject + ": the compile worker failed twice: " + why + "\n\n  python  " +
-                                  settings.python + "\n  worker  " + settings.worker +
+  throw Error(Cause::kWorker, subject + ": the compile worker failed twice: " + why +
+                                  "\n\n  python  " + settings.python + "\n  worker  " +
+                                  settings.worker +
                                   "\n\nhint: name a Python that has Triton 3.5 to 3.9: "
                                   "OPWRIGHT_TRITON=python=/path/to/venv/bin/python");
 }
 
 Json ask_host(Compiler compiler, const std::string& request, const std::string& subject) {
-  if (const char* reply = compiler(("{\"id\": 0, " + request + "}").c_str())) return parse_json(reply);
-  // Ctrl-C, whose exception could not leave the callback. The host's handler gets the signal again and acts once the
-  // launch has returned.
+  if (const char* reply = compiler(("{\"id\": 0, " + request + "}").c_str()))
+    return parse_json(reply);
+  // Ctrl-C, whose exception could not leave the callback. The host's handler gets the signal again
+  // and acts once the launch has returned.
   struct sigaction handler;
   if (sigaction(SIGINT, nullptr, &handler) == 0 && handler.sa_handler != SIG_DFL) raise(SIGINT);
   throw Error(Cause::kInterrupted, subject + ": its compile was interrupted");
@@ -243,16 +250,19 @@ void forget_workers() {
   new (&workers.freed) std::condition_variable;  // the old one counts threads that are not here
 }
 
-Json ask_worker(const ProcessSettings& settings, const std::string& request, const std::string& subject) {
+Json ask_worker(const ProcessSettings& settings, const std::string& request,
+                const std::string& subject) {
   const Json reply = settings.compiler ? ask_host(settings.compiler, request, subject)
                                        : ask_process(settings, request, subject);
   if (!reply["ok"].is_null()) return reply["ok"];
   const Json& error = reply["error"];
   if (error["message"].text.empty()) {
-    throw Error(Cause::kWorker, subject + ": the compile worker answered with neither a result nor an error\n\n  python  " +
-                                    settings.python + "\n  worker  " + settings.worker +
-                                    "\n\nhint: name a Python that has Triton 3.5 to 3.9: "
-                                    "OPWRIGHT_TRITON=python=/path/to/venv/bin/python");
+    throw Error(
+        Cause::kWorker,
+        subject + ": the compile worker answered with neither a result nor an error\n\n  python  " +
+            settings.python + "\n  worker  " + settings.worker +
+            "\n\nhint: name a Python that has Triton 3.5 to 3.9: "
+            "OPWRIGHT_TRITON=python=/path/to/venv/bin/python");
   }
   std::string text = subject + ": " + error["message"].text;
   if (!error["file"].text.empty()) {
@@ -262,11 +272,12 @@ Json ask_worker(const ProcessSettings& settings, const std::string& request, con
   }
   if (!error["hint"].text.empty()) text += "\n\nhint: " + error["hint"].text;
   const std::string& kind = error["kind"].text;
-  const Cause cause = kind == "argument" || kind == "option"                            ? Cause::kArgument
-                      : kind == "compile" || kind == "contract"                         ? Cause::kCompile
-                      : kind == "request" || kind == "no-triton" || kind == "internal" || kind == "output"
-                          ? Cause::kWorker
-                          : Cause::kKernelFile;
+  const Cause cause =
+      kind == "argument" || kind == "option"    ? Cause::kArgument
+      : kind == "compile" || kind == "contract" ? Cause::kCompile
+      : kind == "request" || kind == "no-triton" || kind == "internal" || kind == "output"
+          ? Cause::kWorker
+          : Cause::kKernelFile;
   throw Error(cause, text);
 }
 

@@ -1,8 +1,8 @@
 // How a call site captures its arguments: one byte for the class of each, eight for its value.
 //
-// The class is what Triton specialises a kernel on: the dtype of a pointer and whether its address is
-// a multiple of 16; for an integer, by its value, 32 or 64 bits, a multiple of 16, or 1. The bytes are
-// the key of the kernel's table, so they are computed without a branch that could miss.
+// The class is what Triton specialises a kernel on: the dtype of a pointer and whether its address
+// is a multiple of 16; for an integer, by its value, 32 or 64 bits, a multiple of 16, or 1. The
+// bytes are the key of the kernel's table, so they are computed without a branch that could miss.
 #pragma once
 
 #include <cstdint>
@@ -33,14 +33,15 @@ struct Pointer {
 template <typename T>
 struct as_pointer;
 
-// A tensor descriptor made on the host: the kernel loads and stores blocks through the GPU's TMA unit.
+// A tensor descriptor made on the host: the kernel loads and stores blocks through the GPU's TMA
+// unit.
 struct TensorDescriptor {
   Pointer base;
-  std::vector<int64_t> shape;     // elements
-  std::vector<int64_t> strides;   // elements; the last one is 1
-  std::vector<int64_t> block;     // elements
-  bool pads_with_nan = false;     // what is read outside of the shape: NaN instead of zeros
-  bool rounds_to_tf32 = false;    // fp32 elements, Triton 3.7 and later
+  std::vector<int64_t> shape;    // elements
+  std::vector<int64_t> strides;  // elements; the last one is 1
+  std::vector<int64_t> block;    // elements
+  bool pads_with_nan = false;    // what is read outside of the shape: NaN instead of zeros
+  bool rounds_to_tf32 = false;   // fp32 elements, Triton 3.7 and later
 };
 
 // An argument given by its name; after those given by position.
@@ -67,14 +68,24 @@ namespace detail {
 // The low six bits of an argument's byte.
 enum Kind : uint8_t {
   kAbsent = 0,
-  kI32, kI64, kU64, kU1, kFloat,
+  kI32,
+  kI64,
+  kU64,
+  kU1,
+  kFloat,
   kNone,
-  kTuple,         // its elements' bytes are in the payload
-  kTupleEnd,      // only there
-  kDescriptor,    // payload: hash of dtype and block
-  kConstInt,      // payload: the value
-  kConstUnsigned, kConstFloat, kConstBool, kConstNone, kConstDType,
-  kConstText, kConstFunction, kConstTuple,  // payload: hash
+  kTuple,       // its elements' bytes are in the payload
+  kTupleEnd,    // only there
+  kDescriptor,  // payload: hash of dtype and block
+  kConstInt,    // payload: the value
+  kConstUnsigned,
+  kConstFloat,
+  kConstBool,
+  kConstNone,
+  kConstDType,
+  kConstText,
+  kConstFunction,
+  kConstTuple,    // payload: hash
   kConstDynamic,  // payload: hash of the value's text
   kPointer = 32,  // + DType
 };
@@ -85,21 +96,29 @@ inline constexpr uint8_t kOne = 0x80;
 
 inline constexpr uint64_t kHostBit = 1ull << 63;
 
-template <typename T> inline constexpr bool kIsConstant = false;
-template <typename T> inline constexpr bool kIsConstant<Constant<T>> = true;
-template <typename T> inline constexpr bool kIsOptional = false;
-template <typename T> inline constexpr bool kIsOptional<std::optional<T>> = true;
-template <typename T> inline constexpr bool kIsNamed = false;
-template <Name kName, typename T> inline constexpr bool kIsNamed<Named<kName, T>> = true;
+template <typename T>
+inline constexpr bool kIsConstant = false;
+template <typename T>
+inline constexpr bool kIsConstant<Constant<T>> = true;
+template <typename T>
+inline constexpr bool kIsOptional = false;
+template <typename T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
+template <typename T>
+inline constexpr bool kIsNamed = false;
+template <Name kName, typename T>
+inline constexpr bool kIsNamed<Named<kName, T>> = true;
 
 template <typename T>
 concept Tensor = requires(const T& tensor) {
   { as_pointer<T>::get(tensor) } -> std::same_as<Pointer>;
 };
 
-template <typename A> struct Shape;  // slots and payload words of an argument type
+template <typename A>
+struct Shape;  // slots and payload words of an argument type
 
-template <typename Tuple, typename Sequence> struct TupleShape;
+template <typename Tuple, typename Sequence>
+struct TupleShape;
 template <typename Tuple, size_t... I>
 struct TupleShape<Tuple, std::index_sequence<I...>> {
   static constexpr size_t slots = (Shape<std::tuple_element_t<I, Tuple>>::slots + ... + 0);
@@ -201,8 +220,9 @@ inline __attribute__((always_inline)) uint8_t encode(const A& argument, Cursor& 
     return kNone;
   } else if constexpr (std::is_pointer_v<A>) {
     using T = std::remove_cv_t<std::remove_pointer_t<A>>;
-    static_assert(!std::is_void_v<T>, "a void* has no dtype: pass opwright::triton::Pointer{address, "
-                                      "DType::fp32}");
+    static_assert(!std::is_void_v<T>,
+                  "a void* has no dtype: pass opwright::triton::Pointer{address, "
+                  "DType::fp32}");
     return encode_pointer({argument, dtype_of<T>::value}, at);
   } else if constexpr (kIsOptional<A>) {
     if (argument) return encode(*argument, at);
@@ -217,7 +237,8 @@ inline __attribute__((always_inline)) uint8_t encode(const A& argument, Cursor& 
     *at.slot++ = bits;
     int kind = value == static_cast<int32_t>(value) ? kI32 : kI64;
     if (kIsUnsigned<A> && sizeof(A) == 8 && value < 0) kind = kU64;
-    return static_cast<uint8_t>(kind | (value % 16 == 0 ? int{kDivisible} : 0) | (value == 1 ? int{kOne} : 0));
+    return static_cast<uint8_t>(kind | (value % 16 == 0 ? int{kDivisible} : 0) |
+                                (value == 1 ? int{kOne} : 0));
   } else if constexpr (std::is_floating_point_v<A>) {
     const double wide = static_cast<double>(argument);
     const float narrow = static_cast<float>(argument);
@@ -238,8 +259,9 @@ inline __attribute__((always_inline)) uint8_t encode(const A& argument, Cursor& 
   } else if constexpr (kIsNamed<A>) {
     return encode(argument.value, at);
   } else {
-    static_assert(kIsTuple<A>, "a kernel takes pointers, numbers, bools, tensors (see as_pointer), "
-                               "TensorDescriptor, std::tuple of these, nullptr, and cx(...)");
+    static_assert(kIsTuple<A>,
+                  "a kernel takes pointers, numbers, bools, tensors (see as_pointer), "
+                  "TensorDescriptor, std::tuple of these, nullptr, and cx(...)");
     constexpr size_t count = std::tuple_size_v<A>;
     uint8_t codes[(count + 8) / 8 * 8] = {};
     uint64_t* words = at.payload;
@@ -272,11 +294,11 @@ void append_texts(const A& argument, std::vector<std::string>& texts) {
 
 // What the runtime sees of a call. The arrays live on the call site's stack.
 struct Call {
-  uint64_t* words;        // the key: bytes of the arguments, payloads, then what the runtime appends
-  uint64_t* slots;        // the values; two more follow for the scratch pointers
+  uint64_t* words;  // the key: bytes of the arguments, payloads, then what the runtime appends
+  uint64_t* slots;  // the values; two more follow for the scratch pointers
   uint64_t devices;
   uint16_t code_words;
-  uint16_t word_count;    // without what the runtime appends
+  uint16_t word_count;  // without what the runtime appends
   uint16_t argument_count;
   uint16_t slot_count;
   const std::string_view* names;  // of the last name_count arguments
@@ -288,8 +310,10 @@ struct Call {
 // Room for the values of heuristics and autotune keys.
 inline constexpr size_t kExtraWords = 16;
 
-template <typename A> inline constexpr std::string_view kNameOf = {};
-template <Name kName, typename T> inline constexpr std::string_view kNameOf<Named<kName, T>> = kName.view();
+template <typename A>
+inline constexpr std::string_view kNameOf = {};
+template <Name kName, typename T>
+inline constexpr std::string_view kNameOf<Named<kName, T>> = kName.view();
 
 template <typename... A>
 struct Capture {
@@ -327,8 +351,17 @@ struct Capture {
       *at.payload = order;
     }
     at.slot[0] = at.slot[1] = 0;
-    call = {words, slots, at.devices, kCodeWords, kWords, sizeof...(A),
-            static_cast<uint16_t>(at.slot - slots), kAllNames + sizeof...(A) - kNames, kNames, 0, 0};
+    call = {words,
+            slots,
+            at.devices,
+            kCodeWords,
+            kWords,
+            sizeof...(A),
+            static_cast<uint16_t>(at.slot - slots),
+            kAllNames + sizeof...(A) - kNames,
+            kNames,
+            0,
+            0};
   }
 };
 

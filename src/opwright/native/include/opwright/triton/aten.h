@@ -1,8 +1,9 @@
 // at::Tensor as an argument: kernel(current_stream(x), grid, x, y, out, n).
 //
-// A tensor is passed by its address, without touching its reference count; the copy of a lazily copied
-// one is made, because the kernel may write to it (see read_only). An undefined tensor is None, as is an
-// empty std::optional. Compiles with and without a torch with CUDA and without CUDA's headers.
+// A tensor is passed by its address, without touching its reference count; the copy of a lazily
+// copied one is made, because the kernel may write to it (see read_only). An undefined tensor is
+// None, as is an empty std::optional. Compiles with and without a torch with CUDA and without
+// CUDA's headers.
 #pragma once
 
 #include <optional>
@@ -39,7 +40,8 @@ template <>
 struct as_pointer<at::TensorBase> {
   static Pointer get(const at::TensorBase& tensor) {
     if (!tensor.defined()) return {};
-    return {tensor.mutable_data_ptr(), detail::checked_dtype(static_cast<int>(tensor.scalar_type())),
+    return {tensor.mutable_data_ptr(),
+            detail::checked_dtype(static_cast<int>(tensor.scalar_type())),
             detail::device_of(tensor)};
   }
 };
@@ -53,16 +55,20 @@ inline Pointer read_only(const at::TensorBase& tensor) {
           detail::device_of(tensor)};
 }
 
-// PyTorch's current stream on a device, which must be a GPU for there to be one; else the null stream.
-// The device must be current at the launch: `const at::DeviceGuard guard(tensor.device());`.
+// PyTorch's current stream on a device, which must be a GPU for there to be one; else the null
+// stream. The device must be current at the launch: `const at::DeviceGuard
+// guard(tensor.device());`.
 inline Stream current_stream(c10::Device device) {
   if (!device.is_cuda()) return nullptr;
   const c10::impl::DeviceGuardImplInterface* guard = c10::impl::getDeviceGuardImpl(device.type());
   return static_cast<Stream>(guard->getStreamNativeHandle(guard->getStream(device)));
 }
-inline Stream current_stream(const at::TensorBase& tensor) { return current_stream(tensor.device()); }
+inline Stream current_stream(const at::TensorBase& tensor) {
+  return current_stream(tensor.device());
+}
 
-// Scratch memory of kernels from PyTorch's caching allocator: set_scratch_allocator(caching_allocator()).
+// Scratch memory of kernels from PyTorch's caching allocator:
+// set_scratch_allocator(caching_allocator()).
 inline ScratchAllocator caching_allocator() {
   const auto allocate = [](size_t bytes, size_t, Stream stream, void*) -> void* {
     const c10::Device device = c10::impl::getDeviceGuardImpl(c10::kCUDA)->getDevice();

@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-// CUDA's 8- and 16-bit types, so that pointers to them carry their element type without CUDA's headers.
+// CUDA's 8- and 16-bit types, so that pointers to them carry their element type without CUDA's
+// headers.
 struct __half;
 struct __nv_bfloat16;
 struct __nv_fp8_e4m3;
@@ -18,15 +19,30 @@ struct bfloat16;
 namespace opwright::triton {
 
 enum class DType : uint8_t {
-  fp16, bf16, fp32, fp64, fp8e4nv, fp8e5, fp8e4b8, fp8e5b16,
-  i8, i16, i32, i64, u8, u16, u32, u64, u1,
+  fp16,
+  bf16,
+  fp32,
+  fp64,
+  fp8e4nv,
+  fp8e5,
+  fp8e4b8,
+  fp8e5b16,
+  i8,
+  i16,
+  i32,
+  i64,
+  u8,
+  u16,
+  u32,
+  u64,
+  u1,
   none,  // what an undefined tensor has: it is passed as None
 };
 
 inline constexpr int kDTypeCount = static_cast<int>(DType::none);
 inline constexpr const char* kDTypeNames[] = {
-    "fp16", "bf16", "fp32", "fp64", "fp8e4nv", "fp8e5", "fp8e4b8", "fp8e5b16",
-    "i8",   "i16",  "i32",  "i64",  "u8",      "u16",   "u32",     "u64",      "u1", "none"};
+    "fp16", "bf16", "fp32", "fp64", "fp8e4nv", "fp8e5", "fp8e4b8", "fp8e5b16", "i8",
+    "i16",  "i32",  "i64",  "u8",   "u16",     "u32",   "u64",     "u1",       "none"};
 inline constexpr uint8_t kDTypeSizes[] = {2, 2, 4, 8, 1, 1, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 0};
 
 // The element type of a C++ type; specialise it for 16-bit and 8-bit types of your own.
@@ -45,11 +61,29 @@ struct dtype_of {
   }
   static constexpr DType value = pick();
 };
-template <> struct dtype_of<__half> { static constexpr DType value = DType::fp16; };
-template <> struct dtype_of<__nv_bfloat16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of<__nv_fp8_e4m3> { static constexpr DType value = DType::fp8e4nv; };
-template <> struct dtype_of<__nv_fp8_e5m2> { static constexpr DType value = DType::fp8e5; };
-template <> struct dtype_of<opwright::half> { static constexpr DType value = DType::fp16; };
-template <> struct dtype_of<opwright::bfloat16> { static constexpr DType value = DType::bf16; };
+template <>
+struct dtype_of<__half> {
+  static constexpr DType value = DType::fp16;
+};
+template <>
+struct dtype_of<__nv_bfloat16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<__nv_fp8_e4m3> {
+  static constexpr DType value = DType::fp8e4nv;
+};
+template <>
+struct dtype_of<__nv_fp8_e5m2> {
+  static constexpr DType value = DType::fp8e5;
+};
+template <>
+struct dtype_of<opwright::half> {
+  static constexpr DType value = DType::fp16;
+};
+template <>
+struct dtype_of<opwright::bfloat16> {
+  static constexpr DType value = DType::bf16;
+};
 
 }  // namespace opwright::triton

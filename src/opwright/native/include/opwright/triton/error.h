@@ -18,7 +18,8 @@ enum class Cause {
   kInterrupted,  // Ctrl-C during a compile in this process
 };
 
-// The text names the kernel, its file and line, the argument, what was expected and given, and what to do.
+// The text names the kernel, its file and line, the argument, what was expected and given, and what
+// to do.
 class Error : public std::runtime_error {
  public:
   Error(Cause cause, const std::string& text) : std::runtime_error(text), cause_(cause) {}

@@ -1,4 +1,5 @@
-// Python's integer arithmetic in 64 bits. A result that does not fit is refused; nothing wraps or traps.
+// Python's integer arithmetic in 64 bits. A result that does not fit is refused; nothing wraps or
+// traps.
 #pragma once
 
 #include <cstdint>
@@ -115,7 +116,8 @@ int64_t next_power_of_2(int64_t a, const Fail& fail) {
 // The integer part of a float.
 template <typename Fail>
 int64_t truncate(double number, const Fail& fail) {
-  if (!(number >= -0x1p63 && number < 0x1p63)) fail(number == number ? kTooLarge : "NaN has no integer value");
+  if (!(number >= -0x1p63 && number < 0x1p63))
+    fail(number == number ? kTooLarge : "NaN has no integer value");
   return static_cast<int64_t>(number);
 }
 

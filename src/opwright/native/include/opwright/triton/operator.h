@@ -32,9 +32,11 @@ struct Place {
   }
 };
 
-// Prepares an operator's library: who compiles, where the cache is, and the pack triton.opk beside its triton.py
-// if there is one, as a package brings it. Returns null, or what is wrong, until the thread's next call.
-inline const char* set_up(Compiler compiler, const char* cache_dir, std::string_view file) noexcept {
+// Prepares an operator's library: who compiles, where the cache is, and the pack triton.opk beside
+// its triton.py if there is one, as a package brings it. Returns null, or what is wrong, until the
+// thread's next call.
+inline const char* set_up(Compiler compiler, const char* cache_dir,
+                          std::string_view file) noexcept {
   static thread_local std::string text;
   try {
     Settings settings;
@@ -50,14 +52,17 @@ inline const char* set_up(Compiler compiler, const char* cache_dir, std::string_
   }
 }
 
-// A kernel under options that are computed at every launch: one variant for each combination of values.
+// A kernel under options that are computed at every launch: one variant for each combination of
+// values.
 template <size_t N>
 class Variants {
  public:
-  Variants(const Kernel& kernel, const std::array<const char*, N>& names) : kernel_(kernel), names_(names) {}
+  Variants(const Kernel& kernel, const std::array<const char*, N>& names)
+      : kernel_(kernel), names_(names) {}
 
   const Kernel& with(const std::array<int64_t, N>& values) {
-    for (const Variant* known = first_.load(std::memory_order_acquire); known; known = known->next) {
+    for (const Variant* known = first_.load(std::memory_order_acquire); known;
+         known = known->next) {
       if (known->values == values) return known->kernel;
     }
     auto* variant = new Variant{values, kernel_, nullptr};  // never freed: a launch may be using it

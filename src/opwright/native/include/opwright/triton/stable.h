@@ -1,4 +1,5 @@
-// torch::stable::Tensor as an argument: extensions of PyTorch's stable ABI, one binary for many versions.
+// torch::stable::Tensor as an argument: extensions of PyTorch's stable ABI, one binary for many
+// versions.
 //
 // As in aten.h: passed by its address, and an undefined tensor is None.
 #pragma once
@@ -14,14 +15,16 @@
 #include "opwright/triton/torch_dtype.h"
 
 // Of libtorch_cuda; weak, so that what is built without CUDA is loaded with it and the reverse.
-extern "C" [[gnu::weak]] AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+extern "C" [[gnu::weak]] AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device,
+                                                                           void** stream);
 
 namespace opwright::triton {
 namespace detail {
 
 [[noreturn]] inline __attribute__((noinline, cold)) void refuse_stable_tensor() {
-  throw Error(Cause::kArgument, "PyTorch refused to show a tensor's address, dtype or device\n\nhint: a tensor "
-                                "of a subclass or of FakeTensor has no memory.");
+  throw Error(Cause::kArgument,
+              "PyTorch refused to show a tensor's address, dtype or device\n\nhint: a tensor "
+              "of a subclass or of FakeTensor has no memory.");
 }
 
 }  // namespace detail
@@ -35,7 +38,8 @@ struct as_pointer<torch::stable::Tensor> {
     if (!handle || aoti_torch_is_defined(handle, &is_defined) != 0 || !is_defined) return {};
     void* address = nullptr;
     int32_t type = 0, device_type = 0, device = 0;
-    if (aoti_torch_get_data_ptr(handle, &address) != 0 || aoti_torch_get_dtype(handle, &type) != 0 ||
+    if (aoti_torch_get_data_ptr(handle, &address) != 0 ||
+        aoti_torch_get_dtype(handle, &type) != 0 ||
         aoti_torch_get_device_type(handle, &device_type) != 0 ||
         aoti_torch_get_device_index(handle, &device) != 0) {
       detail::refuse_stable_tensor();
@@ -45,15 +49,17 @@ struct as_pointer<torch::stable::Tensor> {
   }
 };
 
-// PyTorch's current stream on the GPU of a tensor, the null stream for one that is on none. The device must
-// be current at the launch: `torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());`.
+// PyTorch's current stream on the GPU of a tensor, the null stream for one that is on none. The
+// device must be current at the launch: `torch::stable::accelerator::DeviceGuard
+// guard(tensor.get_device_index());`.
 inline Stream current_stream(const torch::stable::Tensor& tensor) {
   const Pointer pointer = as_pointer<torch::stable::Tensor>::get(tensor);
   if (pointer.device < 0) return nullptr;
   void* stream = nullptr;
   if (!aoti_torch_get_current_cuda_stream ||
       aoti_torch_get_current_cuda_stream(pointer.device, &stream) != 0) {
-    throw Error(Cause::kDriver, "PyTorch has no current stream for cuda:" + std::to_string(pointer.device));
+    throw Error(Cause::kDriver,
+                "PyTorch has no current stream for cuda:" + std::to_string(pointer.device));
   }
   return static_cast<Stream>(stream);
 }

@@ -16,12 +16,30 @@
 
 namespace opwright::triton {
 
-template <> struct dtype_of<c10::Half> { static constexpr DType value = DType::fp16; };
-template <> struct dtype_of<c10::BFloat16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of<c10::Float8_e4m3fn> { static constexpr DType value = DType::fp8e4nv; };
-template <> struct dtype_of<c10::Float8_e5m2> { static constexpr DType value = DType::fp8e5; };
-template <> struct dtype_of<c10::Float8_e4m3fnuz> { static constexpr DType value = DType::fp8e4b8; };
-template <> struct dtype_of<c10::Float8_e5m2fnuz> { static constexpr DType value = DType::fp8e5b16; };
+template <>
+struct dtype_of<c10::Half> {
+  static constexpr DType value = DType::fp16;
+};
+template <>
+struct dtype_of<c10::BFloat16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<c10::Float8_e4m3fn> {
+  static constexpr DType value = DType::fp8e4nv;
+};
+template <>
+struct dtype_of<c10::Float8_e5m2> {
+  static constexpr DType value = DType::fp8e5;
+};
+template <>
+struct dtype_of<c10::Float8_e4m3fnuz> {
+  static constexpr DType value = DType::fp8e4b8;
+};
+template <>
+struct dtype_of<c10::Float8_e5m2fnuz> {
+  static constexpr DType value = DType::fp8e5b16;
+};
 
 namespace detail {
 
@@ -30,7 +48,9 @@ struct TorchDTypes {
   DType of[64];
   constexpr TorchDTypes() : of() {
     for (DType& dtype : of) dtype = DType::none;
-    const auto set = [this](c10::ScalarType type, DType dtype) { of[static_cast<int>(type)] = dtype; };
+    const auto set = [this](c10::ScalarType type, DType dtype) {
+      of[static_cast<int>(type)] = dtype;
+    };
     set(c10::ScalarType::Half, DType::fp16);
     set(c10::ScalarType::BFloat16, DType::bf16);
     set(c10::ScalarType::Float, DType::fp32);
@@ -75,6 +95,8 @@ inline DType checked_dtype(int type) {
 }  // namespace detail
 
 // Triton's dtype for PyTorch's: cx(to_dtype(tensor.scalar_type())). Throws Error if there is none.
-inline DType to_dtype(c10::ScalarType type) { return detail::checked_dtype(static_cast<int>(type)); }
+inline DType to_dtype(c10::ScalarType type) {
+  return detail::checked_dtype(static_cast<int>(type));
+}
 
 }  // namespace opwright::triton

@@ -61,9 +61,12 @@ inline constexpr bool kIsUnsigned = std::is_unsigned_v<T>;
 template <typename T>
 inline constexpr bool kIsUnsigned<T, true> = std::is_unsigned_v<std::underlying_type_t<T>>;
 
-template <typename T> inline constexpr bool kIsTuple = false;
-template <typename... T> inline constexpr bool kIsTuple<std::tuple<T...>> = true;
-template <typename A, typename B> inline constexpr bool kIsTuple<std::pair<A, B>> = true;
+template <typename T>
+inline constexpr bool kIsTuple = false;
+template <typename... T>
+inline constexpr bool kIsTuple<std::tuple<T...>> = true;
+template <typename A, typename B>
+inline constexpr bool kIsTuple<std::pair<A, B>> = true;
 template <typename T>
 inline constexpr bool kIsText = std::is_convertible_v<const T&, std::string_view>;
 
@@ -106,8 +109,9 @@ std::string value_text(const T& value) {
         value);
     return text + ")";
   } else {
-    static_assert(kIsTuple<T>, "cx takes an int, float, bool, string, DType, Function, nullptr or "
-                               "a std::tuple of these");
+    static_assert(kIsTuple<T>,
+                  "cx takes an int, float, bool, string, DType, Function, nullptr or "
+                  "a std::tuple of these");
     return {};
   }
 }

@@ -1,4 +1,5 @@
-// PyTorch's header of this name, whose STABLE_TORCH_LIBRARY can be taken back and says what is wrong.
+// PyTorch's header of this name, whose STABLE_TORCH_LIBRARY can be taken back and says what is
+// wrong.
 #pragma once
 #include_next <torch/csrc/stable/library.h>
 
@@ -25,13 +26,14 @@ class OPWRIGHT_OWN OpwrightLibraryInit final : opwright::extension::Registration
     TorchLibraryHandle handle = nullptr;
     if (kind_ != StableLibrary::Kind::DEF) return;
     if (aoti_torch_library_init_def(ns_, file_, line_, &handle) != AOTI_TORCH_SUCCESS)
-      throw std::runtime_error(std::string("TORCH_LIBRARY: the namespace ") + ns_ + " is taken by another library");
+      throw std::runtime_error(std::string("TORCH_LIBRARY: the namespace ") + ns_ +
+                               " is taken by another library");
     aoti_torch_delete_library_object(handle);
   }
 
  public:
-  OpwrightLibraryInit(StableLibrary::Kind kind, InitFn* init, const char* ns, const char* key, const char* file,
-                      uint32_t line)
+  OpwrightLibraryInit(StableLibrary::Kind kind, InitFn* init, const char* ns, const char* key,
+                      const char* file, uint32_t line)
       : kind_(kind), init_(init), ns_(ns), key_(key), file_(file), line_(line) {
     add();
   }

@@ -144,7 +144,7 @@ def on_gpu(folder: Path) -> dict[str, Any]:
     for key in keys:
         del key["arch"]
     manifest.write_text(json.dumps({"kernels": keys}))
-    command = [sys.executable, "-m", "opwright", "pack", "build", manifest, "--output", pack, "--arch", str(arch)]
+    command = [sys.executable, "-m", "opwright", "pack", "build", manifest, "--out", pack, "--arch", str(arch)]
     subprocess.run(command, check=True, capture_output=True)
     times = [run_cpp(program, "/nonexistent", 1, 100, folder, env, pack)["first_ms"] for _ in range(5)]
     found["pack: open and first launch, ms (CUDA context there)"] = statistics.median(times)

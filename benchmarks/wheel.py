@@ -42,7 +42,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(BLOCKER.format(name="torch"))
-        command = [sys.executable, "-m", "opwright", "wheel", str(ROOT / "ops"), "--no-isolation", "--output", folder]
+        command = [sys.executable, "-m", "opwright", "wheel", str(ROOT / "ops"), "--no-isolation", "--out", folder]
         start = time.perf_counter()
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": folder})
         seconds = time.perf_counter() - start

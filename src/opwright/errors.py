@@ -443,7 +443,7 @@ class PackFileError(CheckError, ValueError):
     """A file is no pack of kernels, or is damaged.
 
     Everything in a pack has a digest, and nothing that does not fit its digest is used. `opwright pack verify PACK` lists
-    what is wrong; `opwright pack build MANIFEST --output PACK` writes it again.
+    what is wrong; `opwright pack build MANIFEST --out PACK` writes it again.
     """
 
     code = "OPW306"

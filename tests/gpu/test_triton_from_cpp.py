@@ -286,7 +286,7 @@ def test_record_pack_freeze(library: ctypes.CDLL, tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps({"kernels": [request]}))
     major, minor = torch.cuda.get_device_capability()
-    command = [sys.executable, "-m", "opwright", "pack", "build", manifest, "--output", tmp_path / "app.opk"]
+    command = [sys.executable, "-m", "opwright", "pack", "build", manifest, "--out", tmp_path / "app.opk"]
     subprocess.run([*command, "--arch", f"{major}{minor}"], check=True)
     env = {name: value for name, value in os.environ.items() if name != "OPWRIGHT_TRITON"} | {"PATH": ""}
     done = subprocess.run(

@@ -91,7 +91,7 @@ def build(project: Path, output: Path, **environment: str) -> subprocess.Complet
         "opwright",
         "wheel",
         str(project),
-        "--output",
+        "--out",
         str(output),
         "--no-isolation",
     ]

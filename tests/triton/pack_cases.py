@@ -75,7 +75,7 @@ def build(
     named = [text for python in pythons for text in ("--python", str(python))]
     return opwright(
         folder,
-        *("pack", "build", manifest, "--output", output, "--arch", arch, *named, *arguments),
+        *("pack", "build", manifest, "--out", output, "--arch", arch, *named, *arguments),
         check=check,
         **{"TRITON_CACHE_DIR": str(folder / "triton-cache"), **environment},
     )

@@ -178,7 +178,7 @@ def test_failures_are_named_and_the_rest_goes_on(
 def test_architectures(pythons: list[Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     manifest = write_manifest(tmp_path, FILL)
     assert build(tmp_path, manifest, "a.opk", pythons[:1], arch="91", check=2).stderr == snapshot
-    named = ("pack", "build", manifest, "--output", "a.opk", "--python", pythons[0])
+    named = ("pack", "build", manifest, "--out", "a.opk", "--python", pythons[0])
     assert opwright(tmp_path, *named, check=2).stderr == snapshot
     write_manifest(tmp_path, FILL, seen=[90])
     assert "for sm_90 in" in opwright(tmp_path, *named).stderr
@@ -206,7 +206,7 @@ def test_pythons(pythons: list[Path], tmp_path: Path, snapshot: SnapshotAssertio
 
 def test_the_default_python_is_that_of_the_environment(pythons: list[Path], tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path, FILL)
-    command = ("pack", "build", manifest, "--output", "a.opk", "--arch", "90")
+    command = ("pack", "build", manifest, "--out", "a.opk", "--arch", "90")
     opwright(tmp_path, *command, VIRTUAL_ENV=str(pythons[0].parents[1]), OPWRIGHT_TRITON="")
     named = opwright(tmp_path, *command, OPWRIGHT_TRITON=f"check,python={pythons[-1]}")
     assert "Built 1 kernel" in named.stderr
@@ -311,7 +311,7 @@ def test_rows_that_do_not_belong_together(built: Path) -> None:
 def test_a_pack_that_is_none(built: Path, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     (tmp_path / "text.opk").write_text("no pack")
     (tmp_path / "cut.opk").write_bytes((built / "app.opk").read_bytes()[:3000])
-    for command in (("ls",), ("verify",), ("diff", "cut.opk"), ("embed", "--output", "a.c")):
+    for command in (("ls",), ("verify",), ("diff", "cut.opk"), ("embed", "--out", "a.c")):
         name, *others = command
         for file in ("text.opk", "missing.opk"):
             found = opwright(tmp_path, "pack", name, file, *others, check=None)
@@ -324,7 +324,7 @@ def test_a_pack_that_is_none(built: Path, tmp_path: Path, snapshot: SnapshotAsse
 def test_a_linked_pack(built: Path, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))
     shutil.copy(built / "app.opk", tmp_path / "my app.1.opk")
-    opwright(tmp_path, "pack", "embed", "my app.1.opk", "--output", "app_pack.c")
+    opwright(tmp_path, "pack", "embed", "my app.1.opk", "--out", "app_pack.c")
     text = (tmp_path / "app_pack.c").read_text()
     text = re.sub(r"\d+ bytes, SHA-256 [0-9a-f]{64}", "SIZE bytes, SHA-256 DIGEST", text)
     assert text.replace(str(tmp_path), "FOLDER") == snapshot
@@ -339,5 +339,5 @@ def test_a_linked_pack(built: Path, tmp_path: Path, snapshot: SnapshotAssertion)
     subprocess.run([compiler, "-Wall", "-Werror", "main.c", "app_pack.c", "-o", "main"], cwd=tmp_path, check=True)
     linked = subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout
     assert linked == (built / "app.opk").read_bytes()
-    opwright(tmp_path, "pack", "embed", "my app.1.opk", "--output", "b.c", "--name", "other")
+    opwright(tmp_path, "pack", "embed", "my app.1.opk", "--out", "b.c", "--name", "other")
     assert "opwright_pack_other_begin" in (tmp_path / "b.c").read_text()

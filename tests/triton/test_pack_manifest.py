@@ -33,7 +33,7 @@ sys.exit(3)
 def _record(folder: Path, *sizes: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "app.py").write_text(APPLICATION)
     command = ("--", sys.executable, "app.py", *sizes)
-    return opwright(folder, "pack", "record", "--output", "m.json", *command, check=3, **environment)
+    return opwright(folder, "pack", "record", "--out", "m.json", *command, check=3, **environment)
 
 
 def test_record_writes_merges_and_passes_the_status_on(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
@@ -67,9 +67,9 @@ def test_record_keeps_what_was_written_by_hand(tmp_path: Path) -> None:
 
 def test_options_of_the_command_are_its_own(tmp_path: Path) -> None:
     program = "import sys; print(sys.argv[1:])"
-    command = ("--", sys.executable, "-c", program, "--arch", "3", "--output", "x", "-h")
+    command = ("--", sys.executable, "-c", program, "--arch", "3", "--out", "x", "-h")
     found = opwright(tmp_path, "pack", "record", *command)
-    assert found.stdout == "['--arch', '3', '--output', 'x', '-h']\n"
+    assert found.stdout == "['--arch', '3', '--out', 'x', '-h']\n"
     assert "nothing was recorded" in found.stderr
 
 
@@ -153,9 +153,7 @@ def test_lines_are_those_of_the_file_however_it_is_laid_out(tmp_path: Path) -> N
 
 
 def test_there_is_no_manifest(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    assert (
-        opwright(tmp_path, "pack", "build", "m.json", "--output", "a.opk", "--arch", "90", check=2).stderr == snapshot
-    )
+    assert opwright(tmp_path, "pack", "build", "m.json", "--out", "a.opk", "--arch", "90", check=2).stderr == snapshot
 
 
 def test_help_of_packs_imports_neither_torch_nor_triton(run_python) -> None:

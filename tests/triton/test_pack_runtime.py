@@ -72,7 +72,7 @@ def test_recorded_built_tuned_and_frozen(triton_pythons: dict[str, Path], tmp_pa
     assert {kernel["file"] for kernel in document["kernels"]} == {"kernels/packed.py", "kernels/add.py"}
 
     # What the runtime compiled is in the cache, under the same digests.
-    built = opwright(tmp_path, "pack", "build", manifest, "--output", "app.opk", **environment)
+    built = opwright(tmp_path, "pack", "build", manifest, "--out", "app.opk", **environment)
     assert "Built 3 kernels" in built.stderr
     assert "3 cached" in built.stderr
     frozen, again = runtime.run_launches(None, launches, tmp_path, triton_settings=f"pack={tmp_path}/app.opk,freeze")

@@ -221,7 +221,7 @@ def test_wrong_tables(triton_pythons: dict[str, Path], tmp_path: Path) -> None:
 def test_what_is_missing_to_tune(triton_pythons: dict[str, Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     python = triton_pythons[max(triton_pythons)]
     path = write_manifest(tmp_path, FILL)
-    command = ("pack", "tune", path, "--output", "app.opk", "--python", python)
+    command = ("pack", "tune", path, "--out", "app.opk", "--python", python)
 
     def said() -> str:
         text = opwright(tmp_path, *command, check=2).stderr

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from opwright.cli import VERBS
+
 OPERATOR = '''
 import torch
 from jaxtyping import Float
@@ -55,6 +57,36 @@ def command(tmp_path: Path):
 def test_help(command, snapshot: SnapshotAssertion) -> None:
     assert command("--help").stdout == snapshot
     assert command().stdout == command("-h").stdout == command("--help").stdout
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "cache prune", "pack build"])
+def test_help_of_a_command_fits_80_columns(command, verb: str) -> None:
+    text = command(*verb.split(), "--help", COLUMNS="80").stdout
+    assert text.startswith(f"Usage: opwright {verb}")
+    assert f"$ opwright {verb}" in text
+    assert max(map(len, text.splitlines())) <= 80
+    uses_compiler = verb in ("build", "verify", "bench", "wheel", "doctor")
+    assert ("--cxx STR" in text) == uses_compiler
+
+
+def test_help_of_verify(command, snapshot: SnapshotAssertion) -> None:
+    assert command("verify", "--help", COLUMNS="80").stdout == snapshot
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("verify", "error: `opwright verify` needs TARGET\n\nhint: for example `opwright verify scale_shift.py`\n"),
+        ("report", "error: `opwright report` needs RECORDS\n\nhint: for example `opwright report reports`\n"),
+        ("verify x --nope", "error: unknown option: --nope\n\nhint: `opwright verify --help` lists the options\n"),
+        ("cache size x", "error: `opwright cache size` does not take `x`\n\nhint: `opwright cache size --help`"),
+        ("nope", 'error: unknown command "nope"\n\nhint: `opwright --help` lists the commands\n'),
+    ],
+)
+def test_a_wrong_command_line_says_what_to_type(command, line: str, says: str) -> None:
+    result = command(*line.split())
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(says)
 
 
 def test_list_and_inspect(command, snapshot: SnapshotAssertion) -> None:
@@ -168,9 +200,9 @@ def test_cache(command, tmp_path: Path) -> None:
     folder = tmp_path / "own folder"
     env = {"OPWRIGHT_CACHE_DIR": str(folder)}
     assert command("cache", "dir", **env).stdout.strip() == str(folder / "opwright-store")
-    assert command("cache", "size", **env).stdout.strip() == "0"
+    assert command("cache", "size", **env).stdout.strip() == "0.0 MiB"
     library = Path(command("build", "good.py", **env).stdout.strip())
-    assert int(command("cache", "size", **env).stdout) > library.stat().st_size
+    assert int(command("cache", "size", "--bytes", **env).stdout) > library.stat().st_size
     command("cache", "prune", **env)
     assert library.exists()
     assert "Removed 1 build" in command("cache", "prune", "--days", "0", **env).stderr

@@ -202,7 +202,7 @@ with Store().work() as path:
 def test_the_cache_commands(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = make_project(cache / "work")
     entry = build(Store())
-    for verb, out in (("dir", f"{cache}/opwright-store\n"), ("size", f"{Store().size_bytes()}\n")):
+    for verb, out in (("dir", f"{cache}/opwright-store\n"), ("size", f"{Store().size_bytes() / 2**20:.1f} MiB\n")):
         assert not cache_command(verb, monkeypatch)
         assert capsys.readouterr().out == out
     assert not cache_command("prune", monkeypatch)

@@ -18,7 +18,7 @@ VERBS = {
     "report": "Write one HTML page from the records of verify and bench.",
     "inspect": "Show the contract, schema and generated code of an operator.",
     "wheel": "Build the wheel of a project: one for every torch, Python and GPU.",
-    "pack": "Packs of Triton kernels: record, build, ls, verify, diff, tune, embed.",
+    "pack": "Packs of Triton kernels: record, build, list, verify, diff, tune, embed.",
     "doctor": "Say what is there, what is missing, and how to get it.",
     "explain": "Explain an error code, such as OPW104.",
     "cache": "The store of builds: dir, size, prune, clean.",
@@ -74,8 +74,11 @@ def main() -> None:
     from opwright.cli.parser import app
 
     try:
-        sys.exit(app.meta(exit_on_error=False, print_error=True, result_action="return_value") or 0)
-    except CycloptsError:
+        sys.exit(app.meta(exit_on_error=False, print_error=False, result_action="return_value") or 0)
+    except CycloptsError as error:
+        from opwright.cli.help import usage_error
+
+        print(f"error: {usage_error(error)}", file=sys.stderr)
         sys.exit(2)
     except OpwrightError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from opwright.cli.bench_tables import print_base, print_bench, print_call, table_of, tell_measurement
 from opwright.cli.console import Progress, print_json, progress, say
+from opwright.cli.help import make_app
 from opwright.errors import CheckError, NotVerifiedError, OpwrightError
 from opwright.isolation import TIMEOUT_S, Worker, WorkerEnded, rebuild_error
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Machine, Measurement, decoded, save_in
@@ -23,7 +24,7 @@ from opwright.typed_json import decode
 
 INTERRUPTED = 130  # as a shell has it of a program that SIGINT has ended
 _FIRST_TABLE_SECONDS = 10.0
-bench_app = App(name="bench")
+bench_app = make_app("bench")
 _several = Parameter(negative="")
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App
+from cyclopts import Parameter
 
 from opwright.cli.console import print_json, progress, say
+from opwright.cli.help import make_app
 from opwright.errors import NoNvccError, TargetError
 
 if TYPE_CHECKING:
     from opwright.build.load import Library
     from opwright.dispatch.operator import Operator
 
-build_app = App(name="build")
+build_app = make_app("build")
 
 
 @build_app.default
@@ -25,7 +26,7 @@ def build_operators(
     *,
     json: bool = False,
     out: Path | None = None,
-    compile_commands: bool | None = None,
+    compile_commands: Annotated[bool | None, Parameter(negative="--no-compile-commands")] = None,
 ) -> int:
     """Build the kernels of TARGET ahead of their first call: those of all backends into one library.
 
@@ -33,13 +34,13 @@ def build_operators(
     the newest. Without nvcc only the others are built.
 
     Args:
-        target: A module, a file, or either with ::name. Left out: every op.py below this folder.
+        target: A module, a file, or either with ::name; by default every op.py below this folder.
         json: Print where the libraries are, as JSON.
         out: A folder to write a record of each build into, for the report: its commands in time, the registers of
             its GPU kernels.
         compile_commands: Write compile_commands.json for editors, also where nothing has to be compiled,
-            and print where it is. Left out: only for what is compiled. --no-compile-commands: leave it
-            alone (OPWRIGHT_WITHOUT=compile_commands).
+            and print where it is; by default it is written only for what is compiled.
+            --no-compile-commands leaves the file alone (OPWRIGHT_WITHOUT=compile_commands).
     """
     from opwright import settings
     from opwright.dispatch import kernels

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from cyclopts import App
-
 from opwright.cli.console import say
+from opwright.cli.help import make_app
 
-cache_app = App(name="cache")
+cache_app = make_app("cache")
 
 
 def _store():
@@ -23,9 +22,14 @@ def dir() -> int:
 
 
 @cache_app.command
-def size() -> int:
-    """Print how many bytes the store takes."""
-    print(_store().size_bytes())
+def size(*, bytes: bool = False) -> int:
+    """Print how much space the store takes.
+
+    Args:
+        bytes: Print the number of bytes, for a script.
+    """
+    size = _store().size_bytes()
+    print(size if bytes else f"{size / 2**20:.1f} MiB")
     return 0
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from cyclopts import App
-
 from opwright.cli.console import print_json, print_rows
+from opwright.cli.help import make_app
 from opwright.doctor.finding import Finding
 
-doctor_app = App(name="doctor")
+doctor_app = make_app("doctor")
 
 
 @doctor_app.default

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-from cyclopts import App
-
+from opwright.cli.help import make_app
 from opwright.errors import TargetError, all_errors
 
-explain_app = App(name="explain")
+explain_app = make_app("explain")
 
 
 @explain_app.default

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from cyclopts import App
-
 from opwright.cli.console import print_json, print_rows
+from opwright.cli.help import make_app
 
-list_app = App(name="list")
+list_app = make_app("list")
 
 
 @list_app.default

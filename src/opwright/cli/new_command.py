@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cyclopts import App
-
 from opwright.cli.console import say
+from opwright.cli.help import make_app
 
-new_app = App(name="new")
+new_app = make_app("new")
 
 
 @new_app.default
@@ -16,7 +15,7 @@ def new(name: str, *, op: bool = False) -> int:
     """Write a project that works as it stands: an operator with kernels and tests, and what a wheel needs.
 
     Args:
-        name: Of the project, a folder here; with --op, of an operator for the project in this folder.
+        name: The name of the project and of its new folder; with --op, of an operator for the project in this folder.
         op: Add an operator.
     """
     from opwright.package.new import new_operator, new_project

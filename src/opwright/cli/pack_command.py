@@ -7,19 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from opwright.cli.console import print_json, print_rows, progress, say
+from opwright.cli.help import Out, make_app
 
 if TYPE_CHECKING:
     from opwright.triton.packs.build import BuildReport, Failure
     from opwright.triton.packs.manifest import Manifest
 
-pack_app = App(name="pack")
+pack_app = make_app("pack")
 
 
 @pack_app.command
-def record(*command: str, output: Path = Path("manifest.json")) -> int:
+def record(*command: str, output: Out = Path("manifest.json")) -> int:
     """Run COMMAND and add every kernel key that it launches to a manifest. Its exit status is passed on.
 
     Args:
@@ -45,7 +46,7 @@ def record(*command: str, output: Path = Path("manifest.json")) -> int:
 def build(
     manifest: Path,
     *,
-    output: Path,
+    output: Out,
     python: Annotated[list[str] | None, Parameter(negative="")] = None,
     keep_going: Annotated[bool, Parameter(negative="")] = False,
     tune: Annotated[bool, Parameter(negative="")] = False,
@@ -75,7 +76,7 @@ def build(
     started = time.perf_counter()
     read = read_manifest(manifest)
     if not read.entries:
-        say(f"error: {manifest} names no kernel\n\nhint: `opwright pack record --output {manifest} -- COMMAND`")
+        say(f"error: {manifest} names no kernel\n\nhint: `opwright pack record --out {manifest} -- COMMAND`")
         return 5
     names = settings.architectures() or tuple(map(str, read.architectures))
     if not names:
@@ -112,7 +113,7 @@ def build(
     return _tune(read, output, pythons[0]) if tune else 0
 
 
-@pack_app.command
+@pack_app.command(name=["list", "ls"])
 def ls(pack: Path, *, json: bool = False) -> int:
     """List the kernels of PACK.
 
@@ -228,7 +229,7 @@ def diff(before: Path, after: Path, *, json: bool = False) -> int:
 def tune(
     manifest: Path,
     *,
-    output: Path,
+    output: Out,
     python: str | None = None,
 ) -> int:
     """Measure every configuration of the autotuned kernels of MANIFEST on the GPU here, into the tables of a pack.
@@ -249,7 +250,7 @@ def tune(
 
 
 @pack_app.command
-def embed(pack: Path, *, output: Path, name: str | None = None) -> int:
+def embed(pack: Path, *, output: Out, name: str | None = None) -> int:
     """Write a C file that links PACK into a program, as opwright_pack_NAME_begin and opwright_pack_NAME_end.
 
     Args:
@@ -277,13 +278,13 @@ def _tune(manifest: Manifest, pack: Path, python: str) -> int:
         report = run(manifest, pack, python)
     _say_failures(manifest, report.failures)
     for key in report.absent:
-        say(f"not in the pack: {key}; hint: `opwright pack build {manifest.path} --output {pack}`")
+        say(f"not in the pack: {key}; hint: `opwright pack build {manifest.path} --out {pack}`")
     measured = f"{_count(report.kernels, 'kernel')}, {_count(report.rows, 'key')}"
     say(f"Tuned {measured} on {report.gpu} (sm_{report.arch}) in {time.perf_counter() - started:.1f} s")
     return int(bool(report.failures or report.absent))
 
 
-def _build_facts(report: BuildReport, output: Path, architectures: tuple[int, ...]) -> dict:
+def _build_facts(report: BuildReport, output: Out, architectures: tuple[int, ...]) -> dict:
     return {
         "pack": str(output) if report.size_bytes else None,
         "bytes": report.size_bytes,

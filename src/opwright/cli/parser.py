@@ -35,4 +35,4 @@ def launch(
         "OPWRIGHT_REQUIRE_KERNELS": "1" if require_kernels else None,
     }
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
-    return app(tokens, exit_on_error=False, print_error=True, result_action="return_value") or 0
+    return app(tokens, exit_on_error=False, print_error=False, result_action="return_value") or 0

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from opwright.cli.console import say
+from opwright.cli.help import make_app
 
 if TYPE_CHECKING:
     from opwright.records import Record
 
 _PAGE = Path("opwright-report.html")
-report_app = App(name="report")
+report_app = make_app("report")
 
 
 @report_app.default

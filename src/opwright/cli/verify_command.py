@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from opwright.cli.console import print_json, print_rows, progress, say
+from opwright.cli.help import make_app
 
 if TYPE_CHECKING:
     from opwright.records import VerifyRecord
 
-verify_app = App(name="verify")
+verify_app = make_app("verify")
 
 
 @verify_app.default
@@ -29,7 +30,7 @@ def verify_operators(
     wheel: Path | None = None,
     level: str = "",
     candidate: Path | None = None,
-    expand: bool = True,
+    expand: Annotated[bool, Parameter(negative="--no-expand")] = True,
     in_process: Annotated[bool, Parameter(negative="")] = False,
     timeout: float = 120.0,
     json: bool = False,

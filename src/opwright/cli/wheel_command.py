@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import Parameter
 
 from opwright.cli.console import say
+from opwright.cli.help import Out, make_app
 
-wheel_app = App(name="wheel")
+wheel_app = make_app("wheel")
 
 
 @wheel_app.default
 def build_wheel(
-    project: Path = Path("."), *, output: Path = Path("dist"), isolation: bool = True, check: bool = False
+    project: Path = Path("."),
+    *,
+    output: Out = Path("dist"),
+    isolation: Annotated[bool, Parameter(negative="--no-isolation")] = True,
+    check: bool = False,
 ) -> int:
     """Build the wheel of the project in this folder: one for every torch, Python and GPU.
 

@@ -145,7 +145,7 @@ def write(output: Path, entries: list[Entry]) -> None:
         write_pack(output, entries)
     except OSError as error:
         raise PackBuildError(
-            str(output), f"the pack cannot be written: {error.strerror}", hint="`--output` another file"
+            str(output), f"the pack cannot be written: {error.strerror}", hint="`--out` another file"
         ) from error
 
 
@@ -161,7 +161,7 @@ def read(path: Path) -> list[Entry]:
         raise PackFileError(
             str(path),
             f"the pack cannot be read: {error.strerror}",
-            hint=f"`opwright pack build MANIFEST --output {path} --arch 90` writes one",
+            hint=f"`opwright pack build MANIFEST --out {path} --arch 90` writes one",
         ) from error
     except PackError as error:
         raise PackFileError(str(path), str(error), hint=f"`opwright pack verify {path}`") from error

@@ -148,7 +148,7 @@ def read_manifest(path: Path, *, needs_files: bool = True) -> Manifest:
         raise ManifestError(
             str(path),
             f"the manifest cannot be read: {error.strerror}",
-            hint=f"`opwright pack record --output {path} -- COMMAND` writes one",
+            hint=f"`opwright pack record --out {path} -- COMMAND` writes one",
         ) from error
     except UnicodeDecodeError as error:
         raise ManifestError(str(path), f"is no manifest: it is not UTF-8, at byte {error.start}") from error

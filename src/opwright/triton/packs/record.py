@@ -67,7 +67,7 @@ def record(command: list[str], output: Path) -> Recording:
             raise ManifestError(
                 str(output),
                 f"the manifest cannot be written: {error.strerror}",
-                hint="`--output` another file",
+                hint="`--out` another file",
             ) from error
     return Recording(status, manifest, len(entries), len(manifest.entries) - len(before.entries), skipped)
 
@@ -80,7 +80,7 @@ def _run(command: list[str], lines: Path) -> int:
         raise RecordingError(
             command[0],
             f"cannot be run: {error.strerror}",
-            hint="`opwright pack record --output manifest.json -- COMMAND ARGUMENTS`",
+            hint="`opwright pack record --out manifest.json -- COMMAND ARGUMENTS`",
         ) from error
     while True:
         try:

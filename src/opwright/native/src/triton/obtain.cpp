@@ -251,7 +251,7 @@ Error missing(const ProcessSettings& settings, const Description& description,
     }
     if (!differs) text += "\n  differs  options";
   }
-  text += "\n\nhint: add it: opwright pack build MANIFEST --output PACK --arch " +
+  text += "\n\nhint: add it: opwright pack build MANIFEST --out PACK --arch " +
           std::to_string(arch) +
           " with this line in the manifest:\n  {\"file\": " + json_quoted(file) +
           ", \"function\": " + json_quoted(description.function) +

@@ -20,7 +20,8 @@
     │   ├── OptionError (ValueError)          OPW106
     │   ├── OutError (ValueError)             OPW107
     │   ├── NotDifferentiableError (RuntimeError)  OPW108
-    │   └── OverlapError (ValueError)         OPW109
+    │   ├── OverlapError (ValueError)         OPW109
+    │   └── OptionTypeError (TypeError)       OPW110
     ├── BuildError (RuntimeError)             a kernel cannot be built or loaded      OPW2xx
     │   ├── NoCompilerError                   OPW201
     │   ├── CompileError                      OPW202
@@ -205,7 +206,7 @@ class ContractError(OpwrightError):
 
 
 class NotATensorError(ContractError, TypeError):
-    """An argument has the wrong kind: a number where a tensor is expected, the reverse, or a sparse or nested tensor."""
+    """An argument is not a tensor where one is expected, or it is a sparse or a nested tensor."""
 
     code = "OPW101"
 
@@ -242,6 +243,12 @@ class OptionError(ContractError, ValueError):
     """An option has a value outside its `Literal[...]`."""
 
     code = "OPW106"
+
+
+class OptionTypeError(ContractError, TypeError):
+    """An option has the wrong type: a string or a tensor where the declaration says `float`, `int` or `bool`."""
+
+    code = "OPW110"
 
 
 class OutError(ContractError, ValueError):

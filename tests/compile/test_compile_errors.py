@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from opwright import errors, operator
+from opwright.build import diagnostics
 
 pytestmark = pytest.mark.compiler
 _numbers = itertools.count()
@@ -41,7 +44,7 @@ def failure(source: str, tmp_path: Path) -> str:
     with pytest.raises(errors.CompileError) as caught:
         op(torch.ones(3))
     text = str(caught.value).replace(str(tmp_path), "<folder>")
-    return re.sub(r"/\S*/opwright-\w+/", "<logs>/", text)
+    return re.sub(r"/\S*/logs/(\w+)-\w+\.log", r"<logs>/\1.log", text)
 
 
 MISTAKES = {
@@ -197,3 +200,23 @@ def test_a_folder_of_any_name_holds_a_declaration(folder: str, tmp_path: Path) -
     assert declare(GOOD)(torch.ones(3)).tolist() == [2, 2, 2]
     with pytest.raises(errors.CompileError, match=r"op\.py:11: .*lenght"):  # line 6 of the source
         declare(GOOD.replace("x.size(0)", "lenght"))(torch.ones(3))
+
+
+def test_the_last_ten_logs_stay_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path))
+    logs = []
+    for number in range(12):
+        path = diagnostics._keep(f"log {number}", "twice")
+        os.utime(path, (number, number))
+        logs.append(path)
+    folder = tmp_path / "opwright-store" / "logs"
+    assert sorted(folder.iterdir()) == sorted(logs[2:])
+    assert logs[-1].read_text() == "log 11"
+    folder.chmod(0o500)  # a store that cannot be written; root can
+    if os.access(folder, os.W_OK):
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+    elsewhere = diagnostics._keep("log 12", "twice")
+    assert elsewhere.parent != folder
+    assert elsewhere.read_text() == "log 12"
+    elsewhere.unlink()

@@ -146,7 +146,7 @@ def test_nothing_to_verify_on_is_said(ns) -> None:
     for samples, said in (
         (lambda: [(x, torch.tensor([7]))], r"(?s)takes none of its samples.*IndexError: index 7 is out of bounds"),
         (lambda: [], "there are no samples"),
-        (lambda: [(x, torch.tensor([1])), x], "its sample 1 is against its contract: `y` has the wrong kind"),
+        (lambda: [(x, torch.tensor([1])), x], "its sample 1 is against its contract: `y` has the wrong type"),
         (lambda: [(x, x)], "its sample 0 is against its contract: `y` must have a dtype"),
     ):
         target = declared(samples)

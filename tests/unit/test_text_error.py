@@ -88,7 +88,7 @@ def told(command: str, output: str, text: str = SOURCE, step: str = "source0") -
 
 
 def masked(error: errors.OpwrightError) -> str:
-    return re.sub(r"/\S*/opwright-\w+/", "<logs>/", str(error))
+    return re.sub(r"/\S*/logs/(\w+)-\w+\.log", r"<logs>/\1.log", str(error))
 
 
 @pytest.fixture(autouse=True)

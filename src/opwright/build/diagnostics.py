@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opwright import settings
 from opwright.build.causes import Failure, find_cause
 from opwright.build.glue import enumerator, enums_of
 from opwright.errors import ArchitectureError, BuildError, CompileError
@@ -26,6 +27,7 @@ _NVCC_UNKNOWN = re.compile(r"Unsupported gpu architecture '(?:compute|sm)_(\w+)'
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 # Template arguments that nobody wrote.
 _FILLED_IN = re.compile(r",\s*std::(?:__cxx11::)?(?:allocator|char_traits|less|default_delete|hash|equal_to)\s*<")
+_MAX_LOGS = 10
 _LONGEST = 300  # characters of a message that are shown
 _EXPORT = re.compile(r"^>.*OPWRIGHT_KERNEL\(\s*(\w+)")
 _HELP = [
@@ -93,8 +95,14 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         name,
         "its kernel does not compile",
         body="\n".join([*body, "", footer]),
-        hint=hint or f"edit {at[0]}, and call again",
+        hint=hint or _how_to_go_on(at[0]),
     )
+
+
+def _how_to_go_on(file: str) -> str:
+    # Python reads a text in a file of its own once.
+    again = "start Python again" if file.endswith(".py") else "call again"
+    return f"edit {file}, and {again}"
 
 
 def _enum_hint(request: Request, text: str) -> str:
@@ -272,7 +280,15 @@ def _excerpt(request: Request, file: str, line: int) -> list[str]:
 
 
 def _keep(log: str, name: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="opwright-"))
-    path = folder / f"{name}.log"
-    path.write_text(log)
-    return path
+    """Writes a log into the store, where the last ten stay; into a temporary folder if the store cannot be written."""
+    try:
+        folder = settings.store_dir() / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log", dir=folder)
+        for old in sorted(folder.glob("*.log"), key=lambda p: p.stat().st_mtime)[:-_MAX_LOGS]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        descriptor, path = tempfile.mkstemp(prefix=f"opwright-{name}-", suffix=".log")
+    with open(descriptor, "w") as file:
+        file.write(log)
+    return Path(path)

@@ -14,6 +14,7 @@ from opwright.errors import (
     DtypeError,
     NotATensorError,
     OptionError,
+    OptionTypeError,
     OverlapError,
     RankError,
     ShapeError,
@@ -244,7 +245,7 @@ class _Binder:
                 self.found.absent.add(parameter.name)
 
     def _check_kind(self, parameter: Parameter, value: Any) -> None:
-        def refuse(expected: str) -> NotATensorError:
+        def refuse(expected: str) -> ContractError:
             label, got = parameter.name, value
             if parameter.kind == "tensors" and isinstance(value, (list, tuple)):
                 at = next(i for i, item in enumerate(value) if not isinstance(item, torch.Tensor))
@@ -262,10 +263,15 @@ class _Binder:
                     if parameter.is_tensor
                     else "give a value"
                 )
+            elif parameter.is_tensor:
+                hint = f"`torch.as_tensor({label})`"
+            elif isinstance(got, torch.Tensor):
+                hint = f"`{label}.item()` for a tensor of one number; one of several needs its index first"
             else:
-                hint = f"`torch.as_tensor({label})`" if parameter.is_tensor else f"`{parameter.kind}(...)`"
-            rule = f"`{label}` has the wrong kind"
-            return NotATensorError(self.contract.subject, rule, rows=rows, hint=hint)
+                hint = f"`{parameter.kind}({label})`"
+            error = NotATensorError if parameter.is_tensor else OptionTypeError
+            rule = f"`{label}` has the wrong type"
+            return error(self.contract.subject, rule, rows=rows, hint=hint)
 
         match parameter.kind:
             case "tensor":
@@ -323,7 +329,9 @@ class _Binder:
                 self.contract.subject,
                 f"`{label}` must have a dtype of `{family}`",
                 rows=self._rows({label: f"expected one of {allowed}"}),
-                hint=f"`{label}.to({family.dtypes[0]})`",
+                hint=f"`{label}.real`, or `torch.view_as_real({label})` for both parts"
+                if tensor.is_complex()
+                else f"`{label}.to({family.dtypes[0]})`",
             )
         bound = self.found.dtypes.get(family.name)
         if bound is None:
@@ -360,7 +368,7 @@ class _Binder:
                 self.contract.subject,
                 f"`{label}` must have {least}{count} {'axis' if count == 1 else 'axes'}",
                 rows=self._rows({label: f'expected "{" ".join(map(str, type_.axes))}"'}),
-                hint=_rank_hint(label, tensor.ndim, count),
+                hint=_rank_hint(label, tensor, count),
             )
         for axis, span in type_.spans(tensor.ndim):
             got = tuple(tensor.shape[span])
@@ -395,7 +403,7 @@ class _Binder:
                         self.contract.subject,
                         f"`{label}` must have a size of the form {axis} as its axis {span.start}",
                         rows=self._rows({label: f"got {size}"}),
-                        hint=_shape_hint(label, {}, None, size),
+                        hint=_shape_hint(label, {}, None, size, span.start, parameter.type),
                     )
                 self.found.sizes[unknown[0]] = value
                 self.found.source[unknown[0]] = label
@@ -429,7 +437,7 @@ class _Binder:
             self.contract.subject,
             rule,
             rows=self._rows(notes),
-            hint=f"print {' and '.join(f'`{label}`' for label in notes)} before the call",
+            hint=f"the size follows from {' and '.join(f'`{label}`' for label in notes)}",
         )
 
     def _check_mutated(self, tensors: Sequence[tuple[str, Parameter, torch.Tensor]]) -> None:
@@ -487,8 +495,11 @@ class _Binder:
             self.contract.subject,
             f"`{label}` must have {text} as its axis {span.start}{origin}",
             rows=self._rows(notes),
-            hint=_shape_hint(label, self.arguments, source, expected),
+            hint=_shape_hint(label, self.arguments, source, expected, span.start, self._annotation_of(label)),
         )
+
+    def _annotation_of(self, label: str) -> Any:
+        return next((parameter.type for name, parameter, _ in self._tensors() if name == label), "")
 
     def _rows(self, notes: Mapping[str, str]) -> list[tuple[str, ...]]:
         labels = {label: tensor for label, _, tensor in self._tensors()}
@@ -522,20 +533,30 @@ def _nearest(value: Any, choices: Sequence[str]) -> str:
     return (difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0) or choices)[0]
 
 
-def _rank_hint(label: str, got: int, expected: int) -> str:
-    if got < expected:
+def _rank_hint(label: str, tensor: torch.Tensor, expected: int) -> str:
+    if tensor.ndim < expected:
         return f"`{label}.unsqueeze(0)` adds an axis of size 1"
-    return f"`{label}.squeeze()` removes axes of size 1" if got > expected else ""
+    if list(tensor.shape).count(1) >= tensor.ndim - expected:
+        return f"`{label}.squeeze()` removes axes of size 1"
+    return (
+        f"`{label}.flatten(0, {tensor.ndim - expected})` makes one axis of the first" if expected else f"`{label}[0]`"
+    )
 
 
-def _shape_hint(label: str, arguments: Mapping[str, Any], source: str | None, size: Any) -> str:
+def _shape_hint(
+    label: str, arguments: Mapping[str, Any], source: str | None, size: Any, axis: int, annotation: Any
+) -> str:
     for name, value in arguments.items():
         if name in (label, source) or not isinstance(value, torch.Tensor):
             continue
         if value.ndim == 1 and value.shape[0] == size:
             return f"`{name}` has that size; are `{label}` and `{name}` in the right order?"
-    where = f" and `{source}.shape`" if source and source != label else ""
-    return f"print `{label}.shape`{where} before the call"
+    tensor = arguments.get(label)
+    if isinstance(tensor, torch.Tensor) and tensor.ndim == 2 and tensor.shape[1 - axis] == size:
+        return f"`{label}.T` has that size as its axis {axis}"
+    if source and source != label:
+        return f"an axis of the same name has the same size in all tensors; `{source}` came first"
+    return f"the declaration writes the axes of `{label}` as `{annotation}`"
 
 
 __all__ = [

@@ -3,25 +3,25 @@
     python benchmarks/bias_gelu.py [--quick | --others]
 
 Candidates are timed in turn on the same inputs; the outputs are allocated by each. torch.compile gets static
-shapes and a fresh compile for each input, and is timed at (512, 4096) only, where the bar is. Writes
-results/bias_gelu_*.json (records that `opwright report` shows). `--quick` measures (512, 4096) only,
-`--others` all other sizes only.
+shapes and a fresh compile for each input, and is timed at (512, 4096) only, where the bar is. The records go to
+results/raw, for `opwright report`. `--quick` measures (512, 4096) only, `--others` all other sizes only.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import sys
-from pathlib import Path
+from typing import Any
 
 import torch
 from opwright_ops.bias_gelu import bias_gelu
+from summary import RAW, Figure, figure_of, update
 
 import opwright
-from opwright.records import Measurement, save
+from opwright.records import BenchRecord, Measurement, builtins_of, save
 
-RESULTS = Path(__file__).parent / "results"
 MAIN = {"batch": [(512,)], "n": [4096]}
 # From 4,096 elements up: one row, wide rows, tall and narrow, odd widths, larger than the caches.
 OTHERS = {
@@ -45,6 +45,26 @@ def show(m: Measurement) -> None:
         f"{m.direction:<8} {m.case:<58} {ours.median_us:10.1f} us +-{100 * ours.noise:3.0f} %  {rivals}",
         flush=True,
     )
+
+
+def figures(record: dict[str, Any]) -> list[Figure]:
+    return [figure_of(m, f"{m['case'].partition(' approximate')[0]}, {m['direction']}") for m in record["measurements"]]
+
+
+def ranges(record: dict[str, Any]) -> list[Figure]:
+    """The sizes of a sweep in one row for each direction: how many times faster than eager."""
+    found = []
+    for direction in ("forward", "backward"):
+        timings = [m["timings"] for m in record["measurements"] if m["direction"] == direction]
+        ratios = [eager["median_us"] / ours["median_us"] for ours, eager in timings]
+        name = f"speed-up over eager, {direction}, median of {len(ratios)} inputs"
+        found.append(Figure(name, statistics.median(ratios), "x", min(ratios), max(ratios)))
+    return found
+
+
+def publish(record: BenchRecord, name: str, rows: list[Figure]) -> None:
+    save(record, RAW / f"bias_gelu_{name}.json")
+    update(__file__, rows, builtins_of(record.machine), group=name.replace("_", " "))
 
 
 def main() -> None:
@@ -72,7 +92,8 @@ def main() -> None:
                 show(m)
         record.measurements = measurements
         slower += [m for m in measurements if m.speedup_over("eager") < 1]
-        save(record, RESULTS / f"bias_gelu_{approximate}{ending}.json")
+        rows = ranges if ending else figures
+        publish(record, f"{approximate}{ending}", rows(builtins_of(record)))
     print("the backward alone, without autograd's engine on either side:")
     record = opwright.bench(
         bias_gelu.operator.backward_operator.function,
@@ -84,7 +105,7 @@ def main() -> None:
     )
     for m in record.measurements:
         show(m)
-    save(record, RESULTS / "bias_gelu_backward_alone.json")
+    publish(record, "backward_alone", figures(builtins_of(record)))
     print(f"slower than eager: {len(slower)} of all inputs")
     for m in slower:
         show(m)

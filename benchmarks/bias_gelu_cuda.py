@@ -4,33 +4,31 @@
 
 Times are device times with a cold L2 (the median of single calls, candidates in turn), as a share of what a
 large copy_ reaches in the same run ("copy") and of a copy_ of as many bytes in the same rounds ("same"); beside
-them device time with a warm L2 and the host's time. What is timed otherwise says so. Writes
-results/bias_gelu_cuda.json, section by section, and results/bias_gelu_cuda_record.json (a record that
-`opwright report` shows). A section that fails is named and the others go on; it ends by itself.
+them device time with a warm L2 and the host's time. What is timed otherwise says so. The result is written section by
+section, with a record for `opwright report` beside it. A section that fails is named and the others go on; it ends by
+itself.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from opwright_ops.bias_gelu import bias_gelu
+from summary import RAW, Figure, beside, figure_of, number, update, write_raw
 
 import opwright
 from opwright.bench.gpu_timing import Gpu, time_on_gpu
 from opwright.bench.limits import GpuBench
 from opwright.records import BenchRecord, Measurement, Timing, VerifyRecord, builtins_of, save
 
-RESULTS = Path(__file__).parent / "results"
 DEVICE = torch.device("cuda")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(8192, 4096), (16384, 16384)]
@@ -54,6 +52,11 @@ class Run:
         self.measurements: list[Measurement] = []
         self.records: list[BenchRecord] = []
         self.verified: VerifyRecord | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        machine = builtins_of(self.records[-1].machine) if self.records else None
+        return {"machine": machine, "sections": self.sections}
 
     @property
     def elapsed(self) -> float:
@@ -83,14 +86,11 @@ class Run:
         self.save()
 
     def save(self) -> None:
-        RESULTS.mkdir(exist_ok=True)
-        machine = builtins_of(self.records[-1].machine) if self.records else None
-        content = {"machine": machine, "sections": self.sections}
-        (RESULTS / "bias_gelu_cuda.json").write_text(json.dumps(content, indent=1) + "\n")
+        write_raw("bias_gelu_cuda", self.result)
         if self.records:
             record = replace(self.records[0], measurements=self.measurements)
             record.seconds = self.elapsed
-            save(record, RESULTS / "bias_gelu_cuda_record.json")
+            save(record, RAW / "bias_gelu_cuda_record.json")
 
     def bench(self, rivals: Any = ("eager", "compile"), note: str = "", **options: Any) -> None:
         """Measures inputs and shows them, with a note on what its shapes do not tell."""
@@ -294,6 +294,49 @@ def linear(run: Run) -> dict[str, Any]:
     return found
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    sections = {name: section for name, section in result["sections"].items() if "failed" not in section}
+    found: list[Figure] = []
+    for name, section in sections.items():
+        if name in ("odd widths", "offset slices"):
+            found += shares(section.get("measurements", []))
+        else:
+            found += [figure_of(m) for m in section.get("measurements", [])]
+    host = dict(sections.get("host time of a small call", {}))
+    if "bias_gelu" in host:
+        ours = host.pop("bias_gelu")
+        found.append(Figure("host time of a small call", ours, "us", beside=beside(ours, host)))
+    seen = sections.get("(512, 4096) float32 by do_bench", {})
+    for call in ("forward {}", "backward {}", "backward {}, no autograd"):
+        times = {
+            name: seen[call.format(name)] for name in ("bias_gelu", "eager", "compile") if call.format(name) in seen
+        }
+        if times:
+            ours = times.pop("bias_gelu")
+            name = f"(512, 4096) float32 by do_bench, {call.format('').replace(' ,', ',').strip()}"
+            found.append(Figure(name, ours, "us", beside=beside(ours, times)))
+    for case, timings in sections.get("bias inside the GEMM", {}).items():
+        if isinstance(timings, dict):
+            times = {name: timing["median_us"] for name, timing in timings.items()}
+            ours = times.pop("linear(x, w) + bias_gelu")
+            found.append(Figure(f"linear, bias_gelu {case}", ours, "us", beside=beside(ours, times)))
+    return found
+
+
+def shares(measurements: list[dict[str, Any]]) -> list[Figure]:
+    """Groups inputs that differ in dtype and number of rows: the share of what a copy of as many bytes reaches."""
+    groups: dict[str, dict[str, float]] = {}
+    for m in measurements:
+        note = m["case"].partition("' ")[2]
+        what = f"{note} of (8192, 4096)" if note else f"64 MiB of width {m['axes']['n']}"
+        found = groups.setdefault(f"{what}, {m['direction']}, share of copy_'s speed, f32", {})
+        found[m["dtype"]] = m["copy_us"] / m["timings"][0]["median_us"]
+    return [
+        Figure(name, found.pop("f32"), "ratio", beside="; ".join(f"{dtype} {number(v)}" for dtype, v in found.items()))
+        for name, found in groups.items()
+    ]
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("there is no GPU here: this measures CUDA kernels")
@@ -312,7 +355,9 @@ def main() -> None:
     run.do("offset slices", offset_slices)
     run.do("bias inside the GEMM", linear)
     run.do("(512, 4096) device time", device_time_512)
-    print(f"\nwrote {RESULTS / 'bias_gelu_cuda.json'} in {run.elapsed:.0f} s")
+    if run.records:
+        update(__file__, figures(run.result), run.result["machine"])
+    print(f"\nwrote {RAW / 'bias_gelu_cuda.json'} in {run.elapsed:.0f} s")
 
 
 if __name__ == "__main__":

@@ -2,23 +2,32 @@
 
     python benchmarks/d_sigmoid_cuda.py
 
-Device times with a cold L2, medians; "same" is a copy_ of as many bytes in the same rounds. Writes
-results/d_sigmoid_cuda.json.
+Device times with a cold L2, medians; the copy is a copy_ of as many bytes in the same rounds.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
+from typing import Any
 
 import torch
 from opwright_ops.d_sigmoid import d_sigmoid
+from summary import Figure, number, update, write_raw
 
 import opwright
 from opwright.records import builtins_of
 
-RESULT = Path(__file__).parent / "results" / "d_sigmoid_cuda.json"
+
+def figures(result: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            f"{row['dtype']} {row['input']}, {row['direction']}",
+            row["us"],
+            "us",
+            beside=f"copy_ ({number(row['share of copy'])}x); eager ({number(row['eager'])}x)",
+        )
+        for row in result["rows"]
+    ]
 
 
 def main() -> None:
@@ -45,7 +54,9 @@ def main() -> None:
                 }
                 rows.append(row)
                 print(row, flush=True)
-    RESULT.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    result = {"machine": machine, "rows": rows}
+    write_raw("d_sigmoid_cuda", result)
+    update(__file__, figures(result), machine)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@
 
 The README's example with its C++ kernel, and an RMS norm that has neither a kernel nor a backward of its own. One thread.
 Eager and operator take turns; the table shows the best time of each, the result the medians as well. A speed is eager's
-time divided by the operator's. Writes results/derived_backward.json. Two minutes.
+time divided by the operator's. Two minutes.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import statistics
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from summary import Figure, beside, update, write_raw
 from torch import Tensor
 
 from opwright import operator
@@ -29,7 +29,6 @@ from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
 
 ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks/results/derived_backward.json"
 SIZES = [(64, 64), (256, 256), (1024, 1024), (4096, 4096)]
 MIN_SAMPLE_S = 1e-3  # a sample repeats short calls until the clock's steps do not matter
 
@@ -97,6 +96,19 @@ def compare(eager: Callable[[], Any], ours: Callable[[], Any], rounds: int) -> d
     }
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    found = [
+        Figure(f"{name}: speed of forward and backward over eager's, median of {len(SIZES)} sizes", value, "x")
+        for name, value in result["median_step_speed"].items()
+    ]
+    for row in result["rows"]:
+        if row["direction"] == "step":
+            size, us = "x".join(map(str, row["shape"])), row["operator_us"]
+            name = f"{row['operator']}: {size} forward and backward"
+            found.append(Figure(name, us, "us", beside=beside(us, {"eager": row["eager_us"]})))
+    return found
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     torch.set_num_threads(1)
@@ -123,7 +135,9 @@ def main() -> None:
     for name, value in medians.items():
         print(f"{name}: forward and backward at {value:.2f}x of eager's speed, the median of {len(SIZES)} sizes")
     result = {"machine": builtins_of(machine_card()), "rounds": rounds, "median_step_speed": medians, "rows": rows}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_raw("derived_backward", result)
+    update(__file__, figures(result), result["machine"])
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,12 +3,11 @@
     python benchmarks/extensions.py [--rounds 3]
 
 Each figure is taken in a process of its own, torch's and Opwright's in turn; medians. The import of torch is not
-part of any. torch needs ninja. Writes results/extensions.json. It takes about ten minutes on two cores.
+part of any. torch needs ninja. It takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -16,11 +15,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from summary import Figure, update, write_raw
 
 from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
 
-RESULT = Path(__file__).parent / "results" / "extensions.json"
 SOURCE = """
 torch::Tensor d_sigmoid(torch::Tensor z) {{
   auto s = torch::sigmoid(z);
@@ -129,6 +130,14 @@ def round_of(folder: Path, number: int) -> dict[str, float]:
     return found
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    found = []
+    for name, seconds in result["seconds"].items():
+        rounds = [each[name] for each in result["rounds"] if name in each] or [seconds]
+        found.append(Figure(name, seconds, "s", min(rounds), max(rounds)))
+    return found
+
+
 def main() -> None:
     rounds = int(sys.argv[sys.argv.index("--rounds") + 1]) if "--rounds" in sys.argv else 3
     every: list[dict[str, float]] = []
@@ -140,12 +149,12 @@ def main() -> None:
         ten = {f"ten sources, {who}": load_files(who, Path(name), 1) for who in LOADS}
         wait_for_headers(Path(name) / "store")
         ten |= {f"one of ten changed, {who}": load_files(who, Path(name), 2 + i) for i, who in enumerate(LOADS)}
-    figures = {key: statistics.median(each[key] for each in every) for key in every[0]} | ten
-    for name, seconds in figures.items():
-        print(f"{name:<48} {seconds:8.3f} s")
-    RESULT.write_text(
-        json.dumps({"machine": builtins_of(machine_card()), "rounds": every, "seconds": figures}, indent=1) + "\n"
-    )
+    seconds = {key: statistics.median(each[key] for each in every) for key in every[0]} | ten
+    for name, value in seconds.items():
+        print(f"{name:<48} {value:8.3f} s")
+    result = {"machine": builtins_of(machine_card()), "rounds": every, "seconds": seconds}
+    write_raw("extensions", result)
+    update(__file__, figures(result), result["machine"])
 
 
 if __name__ == "__main__":

@@ -1,27 +1,25 @@
 """Gives PyTorch's own operators to verify as candidates: what it finds is a false alarm, or a defect of PyTorch.
 
 Each operator of OPERATORS is verified against itself in float64, by all checks that a callable has, on samples and
-on what verify makes of them, in float32, bfloat16 and float16. Writes results/false_alarms.json with the machine
-card. It takes about ten minutes on one core, `OMP_NUM_THREADS=1`; names after the command run only these.
+on what verify makes of them, in float32, bfloat16 and float16. It takes about ten minutes on one core, `OMP_NUM_THREADS=1`; names after the command run only these.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from summary import Figure, update, write_raw
 
 import opwright
 from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
 
-RESULT = Path(__file__).parent / "results" / "false_alarms.json"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEEDS = (0, 1)
 
@@ -122,6 +120,18 @@ def samples_of(makers: list[Callable], dtype: torch.dtype) -> list[tuple[torch.T
     return made
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    ratios = [row["worst_ratio"] for row in result["rows"] if row["worst_ratio"] is not None]
+    return [
+        Figure("operators of PyTorch verified", result["operators"], "operators"),
+        Figure("runs, an operator in a dtype", result["runs"], "runs"),
+        Figure("runs with findings", result["with findings"], "runs"),
+        Figure("cases", result["cases"], "cases"),
+        Figure("largest error over its allowance", max(ratios), "ratio"),
+        Figure("time", result["seconds"], "s"),
+    ]
+
+
 def main(names: list[str]) -> None:
     started, rows = time.time(), []
     for name in names or OPERATORS:
@@ -155,7 +165,8 @@ def main(names: list[str]) -> None:
         "seconds": round(time.time() - started),
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(result, indent=1, default=str) + "\n")
+    write_raw("false_alarms", result)
+    update(__file__, figures(result), result["machine"])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python benchmarks/harnesses.py --kernelbench PATH --backendbench PATH --robust-kbench PATH --gpu-mode PATH
 
 The paths are checkouts of those projects; one that is left out is skipped, and so is said in the result. KernelBench
-needs `requests` and `pydantic`, PyTorch's OpInfo `expecttest`. Writes results/harnesses.json and the tables of
-docs/guides/harnesses.md; `--page` alone writes the tables anew. It takes about an hour on one core.
+needs `requests` and `pydantic`, PyTorch's OpInfo `expecttest`. Writes results/harnesses.csv, without the reasons of the
+harnesses, which are in results/raw, and from it the tables of docs/guides/harnesses.md; `--page` alone writes the tables
+anew. It takes about an hour on one core.
 
 How a harness is given a mutant, and what of it runs, is in harness_judges.py.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import csv
 import multiprocessing
 import os
 import re
@@ -27,11 +28,12 @@ import torch
 from harness_candidates import UNCHANGED, Problem, candidates_of, problems
 from harness_judges import HARNESSES, Harness
 from mutants import try_mutants
+from summary import RESULTS, ROOT, Figure, update, write_raw
 
 from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
 
-RESULT = Path(__file__).parent / "results" / "harnesses.json"
+RESULT = RESULTS / "harnesses.csv"
 PAGE = Path(__file__).parents[1] / "docs/guides/harnesses.md"
 TIME_LIMIT_S = 120
 OPWRIGHT, NOT_LOOKED_AT = "opwright", "not looked at"
@@ -97,7 +99,7 @@ def judged(problem: Problem, harness: Harness, place: Path | None, known: dict[s
 
 
 def _brief(said: str) -> str:
-    said = re.sub(r'File "[^"]+"', 'File "..."', " ".join(said.split())).replace(str(RESULT.parents[2]), ".")
+    said = re.sub(r'File "[^"]+"', 'File "..."', " ".join(said.split())).replace(str(ROOT), ".")
     return re.sub(r"0x[0-9a-f]+", "0x...", said if len(said) < 200 else said[:197] + "...")
 
 
@@ -135,7 +137,9 @@ def main(argv: list[str]) -> None:
                 flush=True,
             )
         result["operators"][problem.name] = {name: found[name] for name in names if name in found}
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")  # after each: the run is long
+        write_raw("harnesses", result)  # after each: the run is long
+        write(result)
+    update(__file__, figures(result), result["machine"])
     write_page()
 
 
@@ -146,8 +150,56 @@ def chosen(args: argparse.Namespace) -> list[Harness]:
 # --- the page -----------------------------------------------------------------------------------------------
 
 
+def write(result: dict[str, Any]) -> None:
+    """Writes the versions and outcomes as a table: a column for each harness, a row for each mutant of each operator."""
+    names = list(dict.fromkeys(name for found in result["operators"].values() for name in found))
+    with RESULT.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["operator", "mutant", *names])
+        table.writerow(["", "# version", *(result["versions"].get(name, "") for name in names)])
+        for operator, found in result["operators"].items():
+            for name, why_not in ((n, rows["skipped"]) for n, rows in found.items() if "skipped" in rows):
+                table.writerow([operator, "# skipped", *(why_not if each == name else "" for each in names)])
+            for kind in found[OPWRIGHT]:
+                table.writerow([operator, kind, *(_cell(found.get(name, {}), kind) for name in names)])
+
+
+def _cell(rows: dict[str, Any], kind: str) -> str:
+    return rows[kind]["outcome"] if kind in rows else ""
+
+
 def read() -> dict[str, Any]:
-    return json.loads(RESULT.read_text())
+    """Returns the versions and outcomes that `write` has written; the reasons are not among them."""
+    with RESULT.open(newline="") as file:
+        first, *rows = csv.DictReader(file)
+    names = list(first)[2:]
+    result: dict[str, Any] = {"versions": {name: first[name] for name in names if first[name]}, "operators": {}}
+    for row in rows:
+        found = result["operators"].setdefault(row["operator"], {name: {} for name in names})
+        for name in (name for name in names if row[name]):
+            found[name][row["mutant"].removeprefix("# ")] = (
+                row[name] if row["mutant"] == "# skipped" else {"outcome": row[name]}
+            )
+    for found in result["operators"].values():
+        for name in (name for name in names if not found[name]):
+            del found[name]
+    return result
+
+
+def figures(result: dict[str, Any]) -> list[Figure]:
+    """A row for each harness: the mutants that it kills, of those that it is given."""
+    found = []
+    for name in next(iter(result["operators"].values())):
+        parts = {}
+        for operator, harnesses in result["operators"].items():
+            outcomes = outcomes_of(harnesses.get(name, {"skipped": "not run"}))
+            tried = [o for kind, o in outcomes.items() if kind != UNCHANGED and o in ("killed", "passes")]
+            if tried:
+                parts[operator] = (tried.count("killed"), len(tried))
+        killed, tried = (sum(numbers) for numbers in zip(*parts.values(), strict=True)) if parts else (0, 0)
+        each = "; ".join(f"{operator} {good} of {of}" for operator, (good, of) in parts.items())
+        found.append(Figure(f"mutants killed by {name}", killed, f"mutants of {tried}", beside=each))
+    return found
 
 
 def totals(result: dict[str, Any]) -> str:

@@ -6,25 +6,24 @@ Candidates of a sequence take turns, call by call; those of a stream in runs of 
 finds its weights in the cache where its own last step left them. Every figure is the minimum, with the median beside it.
 Gradients are of the input and of all parameters. Also: what is saved for the backward, the error of streams
 with rounded weights, and how fast this machine reads weights of such sizes, which is the limit of a stream.
-Writes results/lstm.json; `--quick` measures a tenth as often and writes nothing.
+`--quick` measures a tenth as often and writes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 from opwright_ops import LSTM, lstm_step
+from summary import Figure, beside, number, update, write_raw
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-RESULT = Path(__file__).parent / "results" / "lstm.json"
 QUICK = "--quick" in sys.argv
 VARIANTS = {
     "hard": {"activation": "hard"}, "peephole": {"peephole": True}, "zoneout": {"zoneout": 0.1},
@@ -245,6 +244,36 @@ def _saved_bytes(module: nn.Module, T: int, B: int, H: int, dtype: torch.dtype) 
     return sum(found.values())
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    found = []
+    for name, row in result["rows"].items():
+        name = name.strip()
+        if name.startswith("variants"):
+            found += [Figure(f"{name}: {variant}", value, "ratio") for variant, value in row.items() if value != 1]
+        elif name.startswith("two directions"):
+            if name.endswith("forward"):
+                both = result["rows"][f"{name}+backward"]["both/(2 one)"]
+                others = f"over nn.LSTM {number(row['both/nn.LSTM'])}; forward+backward {number(both)}"
+                found.append(Figure(f"{name}, over two calls for one", row["both/(2 one)"], "ratio", beside=others))
+        elif "opwright/nn.LSTM" in row:
+            times = f"opwright {number(row['opwright ms'])} ms; nn.LSTM {number(row['nn.LSTM ms'])} ms"
+            found.append(Figure(f"{name}, over nn.LSTM", row["opwright/nn.LSTM"], "ratio", beside=times))
+        else:
+            found.append(_streams_or_saved(name, row))
+    return found
+
+
+def _streams_or_saved(name: str, row: dict[str, float]) -> Figure:
+    """The first value with the others beside it: times in us, errors, or what is saved for the backward."""
+    is_time = any(key.endswith(" us") for key in row)
+    values = {key.removesuffix(" us"): v for key, v in row.items() if not is_time or key.endswith(" us")}
+    first = next(iter(values))
+    value = values.pop(first)
+    unit = "us" if is_time else "T*B*H" if name.startswith("saved") else "absolute"
+    others = beside(value, values) if unit != "absolute" else "; ".join(f"{k} {number(v)}" for k, v in values.items())
+    return Figure(f"{name.replace('units of T*B*H, ', '')}, {first}", value, unit, beside=others)
+
+
 def main() -> None:
     from opwright.records import builtins_of
     from opwright.verify.machine import machine_card
@@ -257,8 +286,9 @@ def main() -> None:
     for part in (streams, sequences, directions, packed, variants, saved):
         part()
     if not QUICK:
-        RESULT.write_text(json.dumps({"machine": card, "threads": threads, "rows": rows}, indent=1) + "\n")
-        print(RESULT)
+        result = {"machine": card, "threads": threads, "rows": rows}
+        print(write_raw("lstm", result))
+        update(__file__, figures(result), card)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 Forward, and forward and backward with all gradients; as they are called, four calls in a row, and from a CUDA graph,
 where the host's time does not count. Minima of rounds in which the two take turns. TF32 as PyTorch has it by default,
 cuDNN's, but in the row that says otherwise. Errors are those of the output, and of all gradients together, against
-nn.LSTM in float64 with the same parameters: root of the mean square over that of the true values. Writes
-results/lstm_cuda.json; `--quick` measures the first cases only, and writes nothing.
+nn.LSTM in float64 with the same parameters: root of the mean square over that of the true values. `--quick` measures
+the first cases only, and writes nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import copy
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 from opwright_ops import LSTM, lstm_tier
+from summary import Figure, beside, number, update, write_raw
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from opwright.records import builtins_of
 from opwright.verify.machine import machine_card
 
-RESULT = Path(__file__).resolve().parent / "results" / "lstm_cuda.json"
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 # dtype, H, B, T, options of the modules; "packed": lengths from T / 5 to T; "ieee": without TF32.
 CASES = [
@@ -43,6 +43,11 @@ CASES = [
     (f32, 1024, 64, 256, {"ieee": True}), (bf16, 4096, 16, 64, {}), (bf16, 1024, 32, 16, {}), (bf16, 1024, 32, 4, {}),
     (bf16, 1024, 32, 1, {}),
 ]  # fmt: skip
+# These lie between others, and have no rows in the summary.
+BETWEEN = """float16 H=512 B=64 T=256, float16 H=512 B=128 T=256, float16 H=1024 B=64 T=256, float16 H=1024 B=128 T=256,
+bfloat16 H=1024 B=64 T=256, bfloat16 H=2048 B=32 T=256, bfloat16 H=128 B=64 T=256, float16 H=256 B=16 T=256,
+float32 TF32 H=512 B=64 T=256, float32 IEEE H=64 B=528 T=256, float32 IEEE H=256 B=64 T=256, bfloat16 H=4096 B=16 T=64,
+bfloat16 H=1024 B=32 T=16, bfloat16 H=1024 B=32 T=1""".replace("\n", " ").split(", ")
 NORMALISED = [(256, 16, 256), (512, 16, 256), (512, 64, 256)]
 
 
@@ -144,6 +149,41 @@ def measure_normalised(H: int, B: int, T: int) -> dict[str, object]:
     return row
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    found, seen = [], set()
+    for case in result["cases"]:
+        name = name_of(case)
+        if name in BETWEEN:
+            continue
+        candidates = ("cluster", "step") if case.get("layer_norm") else ("opwright", "nn.LSTM")
+        for title in ("forward", "forward and backward"):
+            called, graph = (case.get(f"{title}{how}, us per step", {}) for how in ("", " in a graph"))
+            ours, others = called[candidates[0]], {candidates[1]: called[candidates[1]]}
+            others |= {f"{candidate} in a graph": graph[candidate] for candidate in candidates if graph}
+            found.append(Figure(f"{name}, {title}", ours, "us/step", beside=beside(ours, others)))
+        kind = (case["dtype"], case.get("ieee"), case["H"] < 512)  # errors depend on little else
+        if "error of the output" in case and kind not in seen:
+            seen.add(kind)
+            (ours, theirs), gradients = (
+                (case[title]["opwright"], case[title]["nn.LSTM"])
+                for title in ("error of the output", "error of the gradients")
+            )
+            others = f"nn.LSTM {number(theirs)}; gradients {number(gradients[0])}, nn.LSTM {number(gradients[1])}"
+            found.append(Figure(f"{name}, error", ours, "relative", beside=others))
+    return found
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """Returns a case as `bfloat16 H=512 B=32 T=256 packed`."""
+    dtype = case["dtype"] if case["dtype"] != "float32" else f"float32 {'IEEE' if case.get('ieee') else 'TF32'}"
+    options = [
+        name if value is True else f"{name}={value}"
+        for name, value in case.items()
+        if name in ("bidirectional", "num_layers", "packed", "proj_size", "layer_norm")
+    ]
+    return " ".join([dtype, *(f"{axis}={case[axis]}" for axis in "HBT"), *options])
+
+
 def main() -> None:
     is_quick = "--quick" in sys.argv[1:]
     rows = []
@@ -154,7 +194,9 @@ def main() -> None:
         rows.append(measure_normalised(*case))
         print(json.dumps(rows[-1]), flush=True)
     if not is_quick:
-        RESULT.write_text(json.dumps({"machine": builtins_of(machine_card()), "cases": rows}, indent=1) + "\n")
+        result = {"machine": builtins_of(machine_card()), "cases": rows}
+        write_raw("lstm_cuda", result)
+        update(__file__, figures(result), result["machine"])
 
 
 if __name__ == "__main__":

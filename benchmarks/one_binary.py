@@ -5,7 +5,7 @@
 
 `build` builds the CPU and CUDA kernels of each operator of the library into one file and copies it to
 FOLDER. `run` loads those files, takes every compiler away, checks the operators with verify on every
-device there is, and writes what it found to FOLDER/one_binary.json.
+device there is, and writes what it found to FOLDER/one_binary.json and to the summary.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from summary import Figure, update
 
 # A machine that is not this one: no -march=native.
 _PORTABLE = "-march=x86-64-v3"
@@ -44,6 +47,21 @@ def build(folder: Path) -> None:
     (folder / "built_on.json").write_text(json.dumps(versions()))
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    built, found = result["built on"], []
+    for name in (name for name in _OPERATORS if name in result):
+        row = result[name]
+        failed, ran = len(row["failures"]), ", ".join(row["ran"])
+        cases = f"{row['cases']} cases, {failed} failures; kernels {ran}; built with torch {built['torch']}"
+        found.append(Figure(f"{name}: checks passed", row["checks"], "checks", beside=cases))
+    return found
+
+
+def machine_of(versions: dict[str, str]) -> str:
+    place = versions["gpu"] if versions["gpu"] != "none" else "a machine without a GPU"
+    return f"{place}, torch {versions['torch']}, Python {versions['python']}, {versions['libc']}"
+
+
 def run(folder: Path) -> None:
     os.environ["PATH"] = "/nonexistent"
     os.environ["OPWRIGHT_CACHE_DIR"] = str(folder / "no-store")
@@ -68,6 +86,7 @@ def run(folder: Path) -> None:
         }
         print(name, json.dumps(result[name], indent=2), flush=True)
     (folder / "one_binary.json").write_text(json.dumps(result, indent=2) + "\n")
+    update(__file__, figures(result), machine_of(result["run on"]))
     sys.exit(failed)
 
 

@@ -5,14 +5,13 @@
 Compares `opwright_ops.bias_gelu` of this commit with itself, as `--base HEAD` does, in independent runs. Every row of a
 run states its smallest visible difference; a run raises a false alarm when any of its rows is beyond it. With a stated
 99 % for all rows of a run together, about one run of a hundred may. Then an operator whose kernel does its work 1000 times
-over is compared with versions of it that do it 1030 and 1100 times. Writes results/same_twice.json. Twenty minutes; meant
-to be run on a machine that does other things as well.
+over is compared with versions of it that do it 1030 and 1100 times. Twenty minutes; meant to be run on a machine that does other things as well.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from summary import Figure, update, write_raw
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,27 +120,40 @@ def slower(count: int, percent: int, card: dict[str, Any]) -> Iterator[dict[str,
                 yield {"seen": row["verdict"] == "slower", **found}
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    visible = [row["visible %"] for run in result["each"] for row in run["rows"]]
+    found = [
+        Figure("same version: runs", result["runs"], "runs"),
+        Figure("same version: runs without a false alarm", result["silent"], f"runs of {result['runs']}"),
+        Figure("smallest visible difference", statistics.median(visible), "%", min(visible), max(visible)),
+    ]
+    for percent in SLOWER:
+        if f"{percent} % slower" in result:
+            runs = result[f"{percent} % slower"]
+            found.append(Figure(f"{percent} % slower: seen", runs["seen"], f"runs of {len(runs['each'])}"))
+    return found
+
+
 def main() -> None:
     from opwright.records import builtins_of
     from opwright.verify.machine import machine_card
 
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     card = builtins_of(machine_card())
-    target = ROOT / "benchmarks" / "results" / "same_twice.json"
     found: dict[str, Any] = {"machine": card, "runs": 0, "silent": 0, "each": []}
     for one in same(count, card):
         found["each"].append(one)
         found |= {"runs": len(found["each"]), "silent": sum(r["silent"] for r in found["each"])}
-        target.write_text(json.dumps(found, indent=1) + "\n")
+        write_raw("same_twice", found)
     for percent in SLOWER:
         runs = list(slower(count // 2, percent, card))
         found[f"{percent} % slower"] = {"seen": sum(r["seen"] for r in runs), "each": runs}
-        target.write_text(json.dumps(found, indent=1) + "\n")
+        write_raw("same_twice", found)
+    update(__file__, figures(found), card)
     print(f"{found['silent']} of {count} runs of the same version below the smallest visible difference")
     for percent in SLOWER:
         runs = found[f"{percent} % slower"]
         print(f"{percent} % slower: seen in {runs['seen']} of {len(runs['each'])} runs")
-    print(target)
 
 
 if __name__ == "__main__":

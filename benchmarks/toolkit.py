@@ -3,8 +3,7 @@
     python benchmarks/toolkit.py [--quick]
 
 Every time is the median (builds: fresh process and fresh store each time) or the minimum (calls: over
-repeated loops, candidates in turn) of several; times are compared within one run. Writes
-results/toolkit.json with the machine card. `--quick` leaves out torch's own load_inline.
+repeated loops, candidates in turn) of several; times are compared within one run. `--quick` leaves out torch's own load_inline.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).parent
+from summary import Figure, update, write_raw
 
 # Imports are excluded: everything that the first call would import is imported beforehand.
 PREAMBLE = """
@@ -238,6 +238,14 @@ def help_seconds() -> float:
     return statistics.median(times)
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    found = []
+    for name, value in result["rows"].items():
+        what, _, unit = name.rpartition(", ")
+        found.append(Figure(what, value, unit) if unit in ("s", "us") else Figure(name, value, "ratio"))
+    return found
+
+
 def main() -> None:
     from opwright.records import builtins_of
     from opwright.verify.machine import machine_card
@@ -245,8 +253,8 @@ def main() -> None:
     card = builtins_of(machine_card())
     rows: dict[str, float] = {}
     rows["cold build, d_sigmoid inline, s"], cold = median_of(COLD, 7)
-    rows["  its glue, s"] = statistics.median(c["steps"]["glue"] for c in cold)
-    rows["  its kernel, s"] = statistics.median(
+    rows["cold build, d_sigmoid inline, its glue, s"] = statistics.median(c["steps"]["glue"] for c in cold)
+    rows["cold build, d_sigmoid inline, its kernel, s"] = statistics.median(
         max(v for k, v in c["steps"].items() if k not in ("all",)) for c in cold
     )
     rows["cold build, bias_gelu, s"], _ = median_of(COLD_BIAS_GELU, 3)
@@ -267,11 +275,9 @@ def main() -> None:
         rows["cold build, torch load_inline, s"], _ = median_of(LOAD_INLINE, 1)
     for name, value in rows.items():
         print(f"{name:<52} {value:9.4f}")
-    target = HERE / "results" / "toolkit.json"
-    target.write_text(
-        json.dumps({"machine": card, "rows": {k.strip(): round(v, 5) for k, v in rows.items()}}, indent=2) + "\n"
-    )
-    print(target)
+    result = {"machine": card, "rows": {k: round(v, 5) for k, v in rows.items()}}
+    print(write_raw("toolkit", result))
+    update(__file__, figures(result), card)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from summary import Figure, beside, update, write_raw
+
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = ROOT / "src" / "opwright" / "native"
 KERNELS = ROOT / "benchmarks" / "native" / "triton_launch_kernels.py"
@@ -196,20 +198,34 @@ def on_gpu(folder: Path) -> dict[str, Any]:
     return found
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    """Rows are medians, with the least as the lower end."""
+    found = []
+    for part, value in result.items():
+        if isinstance(value, (int, float)):
+            name, _, unit = part.partition(", ms")
+            found.append(Figure(f"{name}{unit}", value, "ms"))
+        elif part not in ("machine", "versions", "gpu"):
+            calls = {name: times for name, times in value.items() if "cuLaunch" not in name and "cuCtx" not in name}
+            for name, (median, least) in calls.items():
+                driver = f"{'two threads: ' if 'two threads' in name else ''}cuLaunchKernelEx, add of 3"
+                others = beside(median, {"cuLaunchKernelEx": value[driver][0]}) if driver in value else ""
+                found.append(Figure(f"{part}: {name}", median, "ns", least, beside=others))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = on_gpu(Path(folder)) if options.gpu else above_stub(Path(folder))
     from opwright.verify.machine import machine_card
 
     found = {"machine": vars(machine_card())} | found
-    text = json.dumps(found, indent=1, default=str)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    print(json.dumps(found, indent=1, default=str))
+    write_raw("triton_launch_gpu" if options.gpu else "triton_launch", found)
+    update(__file__, figures(found), found["machine"], group="on a GPU" if options.gpu else "above a stub driver")
 
 
 if __name__ == "__main__":

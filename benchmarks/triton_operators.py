@@ -1,23 +1,21 @@
 """The operators whose GPU kernel is a Triton kernel, beside eager and torch.compile, on a GPU.
 
-    python benchmarks/triton_operators.py [--out FILE]
+    python benchmarks/triton_operators.py
 
 Times are medians of triton.testing.do_bench in microseconds (it clears L2 before each call), of one process, in turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from opwright_ops import matmul_bias_gelu, softmax
-from triton.testing import do_bench
+from summary import Figure, beside, update, write_raw
 
 from opwright.verify.machine import machine_card
 
@@ -25,6 +23,8 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def measure(rows: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    from triton.testing import do_bench
+
     found: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(3):
         for name, run in rows.items():
@@ -61,10 +61,16 @@ def matmul_rows(shape: tuple[int, int, int], dtype: torch.dtype) -> dict[str, fl
     )
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    found = []
+    for name, times in result.items():
+        if name != "machine":
+            others = {candidate: us for candidate, us in times.items() if candidate != "opwright"}
+            found.append(Figure(name, times["opwright"], "us", beside=beside(times["opwright"], others)))
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
     found: dict[str, Any] = {"machine": vars(machine_card(torch.device("cuda")))}
     with torch.no_grad():
         for name, dtype in DTYPES.items():
@@ -73,10 +79,9 @@ def main() -> None:
         for name in ("f16", "bf16"):
             for shape in ((16, 4096, 4096), (512, 4096, 1024), (8192, 4096, 4096)):
                 found[f"matmul_bias_gelu {shape} {name}"] = matmul_rows(shape, DTYPES[name])
-    text = json.dumps(found, indent=1, default=str)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    print(json.dumps(found, indent=1, default=str))
+    write_raw("triton_operators", found)
+    update(__file__, figures(found), found["machine"])
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python benchmarks/verify_cost.py [RUNS]
 
-Ratios within a run can be compared; the machine card and the load are in the result. Writes results/verify_cost.json. Two
-minutes.
+Ratios within a run can be compared; the machine card and the load are in the result. Two minutes.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from summary import Figure, update, write_raw
 
 import opwright
 from opwright.records import builtins_of
@@ -31,8 +30,6 @@ from opwright.verify.spawned import starter
 from opwright.verify.state import Guard
 from opwright.verify.worker import Work
 
-ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks/results/verify_cost.json"
 COMMAND = [
     sys.executable,
     "-c",
@@ -142,6 +139,22 @@ def quick(runs: int) -> dict[str, Any]:
     return {name: {what: spread(values) for what, values in row.items()} for name, row in found.items()}
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    process, callable_, command = result["process"], result["callable"], result["bias_gelu quick"]
+    case = f"verify of a callable, {callable_['cases']} cases, CPU time"
+    rows = {
+        "process: a fork, from its start to its end": (process["fork_ms"], "ms"),
+        "process: one that starts anew, from its start to its end": (process["anew_ms"], "ms"),
+        "settings compared around a call": (result["guard_us_per_call"], "us"),
+        f"{case}, apart": (callable_["apart_cpu_s"], "s"),
+        f"{case}, in process": (callable_["in_process_cpu_s"], "s"),
+    }
+    for name, title in (("side_by_side", "side by side"), ("one_thread", "one process with one thread")):
+        rows[f"verify of bias_gelu --quick, {title}"] = (command[name]["wall_s"], "s")
+        rows[f"verify of bias_gelu --quick, {title}, CPU time"] = (command[name]["cpu_s"], "s")
+    return [Figure(name, row["median"], unit, row["least"], row["most"]) for name, (row, unit) in rows.items()]
+
+
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     subprocess.run(COMMAND, check=True, capture_output=True)  # the kernel is built
@@ -154,7 +167,8 @@ def main() -> None:
         "bias_gelu quick": quick(runs),
         "load": os.getloadavg()[0],
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_raw("verify_cost", result)
+    update(__file__, figures(result), result["machine"])
     print(json.dumps({name: value for name, value in result.items() if name != "machine"}, indent=1))
 
 

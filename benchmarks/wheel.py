@@ -3,7 +3,7 @@
     python benchmarks/wheel.py
 
 The import is of an installed wheel, beyond `import torch`, the minimum of 15 processes. Memory is that of the largest
-process of the build. Writes results/wheel.json.
+process of the build.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from summary import Figure, update, write_raw
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "benchmarks" / "results" / "wheel.json"
 # Keeps torch, or the toolkit, from being imported.
 BLOCKER = """
 import sys
@@ -34,6 +36,15 @@ start = time.perf_counter()
 import opwright_ops
 print(1e3 * (time.perf_counter() - start))
 """
+
+
+def figures(result: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure("size", result["MB"], "MB"),
+        Figure("build", result["build s"], "s"),
+        Figure("largest process of the build", result["largest process GB"], "GB"),
+        Figure("import, beyond torch's", result["import ms"], "ms"),
+    ]
 
 
 def main() -> None:
@@ -64,7 +75,8 @@ def main() -> None:
             "largest process GB": round(memory / 1e9, 2),
             "import ms": round(min(times), 1),
         }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_raw("wheel", result)
+    update(__file__, figures(result), result["machine"])
     print(json.dumps({name: value for name, value in result.items() if name != "machine"}, indent=1))
 
 

@@ -3,20 +3,21 @@
     python benchmarks/wheel_environments.py WHEEL [bias_gelu d_sigmoid ...]
 
 Run it where the toolkit can be imported, once for each environment; all operators unless some are named. The wheel
-itself is also imported where the toolkit is not. Writes a row of results/wheel_environments.json.
+itself is also imported where the toolkit is not. Replaces the rows of this environment in the summary.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-RESULT = Path(__file__).resolve().parent / "results" / "wheel_environments.json"
+from summary import Figure, update, write_raw
+
 # Without the folders that the toolkit lies in, and the editable installs.
 ALONE = """
 import sys, time
@@ -33,6 +34,22 @@ assert opwright_ops.bias_gelu.operator.__module__.startswith("opwright_ops._opwr
 assert "opwright" not in sys.modules
 print(1e3 * seconds)
 """
+
+
+def figures(row: dict[str, Any]) -> list[Figure]:
+    operators = row["operators"]
+    wrong = [name for name, found in operators.items() if not found["passed"]]
+    cases = f"{sum(found['cases'] for found in operators.values())} cases"
+    passed = len(operators) - len(wrong)
+    failed = f"; failed: {', '.join(wrong)}" if wrong else ""
+    return [
+        Figure("operators that pass verify", passed, f"operators of {len(operators)}", beside=cases + failed),
+        Figure("import, beyond torch's", row["import ms"], "ms"),
+    ]
+
+
+def environment_of(row: dict[str, Any]) -> str:
+    return f"{row['device']}, torch {row['torch']}, Python {row['python']}"
 
 
 def main(wheel: Path, names: list[str]) -> None:
@@ -68,10 +85,9 @@ def main(wheel: Path, names: list[str]) -> None:
             "passed": record.passed, "cases": cases, "backends": record.backends
         }  # fmt: skip
         print(operator.declaration.name, row["operators"][operator.declaration.name], flush=True)
-    known = json.loads(RESULT.read_text()) if RESULT.exists() else []
-    key = ("torch", "python", "device")
-    rows = [r for r in known if [r[k] for k in key] != [row[k] for k in key]] + [row]
-    RESULT.write_text(json.dumps(sorted(rows, key=lambda r: [r[k] for k in key]), indent=1) + "\n")
+    environment = environment_of(row)
+    write_raw(f"wheel_environments_{environment.replace(', ', '_').replace(' ', '_')}", row)
+    update(__file__, figures(row), environment, group=environment)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@
     python tests/power/mutants.py opwright_ops --publish            # what `make power` does
 
 Each mutant is verified with the few inputs of `--quick`, on the CPU. The operator itself, unchanged, comes first and
-must pass. `--publish` writes results/mutants.json of the benchmarks and the tables of docs/guides/verify.md from it;
-without a TARGET it writes only the tables. The exit code is 1 if a mutant survives or a right operator fails, and 5 if
+must pass. `--publish` writes benchmarks/results/mutants.csv, the summary of the benchmarks and, from the former, the
+tables of docs/guides/verify.md; without a TARGET it writes only the tables. The exit code is 1 if a mutant survives or a right operator fails, and 5 if
 no mutant was tried.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import re
 import sys
 import time
@@ -50,8 +50,9 @@ _RIGHT = Kind(UNCHANGED, lambda subject: subject.call)
 _BROKEN = re.compile(r"\braised (?!SystemExit)")
 
 _ROOT = Path(__file__).parents[2]
-RESULT = _ROOT / "benchmarks/results/mutants.json"
+RESULT = _ROOT / "benchmarks/results/mutants.csv"
 PAGE = _ROOT / "docs/guides/verify.md"
+_MACHINE = "cpu", "cores", "torch"
 _BEGIN, _END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
 _SHOWN = "bias_gelu", "d_sigmoid"  # the operators whose mutants the guide lists one by one
 
@@ -187,6 +188,47 @@ def count(column: dict[str, str]) -> tuple[int, int, list[str]]:
     return len(tried) - len(survived), len(tried), survived
 
 
+def write_result(result: dict[str, Any], path: Path) -> None:
+    """Writes a result as a table: a column for each operator and each backward, a row for each kind of mutant."""
+    columns = [(name, column, entry) for name, entry in result.items() for column in entry["mutants"]]
+    cells = {column: entry["mutants"][column] for _, column, entry in columns}
+    kinds = dict.fromkeys(kind for column in cells.values() for kind in column)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["mutant", *cells])
+        table.writerow(["# operator", *(name for name, _, _ in columns)])
+        table.writerows([f"# {key}", *(entry[key] for _, _, entry in columns)] for key in ("date", "seconds"))
+        table.writerows([f"# {key}", *(entry["machine"][key] for _, _, entry in columns)] for key in _MACHINE)
+        table.writerows([kind, *(column.get(kind, "") for column in cells.values())] for kind in kinds)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Returns each operator's date, seconds, machine and cells from what `write_result` has written."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    about = {row.pop("mutant").removeprefix("# "): row for row in rows[: 3 + len(_MACHINE)]}
+    result: dict[str, Any] = {}
+    for column, name in about["operator"].items():
+        machine = {key: about[key][column] for key in _MACHINE}
+        entry = {"date": about["date"][column], "seconds": float(about["seconds"][column]), "machine": machine}
+        mutants = result.setdefault(name, {**entry, "mutants": {}})["mutants"]
+        mutants[column] = {row["mutant"]: row[column] for row in rows[3 + len(_MACHINE) :] if row[column]}
+    return result
+
+
+def update_summary(result: dict[str, Any]) -> None:
+    """Writes the rows of these operators into the summary of the benchmarks."""
+    sys.path.append(str(_ROOT / "benchmarks"))
+    import summary
+
+    for name, entry in result.items():
+        counts = {column: count(kinds)[:2] for column, kinds in entry["mutants"].items()}
+        killed, tried = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+        parts = [f"{column} {good} of {of}" for column, (good, of) in counts.items()] + [f"{entry['seconds']:.0f} s"]
+        figures = [summary.Figure("mutants killed", killed, f"mutants of {tried}", beside="; ".join(parts))]
+        summary.update(__file__, figures, entry["machine"], group=name, date=entry["date"])
+
+
 def make_page(text: str, result: dict[str, Any]) -> str:
     """Returns the guide with the tables of a result."""
     lines = ["| operator | killed, forward | killed, backward | unchanged | date | measured on |", "|" + " --- |" * 6]
@@ -232,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("target", nargs="?", help="a module, a file, or either with ::name")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="try only kinds with this text")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the result as JSON; keeps other operators' results"
+        "--out", type=Path, metavar="FILE", help="write the result as CSV; keeps other operators' results"
     )
     parser.add_argument("--publish", action="store_true", help="write the result and the tables of this project")
     args = parser.parse_args(argv)
@@ -242,13 +284,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("missing TARGET, for example `opwright_ops`")
     out = RESULT if args.publish else args.out
     mutants: list[Mutant] = []
+    tried: list[str] = []
     for operator in find_operators(args.target) if args.target else []:
         if operator.declaration.random:
             say(f"Skipped {operator.declaration.name}: it draws random numbers")
             continue
         mutants += _try_operator(operator, args.only, out)
+        tried.append(operator.declaration.name)
     if args.publish:
-        PAGE.write_text(make_page(PAGE.read_text(), json.loads(RESULT.read_text())))
+        result = read_result(RESULT)
+        PAGE.write_text(make_page(PAGE.read_text(), result))
+        update_summary({name: result[name] for name in tried})
     if args.target is None:
         return 0
     print_table(mutants)
@@ -271,10 +317,10 @@ def _try_operator(operator: Any, only: Sequence[str], out: Path | None) -> list[
     say(f"Killed {killed} of {tried} mutants of {name} in {seconds:.1f} s")
     if out is not None:
         card, date = machine_card(), time.strftime("%Y-%m-%d", time.gmtime(started))
-        machine = {key: getattr(card, key) for key in ("cpu", "cores", "system", "python", "torch", "compiler")}
-        known = json.loads(out.read_text()) if out.exists() else {}
+        machine = {key: getattr(card, key) for key in _MACHINE}
+        known = read_result(out) if out.exists() else {}
         known[name] = {"date": date, "seconds": round(seconds, 1), "machine": machine, "mutants": cells}
-        out.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+        write_result(dict(sorted(known.items())), out)
     return mutants
 
 

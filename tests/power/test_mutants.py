@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -137,7 +136,7 @@ def program(tmp_path: Path):
 
 @pytest.mark.compiler
 def test_the_program_prints_a_table_and_writes_it(program, tmp_path: Path) -> None:
-    result = program(f"{CPU}, {CUDA}", "--only", "zeros", "--out", "result.json")
+    result = program(f"{CPU}, {CUDA}", "--only", "zeros", "--out", "result.csv")
     assert result.returncode == 0, result.stdout + result.stderr
     rows = [[cell.strip() for cell in line.split("  ") if cell] for line in result.stdout.splitlines()]
     table = {kind: cells for kind, *cells in rows}
@@ -149,7 +148,7 @@ def test_the_program_prints_a_table_and_writes_it(program, tmp_path: Path) -> No
     }
     assert "Killed 2 of 2 mutants of thrice" in result.stderr
     assert "mutants of thrice change its CPU kernel and run on the CPU; its CUDA kernel is not tested" in result.stderr
-    (entry,) = json.loads((tmp_path / "result.json").read_text()).values()
+    (entry,) = mutants.read_result(tmp_path / "result.csv").values()
     assert entry["mutants"] == {
         "thrice": {UNCHANGED: "passes", "zeros": "numerics"},
         "thrice_backward": {UNCHANGED: "passes", "gradient: zeros": "gradient numerics"},
@@ -171,12 +170,12 @@ def test_a_part_of_the_mutants_is_not_published(program) -> None:
 
 def test_the_guide_shows_the_published_result() -> None:
     text = PAGE.read_text()
-    assert mutants.make_page(text, json.loads(RESULT.read_text())) == text
+    assert mutants.make_page(text, mutants.read_result(RESULT)) == text
 
 
 def test_the_published_result_has_every_kind() -> None:
     calls = {UNCHANGED, *(kind.name for kind in (*RESULTS, *CALLS))}
-    for name, entry in json.loads(RESULT.read_text()).items():
+    for name, entry in mutants.read_result(RESULT).items():
         forward, *backward = entry["mutants"].values()
         assert set(forward) == calls, name
         assert {kind for column in backward for kind in column} >= {kind.name for kind in GRADIENTS}, name

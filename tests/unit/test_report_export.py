@@ -31,7 +31,9 @@ def _benchmark():
     """Returns benchmarks/report.py: the records of 20 operators, and a browser to look at their page."""
     spec = importlib.util.spec_from_file_location("benchmark_of_the_report", ROOT / "benchmarks" / "report.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        spec.loader.exec_module(module)
     return module
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
@@ -18,8 +18,8 @@ from opwright.spec.declaration import read_contract
 from opwright.spec.declared import Labelled
 from opwright.spec.dtypes import family_names
 from opwright.spec.likely import find_likely
-from opwright.spec.samples import Case, Sweep
-from opwright.verify.subject import accepts
+from opwright.spec.samples import Case
+from opwright.verify.subject import accepts, sweep_cases
 
 _DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
 
@@ -38,7 +38,7 @@ def samples_of(text: str, name: str, reference: Callable[..., Any], effort: str)
     contract = _parse(text, name)
     call = caller(contract, reference)
     contract = find_likely(contract, call)
-    cases = list(_cases(contract, effort))
+    cases = [case for _, case in sweep_cases(contract, call, effort)]
     taken = [case for case in cases if accepts(contract, call, case)]
     if not taken:
         raise CheckError(
@@ -65,13 +65,6 @@ def _parse(text: str, name: str) -> Contract:
             hint="""contract="(x: Float[Tensor, '*b n'], eps: float = 1e-5) -> Float[Tensor, '*b n']\"""",
         ) from None
     return read_contract(scope["contract"], name)
-
-
-def _cases(contract: Contract, effort: str) -> Iterator[Case]:
-    family = contract.scalar_family
-    sweep = Sweep(contract, effort=effort)
-    for dtype in family.dtypes if family else (None,):
-        yield from sweep.cases(dtype)
 
 
 def _sample(contract: Contract, case: Case) -> Labelled:

@@ -283,27 +283,7 @@ class Subject:
             if self._owner() is None or self._samples is not None:
                 yield from _laid_out(sampled)
             return
-        contract = self.drawn
-        family = contract.scalar_family
-        dtypes = family.dtypes if family else (None,)
-        seeds = range(_FULL_SEEDS if self.effort == "full" else 1)
-        sweeps = [Sweep(contract, seed, self.forward(), self.effort) for seed in seeds]
-        long = [name for name in sweeps[0].long_axes() if self._may_be_long(sweeps[0], dtypes[0], name)]
-        for dtype in dtypes:
-            for sweep in sweeps:
-                for case in sweep.cases(dtype):
-                    yield dtype, case
-            if dtype == dtypes[0] or self.effort != "quick":
-                for name in long:
-                    yield dtype, sweeps[0].long(dtype, name, LONG[self.effort])
-
-    def _may_be_long(self, sweep: Sweep, dtype: torch.dtype | None, name: str) -> bool:
-        parts = [sweep.long(dtype, name, size) for size in parts_of(LONG[self.effort])]
-
-        def is_slow(part: Case) -> bool:
-            return takes_longer(self.reference, lambda: self.inputs(part), _LONG_SECONDS)
-
-        return not is_out_of_reach(self.reference, parts, _MOST_ELEMENTS, is_slow)
+        yield from sweep_cases(self.drawn, self.reference, self.effort, self.forward(), self.inputs)
 
     @property
     def has_samples(self) -> bool:
@@ -501,6 +481,41 @@ def subject_of(
         callables=both,
         expand=expand,
     )
+
+
+def sweep_cases(
+    contract: Contract,
+    reference: Callable[[Sequence[Any]], Any],
+    effort: str,
+    forward: Any = None,
+    inputs: Callable[[Case], Sequence[Any]] = lambda case: copy_of(case.values),
+) -> Iterator[tuple[torch.dtype | None, Case]]:
+    """Yields the inputs that follow from a contract, with the dtype that each is about.
+
+    Args:
+        forward: what a backward is the backward of, as `Sweep` takes it.
+        inputs: returns fresh copies of the arguments of a case, where the reference is to compute.
+    """
+    family = contract.scalar_family
+    dtypes = family.dtypes if family else (None,)
+    sweeps = [Sweep(contract, seed, forward, effort) for seed in range(_FULL_SEEDS if effort == "full" else 1)]
+
+    def may_be_long(axis: str) -> bool:
+        parts = [sweeps[0].long(dtypes[0], axis, size) for size in parts_of(LONG[effort])]
+
+        def is_slow(part: Case) -> bool:
+            return takes_longer(reference, lambda: inputs(part), _LONG_SECONDS)
+
+        return not is_out_of_reach(reference, parts, _MOST_ELEMENTS, is_slow)
+
+    long = [axis for axis in sweeps[0].long_axes() if may_be_long(axis)]
+    for dtype in dtypes:
+        for sweep in sweeps:
+            for case in sweep.cases(dtype):
+                yield dtype, case
+        if dtype == dtypes[0] or effort != "quick":
+            for axis in long:
+                yield dtype, sweeps[0].long(dtype, axis, LONG[effort])
 
 
 def _dtype_of(case: Case) -> torch.dtype | None:

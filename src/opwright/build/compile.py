@@ -11,6 +11,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.build import compile_commands, cuda
+from opwright.build.announce import announced
 from opwright.build.changes import FileChanged, Watch, build_unchanged
 from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import compile_error
@@ -184,7 +185,8 @@ def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, 
     if entry:
         return entry, False
     _require(tools, request)
-    with store.lock(request.key):
+    what = f"compiling {request.subject} for {', '.join(request.backends)}"
+    with announced(what), store.lock(request.key):
         entry = store.find(request.key, tools.identity)  # another process may have built it
         if entry:
             return entry, False

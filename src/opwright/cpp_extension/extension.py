@@ -11,6 +11,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.build import compile_commands, cuda
+from opwright.build.announce import announced
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
@@ -86,7 +87,7 @@ def _ensure_built(extension: Extension, watch: Watch) -> tuple[Entry, bool]:
             "there is no C++ compiler to build it with",
             hint="`apt-get install g++`, or `OPWRIGHT_CXX=/path/to/c++`",
         )
-    with store.lock(extension.key):
+    with announced(f"compiling {extension.name}"), store.lock(extension.key):
         entry = store.find(extension.key, identity, extension.roots)
         if entry:
             return entry, False

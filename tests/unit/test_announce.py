@@ -1,0 +1,45 @@
+"""A person at a terminal is told why a call takes long, and nobody else is."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+from opwright.build.announce import announced
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "ci", "seconds", "says"),
+    [
+        (Terminal, "", 0.2, "opwright: compiling scale_shift for cpu\n"),
+        (Terminal, "", 0.0, ""),
+        (Terminal, "1", 0.2, ""),
+        (io.StringIO, "", 0.2, ""),
+    ],
+    ids=["long", "short", "CI", "no terminal"],
+)
+def test_what_takes_long_is_announced(
+    stream: type, ci: str, seconds: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    monkeypatch.setenv("CI", ci)
+    with announced("compiling scale_shift for cpu", after_seconds=0.05):
+        time.sleep(seconds)
+    time.sleep(0.1)
+    assert sys.stderr.getvalue() == says
+
+
+def test_an_error_inside_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("CI", "")
+    with pytest.raises(ValueError, match="inside"), announced("compiling", after_seconds=0.05):
+        raise ValueError("inside")
+    time.sleep(0.1)
+    assert sys.stderr.getvalue() == ""

@@ -79,3 +79,30 @@ def run_python(tmp_path: Path):
         return result
 
     return run
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Returns the variables of a fresh virtual environment that sees the packages of this one, and no PYTHONPATH."""
+    import site
+    import subprocess
+
+    import opwright
+
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    seen = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    (packages / "seen.pth").write_text("\n".join([str(Path(opwright.__file__).parents[1]), *seen]) + "\n")
+    for name in ("pip", "pytest", "opwright"):
+        command = folder / "bin" / name
+        command.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m {name} "$@"\n')
+        command.chmod(0o755)
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {
+        **ours,
+        "PATH": f"{folder}/bin{os.pathsep}{os.environ['PATH']}",
+        "PIP_NO_INDEX": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

@@ -12,58 +12,58 @@ from pathlib import Path
 
 import pytest
 
+from opwright.cli.new_command import new
 from opwright.errors import PackageError
 from opwright.package.new import new_operator, new_project
 
 
-def call(folder: Path, *command: str, **environment: str) -> str:
-    env = {**os.environ, **environment}
-    result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+def run(folder: Path, environment: dict[str, str], commands: str) -> str:
+    """Returns what a shell prints, to stdout and stderr, for these commands."""
+    command = ["bash", "-e", "-c", commands]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr
 
 
+def commands_of(readme: Path, heading: str) -> list[str]:
+    """Returns the commands under a heading that need no package index."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", readme.read_text(), re.M | re.S)
+    blocks = re.findall(r"^```console\n(.*?)^```", section, re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines)
+    return [line[2:] for line in lines if not line.startswith("$ pip install nvidia-")]
+
+
 @pytest.mark.compiler
-def test_from_nothing_to_a_wheel(tmp_path: Path) -> None:
-    python, opwright = sys.executable, (sys.executable, "-m", "opwright")
-    call(tmp_path, *opwright, "new", "my-ops")
+def test_the_readme_of_a_project_word_for_word(environment: dict[str, str], tmp_path: Path) -> None:
+    said = run(tmp_path, environment, "opwright new my-ops")
+    run(tmp_path, environment, re.search(r"^next: (.*)", said, re.M)[1])
     project = tmp_path / "my-ops"
-    said = call(project, *opwright, "new", "--op", "twist")
-    assert "next: opwright verify src/my_ops/twist/op.py::twist" in said
+    develop = commands_of(project / "README.md", "Develop")
+    assert "pip install --no-build-isolation --editable ." in develop
+    said = run(project, environment, "\n".join(develop))
+    for text in ("2 passed", "Verified my_ops::scale_shift", "Measured my_ops::scale_shift"):
+        assert text in said
+    assert "next: opwright verify src/my_ops/another/op.py::another" in said
     # As it is installed for development: kernels are built from the sources that are there.
-    venv = tmp_path / "site"
-    install = (
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--target",
-        str(venv),
-    )
-    call(project, python, *install, "--editable", ".")
-    (path,) = [line for pth in venv.glob("*.pth") for line in pth.read_text().split() if "my-ops" in line]
-    assert Path(path) == project / "src"
-    call(project, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", PYTHONPATH=path)
-
-    def value_of(path: str) -> float:
-        return float(call(tmp_path, python, "-W", "ignore", "-c", program, PYTHONPATH=path))
-
-    program = "import torch, my_ops; x = torch.ones(2, 3); print(my_ops.twist(x, torch.ones(3), 2.0)[0, 0].item())"
-    assert value_of(path) == 3
-    kernel = project / "src/my_ops/twist/cpu.cpp"
+    program = "import torch, my_ops; x = torch.ones(2, 3); print(my_ops.another(x, torch.ones(3), 2.0)[0, 0].item())"
+    call = f"cd / && python -W ignore -c '{program}'"
+    assert float(run(project, environment, call)) == 3
+    kernel = project / "src/my_ops/another/cpu.cpp"
     kernel.write_text(kernel.read_text().replace("+ E(shift)", "+ E(shift) + E(1)"))
-    assert value_of(path) == 4
+    assert float(run(project, environment, call)) == 4
     if not shutil.which("nvcc") and not Path("/usr/local/cuda/bin/nvcc").exists():
         settings = project / "pyproject.toml"
         settings.write_text(settings.read_text().replace('["80", "90", "100"]', "[]"))
-    call(project, *opwright, "wheel", "--no-isolation")
+    said = run(project, environment, "\n".join(commands_of(project / "README.md", "Ship")))
+    assert "remark" not in said
     (wheel,) = (project / "dist").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
-    assert value_of(str(tmp_path / "installed")) == 4
+        (licence,) = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
+        assert b"Copyright (c) The my-ops authors" in archive.read(licence)
+    environment = environment | {"PYTHONPATH": str(tmp_path / "installed")}
+    assert float(run(project, environment, call)) == 4
 
 
 def test_what_is_written_is_tidy(tmp_path: Path) -> None:
@@ -72,8 +72,24 @@ def test_what_is_written_is_tidy(tmp_path: Path) -> None:
     project = tmp_path / "tidy"
     for path in filter(Path.is_file, project.rglob("*")):
         assert not re.search(r"\{\{|\{%|%\}", path.read_text()), path
-    call(project, sys.executable, "-m", "ruff", "check", ".")
-    call(project, sys.executable, "-m", "ruff", "format", "--check", ".")
+    run(project, dict(os.environ), f"{sys.executable} -m ruff check . && {sys.executable} -m ruff format --check .")
+
+
+def test_inside_another_project_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "outer/src").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    new("first")
+    assert "warning" not in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "first")
+    new("third", op=True)
+    assert "warning" not in capsys.readouterr().err
+    settings = tmp_path / "outer/pyproject.toml"
+    settings.write_text("")
+    monkeypatch.chdir(settings.parent / "src")
+    new("second")
+    assert f"warning: `second` was written into another project: {settings}\nhint: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

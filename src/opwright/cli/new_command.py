@@ -18,7 +18,7 @@ def new(name: str, *, op: bool = False) -> int:
         name: The name of the project and of its new folder; with --op, of an operator for the project in this folder.
         op: Add an operator.
     """
-    from opwright.package.new import new_operator, new_project
+    from opwright.package.new import enclosing_project, new_operator, new_project
 
     here = Path(".")
     for path in new_operator(name, here) if op else new_project(name, here):
@@ -27,5 +27,9 @@ def new(name: str, *, op: bool = False) -> int:
         operator = name.rpartition("/")[2]
         say(f"next: opwright verify {path.parent / 'op.py'}::{operator}")
     else:
+        around = enclosing_project(here)
+        if around is not None:
+            say(f"warning: `{name}` was written into another project: {around / 'pyproject.toml'}")
+            say(f"hint: move `{name}` out of it; `opwright new --op NAME` adds an operator to a project")
         say(f"next: cd {name} && opwright verify src/{name.replace('-', '_')}/scale_shift/op.py")
     return 0

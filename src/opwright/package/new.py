@@ -32,6 +32,12 @@ def new_project(name: str, folder: Path) -> list[Path]:
     return [*files, source / "__init__.py", *_add(source, FIRST_OPERATOR)]
 
 
+def enclosing_project(folder: Path) -> Path | None:
+    """Returns the nearest of a folder and its parents that has a pyproject.toml."""
+    folder = folder.resolve()
+    return next((path for path in (folder, *folder.parents) if (path / "pyproject.toml").is_file()), None)
+
+
 def new_operator(name: str, project: Path) -> list[Path]:
     """Adds an operator to a project; returns the files.
 

@@ -322,7 +322,7 @@ def test_a_source_is_cut_where_that_is_safe(exports: str, rest: str, parts: int)
 
 
 def test_both_halves_are_in_the_library(ns: str) -> None:
-    # A function and a variable that both halves define, and kernels that are no templates.
+    # A function and a variable that both halves define, and kernels that are not templates.
     source = CUDA.replace("OPWRIGHT_KERNEL(plus, float)", "OPWRIGHT_KERNEL(plus, float, double, opwright::half)")
     source = source.replace("template <typename T> void plus", "int shared_count = 0;\nint count() { return ++shared_count; }\n"
         "__global__ void plain_kernel() {}\nvoid plain(cudaStream_t s) { plain_kernel<<<1, 1, 0, s>>>(); }\n"

@@ -273,7 +273,7 @@ def _read(path: Path) -> list[dict]:
         return []
     found = json.loads(text) if text.strip() else []
     if not isinstance(found, list) or not all(isinstance(e, dict) and "file" in e for e in found):
-        raise ValueError(f"{path} is no list of commands")
+        raise ValueError(f"{path} is not a list of commands")
     return found
 
 

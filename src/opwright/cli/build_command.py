@@ -150,7 +150,7 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
             target or str(Path.cwd()),
             f"`{request.subject}` gets no compile_commands.json",
             rows=[("source", str(sources[0])), ("project", str(project or "none"))],
-            hint="look into `build/compile_commands.json` there: it cannot be written, or is no list"
+            hint="look into `build/compile_commands.json` there: it cannot be written, or is not a list"
             if project
             else "a `pyproject.toml` or `git init` makes a project of a folder",
         )

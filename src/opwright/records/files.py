@@ -106,7 +106,7 @@ def read(path: Path) -> Record:
     try:
         data = path.read_bytes()
         content = json.loads(data, parse_float=_finite, parse_constant=_finite)
-        if b"\\ud" in data.lower():  # half of a pair of surrogates is no character, and cannot be written again
+        if b"\\ud" in data.lower():  # a lone surrogate is not a character and cannot be written again
             json.dumps(content, ensure_ascii=False).encode()
         return decoded(content)
     except (OSError, ValueError, RecursionError) as error:

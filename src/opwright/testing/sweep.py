@@ -106,5 +106,5 @@ def _names_of(dtypes: Iterable[Any] | Any) -> set[str]:
     known = {name for _, name, _ in SCALAR_TYPES.values()}
     names = {name if isinstance(name, str) else short_name(name) for name in given}
     for name in sorted(names - known):
-        raise CheckError(name, "this is no dtype", rows=[("expected", " ".join(sorted(known)))])
+        raise CheckError(name, "unknown dtype", rows=[("expected", " ".join(sorted(known)))])
     return names

@@ -158,7 +158,7 @@ def _run(recipe: Recipe, work: Work, jobs: list[Job], emit: Callable[[Result], N
                 why = str(unfit)
         if pending:
             reason = reason or why
-            recipe.make_cases()  # a reference that raises is no finding
+            recipe.make_cases()  # a reference that raises is not a finding
             work.run(pending, emit)
     return reason
 

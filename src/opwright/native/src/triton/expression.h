@@ -36,8 +36,8 @@ struct Value {
   }
 };
 
-// The text of a value in a key, and back; parse_value returns None for texts that are no plain
-// value, and throws Error for an open string and for tuples nested deeper than 64.
+// The text of a value in a key, and back; parse_value returns None for texts that are not a
+// plain value, and throws Error for an open string and for tuples nested deeper than 64.
 std::string value_text_of(const Value& value);
 Value parse_value(std::string_view text);
 

@@ -175,7 +175,7 @@ def read_library(path: Path) -> SharedLibrary:
     """Reads what an ELF file says about itself.
 
     Raises:
-        LoadError: there is no such file, or it is no whole ELF file.
+        LoadError: there is no such file, or it is not a complete ELF file.
     """
     from elftools.elf.elffile import ELFFile
 

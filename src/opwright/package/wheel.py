@@ -187,7 +187,7 @@ def _commit(root: Path) -> tuple[str | None, bool]:
 
 
 def _contents(wheel: Path, package: str, tag: str) -> dict[str, bytes]:
-    """Returns the files of a wheel: its package without what is left out, with imports and metadata changed."""
+    """Returns the files of a wheel: its package without the omitted files, with imports and metadata changed."""
     found = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():

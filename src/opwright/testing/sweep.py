@@ -42,7 +42,7 @@ def find_cases(operator: Any, *, dtypes: Iterable[Any] | Any = (), only: str = "
     The arguments are those of `cases`.
 
     Raises:
-        CheckError: it is no operator, there is no such dtype, or no case is left.
+        CheckError: it is not an operator, there is no such dtype, or no case is left.
     """
     found = one_operator(operator, "opwright.testing.cases")
     wanted = _names_of(dtypes)

@@ -275,7 +275,7 @@ def pull_back(
     inputs = floats_of(leaves)
     wanted = [t for t in inputs if t.requires_grad]
     with torch.enable_grad():
-        # What is left out or empty may have been made without the inputs.
+        # An output that is omitted or empty may have been made without the inputs.
         outputs = [o for o in differentiable(subject, function(leaves)) if o.requires_grad]
         found = [None] * len(wanted)
         if outputs:

@@ -115,7 +115,7 @@ def _import_module(name: str) -> str:
 
 
 def _is_source(info: pkgutil.ModuleInfo) -> bool:
-    """Tells a Python file from a compiled module, which declares nothing, or a library beside it that is none."""
+    """Tells a Python file from a compiled module, which declares nothing, and from other libraries beside it."""
     spec = info.module_finder.find_spec(info.name, None)
     return spec is not None and not isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
 

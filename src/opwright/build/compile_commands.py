@@ -225,7 +225,7 @@ def write(commands: Iterable[Command], project: Path) -> Path | None:
     changes is not touched, as clangd would read everything again.
 
     Returns:
-        The file; None when it cannot be written, or is none that could be merged into.
+        The file; None when it cannot be written, or holds anything but a list of commands.
     """
     path = _place(project)
     try:

@@ -113,7 +113,7 @@ class LSTMStep:
             )  # fmt: skip
         if weights not in get_args(Weights):
             _refuse(
-                ValueError, "weights", "is none of the types that weights are kept in",
+                ValueError, "weights", "is not a type that weights can be kept in",
                 ("got", repr(weights)), ("expected", " | ".join(map(repr, get_args(Weights)))),
             )  # fmt: skip
         self._begin(lstm, weights)

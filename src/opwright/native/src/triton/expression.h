@@ -44,7 +44,7 @@ Value parse_value(std::string_view text);
 class Expression {
  public:
   using Lookup = std::function<Value(std::string_view name)>;
-  // Throws std::runtime_error for a form that is none.
+  // Throws std::runtime_error for an invalid form.
   explicit Expression(const Json& form);
   // Throws std::runtime_error for what Python would refuse, and for integers beyond 64 bits.
   Value evaluate(const Lookup& lookup) const;

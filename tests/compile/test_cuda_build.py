@@ -285,7 +285,7 @@ main()
 """
     result = run_python(program, env={"OPWRIGHT_ARCH": ""})
     assert result.stdout.count("library.so") == 1
-    assert "left out the CUDA kernels of plus" in result.stderr
+    assert "skipped the CUDA kernels of plus" in result.stderr
     required = run_python(program, env={"OPWRIGHT_ARCH": "90"}, check=False)
     assert required.returncode == 2
     assert "OPW207" in required.stderr

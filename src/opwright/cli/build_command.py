@@ -167,6 +167,6 @@ def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
     except NoNvccError as error:
         if settings.require_kernels() or settings.architectures():
             raise
-        say(f"left out the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
+        say(f"skipped the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
     others = [key for key in keys if key[1] != "cuda"]
     return kernels.build(*others) if others else None

@@ -58,13 +58,14 @@ sanitize-gpu:
 power: .venv/tests
 	$(BIN)/python tests/power/mutants.py opwright_ops --publish
 
-# Names, layers, format and spelling; `make format` writes the format.
+# Names, layers, format, spelling and wording; `make format` writes the format.
 CPP = $$(git ls-files '*.c' '*.cpp' '*.cu' '*.cuh' '*.h')
 lint: .venv/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/codespell $$(git ls-files)
+	$(BIN)/python tests/prose.py
 	$(BIN)/lint-imports
 
 format: .venv/lint

@@ -164,7 +164,7 @@ class ReferenceError(DeclarationError):
 class UndeclaredMutationError(DeclarationError):
     """The reference writes into an argument that is not declared as mutated.
 
-    PyTorch reorders and removes calls of operators that it believes to be functional. Annotate the
+    PyTorch reorders and removes calls of operators that are declared as functional. Annotate the
     argument as `Mutates[Float[Tensor, "n"]]`, or write into a copy.
     """
 
@@ -302,7 +302,7 @@ class CompileError(BuildError):
 
 
 class ExtensionError(BuildError, ValueError):
-    """An argument of `opwright.cpp_extension` cannot be honoured: a name that is no identifier, a missing source."""
+    """An argument of `opwright.cpp_extension` is invalid: a name that is not an identifier, a missing source."""
 
     code = "OPW211"
 
@@ -447,7 +447,7 @@ class ManifestError(CheckError, ValueError):
 
 
 class PackFileError(CheckError, ValueError):
-    """A file is no pack of kernels, or is damaged.
+    """A file is not a pack of kernels, or is damaged.
 
     Everything in a pack has a digest, and nothing that does not fit its digest is used. `opwright pack verify PACK` lists
     what is wrong; `opwright pack build MANIFEST --out PACK` writes it again.

@@ -70,7 +70,7 @@ def _import_file(place: str) -> str:
         raise TargetError(place, "there is no such file", rows=[("expected", str(path))])
     if path.suffix != ".py":
         hint = "`opwright verify TARGET --wheel` checks the kernels of a wheel" if path.suffix == ".whl" else ""
-        raise TargetError(place, "it is no Python file", rows=[("got", str(path))], hint=hint)
+        raise TargetError(place, "it is not a Python file", rows=[("got", str(path))], hint=hint)
     package = _package_of(path)
     if package is not None:
         # A file of a package is imported under its own name, so that it is not declared twice.
@@ -115,7 +115,7 @@ def _import_module(name: str) -> str:
 
 
 def _is_source(info: pkgutil.ModuleInfo) -> bool:
-    """Tells a Python file from a compiled module, which declares nothing, or a library beside it that is none."""
+    """Tells a Python file from a compiled module, which declares nothing, and from other libraries beside it."""
     spec = info.module_finder.find_spec(info.name, None)
     return spec is not None and not isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
 

@@ -45,7 +45,7 @@ def options(ns):
     OPWRIGHT_KERNEL(options, THREE)"""
     )
 
-    # "default" is no name in Python, "2x" none in C++, "half-up" none in either; `mode` has a default,
+    # "default" is not a name in Python, "2x" is not one in C++, "half-up" in neither; `mode` has a default,
     # `rounding` has none and is keyword-only.
     @operator(f"{ns}::options", cpu=source)
     def options(

@@ -285,7 +285,7 @@ main()
 """
     result = run_python(program, env={"OPWRIGHT_ARCH": ""})
     assert result.stdout.count("library.so") == 1
-    assert "left out the CUDA kernels of plus" in result.stderr
+    assert "skipped the CUDA kernels of plus" in result.stderr
     required = run_python(program, env={"OPWRIGHT_ARCH": "90"}, check=False)
     assert required.returncode == 2
     assert "OPW207" in required.stderr
@@ -322,7 +322,7 @@ def test_a_source_is_cut_where_that_is_safe(exports: str, rest: str, parts: int)
 
 
 def test_both_halves_are_in_the_library(ns: str) -> None:
-    # A function and a variable that both halves define, and kernels that are no templates.
+    # A function and a variable that both halves define, and kernels that are not templates.
     source = CUDA.replace("OPWRIGHT_KERNEL(plus, float)", "OPWRIGHT_KERNEL(plus, float, double, opwright::half)")
     source = source.replace("template <typename T> void plus", "int shared_count = 0;\nint count() { return ++shared_count; }\n"
         "__global__ void plain_kernel() {}\nvoid plain(cudaStream_t s) { plain_kernel<<<1, 1, 0, s>>>(); }\n"

@@ -300,14 +300,14 @@ def test_the_package_that_a_file_belongs_to(build, tmp_path: Path) -> None:
     assert "--no-build-isolation attention`" in found.hint
 
 
-# --- files that are no libraries for here ----------------------------------------------------------------
+# --- files that are not libraries for this machine ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"", "is empty"),
-        (b"hello", "is no ELF file: it begins with b'hello'"),
+        (b"hello", "is not an ELF file: it begins with b'hello'"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of git-lfs"),
         (b"MZ\x90\x00", "is a library of Windows"),
         (b"\x7fELF\x02\x01\x01", "is cut off: it has 7 of 64 bytes"),

@@ -129,7 +129,7 @@ def test_shaped_family(ns, check, whole):
 
 @pytest.mark.parametrize("family", [Num, Shaped])
 def test_gradient_of_a_family_with_floats_and_integers(ns, family):
-    # These families are no float families, but a float tensor of theirs has a gradient all the same.
+    # These are not float families, but their float tensors have gradients all the same.
     name = f"square_{family.__name__.lower()}"
     source = (
         HEAD
@@ -257,7 +257,7 @@ def test_outputs_of_fixed_dtypes(ns, check, whole):
     ) -> tuple[Float32[Tensor, "*batch"], Bool[Tensor, "*batch n"], Int64[Tensor, "*batch"]]:
         return x.float().sum(-1), x > 0, x.argmax(-1)
 
-    # 257 + 256 is no bfloat16: the sum really is in float32.
+    # bfloat16 cannot hold 257 + 256: the sum really is in float32.
     row = torch.tensor([[1.0, 256.0, -2.0, 257.0 - 1], [-1.0, -3.0, -2.0, 256.0]])
     check(
         facts,

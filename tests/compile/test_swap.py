@@ -122,7 +122,7 @@ def test_a_backward_that_is_taken_away(ns, entries):
         assert entry(torch.zeros(2)).tolist() == [2.0, 2.0]
         assert gradient(entry) == [1.0, 1.0]
     # A kernel of a backward that nobody declares would be dead code that looks alive.
-    with pytest.raises(CompileError, match="`removed_backward` is no operator of this folder"):
+    with pytest.raises(CompileError, match="`removed_backward` is not an operator of this folder"):
         plus(ns, "removed", 2, 10, declare_backward=False)(torch.zeros(2))
 
 

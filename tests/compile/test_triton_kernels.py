@@ -114,5 +114,5 @@ def test_a_damaged_pack_beside_is_an_error_not_a_crash(declare: Any) -> None:
     source = operator.declaration.sources["cuda"].path
     source.write_text(TRITON.replace("def double(", f"def {operator.declaration.name}("))
     source.with_suffix(".opk").write_bytes(b"OPWPACK1 but not really")
-    with pytest.raises(LoadError, match="it is no pack"):
+    with pytest.raises(LoadError, match="it is not a pack"):
         kernels.build(kernels.unit_key(operator.declaration, "cuda"))

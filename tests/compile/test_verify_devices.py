@@ -43,7 +43,7 @@ def test_checks_name_their_device_and_gpu_checks_say_why_they_skip() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("tpu", "this is no device"),
+        ("tpu", "unknown device"),
         ("meta", "on CUDA GPUs only"),
         ("cuda:99", "there is no such device here"),
     ],

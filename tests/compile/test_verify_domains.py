@@ -234,7 +234,7 @@ def test_negative_indices_are_left_out_where_the_domain_says_so(ns, row: str, ve
 
 
 def error_of(call) -> str:
-    """Returns what a call raises that is no IndexError, "" if it raises one."""
+    """Returns the exception of a call unless it is an IndexError; "" otherwise."""
     try:
         call()
     except IndexError:

@@ -1,4 +1,4 @@
-"""Impostors that are right on their samples: what follows from the samples shows them, and accuses nobody else."""
+"""Impostors that are right on their samples: derived inputs expose them, and right candidates pass."""
 
 from __future__ import annotations
 

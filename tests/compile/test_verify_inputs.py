@@ -270,7 +270,7 @@ def test_sizes_have_numbers_of_their_own(ns) -> None:
 
 
 def test_only_integers_of_the_code_are_sizes() -> None:
-    """Numbers of comments, names, strings of digits in other numbers and those of every sweep are none."""
+    """Numbers in comments, names, other numbers' digits, and those that every sweep has are not sizes."""
     text = "// 99\nfloat a10 = 11.5f, b = 1e13, c = 0x6f, d = 70.; /* 71\n72 */ int e = 74, f[75u], g = 1'000, h = 5 * 14; // 76"
     assert _sizes_in(Source("cpu", None, text, "a.cpp")) == [14, 70, 74, 75, 1000]
 

@@ -233,7 +233,7 @@ def test_what_is_right_changes_nothing() -> None:
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             Path(folder, "x").write_text("x")
             subprocess.run(["true"], check=True)
-            torch.rand(3)  # drawing numbers is no harm
+            torch.rand(3)  # drawing numbers changes nothing
         return gelu(x)
 
     record = check(candidate)

@@ -1,4 +1,4 @@
-"""Wrong kernels that verify must catch, and right ones that it must not accuse."""
+"""Wrong kernels that verify must catch, and right ones that must pass."""
 
 from __future__ import annotations
 

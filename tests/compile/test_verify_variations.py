@@ -1,4 +1,4 @@
-"""Inputs that follow from a sample of a callable: what they find, and what they must not accuse."""
+"""Inputs that follow from a sample of a callable: what they find, and which right results must pass."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ static void take_api_version(void* to, int attribute, const unsigned char* data,
 
 typedef struct {
   Image* image;
-  const int* entry_of_symbol;  // entry + 1, 0 if the symbol is no entry
+  const int* entry_of_symbol;  // entry + 1, 0 if the symbol is not an entry
   size_t num_symbols;
 } SymbolInfo;
 

@@ -5,7 +5,7 @@
 //   someone else damaged
 //
 // Writes one line for each pack that did anything but the launches of the good one or an Error, as
-// JSON: what it was, and "crash", "wrong" or "foreign" (an exception that is no Error); then one
+// JSON: what it was, and "crash", "wrong" or "foreign" (an exception other than Error); then one
 // with the numbers of all outcomes. With `files` a line for each pack, with the texts of its
 // errors.
 #include <dlfcn.h>

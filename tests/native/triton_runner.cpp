@@ -138,7 +138,7 @@ void use_device(int device) {
   detail::check(driver.context_set(context), "cuCtxSetCurrent");
 }
 
-// What is no launch.
+// Requests other than launches.
 bool act(const Json& request) {
   const std::string& what = request["do"].text;
   if (what == "capture") {

@@ -115,7 +115,7 @@ def test_operators_from_cpp(follow, unpacked: Path, environment: dict[str, str])
     (folder / "text.so").write_text("no library")
     assert "text.so cannot be loaded: " in refused_by(program, folder / "text.so")
     other = Path(torch.__file__).parent / "lib/libc10.so"
-    assert f"opwright: {other} is no library of operators" in refused_by(program, other)
+    assert f"opwright: {other} is not a library of operators" in refused_by(program, other)
 
 
 @pytest.mark.compiler
@@ -213,8 +213,8 @@ def test_a_path_is_taken_as_it_is(find, tmp_path: Path) -> None:
             [],
             "`my_ops`: /no/python does not run: No such file or directory hint: -DPython3_EXECUTABLE=/path/to/python3",
         ),
-        ("MY_OPS my-ops", [], "`my-ops` is no name of a package hint: the one after `import`"),
-        ("MY_OPS my_ops.part", [], "`my_ops.part` is no name of a package hint: the one after `import`"),
+        ("MY_OPS my-ops", [], "`my-ops` is not a package name hint: the name after `import`"),
+        ("MY_OPS my_ops.part", [], "`my_ops.part` is not a package name hint: the name after `import`"),
         (
             "MY_OPS my_ops REQUIRED",
             [],

@@ -129,7 +129,7 @@ def test_verify_refuses_a_wheel_of_other_sources(wheel: Path, tmp_path: Path) ->
     assert "its CPU kernels for `v9` cannot run here" in found.stderr
     found = verify(Path(__file__))
     assert (
-        "it is no wheel of operators"
+        "it is not a wheel of operators"
         in found.stderr + verify(Path(__file__), project=wheel.parents[1] / "project").stderr
     )
 

@@ -188,7 +188,7 @@ class Values:
     def parse(self, text: str) -> Any:
         value, rest = self._read(text)
         if rest:
-            raise ValueError(f"{text!r} is no VALUE: {rest!r} is left over")
+            raise ValueError(f"{text!r} is not a VALUE: {rest!r} is left over")
         return value
 
     def _read(self, text: str) -> tuple[Any, str]:

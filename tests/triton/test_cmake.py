@@ -110,7 +110,7 @@ def test_vector_add(program: str, built: Path, triton: Path, tmp_path: Path) -> 
     records = ctest(built, program, tmp_path, python)
     assert shapes(records) == 2 * [("add_kernel", 98, 128)]
     assert [number(record, 3, "i") for record in records] == [100_000, 99_999]
-    # Two kernels: 99,999 is no multiple of 16.
+    # Two kernels: 99,999 is not a multiple of 16.
     assert len({record["image"] for record in records}) == 2
 
 
@@ -222,10 +222,10 @@ def test_a_pack_is_built_again_when_a_source_or_the_manifest_changes(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("nothing SOURCES a.py MANIFEST k.json ARCHS 90", "`nothing` is no target"),
+        ("nothing SOURCES a.py MANIFEST k.json ARCHS 90", "`nothing` is not a target"),
         ("target SOURCES a.py MANIFEST k.json", "`target` needs ARCHS"),
         ("target SOURCES a.py MANIFEST missing.json ARCHS 90", "there is no file"),
-        ("target SOURCES a.py MANIFEST k.json ARCHS 90 EMBEDDED", "`EMBEDDED` is no architecture"),
+        ("target SOURCES a.py MANIFEST k.json ARCHS 90 EMBEDDED", "`EMBEDDED` is not an architecture"),
         ("target MORE SOURCES a.py MANIFEST k.json ARCHS 90", "no argument is called `MORE`"),
     ],
 )

@@ -37,7 +37,7 @@ WRONG = {
     "pointer where a tuple is": launch("tupled", OUT, OUT),
     "tuple too short": launch("tupled", OUT, {"tuple": [OUT]}),
     "pointer of a dtype that NVIDIA lacks": launch("scaled", {"tensor": "fp8e4b8", "address": 16}, number(5), C),
-    "text that is no value": launch("scaled", OUT, number(5), constant("1 + 1")),
+    "text that is not a value": launch("scaled", OUT, number(5), constant("1 + 1")),
     "number written otherwise": launch("scaled", OUT, number(5), constant("01")),
     "unknown function": launch("scaled", OUT, number(5), constant("@nothing")),
     "unknown option": launch("scaled", OUT, number(5), C, options={"num_wraps": 4}),
@@ -78,7 +78,7 @@ WRONG = {
     "folder for a file": launch("scaled", OUT, file=KERNELS.parent),
 }  # fmt: skip
 # The runtime counts arguments from 1, and so must the worker's errors.
-COUNTED = {"float for an annotated int": 2, "pointer for an annotated int": 2, "text that is no value": 3}
+COUNTED = {"float for an annotated int": 2, "pointer for an annotated int": 2, "text that is not a value": 3}
 
 
 @pytest.fixture(scope="module")

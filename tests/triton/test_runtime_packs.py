@@ -376,10 +376,10 @@ def descriptions_of(entries: list[Entry]) -> Iterator[tuple[str, str, Any]]:
         ("no params", ["params"], []),
         ("a fourth param", ["params"], [*described["params"], {"name": "q", "default": "3"}]),
         ("params without names", ["params"], [{}, {}, {}]),
-        ("default that is no value", ["params", 2, "default"], "((("),
+        ("default that is not a value", ["params", 2, "default"], "((("),
         ("default that is an open text", ["params", 1, "default"], '"abc'),
         ("unknown type", ["params", 1, "type"], "zzz"),
-        ("heuristic that is no expression", ["heuristics"], [{"name": "C", "expression": ["nothing"]}]),
+        ("heuristic that is not an expression", ["heuristics"], [{"name": "C", "expression": ["nothing"]}]),
         ("heuristic of no name", ["heuristics"], [{"expression": 1}]),
         ("heuristic without anything", ["heuristics"], [{}]),
         (
@@ -395,7 +395,7 @@ def descriptions_of(entries: list[Entry]) -> Iterator[tuple[str, str, Any]]:
         ),
         ("autotune of no constexprs", ["autotune"], {"key": ["n", "n"], "configs": [{}]}),
         ("grids are a list", ["grids"], [1, 2]),
-        ("grid that is no expression", ["grids"], {"g": {"expression": "x"}}),
+        ("grid that is not an expression", ["grids"], {"g": {"expression": "x"}}),
     ):
         yield name, json.dumps(put(described, path, value)), "any"
     deep = "(" * 3_000_000  # more than a stack holds

@@ -224,7 +224,7 @@ values = st.recursive(
 @given(values)
 def test_values_read_back(value: Any) -> None:
     found = parse_value(write_value(value))
-    assert repr(found) == repr(value)  # nan is no nan, and True is no 1
+    assert repr(found) == repr(value)  # nan is not equal to nan, and True is not 1
     text = f"={write_value(value)}"
     assert write_class(parse_class(text)) == text
 

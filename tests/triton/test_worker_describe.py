@@ -128,7 +128,7 @@ def test_grids(worker: Any) -> None:
     path = next(path for path, _ in record["sources"] if path.endswith("decorated.py"))
     lines = Path(path).read_text().splitlines()
     for name, reason in (
-        ("refused", "`len` is no function that C++ has"),
+        ("refused", "`len` is not a function that C++ has"),
         ("listed", "`NAMES` is a list that C++ cannot hold"),
         ("grid", "`n` is neither a constant of the module nor an argument"),
     ):
@@ -167,7 +167,7 @@ def test_heuristics_that_have_no_expression(newest: Any, tmp_path: Path) -> None
     assert a["expression"] == ["+", ["arg", "n"], 7]
     assert "a partial; pass a C++ functor instead" in b["error"]
     assert c["expression"] == ["+", ["arg", "n"], 1]
-    assert d["error"] == f"{file}:5: `a['n'].numel` is no function that C++ has; pass a C++ functor instead"
+    assert d["error"] == f"{file}:5: `a['n'].numel` is not a function that C++ has; pass a C++ functor instead"
 
 
 def test_a_tuned_kernel_compiles_from_its_description(worker: Any) -> None:
@@ -249,6 +249,7 @@ def test_functions_with_assignments_and_branches(newest: Any, tmp_path: Path) ->
     for n in (-3, 0, 5, 64, 100):
         assert evaluate(size["expression"], {"n": n}) == scope["size"]({"n": n})
     assert (
-        loops["error"] == f"{file}:14: `for i in args:` is no assignment, `if` or `return`; pass a C++ functor instead"
+        loops["error"]
+        == f"{file}:14: `for i in args:` is not an assignment, `if` or `return`; pass a C++ functor instead"
     )
     assert "there is a way to its end without `return`" in falls["error"]

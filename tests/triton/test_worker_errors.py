@@ -104,7 +104,7 @@ def test_a_file_that_is_not_there(newest: Any, tmp_path: Path) -> None:
             ["*fp32"] * 3 + ["=4", "=64"],
             {},
             "argument",
-            "argument 4 `n` is no `tl.constexpr`: given `=4`, expected `i32`",
+            "argument 4 `n` is not a `tl.constexpr`: given `=4`, expected `i32`",
         ),
         (["*fp32"] * 3 + ["i33", "=64"], {}, "argument", "argument 4 `n`: `i33` cannot be read"),
         (
@@ -119,9 +119,9 @@ def test_a_file_that_is_not_there(newest: Any, tmp_path: Path) -> None:
             "argument",
             "`@nobody` must name a JIT function of the kernel's module",
         ),
-        (["*fp32"] * 3 + ["i32", "=64"], {"num_wraps": 4}, "option", "`num_wraps` is no option of Triton"),
+        (["*fp32"] * 3 + ["i32", "=64"], {"num_wraps": 4}, "option", "`num_wraps` is not an option of Triton"),
         (["*fp32"] * 3 + ["i32", "=64"], {"num_warps": 3}, "option", "num_warps must be a power of 2"),
-        (["*fp32"] * 3 + ["i32", "=64"], {"BLOCK": 4}, "option", "`BLOCK` is no option of Triton"),
+        (["*fp32"] * 3 + ["i32", "=64"], {"BLOCK": 4}, "option", "`BLOCK` is not an option of Triton"),
         (["*fp32"] * 3 + ["i32", "=100"], {}, "compile", "arange's range must be a power of 2"),
     ],
 )
@@ -180,7 +180,7 @@ def test_starred_parameters(worker: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("no json", "A line is no JSON"),
+        ("no json", "A line is not JSON"),
         ("[1]", "A request is a JSON object, not a list."),
         ('{"id": 5, "do": "dance"}', "`do` is 'dance', expected 'describe' or 'compile'."),
         ('{"id": 5, "do": {}}', "`do` is {}, expected"),

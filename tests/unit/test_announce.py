@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+
 from opwright.build.announce import announced
 
 

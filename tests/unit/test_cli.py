@@ -165,7 +165,7 @@ def test_targets(command, tmp_path: Path) -> None:
         "./nowhere.py": "there is no such file",
         "empty.py": "declares no operator",
         "good.py::nothing": "there is no operator `nothing`",
-        "made-1.0-py3-none-any.whl": "it is no Python file",
+        "made-1.0-py3-none-any.whl": "it is not a Python file",
     }.items():
         result = command("list", target)
         assert result.returncode == 2

@@ -227,7 +227,7 @@ def test_the_traceback_ends_at_the_author() -> None:
 
 def test_names(snapshot: SnapshotAssertion) -> None:
     for wrong in ("plain", "a::b::c", "a::", "my ns::f"):
-        with pytest.raises(errors.DeclarationError, match="is no operator name"):
+        with pytest.raises(errors.DeclarationError, match="invalid operator name"):
             operator(wrong)(writes_argument)
     with pytest.raises(errors.NameTakenError):
         operator("aten::mul")(lambda_reference)

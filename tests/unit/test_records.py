@@ -235,7 +235,7 @@ def test_every_field_is_documented() -> None:
         (None, None, ""),
         (0.3114, 1.24, "0.31 of the allowance (1.2 ulp)"),
         (0.0, 0.0, "0.00 of the allowance (0 ulp)"),
-        (0.42, 1.49e12, "0.42 of the allowance"),  # nothing is left of the digits: an ulp is no measure
+        (0.42, 1.49e12, "0.42 of the allowance"),  # nothing is left of the digits: an error in ulp means nothing
         (0.08, 0.0, "0.08 of the allowance"),  # of a denormal number
         (731.4, 2e4, "731 times the allowance"),
         (1.8e12, 1e13, "more than 1,000 times the allowance"),

@@ -350,7 +350,7 @@ def test_failures_are_shown_in_full_and_escaped(tmp_path):
         "verify x",
     ):
         assert text in page.source
-    assert "This operator fails verify: its times are shown for its author and are no result." in page.source
+    assert "This operator fails verify: its times are shown for debugging only and are not a result." in page.source
     assert "The command of a failure repeats its smallest case. Correct the kernel, or the reference" in page.source
 
 
@@ -547,7 +547,7 @@ def test_a_refusal_after_some_inputs_is_no_speed_and_has_the_remedy_of_its_error
     assert verdict([stopped]) == "ns::bias_gelu: verified; REFUSED by bench: results are wrong (got 2; expected 3)."
     page = show(tmp_path, stopped)
     assert "<p><b>remedy</b> `opwright verify op.py --check numerics`</p>" in page.source
-    assert "the times of the inputs measured until then are no result." in page.source
+    assert "the times of the inputs that it measured are not a result." in page.source
     assert 'class="summaries"' not in page.source
     assert first_row(page, stopped.measurements[0])[4].endswith("x ±3 %")
 

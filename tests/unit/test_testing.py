@@ -183,7 +183,7 @@ def test_the_plugin_imports_neither_torch_nor_the_rest(run_python) -> None:
 WRONG = {
     "@pytest.mark.opwright('my_ops')": "`my_ops`: this TARGET has several operators",
     "@pytest.mark.opwright('my_ops::tail', only='none such')": "`tail`: no case is left",
-    "@pytest.mark.opwright('my_ops::tail', dtypes='f23')": "`f23`: this is no dtype",
+    "@pytest.mark.opwright('my_ops::tail', dtypes='f23')": "`f23`: unknown dtype",
     "@opwright.testing.cases(len)": "`opwright.testing.cases`: it takes an operator of Opwright",
     "": "it takes `opwright_case` of no operator",
 }

@@ -82,7 +82,7 @@ def _against(m: Measurement, yardstick: str) -> tuple[float, float]:
 
 
 def reason_for_hint(base: BenchRecord, now: BenchRecord, rows: Sequence[BaseRow]) -> str:
-    """Returns why a record is no proof; "" if it is."""
+    """Returns why a record proves nothing; "" if it does."""
     differing = [
         f"{name} ({ours} against {theirs})" for name, (theirs, ours) in _facts(base, now).items() if theirs != ours
     ]

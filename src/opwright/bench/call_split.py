@@ -62,7 +62,7 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
         device: as for `bench`.
 
     Raises:
-        CheckError: it is no operator.
+        CheckError: it is not an operator.
         BuildError: there is no compiler to build the probe with.
     """
     operator = operator_of(target)

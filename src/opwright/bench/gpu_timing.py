@@ -129,7 +129,7 @@ def time_on_gpu(
         seconds: the limit for all candidates, with all that a sample needs around it.
         before_block: called with the number of a block of rounds before it.
         on_result: called with the number of each block and what its first timed call of the first candidate returned.
-        beside: what takes its turns with the candidates, and is no candidate: a copy, whose time is `copy_us`.
+        beside: takes turns with the candidates without being one: a copy, whose time is `copy_us`.
     """
     lanes = {name: _Lane(calls, gpu) for name, calls in {**candidates, **(beside or {})}.items()}
     ours, *others = candidates

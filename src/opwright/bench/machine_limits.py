@@ -24,7 +24,7 @@ def limits_of(place: CpuBench | GpuBench, machine: Machine, *, again: bool = Fal
     """Returns the limits of a device, measured at the first time.
 
     They are kept for the model of the CPU, its usable cores, the threads, the versions of PyTorch and of the driver, and
-    the GPU. A store that cannot be written is no reason not to measure.
+    the GPU. A store that cannot be written does not prevent the measurement.
 
     Args:
         again: measure them now, whatever is kept.

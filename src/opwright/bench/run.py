@@ -82,7 +82,7 @@ def bench(
         device: "cpu", "cuda", "cuda:1"; by default the GPU when there is one and the operator has a CUDA
             kernel, else the CPU; for a callable where its samples are.
         seconds: the time for all measurements of the operator. Each input is measured at least once; one whose calls
-            take longer than this is left out, and the record says so.
+            take longer than this is skipped, and the record says so.
         precision: measuring ends earlier when all confidence intervals are this narrow; 0.02 is two percent.
         verified: a record of `verify` of this target on this kind of device, of all its cases; where it covers less
             than the numerics, and without one, they are checked first.

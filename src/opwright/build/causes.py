@@ -70,7 +70,7 @@ def find_cause(failure: Failure) -> Cause | None:
         if cause:
             return cause
     if not failure.output.strip():
-        return Cause("its compiler ended without a word", "run the last command of the log by hand")
+        return Cause("the compiler failed with no output", "run the last command of the log by hand")
     return _generated_code(failure) if failure.error else None
 
 
@@ -88,7 +88,7 @@ def _out_of_memory(match: re.Match[str], failure: Failure) -> Cause:
 def _crashed(match: re.Match[str], failure: Failure) -> Cause:
     lower = f', or `{failure.flags_argument}=["-O1"]`' if "-c" in failure.command else ""
     return Cause(
-        "the compiler crashed, which is its own mistake",
+        "internal compiler error",
         f"another compiler (`export OPWRIGHT_CXX=clang++`){lower}",
         (("reason", match[0].strip()),),
     )

@@ -225,7 +225,7 @@ def write(commands: Iterable[Command], project: Path) -> Path | None:
     changes is not touched, as clangd would read everything again.
 
     Returns:
-        The file; None when it cannot be written, or is none that could be merged into.
+        The file; None when it cannot be written, or holds anything but a list of commands.
     """
     path = _place(project)
     try:
@@ -273,7 +273,7 @@ def _read(path: Path) -> list[dict]:
         return []
     found = json.loads(text) if text.strip() else []
     if not isinstance(found, list) or not all(isinstance(e, dict) and "file" in e for e in found):
-        raise ValueError(f"{path} is no list of commands")
+        raise ValueError(f"{path} is not a list of commands")
     return found
 
 

@@ -83,7 +83,7 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     names = [d.name for d in request.unit]
     if exported is not None and exported not in names:
         # An unknown name leaves the macro of its entry undefined, which reads as anything but that.
-        text = f"`{exported}` is no operator of this folder; there are: {', '.join(names)}"
+        text = f"`{exported}` is not an operator of this folder; there are: {', '.join(names)}"
         forward = exported.removesuffix("_backward")
         hint = "the first argument of OPWRIGHT_KERNEL is the operator's name"
         if forward != exported and forward in names:

@@ -175,12 +175,12 @@ def read_library(path: Path) -> SharedLibrary:
     """Reads what an ELF file says about itself.
 
     Raises:
-        LoadError: there is no such file, or it is no whole ELF file.
+        LoadError: there is no such file, or it is not a complete ELF file.
     """
     from elftools.elf.elffile import ELFFile
 
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise _error(path, "is no file but a device or a pipe", hint=f"`ls -l {path}`")
+        raise _error(path, "is a device or a pipe, not a regular file", hint=f"`ls -l {path}`")
     try:
         with open(path, "rb") as f:
             _check_whole(path, f)
@@ -205,13 +205,13 @@ def _error(path: Path, rule: str, *, hint: str) -> LoadError:
 
 
 def _check_whole(path: Path, f: BinaryIO) -> None:
-    """Tells what is no ELF file, and what was cut off: the table of sections is the last thing in a file."""
+    """Rejects a file that is not ELF or was cut off: the table of sections is the last thing in a file."""
     head = f.read(64)
     if head[:4] != b"\x7fELF":
         for magic, what, hint in _OTHER_FORMATS:
             if head.startswith(magic):
                 raise _error(path, f"is {what}, not an ELF file", hint=hint.format(path=path))
-        rule = f"is no ELF file: it begins with {head[:8]!r}" if head else "is empty"
+        rule = f"is not an ELF file: it begins with {head[:8]!r}" if head else "is empty"
         raise _error(path, rule, hint=_AGAIN)
     size = f.seek(0, io.SEEK_END)
     end = 64

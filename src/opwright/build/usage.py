@@ -16,7 +16,7 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+)(?:\+\d+)? bytes smem)?")
 def kernels_in(log: str) -> list[KernelUse]:
     """Returns the kernels that `ptxas -v` reports in a build's log, by architecture and name.
 
-    A function that kernels call has properties of its own in the log, and no line of registers: it is no kernel.
+    A function that kernels call has properties in the log too, but no line of registers: it is not a kernel.
     """
     found: dict[tuple[str, str], KernelUse] = {}
     entry: tuple[str, str] | None = None

@@ -320,7 +320,7 @@ def _root_of(target: str, ref: str) -> Path:
         raise CheckError(
             target,
             "it is in no git repository, so it has no earlier commit",
-            rows=[("base", f"{ref}, which is no file or folder either"), ("folder", str(folder))],
+            rows=[("base", f"{ref}, which is not a file or folder either"), ("folder", str(folder))],
             hint="`--base FILE` with a record of an earlier version",
         ) from None
 

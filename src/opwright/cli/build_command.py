@@ -151,7 +151,7 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
             target or str(Path.cwd()),
             f"`{request.subject}` gets no compile_commands.json",
             rows=[("source", str(sources[0])), ("project", str(project or "none"))],
-            hint="look into `build/compile_commands.json` there: it cannot be written, or is no list"
+            hint="look into `build/compile_commands.json` there: it cannot be written, or is not a list"
             if project
             else "a `pyproject.toml` or `git init` makes a project of a folder",
         )
@@ -168,6 +168,6 @@ def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
     except NoNvccError as error:
         if settings.require_kernels() or settings.architectures():
             raise
-        say(f"left out the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
+        say(f"skipped the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
     others = [key for key in keys if key[1] != "cuda"]
     return kernels.build(*others) if others else None

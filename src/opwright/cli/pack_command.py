@@ -34,7 +34,7 @@ def record(*command: str, output: Out = Path("manifest.json")) -> int:
         raise RecordingError("", "no command is given", hint="`opwright pack record -- COMMAND ARGUMENTS`")
     found = run(list(command), output)
     if found.skipped:
-        say(f"left out {_count(found.skipped, 'line')} of the record that cannot be read")
+        say(f"skipped {_count(found.skipped, 'line')} of the record that cannot be read")
     if not found.seen:
         say("hint: nothing was recorded: kernels are that opwright/triton.h launches, and only at their first launch")
     total = _count(len(found.manifest.entries), "kernel key")

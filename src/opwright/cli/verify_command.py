@@ -42,7 +42,7 @@ def verify_operators(
             get_inputs and get_init_inputs, or a folder of such.
         check: Run only this check; may be repeated.
         only: Run only cases whose description contains this text.
-        quick: Fewer inputs of each kind: seconds for an operator. No kind of check is left out.
+        quick: Fewer inputs of each kind: seconds for an operator. No kind of check is skipped.
         full: More seeds and options, every 16-bit value, large sizes: minutes for an operator.
         device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
             GPU when there is one and a CUDA kernel for it.

@@ -43,7 +43,7 @@ function(opwright_find_operators variable package)
   endif()
 
   if(NOT package MATCHES "^[A-Za-z_][A-Za-z0-9_]*$")
-    message(FATAL_ERROR "${subject} is no name of a package\nhint: the one after `import`")
+    message(FATAL_ERROR "${subject} is not a package name\nhint: the name after `import`")
   endif()
   set(python "${arg_PYTHON}")
   if(NOT python)

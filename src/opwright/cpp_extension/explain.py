@@ -48,13 +48,13 @@ def _no_module(match: re.Match[str], name: str, path: Path) -> LoadError:
     if library and any(_OPERATORS.search(demangle(symbol.name)) for symbol in library.undefined):
         return LoadError(
             name,
-            "it registers operators, and is no Python module",
+            "it registers operators and is not a Python module",
             rows=[("it has", "TORCH_LIBRARY"), expected],
             hint="`is_python_module=False`, then `torch.ops.<namespace>.<operator>`",
         )
     return LoadError(
         name,
-        "it has no PYBIND11_MODULE, so it is no Python module",
+        "it has no PYBIND11_MODULE, so it is not a Python module",
         rows=[("it has", "no PyInit_ function"), expected],
         hint='`PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("f", &f); }` at the end of a source; '
         '`load_inline` writes it for `functions=["f"]`; `is_python_module=False` for a plain library',

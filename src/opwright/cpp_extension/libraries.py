@@ -64,7 +64,7 @@ def load_module(name: str, path: Path) -> ModuleType:
     """Loads a library as a Python module.
 
     Raises:
-        LoadError: it cannot be loaded, or is no module of this name.
+        LoadError: it cannot be loaded, or is not a module of this name.
     """
     load_library(name, path)
     # pybind11 3 returns the module that it made first for the name of a spec. Each library has a name of its own, of

@@ -51,13 +51,13 @@ def audit_wheel(path: Path) -> Audit:
     """Examines a wheel; nothing of it is run.
 
     Raises:
-        PackageError: it is no wheel.
+        PackageError: it is not a wheel.
     """
     parts = path.name.removesuffix(".whl").split("-")
     if path.suffix != ".whl" or len(parts) not in (5, 6) or not zipfile.is_zipfile(path):
         raise PackageError(
             str(path),
-            "it is no wheel",
+            "it is not a wheel",
             hint="`opwright wheel --check dist/NAME-VERSION-py3-none-PLATFORM.whl`",
         )
     audit = Audit(path)
@@ -151,7 +151,7 @@ def _ask_auditwheel(audit: Audit, platform: str) -> None:
     tag = found["sym_tag"]
     audit.facts.append(("fits", tag))
     if platform.startswith("linux_"):
-        audit.remarks.append(f"{platform} is no platform that package indexes take; its libraries fit {tag}")
+        audit.remarks.append(f"{platform} is not a platform that package indexes accept; its libraries fit {tag}")
     elif _glibc(tag) > _next_policy(platform, found):
         versions = ", ".join(max(each, key=_numbers) for each in found["versioned_symbols"].values() if each)
         audit.problems.append(f"its name promises {platform}, its libraries ({versions}) fit {tag}")

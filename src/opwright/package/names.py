@@ -18,10 +18,10 @@ _TAKEN = frozenset(
 
 
 def check_name(name: str, subject: str) -> None:
-    """Refuses what is no name of a package and of its operators' namespace.
+    """Refuses an invalid name of a package and of its operators' namespace.
 
     Raises:
-        PackageError: it is no identifier, or somebody else's.
+        PackageError: it is not an identifier, or another package has it.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
         fitting = re.sub(r"\W+", "_", name).strip("_0123456789") or "my_ops"

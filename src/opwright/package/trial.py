@@ -48,7 +48,7 @@ def use_wheel(wheel: Path, operators: Iterable[Operator], level: str = "") -> No
         level: which CPU kernels, "v3"; the best for this machine unless given.
 
     Raises:
-        PackageError: it is no wheel of these operators, or cannot run here.
+        PackageError: it is not a wheel of these operators, or cannot run here.
     """
     made, path = _unpacked(wheel)
     if made["machine"] != platform.machine():
@@ -96,7 +96,7 @@ def _unpacked(wheel: Path) -> tuple[dict[str, Any], Path]:
             made = json.loads(archive.read(name))
             return made, Path(archive.extract(name.replace("provenance.json", "library.so"), folder.name))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        raise PackageError(str(wheel), "it is no wheel of operators", hint="`opwright wheel` makes one") from None
+        raise PackageError(str(wheel), "it is not a wheel of operators", hint="`opwright wheel` makes one") from None
 
 
 def _with_backward(operators: Iterable[Operator]) -> Iterable[Operator]:

@@ -76,7 +76,7 @@ def build(root: Path, package: str, folder: Path, options: Mapping[str, Any]) ->
     check_options(package, options)
     if not (root / package / "__init__.py").is_file():
         raise PackageError(
-            package, "it is no package of its own: a wheel's library and runtime lie in it",
+            package, "it is not a package of its own: the wheel's library and runtime lie in it",
             rows=[("expected", str(root / package / "__init__.py"))], hint="`touch` that file, or name another `package`",
         )  # fmt: skip
     if (root / package / "_opwright").exists():
@@ -187,7 +187,7 @@ def _commit(root: Path) -> tuple[str | None, bool]:
 
 
 def _contents(wheel: Path, package: str, tag: str) -> dict[str, bytes]:
-    """Returns the files of a wheel: its package without what is left out, with imports and metadata changed."""
+    """Returns the files of a wheel: its package without the omitted files, with imports and metadata changed."""
     found = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():

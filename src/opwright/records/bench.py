@@ -213,7 +213,7 @@ class Conditions:
 
 @dataclass
 class Limits:
-    """What a device can do at best: measured once, and kept in the store.
+    """The limits of a device: measured once, and kept in the store.
 
     Attributes:
         copy_gb_s: copying a tensor far larger than the caches, bytes read plus written.

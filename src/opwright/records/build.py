@@ -23,7 +23,7 @@ class BuildStep:
 
 @dataclass
 class KernelUse:
-    """What one GPU kernel takes, as ptxas reports it.
+    """The resources of one GPU kernel, as ptxas reports them.
 
     Attributes:
         kernel: its name, with template arguments.

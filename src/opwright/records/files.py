@@ -106,7 +106,7 @@ def read(path: Path) -> Record:
     try:
         data = path.read_bytes()
         content = json.loads(data, parse_float=_finite, parse_constant=_finite)
-        if b"\\ud" in data.lower():  # half of a pair of surrogates is no character, and cannot be written again
+        if b"\\ud" in data.lower():  # a lone surrogate is not a character and cannot be written again
             json.dumps(content, ensure_ascii=False).encode()
         return decoded(content)
     except (OSError, ValueError, RecursionError) as error:
@@ -114,7 +114,7 @@ def read(path: Path) -> Record:
 
 
 def _finite(text: str) -> float:
-    """Returns a number; infinity and NaN are none in JSON, and no figure of a report."""
+    """Returns a finite number; JSON has neither infinity nor NaN."""
     if not math.isfinite(number := float(text)):
         raise ValueError(f"it has {text} for a number")
     return number
@@ -124,7 +124,7 @@ def decoded(content: Any) -> Record:
     """Returns the record that `encodable` has made JSON of.
 
     Raises:
-        ValueError: it is none, or of a newer version.
+        ValueError: it is not a record, or its version is newer.
     """
     content = dict(content) if isinstance(content, dict) else {}
     kind, version = content.pop("type", None), content.get("version", 1)

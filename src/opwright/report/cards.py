@@ -29,7 +29,7 @@ class Card:
 
     Attributes:
         history: the benchmarks on this device, on a CPU with as many threads, the oldest first.
-        older: how many other records were left out, because a newer one of the same kind exists.
+        older: how many other records were skipped, because a newer one of the same kind exists.
     """
 
     verify: VerifyRecord | None = None

@@ -25,7 +25,7 @@ def write_markdown(
 
     Args:
         pictures: files to show below; those of several operators are folded.
-        skipped: what was left out, and why.
+        skipped: records that were skipped, and why.
 
     Raises:
         RecordError: there are no records.

@@ -35,7 +35,7 @@ def write_report(records: Sequence[Record], path: Path, skipped: Sequence[str] =
     """Writes records as one HTML file that needs nothing beside it, and no network.
 
     Args:
-        skipped: what was left out, and why: the page says so.
+        skipped: records that were skipped, and why: the page says so.
 
     Returns:
         The path of the file.

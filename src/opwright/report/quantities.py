@@ -57,7 +57,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def date(seconds: float) -> str:
-    """Writes a time stamp, seconds since 1970, in UTC; one that is no time as the nearest that is."""
+    """Writes a time stamp, seconds since 1970, in UTC; clamps it to the range that can be written."""
     seconds = min(max(seconds, 0), _LAST_SECOND)
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 

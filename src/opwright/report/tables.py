@@ -255,11 +255,11 @@ def warn(card: Card) -> list[str]:
     bench = card.bench
     if bench is not None:
         if card.refusal and bench.measurements:
-            notes.append("Bench stopped before the end: the times of the inputs measured until then are no result.")
+            notes.append("Bench stopped early: the times of the inputs that it measured are not a result.")
         elif card.fails:
-            notes.append("This operator fails verify: its times are shown for its author and are no result.")
+            notes.append("This operator fails verify: its times are shown for debugging only and are not a result.")
         elif not card.refusal and not card.is_verified:
-            notes.append("This operator was not verified: its times are no result until it is.")
+            notes.append("This operator was not verified: its times are not a result until it is.")
         notes += bench.all_warnings
         notes += [f"Skipped: {each}" for each in bench.left_out]
         if card.measurements and not card.has_intervals:

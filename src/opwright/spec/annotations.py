@@ -169,7 +169,7 @@ def read_tensor_type(annotation: Any, name: str, subject: str) -> TensorType:
     if isinstance(array, type) and not issubclass(array, torch.Tensor):
         raise AnnotationError(
             subject,
-            f"`{name}`: it is no tensor of PyTorch",
+            f"`{name}`: it is not a PyTorch tensor",
             rows=[("got", f'{dtype.__name__}[{_text(array)}, "{text}"]')],
             hint=f'`{name}: {dtype.__name__}[Tensor, "{text}"]`, with `from torch import Tensor`',
         )

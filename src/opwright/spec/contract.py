@@ -259,7 +259,7 @@ class _Binder:
                 hint = f"leave it out: it is {parameter.default!r} then"
             elif got is None:
                 hint = (
-                    f"`{label}: {parameter.type} | None` in the declaration, if it may be left out"
+                    f"`{label}: {parameter.type} | None` in the declaration, if it is optional"
                     if parameter.is_tensor
                     else "give a value"
                 )

@@ -88,7 +88,9 @@ def declare(
     namespace, separator, subject = qualified_name.partition("::")
     if not separator or not namespace.isidentifier() or not subject.isidentifier():
         raise DeclarationError(
-            "", f"`{qualified_name}` is no operator name", hint=f'`@operator("my_ops::{reference.__name__}")`'
+            "",
+            f"invalid operator name `{qualified_name}`; expected `namespace::name`",
+            hint=f'`@operator("my_ops::{reference.__name__}")`',
         )
     if autocast is not None and autocast not in AUTOCAST_POLICIES:
         raise DeclarationError(
@@ -148,7 +150,7 @@ def _mark_constant(outputs: tuple[Output, ...], constant: Sequence[str], subject
     if unknown:
         raise DeclarationError(
             subject,
-            f"`non_differentiable` names `{unknown[0]}`, which is no output",
+            f"`non_differentiable` names `{unknown[0]}`, which is not an output",
             rows=[("outputs", ", ".join(names) or "none")],
             hint=f'`non_differentiable=["{names[-1]}"]`; a NamedTuple names outputs' if names else "",
         )
@@ -173,7 +175,7 @@ def declare_backward(
         expected = ", ".join(gradients)
         raise BackwardError(
             subject,
-            f"`{unknown[0]}` is no input, output or gradient of `{forward.name}`"
+            f"`{unknown[0]}` is not an input, output or gradient of `{forward.name}`"
             if unknown
             else "a backward takes the gradient of every output",
             rows=[("got", ", ".join(names)), ("known", ", ".join(known))],

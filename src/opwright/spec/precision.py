@@ -34,7 +34,7 @@ Precision = Factor | str
 
 
 def check_precision(precision: Precision | None, subject: str) -> None:
-    """Raises DeclarationError for what is no precision."""
+    """Raises DeclarationError for an invalid precision."""
     if precision is not None and precision != "tf32" and not isinstance(precision, Factor):
         raise DeclarationError(
             subject,

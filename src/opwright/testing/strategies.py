@@ -50,7 +50,7 @@ def inputs(
     """Returns a strategy for the arguments of a call.
 
     Axes of one name have one size, variadic axes up to three dimensions, tensors of one family one dtype; literals
-    are one of their choices. Inputs that the reference refuses are left out. Examples shrink to one element in
+    are one of their choices. Inputs that the reference refuses are skipped. Examples shrink to one element in
     float32, contiguous, zero, with the defaults.
 
         @given(opwright.testing.inputs(bias_gelu, n=(1, 64), input=(-10.0, 10.0)))
@@ -66,7 +66,7 @@ def inputs(
             size, of a number, of the elements of a tensor; or a strategy for the whole argument.
 
     Raises:
-        CheckError: it is no operator, there is no axis or argument of that name, or Hypothesis is missing.
+        CheckError: it is not an operator, there is no axis or argument of that name, or Hypothesis is missing.
     """
     found = one_operator(operator, "opwright.testing.inputs")
     contract = found.contract

@@ -42,7 +42,7 @@ def find_cases(operator: Any, *, dtypes: Iterable[Any] | Any = (), only: str = "
     The arguments are those of `cases`.
 
     Raises:
-        CheckError: it is no operator, there is no such dtype, or no case is left.
+        CheckError: it is not an operator, there is no such dtype, or no case is left.
     """
     found = one_operator(operator, "opwright.testing.cases")
     wanted = _names_of(dtypes)
@@ -106,5 +106,5 @@ def _names_of(dtypes: Iterable[Any] | Any) -> set[str]:
     known = {name for _, name, _ in SCALAR_TYPES.values()}
     names = {name if isinstance(name, str) else short_name(name) for name in given}
     for name in sorted(names - known):
-        raise CheckError(name, "this is no dtype", rows=[("expected", " ".join(sorted(known)))])
+        raise CheckError(name, "unknown dtype", rows=[("expected", " ".join(sorted(known)))])
     return names

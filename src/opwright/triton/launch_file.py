@@ -38,12 +38,12 @@ def read_launch_file(subject: str, path: str, text: str) -> LaunchFile:
     """Reads a `triton.py`.
 
     Raises:
-        CompileError: it is no Python, or its `DTYPES` is no tuple of dtype names.
+        CompileError: it is not valid Python, or its `DTYPES` is not a tuple of dtype names.
     """
     try:
         tree = ast.parse(text, path)
     except SyntaxError as error:
-        raise error_at(subject, path, text, error.lineno or 1, f"it is no Python: {error.msg}") from None
+        raise error_at(subject, path, text, error.lineno or 1, f"it is not valid Python: {error.msg}") from None
     functions, kernels, constants = {}, {}, {}
     dtypes: tuple[str, ...] | None = None
     for node in tree.body:

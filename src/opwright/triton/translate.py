@@ -340,7 +340,7 @@ class _Function:
             items = ", ".join(item.text for item in found.items)
             return f"opw::cx(std::tuple({items}))" if is_constexpr else f"std::tuple({items})"
         if found.type not in _CPP_TYPES:
-            self.fail(value, f"`{ast.unparse(value)}` is no argument of a kernel")
+            self.fail(value, f"`{ast.unparse(value)}` cannot be passed to a kernel")
         if found.type == "text" and not is_constexpr:
             self.fail(value, f"`{name}` of `{kernel.name}` takes a string, so it must be a `tl.constexpr`")
         return f"opw::cx({found.text})" if is_constexpr else found.text
@@ -359,7 +359,7 @@ class _Function:
         found = self.expression(node)
         items = found.items if found.type == "tuple" else (found,)
         if not 1 <= len(items) <= 3 or any(item.type not in ("int", "bool") for item in items):
-            self.fail(node, f"`{ast.unparse(node)}` is no grid of one to three integers")
+            self.fail(node, f"`{ast.unparse(node)}` is not a grid of one to three integers")
         return "opw::Grid{" + ", ".join(f"int64_t({item.text})" for item in items) + "}"
 
     # --- expressions
@@ -367,13 +367,13 @@ class _Function:
     def items(self, node: ast.expr) -> tuple[Expression, ...]:
         found = self.expression(node)
         if found.type != "tuple":
-            self.fail(node, f"`{ast.unparse(node)}` is no tuple")
+            self.fail(node, f"`{ast.unparse(node)}` is not a tuple")
         return found.items
 
     def condition(self, node: ast.expr) -> str:
         found = self.expression(node)
         if found.type not in ("bool", "int", "float"):
-            self.fail(node, f"`{ast.unparse(node)}` is no condition")
+            self.fail(node, f"`{ast.unparse(node)}` is not a condition")
         return found.text
 
     def expression(self, node: ast.expr) -> Expression:
@@ -415,7 +415,7 @@ class _Function:
             case ast.IfExp(test, then, otherwise):
                 a, b = self.expression(then), self.expression(otherwise)
                 if a.type not in _CPP_TYPES or b.type not in _CPP_TYPES:
-                    self.fail(node, f"`{ast.unparse(node)}` is not translated: its sides are no numbers")
+                    self.fail(node, f"`{ast.unparse(node)}` is not translated: its sides are not numbers")
                 if a.type != b.type and {a.type, b.type} != {"int", "float"}:
                     self.fail(node, f"`{ast.unparse(node)}` is {a.type} or {b.type}")
                 type_ = a.type if a.type == b.type else "float"
@@ -471,7 +471,7 @@ class _Function:
             at = ast.literal_eval(index)
             return found.items[at]
         except (ValueError, TypeError, IndexError):
-            self.fail(node, f"`{ast.unparse(node)}` is not translated: the index is no constant within the tuple")
+            self.fail(node, f"`{ast.unparse(node)}` is not translated: the index is not a constant within the tuple")
             raise AssertionError from None
 
     def call(self, node: ast.Call) -> Expression:
@@ -527,13 +527,13 @@ class _Function:
         if found.type == "bool":
             return Expression(f"int64_t{{{found.text}}}", "int")
         if found.type not in ("int", "float"):
-            self.fail(node, f"`{ast.unparse(node)}` is no number")
+            self.fail(node, f"`{ast.unparse(node)}` is not a number")
         return found
 
     def integer(self, node: ast.expr) -> Expression:
         found = self.number(node)
         if found.type != "int":
-            self.fail(node, f"`{ast.unparse(node)}` is no integer")
+            self.fail(node, f"`{ast.unparse(node)}` is not an integer")
         return found
 
     def binary(self, node: ast.expr, a: Expression, operator: str | None, b: Expression) -> Expression:
@@ -573,7 +573,7 @@ class _Function:
         if (dtype := self.dtype(right)) is not None:
             found = self.expression(left)
             if found.type != "dtype":
-                self.fail(node, f"`{ast.unparse(left)}` is no dtype")
+                self.fail(node, f"`{ast.unparse(left)}` is not a dtype")
             return f"({found.text} {sign} opw::dtype_of<{dtype}>::value)"
         a, b = self.expression(left), self.expression(right)
         both = {a.type, b.type}

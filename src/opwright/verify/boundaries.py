@@ -168,7 +168,7 @@ def _takes(subject: Subject, case: Case) -> bool | None:
 def _index_cases(subject: Subject) -> Iterator[Case]:
     """Yields integer tensors with values of the whole range that the reference takes, and beyond it.
 
-    Where it takes any, they are no indices: then the extremes of the dtype are among them.
+    Where it takes any, they are not indices: then the extremes of the dtype are among them.
     """
     maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
     dtype = main_dtype(subject)
@@ -251,7 +251,7 @@ def _spread_over(found: Range, count: int) -> Iterator[torch.Tensor]:
 
 
 def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
-    """Yields integers that are no indices: the extremes of the range, what lies around 0, any."""
+    """Yields integers that are not indices: the extremes of the range, values around 0, any."""
     generator = torch.Generator().manual_seed(0)
     # Not the smallest itself, of which there is no negative.
     special = [found.high, max(found.low, -found.high), -1, 0, 1, 2**31, 2**31 - 1, -(2**31), -(2**31) - 1]

@@ -107,7 +107,7 @@ def numerics(subject: Subject) -> Iterator[Finding]:
 def second_gradients(subject: Subject) -> Iterator[Finding]:
     """The gradient of a gradient, by the arguments and by the gradient of the outputs, against that in float64.
 
-    A backward that refuses to be differentiated is no finding; one whose result forgets what it was made of is.
+    A backward that cannot be differentiated is not a finding; one whose result lacks a graph is.
     """
     if subject.mutated():
         raise Skipped("it mutates its arguments")
@@ -134,8 +134,8 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
         yield Finding(str(case), message, pattern)
 
 
-# What gradgradcheck asks. Autograd writes these formulas, another one for each way to compute the same, and terms that
-# cancel in them are no mistake of a candidate's.
+# The tolerance of gradgradcheck. Autograd derives these formulas, a different one for each way to compute the same
+# result; terms that cancel in them are not a fault of the candidate.
 _SECOND_SHARE = 1e-3
 _NO_SECOND = "a backward that has none can say so with `torch.autograd.function.once_differentiable`"
 
@@ -291,7 +291,7 @@ def _in_threads(subject: Subject, case: Case) -> str:
             values = other_values(values)
             try:
                 given.append((values, subject.run(copy_of(values))))
-            except Exception:  # that is no input of it
+            except Exception:  # not an input that it takes
                 values, alone = given[0]
                 given.append((values, alone))
     start, bad = threading.Barrier(_THREADS), []

@@ -98,7 +98,7 @@ def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
         try:
             given = copy_of(values, CPU if subject.operator is not None else None)
             expected = subject.expect(outputs_of_reference, given)
-        except Exception:  # that is no input of it
+        except Exception:  # not an input that it takes
             return ""
         for output, wanted in zip(subject.run(values), expected, strict=True):
             has_both = output is not None and wanted is not None
@@ -163,7 +163,7 @@ def fresh_data(subject: Subject) -> Iterator[Finding]:
 
 
 def _is_input(subject: Subject, variant: Case) -> bool:
-    """Returns whether the reference takes it: whole numbers in another order may be no indices any more."""
+    """Returns whether the reference takes it: integers in another order may no longer be valid indices."""
     try:
         with torch.no_grad():
             subject.reference(copy_of(variant.values))

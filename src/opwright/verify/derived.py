@@ -100,7 +100,7 @@ def derived_cases(
         tensors = [i for i, v in enumerate(case.values[: arguments(case)]) if _is_real(v)]
         if not tensors:
             continue
-        # With no finite result to start from, numbers are no guide to which others would be in its domain.
+        # With no finite result to start from, the numbers do not show which others are in its domain.
         free = [i for i in tensors if accepts(case) and bool((case.values[i] != case.values[i].round()).any())]
         if free:
             yield from _other_values(case, free, accepts, depends, is_limit)
@@ -167,7 +167,7 @@ def _masks(value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _integers(case: Case, count: int) -> dict[int, torch.Tensor]:
-    """Returns other values for integers of both signs, which are no indices: as large, and in 8 bits any."""
+    """Returns other values for integers of both signs, which are not indices: as large, and in 8 bits any."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for i, value in enumerate(case.values[:count]):

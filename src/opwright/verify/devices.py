@@ -26,7 +26,7 @@ def parse_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise CheckError(str(name), "this is no device", hint='"cpu", "cuda" or "cuda:1"') from None
+        raise CheckError(str(name), "unknown device", hint='"cpu", "cuda" or "cuda:1"') from None
     if device.type not in ("cpu", "cuda"):
         raise CheckError(str(name), "kernels run on CPUs and on CUDA GPUs only", hint='"cpu" or "cuda"')
     if device.type == "cuda":

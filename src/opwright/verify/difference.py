@@ -17,7 +17,7 @@ class Difference:
     """How an output differs from what is expected.
 
     Attributes:
-        worst_ulp: error in ulp of the element nearest to its allowance; 0 where that is no normal number.
+        worst_ulp: error in ulp of the element nearest to its allowance; 0 where that is not a normal number.
         worst_ratio: largest error over allowance; above 1 is wrong. inf: a NaN or infinity too many or
             too few.
         message: what is wrong; "" if nothing is.

@@ -1,4 +1,4 @@
-"""Formulas of operators of PyTorch that a reference may call, and that are no formula for an oracle.
+"""Other formulas for PyTorch operators whose own formula is not accurate enough for an oracle.
 
 The oracle is the reference in float64. Where an operator cancels, float64 is not exact either: F.gelu has 1 + erf(x),
 so at -8 it is off by 2 %, and at -9 it is zero. There the oracle takes another formula of the same function.

@@ -148,7 +148,7 @@ def as_function_of_tensors(
 ) -> tuple[list[torch.Tensor], Callable[..., Any]]:
     """Returns the floating-point tensors of a case, and the call as a function of them alone.
 
-    What a backward gets of its operator's outputs is no argument of that function: it follows from the others.
+    The operator's outputs that a backward takes are not arguments of that function: they follow from the others.
 
     Args:
         dtype: of the tensors that are arguments and results of that function; the others stay as they are.
@@ -275,7 +275,7 @@ def pull_back(
     inputs = floats_of(leaves)
     wanted = [t for t in inputs if t.requires_grad]
     with torch.enable_grad():
-        # What is left out or empty may have been made without the inputs.
+        # An output that is omitted or empty may have been made without the inputs.
         outputs = [o for o in differentiable(subject, function(leaves)) if o.requires_grad]
         found = [None] * len(wanted)
         if outputs:

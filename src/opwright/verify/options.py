@@ -1,7 +1,7 @@
 """Samples with other options: another `eps`, `dim`, `keepdim`, as far as the reference takes them.
 
 A candidate may have been made with the options of its samples in mind. One that raises where they are others is not
-accused; one that ignores what it is given is wrong.
+at fault; one that ignores what it is given is wrong.
 """
 
 from __future__ import annotations

@@ -251,9 +251,9 @@ def _signed_zeros(
 ) -> torch.Tensor:
     """Returns where a zero must be negative, because it follows a negative zero at its place in an input.
 
-    Underflow gives negative zeros too, and so may a product with zero: there the sign depends on the formula. An
-    output that becomes negative with the input, a sixteenth as fast at least, is none of them. Nor is a sum, which may
-    start from a positive zero: those have other shapes than what they add up.
+    Underflow gives negative zeros too, and so may a product with zero: there the sign depends on the formula. This
+    does not apply to an output that becomes negative with the input, at least a sixteenth as fast. Sums may start from
+    a positive zero, and are not required to be negative: their shapes differ from those of their terms.
     """
     of_input = torch.zeros_like(exact, dtype=torch.bool)
     for value in tensors_of(values):
@@ -454,7 +454,7 @@ class _Moves:
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
                         self._spreads[i] = torch.maximum(self._spreads[i], distance)
-                        # An infinite result is none of rounding: step by step a sum of exact zeros is moved below 0 too.
+                        # Rounding does not make a result infinite: step by step a sum of exact zeros is moved below 0 too.
                         is_changed = (value.isnan() != center.isnan()) & ~center.isinf()
                         self._changes[i] = self._changes[i] | is_changed
             return list(zip(self._spreads, self._changes, strict=True))

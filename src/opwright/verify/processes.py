@@ -81,7 +81,7 @@ class Fork(Process):
     def __init__(self, main: Callable[[], None]) -> None:
         self._done, forked = threading.Event(), threading.Event()
         found: list[Any] = []
-        # Forked while another thread collects garbage, the child would believe for good that it is being collected.
+        # Forked while another thread collects garbage, the child's collector would be marked as running for good.
         collects = gc.isenabled()
         gc.disable()
 

@@ -1,7 +1,7 @@
 """Inputs of other sizes that follow from a sample: an empty one, one of many rows, wide ones, a large one.
 
 Nobody has said which sizes belong together, so the reference is asked. And a candidate may be made for the sizes of
-its samples: one that raises where they are others is not accused.
+its samples: one that raises where they are others is not at fault.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def resized_cases(subject: Subject) -> Iterator[Case]:
         if leading is not None:
             for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
                 made = _with(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
-                if _outputs(subject, made, is_finite=True):  # the mean of nothing is no number
+                if _outputs(subject, made, is_finite=True):  # the mean of nothing is NaN
                     yield made
     long = next((made for case in sorted(given, key=_elements) if (made := _long(subject, case)) is not None), None)
     if long is not None:
@@ -94,7 +94,7 @@ def _long(subject: Subject, case: Case) -> Case | None:
 def _lengthened(
     subject: Subject, case: Case, rows: int, width: int | None, most: int, what: str, seconds: float
 ) -> Case | None:
-    """Returns a case with more entries along the first axis, which results have too; None where that is no input.
+    """Returns a case with more entries along the first axis, which results have too; None where that is not an input.
 
     They are those of the sample again and again, in all tensors that have as many of them, or in the first alone.
 
@@ -131,7 +131,7 @@ def _lengthened(
 
 
 def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | None:
-    """Returns a case where all axes of one size have another; None where that is no input.
+    """Returns a case where all axes of one size have another; None where that is not an input.
 
     Their entries are those of the sample, drawn at random; of real numbers none comes twice: indices of equal numbers may
     come in any order.

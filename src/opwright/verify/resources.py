@@ -184,7 +184,7 @@ _CALLS = {"quick": 200, "default": 750, "full": 750}  # counted in a round
 _LEAST_CALLS = 100  # fewer prove nothing: what is made once may be made in any of them
 _ROUNDS = 3
 _MOST_SECONDS = 4.0  # for all rounds, and again for the retry
-# What a call must leave behind to be accused, and the calls of a round together, whatever their number.
+# What a call must leave behind to be a leak, and the calls of a round together, whatever their number.
 _BYTES_A_CALL, _LEAST_BYTES_LEFT = 16, 4096  # half of the least that malloc gives out
 _BLOCKS_A_CALL, _LEAST_BLOCKS_LEFT = 0.5, 100
 
@@ -204,7 +204,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
 def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
     """Returns what calls leave behind, None where too few fit into the time, and how many were made.
 
-    What grows once only is no leak, nor what waits for the collector, nor a cache until it is full: so there are
+    Memory that grows once, waits for the collector or fills a cache is not a leak: so there are
     rounds, and before the last one as many calls as in all others. What the reference leaves behind as well is not
     the candidate's, but the process's.
     """

@@ -62,7 +62,7 @@ def verify(
             inputs are then those of an operator with this contract.
         checks: names of the checks to run; all by default.
         only: run only cases whose description contains this text.
-        quick: fewer inputs of each kind, in seconds; no kind of check is left out.
+        quick: fewer inputs of each kind, in seconds; no kind of check is skipped.
         full: more seeds and options, every 16-bit value, large sizes; in minutes.
         devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
             operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
@@ -158,7 +158,7 @@ def _run(recipe: Recipe, work: Work, jobs: list[Job], emit: Callable[[Result], N
                 why = str(unfit)
         if pending:
             reason = reason or why
-            recipe.make_cases()  # a reference that raises is no finding
+            recipe.make_cases()  # a reference that raises is not a finding
             work.run(pending, emit)
     return reason
 

@@ -194,7 +194,7 @@ class Guard:
         """Returns a call that notes what it changes."""
 
         def guarded(values: Sequence[Any]) -> Any:
-            if torch.compiler.is_compiling():  # what is traced is no call
+            if torch.compiler.is_compiling():  # a traced call does not run
                 return call(values)
             return self.run(call, values)
 

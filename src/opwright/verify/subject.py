@@ -211,7 +211,7 @@ class Subject:
     def cases(self) -> list[tuple[torch.dtype | None, Case]]:
         """Returns every input with the dtype it is about, small ones first within a dtype.
 
-        Inputs that the reference refuses (an empty axis, say) are no inputs of the operator.
+        Inputs that the reference refuses (an empty axis, say) are not inputs of the operator.
         """
         if self._cases is None:
             found = list(self._all_cases())

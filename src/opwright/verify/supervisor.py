@@ -165,7 +165,7 @@ class _Lane:
 def try_out(function: Callable[[], Any], limits: Limits) -> str:
     """Calls a function in a process of its own, and returns how it ended that one; "" if it did not.
 
-    What it raises is no trouble: it will do so again, here.
+    An exception that it raises is ignored: it is raised again, here.
     """
     if not has_supervision():
         return ""

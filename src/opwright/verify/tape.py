@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from opwright.verify.tensors import tensors_of
 
 _MOST_ELEMENTS = 2**21  # 16 MiB in float64: all are kept, and where tensors are large, calls are not what it costs
-# Of an operator whose result depends on more than its arguments, or is no tensor: Python may have decided by it.
+# Tags of operators whose result depends on more than their arguments, or is not a tensor: Python may branch on it.
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 # What gives numbers to Python without an operator.
 _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr}

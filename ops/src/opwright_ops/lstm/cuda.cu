@@ -170,7 +170,7 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0,
   const auto hr = weight_hr.defined() ? borrow(weight_hr).t() : opwright::Tensor();
   const auto cell_out = projects ? borrow(state.cell_out, {B, H}) : opwright::Tensor();
   auto whole = borrow(input);
-  if (B > 1 && input.stride(0) != B * input.stride(1)) {  // its rows are no matrix
+  if (B > 1 && input.stride(0) != B * input.stride(1)) {  // its rows do not form a matrix
     auto copy = opwright::Tensor::empty<T>({steps, B, I});
     opwright::call("aten::copy_", copy, whole, false);
     whole = copy;

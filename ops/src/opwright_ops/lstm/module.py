@@ -212,7 +212,7 @@ class LSTM(nn.RNNBase):
             options: the keyword-only options of `LSTM`.
 
         Raises:
-            TypeError: it is no nn.LSTM.
+            TypeError: it is not an nn.LSTM.
             ValueError: a weight of it is computed by a parametrization, or `forget_bias` would overwrite one.
         """
         if not isinstance(module, nn.LSTM):

@@ -86,7 +86,7 @@ def check_options(
     bias: bool, hidden_size: int, activation: Any, slope: Any, flags: dict[str, Any], clip: Any,
     forget_bias: Any, memory: Any, tier: Any,
 ) -> None:  # fmt: skip
-    """Refuses options that are no options, and combinations without a meaning."""
+    """Refuses unknown options and combinations without a meaning."""
     _check_choice("activation", activation, ("soft", "hard"))
     _check_choice("memory", memory, ("default", "recompute"))
     _check_choice("tier", tier, ("auto", "cluster", "grid", "step"))

@@ -96,7 +96,7 @@ class LSTMStep:
         weights: what the copy is kept in: "float32", "bfloat16", or "int8" with a scale for each row.
 
     Raises:
-        TypeError: the module is no LSTM.
+        TypeError: the module is not an LSTM.
         ValueError: it is bidirectional, or a parameter of it is computed from others.
     """
 
@@ -113,7 +113,7 @@ class LSTMStep:
             )  # fmt: skip
         if weights not in get_args(Weights):
             _refuse(
-                ValueError, "weights", "is none of the types that weights are kept in",
+                ValueError, "weights", "is not a type that weights can be kept in",
                 ("got", repr(weights)), ("expected", " | ".join(map(repr, get_args(Weights)))),
             )  # fmt: skip
         self._begin(lstm, weights)
@@ -209,8 +209,8 @@ class LSTMStep:
             The last layer's output, laid out as the input, in its type.
 
         Raises:
-            ValueError: the input has other sizes than the module and the state, is no floating-point tensor,
-                or is on another device.
+            ValueError: the input has other sizes than the module and the state, is not a floating-point
+                tensor, or is on another device.
             RuntimeError: the input needs a gradient, or another thread is in a call.
         """
         if not self._busy.acquire(blocking=False):

@@ -151,12 +151,12 @@ def read_manifest(path: Path, *, needs_files: bool = True) -> Manifest:
             hint=f"`opwright pack record --out {path} -- COMMAND` writes one",
         ) from error
     except UnicodeDecodeError as error:
-        raise ManifestError(str(path), f"is no manifest: it is not UTF-8, at byte {error.start}") from error
+        raise ManifestError(str(path), f"is not a manifest: it is not UTF-8, at byte {error.start}") from error
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         place = f"{path}:{getattr(error, 'lineno', 1)}"
-        raise ManifestError(place, f"is no JSON: {getattr(error, 'msg', error)}") from error
+        raise ManifestError(place, f"is not JSON: {getattr(error, 'msg', error)}") from error
     reader = _Reader(path, text, needs_files)
     return reader.read(document)
 
@@ -172,7 +172,7 @@ class _Reader:
 
     def read(self, document: Any) -> Manifest:
         if not isinstance(document, dict) or not isinstance(document.get("kernels"), list):
-            raise self.error("is no manifest: it has no list `kernels`", hint=f'{{"kernels": [{_EXAMPLE}]}}')
+            raise self.error("is not a manifest: it has no list `kernels`", hint=f'{{"kernels": [{_EXAMPLE}]}}')
         for name in document.keys() - {"kernels", _SEEN}:
             raise self.error(f"has a field `{name}`", ("expected", f'"kernels", "{_SEEN}"'))
         seen = document.get(_SEEN, [])
@@ -224,7 +224,7 @@ class _Reader:
                 parse_class(text)
             except WorkerError as error:
                 raise self.error(
-                    f"argument {index + 1} is no class: {error.message}", ("got", json.dumps(text))
+                    f"argument {index + 1} is not a class: {error.message}", ("got", json.dumps(text))
                 ) from None
         return tuple(args)
 

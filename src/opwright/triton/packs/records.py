@@ -177,7 +177,7 @@ def classes_of(key: str) -> list[str]:
     """Returns the classes of a key's text.
 
     Raises:
-        WorkerError: It has one that is none.
+        WorkerError: The key has an invalid class.
     """
     parts, depth, quoted, start = [], 0, False, 0
     at = 0

@@ -70,22 +70,22 @@ def cubin_architecture(cubin: bytes) -> int:
     """Returns the architecture that a cubin's header names.
 
     Raises:
-        ValueError: It is no cubin.
+        ValueError: It is not a cubin.
     """
     try:
         (machine,) = struct.unpack_from("<H", cubin, 18)
         (flags,) = struct.unpack_from("<I", cubin, _FLAGS_AT)
     except struct.error:
-        raise ValueError("is no ELF file") from None
+        raise ValueError("is not an ELF file") from None
     if cubin[:4] != b"\x7fELF" or machine != _MACHINE_CUDA:
-        raise ValueError("is no cubin")
+        raise ValueError("is not a cubin")
     # The lowest byte up to version 7 of NVIDIA's ABI, the next one since.
     return (flags >> 8 if cubin[8] >= 8 else flags) & 0xFF
 
 
 def _rows(content: bytes) -> Iterator[tuple[Entry | None, list[str]]]:
     if len(content) < _HEADER.size or content[:8] != b"OPWPACK1":
-        yield None, [f"the pack begins with {content[:8]!r}, expected b'OPWPACK1': it is no pack"]
+        yield None, [f"the pack begins with {content[:8]!r}, expected b'OPWPACK1': it is not a pack"]
         return
     _, version, count, size, rows_at, checked = _HEADER.unpack_from(content)
     if version != 1:
@@ -138,7 +138,7 @@ def _row(
     if not inside:
         wrong.append(f"the cubin of {blob_length} bytes at {blob_at} lies outside of the records")
     elif blob_at % _ALIGNMENT:
-        wrong.append(f"the cubin is at {blob_at}, which is no multiple of {_ALIGNMENT}")
+        wrong.append(f"the cubin is at {blob_at}, which is not a multiple of {_ALIGNMENT}")
     elif hashlib.sha256(blob).hexdigest() != record.get("sha256"):
         wrong.append("the cubin does not fit the record's digest")
     return Entry(record, blob), wrong

@@ -20,7 +20,7 @@ _TRIES = 2
 
 
 class WorkerGone(Exception):
-    """A worker ended, was too slow, or answered what is no reply."""
+    """A worker ended, was too slow, or sent an invalid reply."""
 
 
 class NoPython(WorkerGone):

@@ -87,7 +87,7 @@ def parse_class(text: str) -> ArgumentClass:
     """Returns the class that a text stands for.
 
     Raises:
-        WorkerError: The text is no class, or not written as `write_class` writes it.
+        WorkerError: The text is not a class, or not written as `write_class` writes it.
     """
     scanner = Scanner(text)
     found = _scan_class(scanner)

@@ -79,7 +79,7 @@ def _checked_classes(kernel: Kernel, args: list[str]) -> list[ArgumentClass]:
         if not parameter.is_constexpr and isinstance(found, Constant):
             raise kernel.error(
                 "argument",
-                f"{_named(parameter)} is no `tl.constexpr`: given `{text}`, expected {_runtime_class(found)}.",
+                f"{_named(parameter)} is not a `tl.constexpr`: given `{text}`, expected {_runtime_class(found)}.",
             )
         classes.append(found)
     return classes
@@ -142,7 +142,7 @@ def _check_options(kernel: Kernel, backend: Any, options: dict[str, Any]) -> Non
             import triton
 
             has = ", ".join(sorted(known))
-            raise kernel.error("option", f"`{name}` is no option of Triton {triton.__version__}, which has {has}.")
+            raise kernel.error("option", f"`{name}` is not an option of Triton {triton.__version__}, which has {has}.")
 
 
 def _check_observed(kernel: Kernel, classes: list[ArgumentClass], bound: dict[str, Any], specialization: Any) -> None:

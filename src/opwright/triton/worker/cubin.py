@@ -30,7 +30,7 @@ def read_cubin(cubin: bytes, symbol: str) -> CubinKernel:
     """Returns what a cubin says about one of its kernels.
 
     Raises:
-        WorkerError: The bytes are no cubin, or have no such kernel.
+        WorkerError: The bytes are not a cubin, or have no such kernel.
     """
     try:
         return _read(cubin, symbol)
@@ -40,7 +40,7 @@ def read_cubin(cubin: bytes, symbol: str) -> CubinKernel:
 
 def _read(cubin: bytes, symbol: str) -> CubinKernel:
     if cubin[:4] != b"\x7fELF":
-        raise ValueError("it is no ELF file")
+        raise ValueError("it is not an ELF file")
     (sections_at,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [_SECTION.unpack_from(cubin, sections_at + index * size) for index in range(count)]

@@ -102,7 +102,7 @@ class _Translator:
                     continue
             is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if not is_docstring and not isinstance(statement, ast.Pass):
-                raise NotTranslatable(f"`{_shown(statement)}` is no assignment, `if` or `return`", line)
+                raise NotTranslatable(f"`{_shown(statement)}` is not an assignment, `if` or `return`", line)
         raise NotTranslatable("there is a way to its end without `return`", line)
 
     def expression(self, node: ast.expr, locals_: Mapping[str, Expression]) -> Expression:
@@ -156,7 +156,7 @@ class _Translator:
     def _call(self, node: ast.Call, of: Any, locals_: Mapping[str, Expression]) -> Expression:
         name = _known_function(self._object(node.func, locals_))
         if name is None:
-            raise NotTranslatable(f"`{_shown(node.func)}` is no function that C++ has", node.lineno)
+            raise NotTranslatable(f"`{_shown(node.func)}` is not a function that C++ has", node.lineno)
         count = len(node.args)
         is_folded = name in ("min", "max") and count > 2
         if (

@@ -28,7 +28,7 @@ _ALIGNMENT = 64  # bytes, of a blob
 
 
 class PackError(ValueError):
-    """A file is no pack, or not as its digests say."""
+    """A file is not a pack, or does not match its digests."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def read_pack(path: str | os.PathLike[str]) -> list[Entry]:
     """Returns what a pack file holds, everything in it checked.
 
     Raises:
-        PackError: The file is no pack, is damaged, or a digest does not fit.
+        PackError: The file is not a pack, is damaged, or a digest does not match.
         OSError: The file cannot be read.
     """
     return list(unpack(Path(path).read_bytes()))
@@ -121,7 +121,7 @@ def unpack(content: bytes) -> Iterator[Entry]:
         PackError: As for `read_pack`.
     """
     if len(content) < _HEADER.size or content[:8] != MAGIC:
-        raise PackError(f"is no pack file: it begins with {content[:8]!r}, expected {MAGIC!r}")
+        raise PackError(f"is not a pack file: it begins with {content[:8]!r}, expected {MAGIC!r}")
     _, version, count, size, rows_at, checked = _HEADER.unpack_from(content)
     if version != VERSION:
         raise PackError(f"has version {version}, expected {VERSION}")

@@ -93,7 +93,7 @@ def main() -> None:
         try:
             request = json.loads(line)
         except ValueError as error:
-            reply = {"id": None, "error": WorkerError("request", f"A line is no JSON: {error}.").as_reply()}
+            reply = {"id": None, "error": WorkerError("request", f"A line is not JSON: {error}.").as_reply()}
         else:
             reply = handle(request)
         try:

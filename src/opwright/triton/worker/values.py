@@ -118,7 +118,7 @@ def parse_value(text: str) -> Any:
     """Returns the value that a text stands for.
 
     Raises:
-        WorkerError: The text is no value, or not written as `write_value` writes it.
+        WorkerError: The text is not a value, or not written as `write_value` writes it.
     """
     scanner = Scanner(text)
     value = scan_value(scanner)
@@ -171,7 +171,7 @@ def from_python(value: Any, module: Any) -> Any:
                 return Function(name)
             if isinstance(found, ModuleType) and getattr(found, value.__name__, None) is value:
                 return Function(f"{name}.{value.__name__}")
-        raise ValueError(f"`{value.__name__}` is no name of the module")
+        raise ValueError(f"`{value.__name__}` is not a name of the module")
     return value
 
 

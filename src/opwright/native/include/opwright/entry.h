@@ -55,7 +55,7 @@ const char* guarded(const Call& call) noexcept {
     text[length] = '\0';
     return text;
   } catch (...) {
-    return "the kernel threw something that is no std::exception";
+    return "the kernel threw something that is not a std::exception";
   }
 }
 

@@ -15,13 +15,13 @@
 namespace opwright {
 
 // Defines the operators of a library and registers their kernels with the dispatcher.
-// Throws std::runtime_error: it cannot be loaded, is no library of operators, or its names are
-// taken.
+// Throws std::runtime_error: it cannot be loaded, is not a library of operators, or its
+// names are taken.
 inline void load_library(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw std::runtime_error("opwright: " + path + " cannot be loaded: " + dlerror());
   auto* define = reinterpret_cast<int (*)()>(dlsym(library, "opwright_define"));
-  if (!define) throw std::runtime_error("opwright: " + path + " is no library of operators");
+  if (!define) throw std::runtime_error("opwright: " + path + " is not a library of operators");
   if (define())
     throw std::runtime_error("opwright: PyTorch already has operators with the names of " + path);
 }

@@ -39,7 +39,7 @@ class Failure {
     } catch (const std::exception& error) {
       copy(text_, error.what());
     } catch (...) {
-      copy(text_, "the kernel threw something that is no std::exception");
+      copy(text_, "the kernel threw something that is not a std::exception");
     }
     return true;
   }

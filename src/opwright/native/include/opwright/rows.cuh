@@ -2,7 +2,7 @@
 // its rows: what belongs to a column (a bias, a sum) stays in registers, and no loop divides.
 //
 // Rows are laid end to end into panels of `height` rows and width = height * n columns, so that
-// neither short rows nor rows that are no multiple of a pack leave threads idle: the last panel
+// neither short rows nor rows that are not a multiple of a pack leave threads idle: the last panel
 // alone may be shorter. A block is `across` threads wide, each with the N columns of a pack, and
 // `down` panels high; blockIdx.x says which columns, blockIdx.y which panels.
 //
@@ -214,9 +214,9 @@ bool has_aligned_packs(const View<T, 2>& view) {
 
 }  // namespace detail
 
-// Packs need an output of aligned ones, and inputs with adjacent columns. Rows that are no whole
-// packs are cut height_step at a time; inputs with gaps between them must have as many columns as a
-// pack, so that it lies in two rows at most.
+// Packs need an output of aligned ones, and inputs with adjacent columns. Rows that are not
+// whole packs are cut height_step at a time; inputs with gaps between them must have as many
+// columns as a pack, so that it lies in two rows at most.
 template <typename T, typename... Inputs>
 Packing packing_of(const View<T, 2>& output, const Inputs&... inputs) {
   constexpr int kWidth = kPackWidth<T>;

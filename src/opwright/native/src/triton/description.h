@@ -59,7 +59,7 @@ struct Description {
   int index_of(std::string_view name) const;
 };
 
-// Reads a description's record. Throws std::runtime_error if it is none.
+// Reads a description's record. Throws std::runtime_error if it is invalid.
 std::unique_ptr<Description> read_description(const Json& record);
 
 // One argument of a call, as the runtime reads it back from the key and the values.

@@ -230,7 +230,7 @@ Expression::Expression(const Json& form) {
     case Json::Type::kArray:
       break;
     default:
-      fail("an expression is no number and no list");
+      fail("an expression must be a number or a list");
   }
   using O = Operation;
   struct Form {

@@ -36,15 +36,15 @@ struct Value {
   }
 };
 
-// The text of a value in a key, and back; parse_value returns None for texts that are no plain
-// value, and throws Error for an open string and for tuples nested deeper than 64.
+// The text of a value in a key, and back; parse_value returns None for texts that are not a
+// plain value, and throws Error for an open string and for tuples nested deeper than 64.
 std::string value_text_of(const Value& value);
 Value parse_value(std::string_view text);
 
 class Expression {
  public:
   using Lookup = std::function<Value(std::string_view name)>;
-  // Throws std::runtime_error for a form that is none.
+  // Throws std::runtime_error for an invalid form.
   explicit Expression(const Json& form);
   // Throws std::runtime_error for what Python would refuse, and for integers beyond 64 bits.
   Value evaluate(const Lookup& lookup) const;

@@ -26,7 +26,7 @@ struct Json {
   const Json& operator[](size_t index) const;
 };
 
-// Parses a text; throws std::runtime_error if it is no JSON or nested deeper than 64.
+// Parses a text; throws std::runtime_error if it is not JSON or nested deeper than 64.
 Json parse_json(std::string_view text);
 
 std::string json_quoted(std::string_view text);

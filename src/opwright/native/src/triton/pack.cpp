@@ -90,7 +90,7 @@ Pack::Pack(Bytes bytes, std::string name, bool is_mapped)
     : bytes_(bytes), name_(std::move(name)), is_mapped_(is_mapped) {
   try {
     if (bytes.size() < kHeaderSize || std::memcmp(bytes.data(), kMagic, 8) != 0)
-      refuse("it is no pack");
+      refuse("it is not a pack");
     if (read<uint32_t>(bytes, 8) != kVersion) {
       refuse("its version is " + std::to_string(read<uint32_t>(bytes, 8)) +
              ", this library reads 1");
@@ -170,7 +170,7 @@ Bytes Pack::blob(const Json& record) const {
   if (offset > bytes_.size() || size > bytes_.size() - offset) refuse("a cubin lies outside of it");
   const Bytes blob = bytes_.subspan(offset, size);
   if (hex(sha256(blob)) != record["sha256"].text) refuse("a cubin is damaged");
-  if (!is_whole_elf(blob)) refuse("a cubin is no whole ELF file");
+  if (!is_whole_elf(blob)) refuse("a cubin is not a complete ELF file");
   return blob;
 }
 

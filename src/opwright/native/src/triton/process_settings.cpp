@@ -47,8 +47,8 @@ int positive(const std::string& name, const std::string& value) {
   const char* end = value.data() + value.size();
   const auto read = std::from_chars(value.data(), end, number);
   if (read.ec == std::errc() && read.ptr == end && number > 0) return number;
-  throw Error(Cause::kSetting, "OPWRIGHT_TRITON: `" + name + "` is no positive number: `" + value +
-                                   "`\n\nhint: `" + name + "=2`");
+  throw Error(Cause::kSetting, "OPWRIGHT_TRITON: `" + name + "` must be a positive number, not `" +
+                                   value + "`\n\nhint: `" + name + "=2`");
 }
 
 void read_environment(ProcessSettings& settings) {

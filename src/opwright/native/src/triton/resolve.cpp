@@ -312,7 +312,7 @@ int64_t meta_value(const Entry* entry, const Call& call, const KernelState* kern
   if (value.type != Value::Type::kInt && value.type != Value::Type::kBool) {
     throw Error(Cause::kArgument, subject_of(description) + ": the grid asks for `" +
                                       std::string(name) +
-                                      "`, which is no integer argument of the kernel");
+                                      "`, which is not an integer argument of the kernel");
   }
   return value.integer;
 }
@@ -327,7 +327,7 @@ Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call,
                      "\n\nhint: pass a functor: [&](const Meta& meta) { return Grid{...}; }");
   };
   if (found == description.grids.end())
-    throw refuse("is no function or lambda of one parameter in its file");
+    throw refuse("is not a function or lambda of one parameter in its file");
   if (!found->second.expression) throw refuse("cannot be translated: " + found->second.error);
   Value value;
   try {
@@ -337,7 +337,7 @@ Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call,
       const std::string text(argument);
       if (text == "num_warps") return Value::of_int(entry->compiled->warps);
       if (text == "num_ctas") return Value::of_int(entry->compiled->ctas);
-      throw std::runtime_error("`" + text + "` is no argument of the kernel");
+      throw std::runtime_error("`" + text + "` is not an argument of the kernel");
     });
   } catch (const std::runtime_error& error) {
     throw refuse(std::string("fails: ") + error.what());
@@ -348,7 +348,7 @@ Grid named_grid(const KernelState* kernel, const Entry* entry, const Call& call,
   if (sizes.empty() || sizes.size() > 3) throw refuse("gives no tuple of one to three sizes");
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i].type != Value::Type::kInt || sizes[i].integer < 0) {
-      throw refuse("gives a size that is no number of programs: " + value_text_of(sizes[i]));
+      throw refuse("gives an invalid number of programs: " + value_text_of(sizes[i]));
     }
     extents[i] = sizes[i].integer;
   }

@@ -180,7 +180,7 @@ void check_pointers(const KernelState& kernel, const Entry& entry, const Call& c
     if (address == 0 ||
         loaded_driver->pointer_attribute(&found, kPointerDeviceAddress, address) == kSuccess)
       return;
-    refuse_pointer(description, entry, argument, "is no address of the GPU",
+    refuse_pointer(description, entry, argument, "is not a GPU address",
                    "memory that the driver knows", hex_text(address),
                    "memory of the host that is not pinned, or memory that was freed.");
   });
@@ -313,12 +313,11 @@ void launch_special(const KernelState& kernel, const Entry& entry, Call& call, S
 }
 
 void refuse_grid(const KernelState& kernel, const Grid& grid) {
-  throw Error(
-      Cause::kArgument,
-      subject_of(*kernel.description.load(std::memory_order_acquire)) +
-          ": the grid has a size that is no number of programs\n\n  expected  0 to 2147483647 "
-          "each, the cluster's size included\n  given     " +
-          dimensions(grid.x, grid.y, grid.z));
+  throw Error(Cause::kArgument,
+              subject_of(*kernel.description.load(std::memory_order_acquire)) +
+                  ": the grid has a size outside the valid range\n\n  expected  0 to 2147483647 "
+                  "each, the cluster's size included\n  given     " +
+                  dimensions(grid.x, grid.y, grid.z));
 }
 
 void launch_failed(const KernelState& kernel, const Entry& entry, const LaunchConfig& config,

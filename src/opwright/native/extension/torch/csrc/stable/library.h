@@ -21,7 +21,7 @@ class OPWRIGHT_OWN OpwrightLibraryInit final : opwright::extension::Registration
   uint32_t line_;
   std::optional<StableLibrary> library_;
 
-  // StableLibrary does not look at what this returns, and goes on with a handle that is none.
+  // StableLibrary ignores the returned status, and goes on with an invalid handle.
   void try_namespace() const {
     TorchLibraryHandle handle = nullptr;
     if (kind_ != StableLibrary::Kind::DEF) return;

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from opwright import errors, operator
 from opwright.build import diagnostics
+from opwright.store_root import check_marker
 
 pytestmark = pytest.mark.compiler
 _numbers = itertools.count()
@@ -212,6 +213,7 @@ def test_the_last_ten_logs_stay_in_the_store(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "opwright-store" / "logs"
     assert sorted(folder.iterdir()) == sorted(logs[2:])
     assert logs[-1].read_text() == "log 11"
+    check_marker(folder.parent)  # what comes first into a store makes it a store
     folder.chmod(0o500)  # a store that cannot be written; root can
     if os.access(folder, os.W_OK):
         shutil.rmtree(folder)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from opwright import settings
 from opwright.build.causes import Failure, find_cause
 from opwright.build.glue import enumerator, enums_of
-from opwright.errors import ArchitectureError, BuildError, CompileError
+from opwright.errors import ArchitectureError, BuildError, CompileError, StoreOwnerError
+from opwright.store_root import make_directory, make_root
 
 if TYPE_CHECKING:
     from opwright.build.compile import Request
@@ -282,12 +283,13 @@ def _excerpt(request: Request, file: str, line: int) -> list[str]:
 def _keep(log: str, name: str) -> Path:
     """Writes a log into the store, where the last ten stay; into a temporary folder if the store cannot be written."""
     try:
+        make_root(settings.store_dir())
         folder = settings.store_dir() / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
         descriptor, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log", dir=folder)
         for old in sorted(folder.glob("*.log"), key=lambda p: p.stat().st_mtime)[:-_MAX_LOGS]:
             old.unlink(missing_ok=True)
-    except OSError:
+    except (OSError, StoreOwnerError):
         descriptor, path = tempfile.mkstemp(prefix=f"opwright-{name}-", suffix=".log")
     with open(descriptor, "w") as file:
         file.write(log)

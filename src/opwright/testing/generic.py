@@ -60,8 +60,7 @@ def suite(
         for name in names
     ]
 
-    def test(operator, check, device):
-        _run(operator, check, device, {"only": only, **settings})
+    def test(operator, check, device): _run(operator, check, device, {"only": only, **settings})  # fmt: skip
 
     # pytest names the file of a test beside its id where the two differ: this one is its caller's, all on one line.
     caller = sys._getframe(1)

@@ -324,7 +324,7 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 
 
 def shares(measurements: list[dict[str, Any]]) -> list[Figure]:
-    """Groups inputs that differ in dtype and number of rows: the share of what a copy of as many bytes reaches."""
+    """Groups inputs that differ in dtype and number of rows: the share of the copy bandwidth that each reaches."""
     groups: dict[str, dict[str, float]] = {}
     for m in measurements:
         note = m["case"].partition("' ")[2]

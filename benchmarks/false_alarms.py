@@ -1,7 +1,8 @@
 """Gives PyTorch's own operators to verify as candidates: what it finds is a false alarm, or a defect of PyTorch.
 
 Each operator of OPERATORS is verified against itself in float64, by all checks that a callable has, on samples and
-on what verify makes of them, in float32, bfloat16 and float16. It takes about ten minutes on one core, `OMP_NUM_THREADS=1`; names after the command run only these.
+on what verify makes of them, in float32, bfloat16 and float16. It takes about ten minutes on one core
+with `OMP_NUM_THREADS=1`. Names after the command restrict the run to these operators.
 """
 
 from __future__ import annotations

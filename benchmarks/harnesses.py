@@ -2,12 +2,12 @@
 
     python benchmarks/harnesses.py --kernelbench PATH --backendbench PATH --robust-kbench PATH --gpu-mode PATH
 
-The paths are checkouts of those projects; one that is left out is skipped, and so is said in the result. KernelBench
-needs `requests` and `pydantic`, PyTorch's OpInfo `expecttest`. Writes results/harnesses.csv, without the reasons of the
-harnesses, which are in results/raw, and from it the tables of docs/guides/harnesses.md; `--page` alone writes the tables
-anew. It takes about an hour on one core.
+The paths are checkouts of those projects; a harness without its path is skipped, and the result says so.
+KernelBench needs `requests` and `pydantic`, PyTorch's OpInfo needs `expecttest`. The outcomes go to
+results/harnesses.csv, the reasons of the harnesses to results/raw. The tables of docs/guides/harnesses.md are made from
+the former; `--page` makes them again without a run. It takes about an hour on one core.
 
-How a harness is given a mutant, and what of it runs, is in harness_judges.py.
+harness_judges.py has how each harness is given a mutant, and which part of it runs.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def main(argv: list[str]) -> None:
             found[harness.name] = judged(problem, harness, harness.place(args), known)
             tried = [row["outcome"] for row in found[harness.name].values() if isinstance(row, dict)]
             print(
-                f"{problem.name}: {harness.name}: {tried.count('killed')} killed, {time.perf_counter() - started:.0f} s",
+                f"{problem.name}: {harness.name}: {tried.count('killed')} killed, "
+                f"{time.perf_counter() - started:.0f} s",
                 flush=True,
             )
         result["operators"][problem.name] = {name: found[name] for name in names if name in found}
@@ -151,7 +152,7 @@ def chosen(args: argparse.Namespace) -> list[Harness]:
 
 
 def write(result: dict[str, Any]) -> None:
-    """Writes the versions and outcomes as a table: a column for each harness, a row for each mutant of each operator."""
+    """Writes versions and outcomes as a table: a column for each harness, a row for each mutant of an operator."""
     names = list(dict.fromkeys(name for found in result["operators"].values() for name in found))
     with RESULT.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

@@ -5,7 +5,8 @@
 Compares `opwright_ops.bias_gelu` of this commit with itself, as `--base HEAD` does, in independent runs. Every row of a
 run states its smallest visible difference; a run raises a false alarm when any of its rows is beyond it. With a stated
 99 % for all rows of a run together, about one run of a hundred may. Then an operator whose kernel does its work 1000 times
-over is compared with versions of it that do it 1030 and 1100 times. Twenty minutes; meant to be run on a machine that does other things as well.
+over is compared with versions of it that do it 1030 and 1100 times. Twenty minutes; meant for a machine
+that does other things as well.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def same(count: int, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
             is_silent = all(row["verdict"] == "same" for row in found["rows"])
             widest = max(row["visible %"] for row in found["rows"])
             print(
-                f"run {number + 1}: {'silent' if is_silent else 'ALARM'}, visible up to {widest:.1f} %, load {found['load']:.1f}",
+                f"run {number + 1}: {'silent' if is_silent else 'ALARM'}, visible up to {widest:.1f} %, "
+                f"load {found['load']:.1f}",
                 flush=True,
             )
             yield {"silent": is_silent, **found}

@@ -1,7 +1,7 @@
 """Writes the results of the benchmarks: the figures to summary.csv, everything else to a folder that git ignores.
 
-A benchmark ends with `write_raw(NAME, result)` and `update(__file__, figures(result), result["machine"])`, where its own
-`figures` picks the rows of the summary out of its result.
+A benchmark ends with `write_raw(NAME, result)` and `update(__file__, figures(result), result["machine"])`. Its own
+function `figures` picks the rows of the summary out of its result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def beside(value: float, others: Mapping[str, float]) -> str:
 
 
 def figure_of(measurement: Mapping[str, Any], name: str = "") -> Figure:
-    """Returns the row of a measurement of `opwright bench`, as JSON has it: medians, and the middle half of the samples."""
+    """Returns the row of a measurement of `opwright bench`, from its JSON: medians, and the middle half of samples."""
     ours, *rivals = measurement["timings"]
     median, noise = ours["median_us"], ours["noise"]
     others = {rival["candidate"]: rival["median_us"] for rival in rivals}

@@ -2,8 +2,9 @@
 
     python benchmarks/toolkit.py [--quick]
 
-Every time is the median (builds: fresh process and fresh store each time) or the minimum (calls: over
-repeated loops, candidates in turn) of several; times are compared within one run. `--quick` leaves out torch's own load_inline.
+The time of a build is the median of several, each in a fresh process with a fresh store. The time of a call is the
+minimum over repeated loops, with the candidates in turn. Times are compared within one run. `--quick` skips torch's own
+load_inline.
 """
 
 from __future__ import annotations

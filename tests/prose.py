@@ -43,7 +43,8 @@ def check(path):
         judged = re.sub(_wrapped(ALLOWED), lambda found: re.sub(r"\S", "_", found[0]), passage)
         for pattern, remedy in RULES:
             for found in re.finditer(_wrapped(pattern), judged):
-                yield f"{path}:{line + passage.count(chr(10), 0, found.start())}: `{' '.join(found[0].split())}`: {remedy}"
+                at = line + passage.count("\n", 0, found.start())
+                yield f"{path}:{at}: `{' '.join(found[0].split())}`: {remedy}"
         for sentence in re.finditer(r"\S.*?(?:[.!?](?=[\s)*])|$)", passage, re.DOTALL) if is_markdown else ():
             words = len(re.findall(r"`[^`]+`|[^\W_][^\s`]*", sentence[0]))
             if words > MAX_WORDS:
@@ -56,7 +57,7 @@ def _wrapped(pattern):
 
 
 def markdown_passages(text):
-    """Yields line and text of paragraphs and headings, and of the parts of list items, table rows and lists of links."""
+    """Yields line and text of paragraphs, headings, and the parts of list items, table rows and lists of links."""
     text = re.sub(r"(?ms)^ *(```+).*?^ *\1 *$", lambda block: "\n" * block[0].count("\n"), text)
     for block in re.finditer(r"(?ms)^ *#[^\n]*|^ *\S.*?(?=\n *(?:[-*#|]|\d+\.) |\n\s*\n|\Z)", text):
         has_parts = re.match(r" *(?:[-*|]|\d+\.) |.* · ", block[0])

@@ -6,8 +6,8 @@
 
 Each mutant is verified with the few inputs of `--quick`, on the CPU. The operator itself, unchanged, comes first and
 must pass. `--publish` writes benchmarks/results/mutants.csv, the summary of the benchmarks and, from the former, the
-tables of docs/guides/verify.md; without a TARGET it writes only the tables. The exit code is 1 if a mutant survives or a right operator fails, and 5 if
-no mutant was tried.
+tables of docs/guides/verify.md; without a TARGET it writes only the tables. The exit code is 1 if a mutant survives or
+a right operator fails, and 5 if no mutant was tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tells the person at a terminal why a first call takes long."""
+"""A line at the terminal for a first call that takes long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _QUIET_SECONDS = 1.0
 
 @contextlib.contextmanager
 def announced(text: str, after_seconds: float = _QUIET_SECONDS) -> Iterator[None]:
-    """Prints a line to stderr if what runs inside takes longer, and a person watches: none in CI or without a terminal."""
+    """Prints a line to stderr if the block takes longer; in CI and without a terminal it prints nothing."""
     stream = sys.stderr
     if stream is None or not stream.isatty() or os.environ.get("CI"):
         yield

@@ -79,7 +79,8 @@ def _failures(cards: Sequence[Card]) -> list[str]:
             rows = [f"{failure.title} on {failure.case}", failure.message, failure.pattern, failure.repeat]
             body = "\n".join(row.replace("```", "'''") for row in rows if row)
             told.append(
-                f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n```\n{body}\n```\n</details>"
+                f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n"
+                f"```\n{body}\n```\n</details>"
             )
     return told
 

@@ -58,7 +58,7 @@ _GROUPS = {
     "systems": ("vmap", "autocast", "copy", "opcheck", "compile", "export"),
 }  # fmt: skip
 
-# Those that take longest start first, so that no process works alone at the end; the first of all is what is told first.
+# The longest groups start first, so that no process works alone at the end. The first group is also reported first.
 _ORDER = (
     "calls", "backward: calls", "systems", "backward: boundaries", "backward: gradients", "gradients", "boundaries"
 )  # fmt: skip

@@ -454,7 +454,7 @@ class _Moves:
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
                         self._spreads[i] = torch.maximum(self._spreads[i], distance)
-                        # Rounding does not make a result infinite: step by step a sum of exact zeros is moved below 0 too.
+                        # Rounding does not make a result infinite: the steps also move a sum of exact zeros below 0.
                         is_changed = (value.isnan() != center.isnan()) & ~center.isinf()
                         self._changes[i] = self._changes[i] | is_changed
             return list(zip(self._spreads, self._changes, strict=True))

@@ -23,7 +23,8 @@ def shrink(check: Check, subject: Subject, case: Case, found: Finding) -> Findin
     """Returns what a check finds on the smallest part of a case on which it still fails; None if there is none.
 
     An axis is halved, from either end, then shortened by one: in all tensors that have an axis of its size, since
-    those belong together. Values, layout and dtype stay. Inputs that the reference or the contract refuses are not cases.
+    those belong together. Values, layout and dtype stay. Inputs that the reference or the
+    contract refuses are not cases.
     """
     deadline = time.perf_counter() + _SECONDS
     smallest = None

@@ -238,7 +238,7 @@ struct Totals {
       sum.x += come[kind][block][entry].x, sum.y += come[kind][block][entry].y;
     return sum;
   }
-  // Moments of H times PER values of an entry, of which this thread has those of `unit`; lanes that
+  // Moments of H times PER values of an entry, this thread has those of `unit`; lanes that
   // are 4 apart, and warps that are 2 apart, have the others of this block's 32 units, each warp
   // those of 8. From means and squares of distances to them: differences of large sums would leave
   // nothing of a small variance.

@@ -216,8 +216,8 @@ int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config
   return clusters;
 }
 
-// Runs a kernel of which the blocks that wait for each other are on the GPU at once: those of a
-// cluster always are. False, and nothing is run, where they are not certain to be.
+// Runs a kernel whose blocks wait for each other, so they must all be on the GPU at once: those of
+// a cluster always are. Returns false without a launch where that is not certain.
 template <typename Arguments>
 bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Plan& plan,
                  int64_t shared_bytes, int cluster, cudaStream_t stream) {

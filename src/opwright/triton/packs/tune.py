@@ -168,7 +168,8 @@ def _unusable(python: str, why: str, measure: bool) -> PackBuildError | TuneErro
         return TuneError(
             python,
             f"kernels cannot be measured: {why}",
-            hint="`opwright pack tune MANIFEST --out PACK --python PY` on a machine with a GPU, where PY has torch and Triton",
+            hint="`opwright pack tune MANIFEST --out PACK --python PY` on a machine with a GPU, where PY has torch and "
+            "Triton",
         )
     return PackBuildError(
         python,

@@ -12,7 +12,7 @@
 
 namespace opwright::triton::detail {
 
-// A Python value: None, bool, int, float, str, or a tuple; a tensor, of which only its presence is
+// A Python value: None, bool, int, float, str, or a tuple; a tensor, whose presence alone is
 // known; an int beyond 64 bits, as text.
 struct Value {
   enum class Type { kNone, kBool, kInt, kFloat, kString, kTuple, kPointer, kLargeInt };

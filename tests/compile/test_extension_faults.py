@@ -319,7 +319,7 @@ def test_a_compiler_that_cannot_run(
     ("number", "says"),
     [
         ("KILL", "(?s)memory.*OPWRIGHT_JOBS=1"),
-        ("SEGV", "(?s)crashed.*OPWRIGHT_CXX"),
+        ("SEGV", "(?s)killed by signal 11.*OPWRIGHT_CXX"),
     ],
 )
 def test_a_compiler_that_dies(

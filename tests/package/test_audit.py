@@ -76,7 +76,7 @@ def test_names_that_promise_too_much(tmp_path: Path) -> None:
     other = audit_wheel(make_wheel(tmp_path, {"sample/k.so": data}, "py3-none-manylinux_2_34_aarch64"))
     assert any("is for x86_64" in p for p in other.problems)
     plain = audit_wheel(make_wheel(tmp_path, {"sample/k.so": data}, "py3-none-linux_x86_64"))
-    assert any("no platform that package indexes take" in r for r in plain.remarks)
+    assert any("not a platform that package indexes accept" in r for r in plain.remarks)
 
 
 def test_a_library_that_the_wheel_does_not_bring(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.whl", "a-1-py3-none-any.whl", "a-1.0-py3-none-any.zip"])
-def test_no_wheel(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_a_wheel(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("no archive")
-    with pytest.raises(PackageError, match="no wheel"):
+    with pytest.raises(PackageError, match="not a wheel"):
         audit_wheel(tmp_path / name)

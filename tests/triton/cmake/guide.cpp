@@ -34,11 +34,10 @@ static void options(Stream stream, float* x, int n) {
 static void grids(Stream stream, float* x, int n) {
   const Kernel linear(KERNEL_FILE, "linear_kernel");
   linear(stream, Grid{16, 2, 1}, x, nullptr, x, n);
-  linear(
-      stream, [](const Meta& meta) { return Grid{cdiv(meta["n"], meta["BLOCK"])}; }, x, nullptr, x,
-      n);
-  linear(stream, GridFunction{"blocks"}, x, nullptr, x,
-         n);  // def blocks(meta) of the kernel's file
+  // clang-format off
+  linear(stream, [](const Meta& meta) { return Grid{cdiv(meta["n"], meta["BLOCK"])}; }, x, nullptr, x, n);
+  linear(stream, GridFunction{"blocks"}, x, nullptr, x, n);  // def blocks(meta) of the kernel's file
+  // clang-format on
 }
 
 static void ahead(Stream stream, float* x, int n) {

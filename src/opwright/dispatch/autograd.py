@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
+from opwright.dispatch import sharding
 from opwright.dispatch.backward_trace import (
     PLAIN,
     BackwardTrace,
@@ -47,6 +48,7 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         values = operator.normalize(*args, **kwargs)
+        sharding.install(operator)
         if _has_tangent(values):
             # Forward-mode: the reference is differentiated as the composition of operators it is.
             return pack(outputs_of(contract, call_reference(values)))
@@ -174,6 +176,14 @@ def reference_gradient(
     Returns:
         The gradients of the arguments of the node.
     """
+    if sharding.has_sharded([*values, *gradients]):
+        return sharding.differentiate(
+            operator,
+            values,
+            gradients,
+            lambda local, given: reference_gradient(operator, local, given, needed),
+            partial(_placed, operator.contract),
+        )
     if not (
         torch.is_grad_enabled()  # this gradient will be differentiated
         or _dispatch_modes()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opwright.dispatch import kernels, registry
+from opwright.dispatch import kernels, registry, sharding
 from opwright.dispatch.autocast import DEVICES, autocast_kernel
 from opwright.dispatch.autograd import (
     autograd_kernel,
@@ -25,6 +25,7 @@ from opwright.dispatch.fake import fake_kernel, unpack
 from opwright.dispatch.gate import gate, normalizer
 from opwright.dispatch.node import recorder
 from opwright.dispatch.reference import conforming, tensors_in
+from opwright.dispatch.sharding_rules import Rules
 from opwright.dispatch.vmap import vmap_kernel
 from opwright.errors import DeclarationError, KernelError, OpwrightError, OutError, OutOfBoundsError
 from opwright.spec.contract import ContractError
@@ -147,6 +148,9 @@ class Operator:
         record_node: the same with a node of the operator's own, under transforms and tracers too.
         backward_operator: the operator of the declared backward, if there is one.
         traces: backwards that were derived from the reference.
+        rules: how it runs on distributed tensors.
+        sharding_rules: the author's function that gives them, if there is one.
+        plans: the choices that were made from them.
     """
 
     def __init__(self, declaration: Declaration, entries: Entries) -> None:
@@ -156,6 +160,9 @@ class Operator:
         self.public, self.kernel = entries.public, entries.kernel
         self.backward_operator: Operator | None = None
         self.traces = BackwardTraces()
+        self.rules = Rules(self)
+        self.sharding_rules: Callable[..., Any] | None = None
+        self.plans: dict[tuple, sharding.Plan] = {}
         self.normalize = normalizer(self.contract)
         self._run_reference = conforming(self.contract, declaration.reference)
         self._samples: Callable[[], Any] | None = None
@@ -180,6 +187,8 @@ class Operator:
         self.function.sweep = self.sweep
         self.function.cost = self.cost
         self.function.baseline = self.baseline
+        self.function.sharding = self.sharding
+        sharding.install(self)
 
     def __repr__(self) -> str:
         return f"<operator {schema_of(self.contract, self.declaration.qualified_name)}>"
@@ -230,6 +239,19 @@ class Operator:
         self._baseline = function
         return function
 
+    def sharding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Declares how the operator runs on distributed tensors, in place of the rules that are derived.
+
+        The function takes the arguments, tensors without data, and returns rules for one axis of a mesh: pairs of the
+        placements of arguments by name, those left out being replicated, and that of each result. Replication is
+        always among the rules. `opwright verify --check sharding` checks them.
+        """
+        self.sharding_rules = function
+        self.plans.clear()
+        if self.backward_operator is not None:
+            self.backward_operator.plans.clear()
+        return function
+
     def cost_of(self, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:
         """Returns the bytes that a call must move and the operations it must do, where known."""
         if self._cost is None:
@@ -253,6 +275,10 @@ class Operator:
         except RuntimeError as error:
             raise self.explain(error, values) from None
 
+    def call_shard(self, values: Sequence[Any]) -> Any:
+        """Calls the operator on the tensors of one rank, with the arguments in schema order."""
+        return self.function(*values[: self._positional], **self._keywords(values))
+
     def call_public(self, values: Sequence[Any]) -> Any:
         """Calls the dispatcher's own entry, with the arguments in schema order."""
         entry = self.public if torch.compiler.is_compiling() else self.public._op
@@ -261,6 +287,8 @@ class Operator:
     def call_general(self, values: tuple[Any, ...]) -> Any:
         """Calls the dispatcher's own entry; a broken contract raises its ContractError."""
         try:
+            if sharding.has_sharded(values):
+                return sharding.call(self, values)
             return self.call_public(values)
         except (RuntimeError, TypeError) as error:
             raise self.explain(error, values) from None
@@ -283,17 +311,19 @@ class Operator:
             OutError: they differ from the result in shape, dtype or device, share memory, or need a gradient.
         """
         outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
-        if torch.compiler.is_compiling():
-            # A graph has only functional calls and copies.
-            results = unpack(self.call_public(values), self.contract)
+        name, names = self.declaration.name, out_names(self.contract)
+        is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs])
+        is_sharded = sharding.has_sharded([*values, *outs])
+        if torch.compiler.is_compiling() or (is_sharded and not is_recorded):
+            # A graph has only functional calls and copies; shards of a result may have to be moved.
+            results = unpack(self.call_general(values) if is_sharded else self.call_public(values), self.contract)
             for output, target, result in zip(self.contract.outputs, outs, results, strict=True):
                 if target.shape != result.shape or target.dtype != result.dtype or target.device != result.device:
                     rule = f"`out=` must have the shape, dtype and device of `{output.name}`"
                     raise OutError(self.declaration.name, rule)
                 target.copy_(result)
             return out
-        name, names = self.declaration.name, out_names(self.contract)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs]):
+        if is_recorded:
             raise OutError(name, "`out=` takes no part in autograd", hint="`with torch.no_grad():`")
         if len(outs) != len(names):
             raise OutError(

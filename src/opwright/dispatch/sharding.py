@@ -15,7 +15,7 @@ import torch
 
 from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import tensors_in
-from opwright.dispatch.sharding_rules import Rule, Signature, names, signature_of
+from opwright.dispatch.sharding_rules import Rule, Signature, names, signature_of, word_of
 from opwright.errors import ShardingError
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
     Args:
         operator: the operator.
         values: its arguments; all of the tensors are distributed.
-        is_differentiated: whether results may only be reduced by a sum: which rank has the largest element, none knows.
+        is_differentiated: whether gradients are to flow through the call.
 
     Raises:
         ContractError: the arguments break the contract.
@@ -237,7 +237,7 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
         now = [placements[axis] for placements in held]
         offered = operator.rules.offer(signature, tensors, now)
         if is_differentiated:
-            offered = [rule for rule in offered if _has_sums_only(rule)]
+            offered = [rule for rule in offered if is_differentiable(rule, signature)]
         costs = [_cost(rule, now, tensors, mesh, axis, signature) for rule in offered]
         best = min(range(len(offered)), key=costs.__getitem__)
         if math.isinf(costs[best][0]):
@@ -259,10 +259,6 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
         outputs.append(t.Spec(mesh, tuple(rule.outputs[i] for rule in rules), tensor_meta=meta))
     moves = any(x.placements != p or h != x.placements for x, h, p in zip(tensors, held, inputs, strict=True))
     return Plan(mesh, inputs, moves, tuple(outputs), tuple(rules), mesh.get_coordinate() is not None)
-
-
-def _has_sums_only(rule: Rule) -> bool:
-    return all(p.reduce_op == "sum" for p in rule.outputs if isinstance(p, names().Partial))
 
 
 def _usual_order(tensor: DTensor) -> tuple[Placement, ...]:
@@ -321,7 +317,7 @@ def _stuck(
     return ShardingError(
         operator.declaration.name,
         f"it writes into `{written.label}`, which cannot be moved, and no rule takes it as it is",
-        rows=[(slot.label, str(p)) for slot, p in pairs] + [("rule", rule.describe(signature)) for rule in offered],
+        rows=[(slot.label, word_of(p)) for slot, p in pairs] + [("rule", rule.describe(signature)) for rule in offered],
         hint=f"`{written.label}.redistribute(placements=[Replicate()])` before the call",
     )
 
@@ -359,7 +355,7 @@ def differentiate(
     plan = make_plan(operator, values, is_differentiated=True)
     signature = signature_of(operator.contract, values)
     tensors = list(tensors_in(values))
-    backward = [tuple(_placement_of_gradient(rule, i) for rule in plan.rules) for i in range(len(tensors))]
+    backward = [tuple(gradient_of_input(rule, i) for rule in plan.rules) for i in range(len(tensors))]
     local = [
         _redistribute(x, p).to_local(grad_placements=g) for x, p, g in zip(tensors, plan.inputs, backward, strict=True)
     ]
@@ -381,11 +377,25 @@ def differentiate(
     )
 
 
-def _placement_of_gradient(rule: Rule, index: int) -> Placement:
+def is_differentiable(rule: Rule, signature: Signature) -> bool:
+    """Returns whether the gradients of the ranks make that of the whole.
+
+    Which rank has a maximum, none knows. A result that every rank has would be counted once for each.
+    """
+    t = names()
+    outputs = zip(signature.contract.outputs, rule.outputs, strict=True)
+    present = [p for o, p in outputs if o.gradient_of not in signature.absent]
+    return _is_whole(rule) or all(p == t.Partial() or isinstance(p, t.Shard) for p in present)
+
+
+def _is_whole(rule: Rule) -> bool:
+    return all(p == names().Replicate() for p in (*rule.inputs, *rule.outputs))
+
+
+def gradient_of_input(rule: Rule, index: int) -> Placement:
     """Returns how the gradient of an argument is placed: a sum over the ranks, where each used all of it for its part."""
     t = names()
     placement = rule.inputs[index]
     if isinstance(placement, t.Shard):
         return placement
-    is_whole = all(p == t.Replicate() for p in (*rule.inputs, *rule.outputs))
-    return t.Replicate() if is_whole or isinstance(placement, t.Partial) else t.Partial()
+    return t.Replicate() if _is_whole(rule) or isinstance(placement, t.Partial) else t.Partial()

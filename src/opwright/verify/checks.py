@@ -12,6 +12,7 @@ from opwright.verify.gradient_calls import gradient_layouts, gradient_subsets, r
 from opwright.verify.gradients import gradient_numerics, gradients, second_gradients
 from opwright.verify.outputs import guard_bands, outputs_written
 from opwright.verify.resources import leaks, memory
+from opwright.verify.sharding import sharding
 from opwright.verify.subject import Subject
 from opwright.verify.systems import autocast, compiled, exported, opcheck, refusals, survives_copy, vmapped
 from opwright.verify.values import independence, numerics
@@ -41,6 +42,7 @@ CHECKS: dict[str, Check] = {
     "opcheck": opcheck,
     "compile": compiled,
     "export": exported,
+    "sharding": sharding,
     "side stream": side_stream,
     "other device": other_device,
     "graph": graph_replays,
@@ -55,7 +57,7 @@ _GROUPS = {
     "gradients": (
         "gradients", "second gradients", "gradient numerics", "gradient subsets", "gradient layouts", "repeated backward"
     ),
-    "systems": ("vmap", "autocast", "copy", "opcheck", "compile", "export"),
+    "systems": ("vmap", "autocast", "copy", "opcheck", "compile", "export", "sharding"),
 }  # fmt: skip
 
 # The longest groups start first, so that no process works alone at the end. The first group is also reported first.

@@ -2,13 +2,12 @@
 
 import torch
 import torch.distributed as dist
+from opwright_ops import bias_gelu
 from scale_shift import scale_shift
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-from opwright_ops import bias_gelu
 
 WIDTH, HIDDEN = 16, 24
 
@@ -56,6 +55,8 @@ if __name__ == "__main__":
     if dist.get_rank() == 0:
         with torch.no_grad():
             hidden = bias_gelu(block.up(x), block.bias)
-        print(f"hidden: {list(hidden.shape)}, of which a process has {list(hidden.to_local().shape)}, {hidden.placements}")
+        print(
+            f"hidden: {list(hidden.shape)}, of which a process has {list(hidden.to_local().shape)}, {hidden.placements}"
+        )
         print("result and gradients are those of one process")
     dist.destroy_process_group()

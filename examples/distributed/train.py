@@ -5,12 +5,12 @@ import argparse
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from opwright_ops import LSTM, bias_gelu
+from scale_shift import scale_shift
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-
-from opwright_ops import LSTM, bias_gelu
 
 BATCH, STEPS, WIDTH = 8, 5, 16
 
@@ -21,10 +21,11 @@ class Model(nn.Module):
         self.lstm = LSTM(WIDTH, WIDTH)
         self.project = nn.Linear(WIDTH, WIDTH, bias=False)
         self.bias = nn.Parameter(torch.zeros(WIDTH))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, x):
         y, _ = self.lstm(x)
-        return bias_gelu(self.project(y), self.bias)
+        return scale_shift(bias_gelu(self.project(y), self.bias), self.scale, -0.1)
 
 
 def train(first, last, folder):
@@ -46,11 +47,11 @@ def train(first, last, folder):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if dist.is_initialized():
-            dist.all_reduce(loss.detach(), dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM)
-            loss = loss if dist.get_backend() == "nccl" else loss / ranks
+        loss = loss.detach() / ranks
+        if ranks > 1:
+            dist.all_reduce(loss)
         if rank == 0:
-            print(f"step {step}: loss {loss.item():.5f}")
+            print(f"step {step}: loss {loss.item():.3f}")
     if folder and not first:
         weights, moments = get_state_dict(model, optimizer)
         checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
@@ -63,7 +64,7 @@ if __name__ == "__main__":
     parser.add_argument("--folder", default="")
     options = parser.parse_args()
     if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo")  # "nccl" on GPUs, and a mesh of "cuda"
     train(options.first, options.last, options.folder)
     if dist.is_initialized():
         dist.destroy_process_group()

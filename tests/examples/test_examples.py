@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import opwright_ops
 import pytest
 import torch
 
@@ -54,6 +55,13 @@ def load_file(path: Path) -> ModuleType:
 @pytest.mark.parametrize("example", ["cpp_jit", "cpp_setuptools", "pybind_d_sigmoid"])
 def test_on_the_cpu(example: str, follow) -> None:
     follow(example)
+
+
+@pytest.mark.compiler
+def test_on_several_processes(follow) -> None:
+    """Two processes, then four from their checkpoint, against one; opwright_ops is not installed there."""
+    ops = Path(opwright_ops.__file__).parents[1]
+    follow("distributed", PYTHONPATH=str(ops), OMP_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize("example", ["cuda_jit", "cuda_setuptools"])

@@ -145,13 +145,21 @@ def _local(operator: Operator, values: Sequence[Any]) -> list[Any]:
 
 
 def _move(operator: Operator, values: Sequence[Any], plan: Plan) -> list[Any]:
-    signature = signature_of(operator.contract, values)
-    with torch.no_grad():
-        moved = [_redistribute(x, p)._local_tensor for x, p in zip(tensors_in(values), plan.inputs, strict=True)]
-    return signature.arrange(moved)
+    """Returns the arguments of this rank, moved between the ranks as a plan wants them."""
+    t = names()
+    moved = []
+    for tensor, placements in zip(tensors_in(values), plan.inputs, strict=True):
+        local, held = tensor._local_tensor, tensor._spec
+        whole = t.Spec(plan.mesh, (t.Replicate(),) * plan.mesh.ndim, tensor_meta=held.tensor_meta)
+        if _usual_order(tensor) != held.placements:
+            local, held = t.redistribute(local, held, whole), whole
+        wanted = t.Spec(plan.mesh, placements, tensor_meta=held.tensor_meta)
+        moved.append(local if held.placements == placements else t.redistribute(local, held, wanted))
+    return signature_of(operator.contract, values).arrange(moved)
 
 
 def _redistribute(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    """Returns a tensor that is placed otherwise; gradients flow through."""
     mesh = tensor.device_mesh
     if _usual_order(tensor) != tuple(tensor.placements):
         tensor = tensor.redistribute(mesh, [names().Replicate()] * mesh.ndim)
@@ -238,12 +246,12 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
         offered = operator.rules.offer(signature, tensors, now)
         if is_differentiated:
             offered = [rule for rule in offered if is_differentiable(rule, signature)]
-        costs = [_cost(rule, now, tensors, mesh, axis, signature) for rule in offered]
+        costs = [_cost(rule, now, tensors, mesh.size(axis), signature) for rule in offered]
         best = min(range(len(offered)), key=costs.__getitem__)
         if math.isinf(costs[best][0]):
             raise _stuck(operator, signature, now, offered)
         rules.append(offered[best])
-    rules = _with_one_reduction(rules, operator, signature)
+    rules = _settle(rules, operator.rules.replicate(signature), tensors, mesh)
     inputs = tuple(tuple(rule.inputs[i] for rule in rules) for i in range(len(tensors)))
     outputs = []
     for i, output in enumerate(contract.outputs):
@@ -271,14 +279,12 @@ def _usual_order(tensor: DTensor) -> tuple[Placement, ...]:
 
 
 def _cost(
-    rule: Rule, now: Sequence[Placement], tensors: Sequence[Any], mesh: Any, axis: int, signature: Signature
+    rule: Rule, now: Sequence[Placement], tensors: Sequence[Any], ranks: int, signature: Signature
 ) -> tuple[float, int]:
     """Returns how many bytes a rank sends and how many tensors change; infinity where a rule cannot be followed."""
-    t, ranks = names(), mesh.size(axis)
+    t = names()
     total, changes = 0.0, 0
     for slot, x, held, wanted in zip(signature.slots, tensors, now, rule.inputs, strict=True):
-        if rule.needs_elements and isinstance(wanted, t.Shard) and not _has_elements(x.shape[wanted.dim], mesh.size()):
-            return math.inf, 0
         if held == wanted:
             continue
         if slot.parameter.mutated or isinstance(wanted, t.Partial):
@@ -292,21 +298,37 @@ def _cost(
     return total, changes
 
 
-def _has_elements(size: int, ranks: int) -> bool:
-    return (ranks - 1) * -(-size // ranks) < size
+def _settle(rules: Sequence[Rule], replicated: Rule, tensors: Sequence[Any], mesh: Any) -> list[Rule]:
+    """Returns the rules for the axes of a mesh, with replication in place of those that do not go with the others.
 
-
-def _with_one_reduction(rules: list[Rule], operator: Operator, signature: Signature) -> list[Rule]:
-    """Replicates along an axis of the mesh whose results would be reduced otherwise than those of an axis before it."""
+    A result is reduced in one way alone, as a sum or as a maximum; and there is no maximum of no elements.
+    """
     t = names()
     found: list[Rule] = []
     for rule in rules:
-        kinds = [
-            {p for p in each if isinstance(p, t.Partial)}
-            for each in zip(*(r.outputs for r in [*found, rule]), strict=True)
-        ]
-        found.append(operator.rules.replicate(signature) if any(len(each) > 1 for each in kinds) else rule)
+        reductions = zip(*(r.outputs for r in [*found, rule]), strict=True)
+        is_mixed = any(len({p for p in each if isinstance(p, t.Partial)}) > 1 for each in reductions)
+        found.append(replicated if is_mixed else rule)
+    for axis, rule in enumerate(found):
+        if rule.needs_elements and any(
+            _has_empty(x, [r.inputs[i] for r in found], mesh) for i, x in enumerate(tensors)
+        ):
+            found[axis] = replicated
     return found
+
+
+def _has_empty(tensor: Any, placements: Sequence[Placement], mesh: Any) -> bool:
+    """Returns whether a rank has no elements of a tensor."""
+    sizes = [{size} for size in tensor.shape]
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, names().Shard):
+            sizes[placement.dim] = {part for size in sizes[placement.dim] for part in _chunks(size, mesh.size(axis))}
+    return any(0 in each for each in sizes)
+
+
+def _chunks(size: int, ranks: int) -> list[int]:
+    each = -(-size // ranks)
+    return [max(min(each, size - rank * each), 0) for rank in range(ranks)]
 
 
 def _stuck(

@@ -59,6 +59,7 @@ def names() -> SimpleNamespace:
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
         from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
         from torch.distributed.tensor._op_schema import OpSchema
+        from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
         class Pair(DeviceMesh):
             """Two ranks of no process group: placements can be followed on it, wherever this process is."""
@@ -85,6 +86,7 @@ def names() -> SimpleNamespace:
             handlers=dispatcher._custom_op_handlers,
             takes_plain=lambda: dispatcher._allow_implicit_replication,
             propagator=dispatcher.sharding_propagator,
+            redistribute=redistribute_local_tensor,
             strides_of=make_contiguous_strides_for,
         )
     except (ImportError, AttributeError, RuntimeError) as error:

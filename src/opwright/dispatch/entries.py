@@ -73,12 +73,14 @@ class Entries:
     Attributes:
         current: the operator whose declaration the kernels follow.
         generation: how many schemas this name had before.
+        takes_sharded: whether its public entry takes distributed tensors.
     """
 
     def __init__(self, declaration: Declaration, generation: int) -> None:
         self.signature = signature_of(declaration)
         self.generation = generation
         self.current: Operator | None = None
+        self.takes_sharded = False
         self._namespace = declaration.namespace
         self._name = declaration.name
         self._define(declaration)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
 
 MAX_PLANS = 1024  # of one operator
-_MODULE = "torch.distributed.tensor"
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
@@ -43,6 +43,7 @@ class Plan(NamedTuple):
         outputs: the specs of the results.
         rules: for each axis of the mesh.
         takes_part: whether this rank belongs to the mesh.
+        codes: the numbers of the choices among the arguments, with their places.
     """
 
     mesh: Any
@@ -51,27 +52,44 @@ class Plan(NamedTuple):
     outputs: tuple[Any, ...]
     rules: tuple[Rule, ...]
     takes_part: bool
+    codes: tuple[tuple[int, int], ...]
 
 
 def has_sharded(values: Sequence[Any]) -> bool:
     """Returns whether there is a distributed tensor among arguments. Cheap in programs without any."""
-    if _MODULE not in sys.modules:
+    kind = _kind()
+    if kind is None:
         return False
-    kind = names().DTensor
-    return any(isinstance(tensor, kind) for tensor in tensors_in(values))
+    for value in values:
+        if type(value) is kind:
+            return True
+        if isinstance(value, (list, tuple)) and has_sharded(value):
+            return True
+    return False
+
+
+def _kind() -> Any:
+    """Returns the class of distributed tensors; None where the program has not imported it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return None if module is None else getattr(module, "DTensor", None)  # amid its import there is none
 
 
 def install(operator: Operator) -> None:
     """Lets the dispatcher's entry of an operator take distributed tensors, if the program can have any."""
-    if _MODULE not in sys.modules or operator.public in names().handlers:
+    if _kind() is None or operator.entries.takes_sharded:
         return
+    operator.entries.takes_sharded = True
+    try:
+        handlers = names().handlers
+    except ShardingError:
+        return  # a call on distributed tensors raises it
     entries = operator.entries
 
     def handle(op: Any, args: Sequence[Any], kwargs: Any) -> Any:
         current = entries.current
         return run(current, current.normalize(*args, **kwargs))
 
-    names().handlers[operator.public] = handle
+    handlers[operator.public] = handle
 
 
 def call(operator: Operator, values: tuple[Any, ...]) -> Any:
@@ -87,61 +105,75 @@ def call(operator: Operator, values: tuple[Any, ...]) -> Any:
     ):
         install(operator)
         return operator.call_public(values)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values)):
-        return operator.record_node(lambda *a, **k: run(operator, operator.normalize(*a, **k)), *values)
-    return run(operator, values)
+    if torch.is_grad_enabled():
+        for tensor in tensors_in(values):
+            if tensor.requires_grad:
+                return operator.record_node(partial(_run_recorded, operator), *values)
+    return run(operator, values, True)
 
 
-def run(operator: Operator, values: Sequence[Any]) -> Any:
+def _run_recorded(operator: Operator, *args: Any, **kwargs: Any) -> Any:
+    return run(operator, operator.normalize(*args, **kwargs), True)
+
+
+def run(operator: Operator, values: Sequence[Any], is_direct: bool = False) -> Any:
     """Runs an operator on the shards of distributed tensors, below autograd.
+
+    Args:
+        operator: the operator.
+        values: its arguments in schema order.
+        is_direct: whether kernels may be called past the dispatcher.
 
     Raises:
         ShardingError: there is no way to run it on these.
     """
-    t = names()
-    kind = t.DTensor
+    kind = names().DTensor
     key: list[Any] = []
     local: list[Any] = []
     for value in values:
         if type(value) is kind:
             key.append(value._spec)
-            local.append(value._local_tensor)
+            value = value._local_tensor
+            is_direct = is_direct and type(value) is torch.Tensor
         else:
             key.append(value)
-            local.append(value)
-    plans = operator.plans
+        local.append(value)
     try:
-        plan = plans.get(tuple(key))
+        plan = operator.plans.get(tuple(key))
     except TypeError:  # a list, or a symbolic size
         plan, key = None, []
-    if plan is None or any(isinstance(value, torch.Tensor) for value in key):
+    if plan is None:
+        is_kept = bool(key) and not any(isinstance(value, torch.Tensor) for value in key)
         values = place(operator, values)
         plan = make_plan(operator, values)
-        if key and len(plans) < MAX_PLANS and not any(isinstance(value, torch.Tensor) for value in key):
-            plans[tuple(key)] = plan
-        local = _local(operator, values)
+        if is_kept and len(operator.plans) < MAX_PLANS:
+            operator.plans[tuple(key)] = plan
+        local, is_direct = _local(values), False
     if plan.moves:
-        local = _move(operator, values, plan)
+        local, is_direct = _move(operator, values, plan), False
     if not plan.takes_part:
         device = next(tensors_in(local)).device
-        made = tuple(torch.empty(0, dtype=spec.tensor_meta.dtype, device=device) for spec in plan.outputs)
+        made = pack([torch.empty(0, dtype=spec.tensor_meta.dtype, device=device) for spec in plan.outputs])
+    elif is_direct:
+        for i, code in plan.codes:
+            local[i] = code
+        try:
+            made = operator.kernel(*local)
+        except RuntimeError as error:
+            raise operator.explain(error, values) from None
     else:
         made = operator.call_shard(local)
-        if len(plan.outputs) == 1:
-            return kind(made, plan.outputs[0], requires_grad=False)
-        made = unpack(made, operator.contract)
+    if len(plan.outputs) == 1:
+        return kind(made, plan.outputs[0], requires_grad=False)
+    made = unpack(made, operator.contract)
     return pack([kind(m, spec, requires_grad=False) for m, spec in zip(made, plan.outputs, strict=True)])
 
 
-def _local(operator: Operator, values: Sequence[Any]) -> list[Any]:
-    kind = names().DTensor
-
-    def take(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [take(v) for v in value]
-        return value._local_tensor if isinstance(value, kind) else value
-
-    return [take(value) for value in values]
+def _local(values: Sequence[Any]) -> list[Any]:
+    return [
+        _local(value) if isinstance(value, list) else value._local_tensor if isinstance(value, torch.Tensor) else value
+        for value in values
+    ]
 
 
 def _move(operator: Operator, values: Sequence[Any], plan: Plan) -> list[Any]:
@@ -266,7 +298,9 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
         meta = t.TensorMeta(torch.Size(shape), names().strides_of(shape), contract.output_dtype(output, bindings))
         outputs.append(t.Spec(mesh, tuple(rule.outputs[i] for rule in rules), tensor_meta=meta))
     moves = any(x.placements != p or h != x.placements for x, h, p in zip(tensors, held, inputs, strict=True))
-    return Plan(mesh, inputs, moves, tuple(outputs), tuple(rules), mesh.get_coordinate() is not None)
+    pairs = enumerate(zip(contract.parameters, values, strict=True))
+    codes = tuple((i, p.choices.index(v)) for i, (p, v) in pairs if p.kind == "choice")
+    return Plan(mesh, inputs, moves, tuple(outputs), tuple(rules), mesh.get_coordinate() is not None, codes)
 
 
 def _usual_order(tensor: DTensor) -> tuple[Placement, ...]:

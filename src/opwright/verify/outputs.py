@@ -70,7 +70,7 @@ def _laid_out(subject: Subject, case: Case) -> Iterator[tuple[str, str]]:
         tensors_of(case.values)[0].new_empty(0, device=subject.device) if r is None else r
         for r in subject.run(subject.inputs(case))
     ]
-    for layout in ("columns", *LAYOUTS):
+    for layout in LAYOUTS:
         if layout == "expanded":
             continue
         outs = [_make_out(result, layout) for result in results]
@@ -142,13 +142,11 @@ def _call_with(subject: Subject, values: list[Any], outs: list[torch.Tensor]) ->
 
 
 def _make_out(like: torch.Tensor, layout: str) -> torch.Tensor:
-    """Returns a tensor of garbage in a layout, "columns" being some of the columns of a wider one."""
+    """Returns a tensor of garbage in a layout."""
 
     def fill(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.full(shape, _poison(like.dtype), dtype=like.dtype, device=like.device)
 
-    if layout == "columns":
-        return fill((*like.shape[:-1], like.shape[-1] + 7))[..., 3:-4] if like.ndim else fill((3,))[1]
     return lay_out(fill, tuple(like.shape), layout)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from elftools.elf.elffile import ELFFile
 
-from opwright.build import cuda
+from opwright.backends import cuda
 from opwright.build.elf import read_library
 from opwright.build.fatbin import DeviceCode
 from opwright.doctor import installed_torch, loader

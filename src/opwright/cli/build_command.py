@@ -161,6 +161,7 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
 def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
     """Builds one library; without nvcc, the part of it that needs none, if there is one."""
     from opwright import settings
+    from opwright.backends.registry import backend_of_device
     from opwright.dispatch import kernels
 
     try:
@@ -169,5 +170,5 @@ def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
         if settings.require_kernels() or settings.architectures():
             raise
         say(f"skipped the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
-    others = [key for key in keys if key[1] != "cuda"]
+    others = [key for key in keys if not backend_of_device(key[1]).has_own_compiler]
     return kernels.build(*others) if others else None

@@ -21,6 +21,7 @@ def inspect_operators(
         backend: Whose glue, header and kernel signature: cpu or cuda.
         json: Print the contract as JSON.
     """
+    from opwright.backends.registry import device_types
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.dispatch import kernels
     from opwright.dispatch.autograd import remark_on_backward
@@ -28,8 +29,8 @@ def inspect_operators(
     from opwright.spec.schema import out_schema_of, schema_of
     from opwright.target import find_operators
 
-    if backend not in kernels.BACKENDS:
-        raise CheckError("--backend", f"there is no backend {backend!r}", hint="`--backend cuda`")
+    if backend not in device_types():
+        raise CheckError("--backend", f"there is no backend {backend!r}", hint=f"`--backend {device_types()[-1]}`")
     found = find_operators(target, with_backward=True)
     if glue or header:
         for operator in found:

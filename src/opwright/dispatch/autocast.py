@@ -15,14 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright.dispatch import kernels
 from opwright.spec.contract import Contract
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
 
-DEVICES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
+# The keys of autocast, by type of device; not every device has one.
+DEVICES = {
+    device: f"Autocast{key}"
+    for device, key in kernels.dispatch_keys().items()
+    if hasattr(torch._C.DispatchKey, f"Autocast{key}")
+}
+_KEYS = functools.reduce(
+    lambda one, other: one | other,
+    (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in DEVICES.values()),
 )
 
 

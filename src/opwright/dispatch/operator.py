@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from opwright.dispatch.device_errors import device_error
 from opwright.dispatch.entries import Entries, signature_of
 from opwright.dispatch.fake import fake_kernel, unpack
 from opwright.dispatch.gate import gate, normalizer
+from opwright.dispatch.launched import launch
 from opwright.dispatch.node import recorder
 from opwright.dispatch.reference import conforming, tensors_in
 from opwright.dispatch.vmap import vmap_kernel
@@ -85,7 +87,7 @@ def operator(
             declaration = declare(
                 qualified_name,
                 reference,
-                kernels={"cpu": cpu, "cuda": cuda, "triton": triton},
+                find_sources=partial(kernels.find_sources, kernels={"cpu": cpu, "cuda": cuda, "triton": triton}),
                 random=random,
                 data_dependent=data_dependent,
                 non_differentiable=non_differentiable,
@@ -386,8 +388,7 @@ class Operator:
             self.record = self.record_node = composite_recorder(self)
         else:
             self.record_node = self._record_first
-            backends = kernels.BACKENDS if torch.backends.cuda.is_built() else ("cpu",)
-            has_all = self.declaration.sources.keys() >= set(backends)
+            has_all = self.declaration.sources.keys() >= kernels.devices_of_torch()
             self.record = self._record_first if backward or has_all else reference_recorder(self)
 
     def explain(self, error: Exception, values: Sequence[Any]) -> Exception:
@@ -467,9 +468,12 @@ class Operator:
         return self._fall_back(self.normalize(*args, **kwargs))
 
     def _fall_back(self, values: tuple[Any, ...]) -> Any:
-        if self._can_load(values):
+        if not self._can_load(values):
+            return self.run_checked_reference(values)
+        launched = kernels.launched_by(self, _device_of(values))
+        if launched is None:
             return self.call_kernel(values)
-        return self.run_checked_reference(values)
+        return launch(self.declaration, launched, values, self._run_reference)
 
     def run_checked_reference(self, values: Sequence[Any]) -> Any:
         """Checks the arguments as the glue does, and runs the reference; a signature that has passed passes again."""
@@ -488,11 +492,13 @@ class Operator:
         """The same for the out variant."""
         outs = [kwargs.pop(name) for name in out_names(self.contract)]
         values = self.normalize(*args, **kwargs)
-        if self._can_load([*values, *outs]):
+        can_load = self._can_load([*values, *outs])
+        is_launched = can_load and kernels.launched_by(self, _device_of(values)) is not None
+        if can_load and not is_launched:
             named = dict(zip(out_names(self.contract), outs, strict=True))
             return self.entries.public_out(*values[: self._positional], **self._keywords(values), **named)
         self._check_out(values, outs)
-        results = unpack(self._run_reference(values), self.contract)
+        results = unpack(self._fall_back(values) if is_launched else self._run_reference(values), self.contract)
         for output, out, result in zip(self.contract.outputs, outs, results, strict=True):
             if out.shape != result.shape:  # along an axis whose size only the data know
                 raise self._wrong_out(output.name, out, describe(result))
@@ -518,7 +524,7 @@ class Operator:
         for t in tensors_in(values):  # one of another kind would lead the dispatcher here again
             if t.layout != torch.strided or t.is_nested or t.device.type != device:
                 return False
-        return device in kernels.BACKENDS and kernels.ensure_loaded(self, device)
+        return kernels.ensure_loaded(self, device)
 
 
 def _device_of(values: Sequence[Any]) -> str:

@@ -12,18 +12,19 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from opwright.backends.registry import dispatch_keys
+
 _TOOLKIT = Path(__file__).resolve().parent.parent
 _TAKEN = ("errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
 _LEFT = ("spec/samples.py", "spec/fill.py", "spec/likely.py")
 _REPLACED = {
     "__init__.py": "init.py",
     "jaxtyping.py": "jaxtyping.py",
-    "build/__init__.py": "__init__.py",
-    "build/cuda.py": "cuda.py",
+    "backends/__init__.py": "__init__.py",
+    "backends/cuda.py": "cuda.py",
     "dispatch/compiled.py": "compiled.py",
     "dispatch/kernels.py": "kernels.py",
     "spec/dryrun.py": "dryrun.py",
-    "spec/sources.py": "sources.py",
 }
 
 
@@ -42,11 +43,11 @@ def runtime_files(package: str, gates: Mapping[str, str]) -> dict[str, str]:
 
 
 def _gates_text(gates: Mapping[str, str]) -> str:
-    """Returns a module with the operators' functions: where it is installed, they need not be compiled."""
+    """Returns a module with what is known when the wheel is made: the operators' functions, which need no compiling then."""
     parts = [
         f"{text}\n\nGATES[{name!r}] = ({zlib.crc32(text.encode())}, make)\n\n\n" for name, text in sorted(gates.items())
     ]
-    return "GATES = {}\n\n\n" + "".join(parts)
+    return f"DISPATCH_KEYS = {dispatch_keys()!r}\nGATES = {{}}\n\n\n" + "".join(parts)
 
 
 def rewritten(text: str, package: str) -> str:

@@ -6,12 +6,14 @@ import ctypes
 import functools
 import json
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opwright.dispatch import registry
+from opwright.dispatch.gates import DISPATCH_KEYS
 from opwright.errors import PackageError
 from opwright.spec.schema import schema_of
 
@@ -19,10 +21,27 @@ if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
     from opwright.spec.declaration import Declaration
 
-BACKENDS = ("cpu", "cuda")
-
 _FOLDER = Path(__file__).resolve().parent.parent
 _registered: set[str] = set()
+
+
+def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | None]) -> dict[str, Any]:
+    """Returns nothing: sources are not shipped."""
+    return {}
+
+
+def dispatch_keys() -> dict[str, str]:
+    """Returns the dispatcher's keys of the devices that kernels run on, by type of device."""
+    return DISPATCH_KEYS
+
+
+def devices_of_torch() -> set[str]:
+    """Returns the types of device that kernels run on and this build of torch has."""
+    return {name for name in DISPATCH_KEYS if name != "cuda" or torch.backends.cuda.is_built()}
+
+
+def launched_by(operator: Operator, device: str) -> None:
+    """Returns nothing: all kernels of a wheel are compiled."""
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch import kernels
 from opwright.spec.contract import Contract
 
@@ -23,14 +24,9 @@ if TYPE_CHECKING:
 
 # The keys of autocast, by type of device; not every device has one.
 DEVICES = {
-    device: f"Autocast{key}"
-    for device, key in kernels.dispatch_keys().items()
-    if hasattr(torch._C.DispatchKey, f"Autocast{key}")
+    device: f"Autocast{key}" for device, key in kernels.dispatch_keys().items() if _torch.has_key(f"Autocast{key}")
 }
-_KEYS = functools.reduce(
-    lambda one, other: one | other,
-    (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in DEVICES.values()),
-)
+_KEYS = _torch.key_set(*DEVICES.values())
 
 
 def autocast_kernel(operator: Operator, device: str) -> Callable[..., Any]:
@@ -39,7 +35,7 @@ def autocast_kernel(operator: Operator, device: str) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = operator.normalize(*args, **kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with _torch.without_keys(_KEYS):
             return operator.call_public(_cast(contract, values, _target(contract, values, policy, device)))
 
     return kernel

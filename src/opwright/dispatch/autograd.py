@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
 
+from opwright import _torch
+from opwright._torch import enable_single_level_autograd_function
 from opwright.dispatch.backward_trace import (
     PLAIN,
     BackwardTrace,
@@ -29,15 +30,12 @@ from opwright.spec.contract import Contract, ContractError
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
 
-_AFTER_AUTOGRAD = torch._C._after_autograd_keyset
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
-_forward_ad = torch.autograd.forward_ad
-_Creation = torch._C._autograd.CreationMeta
+_AFTER_AUTOGRAD = _torch.KEYS_AFTER_AUTOGRAD
 _is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_transforms = torch._C._are_functorch_transforms_active
-_any_autocast = torch._C._is_any_autocast_enabled
+_dispatch_modes = _torch.count_dispatch_modes
+_function_modes = _torch.count_function_modes
+_transforms = _torch.are_transforms_active
+_any_autocast = _torch.is_any_autocast_enabled
 
 
 def autograd_kernel(operator: Operator) -> Callable[..., Any]:
@@ -58,16 +56,16 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
                 # A node's forward runs with both kinds of derivatives off; an outer level of functorch
                 # still wants them.
                 with (
-                    _BelowAutograd(),
+                    _torch.below_autograd(),
                     torch.set_grad_enabled(transformed),
-                    _forward_ad._set_fwd_grad_enabled(transformed),
+                    _torch.set_forward_grad_enabled(transformed),
                 ):
                     return operator.public.redispatch(keyset & _AFTER_AUTOGRAD, *args, **kwargs)
 
             record = operator.record if _is_plain(values) else operator.record_node
             with enable_single_level_autograd_function():
                 return record(compute, *values)
-        with _BelowAutograd():
+        with _torch.below_autograd():
             try:
                 return operator.redispatch(keyset & _AFTER_AUTOGRAD, values)
             except RuntimeError as error:
@@ -84,8 +82,9 @@ def _is_plain(values: Sequence[Any]) -> bool:
 
 
 def _has_tangent(values: Sequence[Any]) -> bool:
-    return _forward_ad._current_level >= 0 and any(
-        t.is_floating_point() and _forward_ad.unpack_dual(t).tangent is not None for t in tensors_in(values)
+    return _torch.is_forward_mode() and any(
+        t.is_floating_point() and torch.autograd.forward_ad.unpack_dual(t).tangent is not None
+        for t in tensors_in(values)
     )
 
 
@@ -131,7 +130,7 @@ def reference_recorder(operator: Operator) -> Callable[..., Any]:
             if first.device.type in sources:
                 return operator.record_node(compute, *values)
         result = operator.run_checked_reference(values)
-        if type(result) is torch.Tensor and result.requires_grad and not result._is_view():
+        if type(result) is torch.Tensor and result.requires_grad and not _torch.is_view(result):
             return result  # most calls, without the cost of lists
         results = unpack(result, contract)
         for output, made in zip(contract.outputs, results, strict=True):
@@ -144,8 +143,7 @@ def reference_recorder(operator: Operator) -> Callable[..., Any]:
 
 def _without_siblings(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor that may be written into: autograd refuses that for one of several views made at once."""
-    is_free = not tensor._is_view() or torch._C._autograd._get_creation_meta(tensor) == _Creation.DEFAULT
-    return tensor if is_free else tensor.clone()
+    return tensor if _torch.is_free_of_siblings(tensor) else tensor.clone()
 
 
 def differentiable_outputs(operator: Operator, values: Sequence[Any]) -> list[torch.Tensor]:

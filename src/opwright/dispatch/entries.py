@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright import _torch
+from opwright._torch import OpOverload, OpOverloadPacket
 from opwright.dispatch import kernels
 from opwright.dispatch.autocast import DEVICES
 from opwright.spec.declaration import Declaration
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 _is_compiling = torch.compiler.is_compiling
 
 
-class _Overload(torch._ops.OpOverload):
+class _Overload(OpOverload):
     """`torch.ops.ns.name.default`: a plain call takes the way of the operator's Python function.
 
     The Python kernel at the Autograd keys, which PyTorch's own way always passes, costs 4 us. Tracers see PyTorch's class.
@@ -38,16 +40,16 @@ class _Overload(torch._ops.OpOverload):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or "out" in kwargs:
-            return self._op(*args, **kwargs)
+            return _torch.direct_entry(self)(*args, **kwargs)
         return self.opwright_function(*args, **kwargs)
 
 
-class _Packet(torch._ops.OpOverloadPacket):
+class _Packet(OpOverloadPacket):
     """`torch.ops.ns.name`, likewise."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or (kwargs and not self.opwright_outs.isdisjoint(kwargs)):
-            return self._op(*args, **kwargs)
+            return _torch.direct_entry(self)(*args, **kwargs)
         return self.opwright_function(*args, **kwargs)
 
 
@@ -86,7 +88,7 @@ class Entries:
         packet = getattr(found, self._name)
         self.public = packet.default
         self.public_out = packet.out if declaration.contract.outputs else None
-        self.kernel = getattr(found, kernel_twin(self._name, generation)).default._op
+        self.kernel = _torch.direct_entry(getattr(found, kernel_twin(self._name, generation)).default)
         self._packet = packet
 
     def call_function(self, operator: Operator) -> None:
@@ -153,7 +155,7 @@ class Entries:
         """
         self.current.leave_public()
         kernels.retire(self.current.declaration)
-        self._library._destroy()
+        _torch.destroy_library(self._library)
         namespace = getattr(torch.ops, self._namespace)
         if hasattr(namespace, self._name):
             delattr(namespace, self._name)

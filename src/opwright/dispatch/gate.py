@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch.backward_trace import PLAIN
 from opwright.dispatch.compiled import compiled
 from opwright.spec.contract import MISSING, Contract, Parameter
@@ -47,10 +48,10 @@ def gate(operator: Operator) -> Callable[..., Any]:
     given: list[Any] = [
         PLAIN,
         torch.compiler.is_compiling,
-        torch._C._len_torch_dispatch_stack,
-        torch._C._len_torch_function_stack,
-        torch._C._are_functorch_transforms_active,
-        torch._C._is_any_autocast_enabled,
+        _torch.count_dispatch_modes,
+        _torch.count_function_modes,
+        _torch.are_transforms_active,
+        _torch.is_any_autocast_enabled,
         torch.autograd.forward_ad,
         torch.is_grad_enabled,
         operator.kernel,
@@ -106,7 +107,7 @@ def gate_source(contract: Contract) -> str:
         "    if _is_compiling():",
         f"        return {shown.format(f'{current}.public({call})')}",
         f"    if {plain} and not (_dispatch_modes() or _function_modes() or _transforms()",
-        "            or _any_autocast() or _forward_ad._current_level >= 0):",
+        f"            or _any_autocast() or {_torch.FORWARD_MODE_TEST}):",
         "        try:",
         f"            if {wants}:",
         f"                result = {current}.record(_call_kernel, {values})",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch.autograd import differentiable_outputs, reference_gradient
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def recorder(operator: Operator) -> Callable[..., Any]:
     )
     source = "\n".join(
         [
-            "class Node(torch.autograd.function._SingleLevelFunction):",
-            "    _compiled_autograd_key = torch.autograd.Function._compiled_autograd_key",
+            "class Node(_SingleLevelFunction):",
+            f"    {_torch.COMPILED_AUTOGRAD_KEY} = _key",
             "    @staticmethod",
             f"    def forward(_ctx, {', '.join(parameters)}):",
             *(f"        {line}" for line in forward),
@@ -50,6 +51,8 @@ def recorder(operator: Operator) -> Callable[..., Any]:
     )
     namespace: dict[str, Any] = {
         "torch": torch,
+        "_SingleLevelFunction": _torch.SingleLevelFunction,
+        "_key": _torch.compiled_autograd_key,
         "_reference_gradient": partial(reference_gradient, operator),
         "_compute_again": partial(differentiable_outputs, operator),
     }
@@ -109,7 +112,7 @@ def _forward_lines(operator: Operator, lists: list[Parameter], plain: list[Param
         lines.append(f"_ctx.mark_non_differentiable({', '.join([*fixed, f'*{some}'])})")
     elif fixed:
         lines.append(f"_ctx.mark_non_differentiable({', '.join(fixed)})")
-        lines.append("_ctx._materialize_non_diff_grads = False")  # zeros that nobody reads
+        lines.append(f"_ctx.{_torch.MATERIALIZE_CONSTANT_GRADIENTS} = False")  # zeros that nobody reads
     return [*lines, "return _result"]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.autocast import DEVICES, autocast_kernel
 from opwright.dispatch.autograd import (
@@ -257,7 +258,7 @@ class Operator:
 
     def call_public(self, values: Sequence[Any]) -> Any:
         """Calls the dispatcher's own entry, with the arguments in schema order."""
-        entry = self.public if torch.compiler.is_compiling() else self.public._op
+        entry = self.public if torch.compiler.is_compiling() else _torch.direct_entry(self.public)
         return entry(*values[: self._positional], **self._keywords(values))
 
     def call_general(self, values: tuple[Any, ...]) -> Any:
@@ -271,7 +272,7 @@ class Operator:
         """Runs the reference where the public entry was called, which will belong to another schema."""
         compute = composite_recorder(self)
         self.public = lambda *args, **kwargs: compute(None, *self.normalize(*args, **kwargs))
-        self.public._op = self.public
+        _torch.replace_direct_entry(self.public, self.public)
         self.entries.public_out = self.run_fallback_out
 
     def redispatch(self, keyset: Any, values: Sequence[Any]) -> Any:
@@ -509,14 +510,14 @@ class Operator:
         """Bumps the versions of the mutated arguments and goes on."""
         values = self.normalize(*args, **kwargs)
         self.bump_versions([v for p, v in zip(self.contract.parameters, values, strict=True) if p.mutated])
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            return self.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, values)
+        with _torch.below_inplace_or_view():
+            return self.redispatch(keyset & _torch.KEYS_AFTER_INPLACE_OR_VIEW, values)
 
     def run_bumping_out(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         """The same for the tensors of the out variant."""
         self.bump_versions([kwargs[name] for name in out_names(self.contract)])
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            return self.entries.public_out.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+        with _torch.below_inplace_or_view():
+            return self.entries.public_out.redispatch(keyset & _torch.KEYS_AFTER_INPLACE_OR_VIEW, *args, **kwargs)
 
     def _can_load(self, values: Sequence[Any]) -> bool:
         """Loads the kernels for these tensors; returns whether there are any that can take them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch.fake import pack
 from opwright.errors import OpwrightError, OutOfBoundsError
 from opwright.spec.contract import Contract
@@ -90,4 +91,4 @@ def tensors_in(values: Sequence[Any]):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return _torch.address_of(tensor.untyped_storage())

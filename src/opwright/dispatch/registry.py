@@ -28,7 +28,7 @@ def check_free(declaration: Declaration) -> Operator | None:
     Raises:
         NameTakenError: the name belongs to an operator that was declared elsewhere.
     """
-    import torch
+    from opwright import _torch
 
     name = declaration.qualified_name
     old = operators.get(name)
@@ -45,7 +45,7 @@ def check_free(declaration: Declaration) -> Operator | None:
             ],
             hint=f'`@operator("{declaration.namespace}_2::{declaration.name}")`',
         )
-    if name not in entries and (torch._C._dispatch_has_kernel(name) or _has_schema(name)):
+    if name not in entries and (_torch.has_kernel(name) or _has_schema(name)):
         raise NameTakenError(
             declaration.name,
             "PyTorch already has an operator of this name",
@@ -56,6 +56,6 @@ def check_free(declaration: Declaration) -> Operator | None:
 
 
 def _has_schema(name: str) -> bool:
-    import torch
+    from opwright import _torch
 
-    return bool(torch._C._jit_get_schemas_for_operator(name))
+    return bool(_torch.schemas_of(name))

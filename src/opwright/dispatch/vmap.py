@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _functorch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
+from opwright import _torch
+from opwright._torch import functorch, retrieve_current_functorch_interpreter
 from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.spec.contract import Contract, TensorType
@@ -21,7 +21,7 @@ from opwright.spec.contract import Contract, TensorType
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator
 
-_BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+_BATCHED = _torch.key_set("FuncTorchBatched")
 
 
 def vmap_kernel(operator: Operator) -> Callable[..., Any]:
@@ -42,11 +42,11 @@ def vmap_kernel(operator: Operator) -> Callable[..., Any]:
             _join(value, p.type, axis, level, interpreter.batch_size())
             for p, value in zip(contract.parameters, values, strict=True)
         ]
-        with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+        with _torch.without_keys(_BATCHED):
             result = operator.call_public(joined)
         outputs = zip(unpack(result, contract), (o.type.variadic_at for o in contract.outputs), strict=True)
         # The gradient of an absent argument is empty, without the axis.
-        return pack([_functorch._add_batch_dim(t, at, level) if t.ndim > at else t for t, at in outputs])
+        return pack([_torch.add_batch_dim(t, at, level) if t.ndim > at else t for t, at in outputs])
 
     return kernel
 
@@ -75,8 +75,8 @@ def _is_batched(value: Any, level: int) -> bool:
         return any(_is_batched(item, level) for item in value)
     return (
         isinstance(value, torch.Tensor)
-        and _functorch.is_batchedtensor(value)
-        and _functorch.maybe_get_level(value) == level
+        and functorch.is_batchedtensor(value)
+        and functorch.maybe_get_level(value) == level
     )
 
 
@@ -86,6 +86,6 @@ def _join(value: Any, type_: TensorType | None, name: str, level: int, batch_siz
         return value
     at = type_.variadic_at
     if _is_batched(value, level):
-        tensor, dim = _functorch._unwrap_batched(value, level)
+        tensor, dim = _torch.unwrap_batched(value, level)
         return tensor.movedim(dim, at)
     return value.unsqueeze(at).expand(*value.shape[:at], batch_size, *value.shape[at:])

@@ -15,7 +15,7 @@ from pathlib import Path
 from opwright.backends.registry import dispatch_keys
 
 _TOOLKIT = Path(__file__).resolve().parent.parent
-_TAKEN = ("errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
+_TAKEN = ("_torch.py", "errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
 _LEFT = ("spec/samples.py", "spec/fill.py", "spec/likely.py")
 _REPLACED = {
     "__init__.py": "init.py",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from opwright import operator
 from opwright.backends import cuda
-from opwright.build.compile import make_request
+from opwright.build.request import make_request
 from opwright.build.store import Store
 from opwright.dispatch import kernels
 from opwright.errors import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from opwright.cli import VERBS
+from opwright.cli.overview import VERBS
 
 OPERATOR = '''
 import torch

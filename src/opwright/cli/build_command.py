@@ -137,8 +137,9 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
     Raises:
         TargetError: its sources are in no project, or the project cannot be written.
     """
-    from opwright.build.compile import make_request, write_compile_commands
+    from opwright.build.compile import write_compile_commands
     from opwright.build.compile_commands import project_of
+    from opwright.build.request import make_request
     from opwright.build.store import Store
     from opwright.dispatch import kernels
 

@@ -34,9 +34,10 @@ from opwright.backends.toolchain import (
     find_compiler,
 )
 from opwright.build.changes import FileChanged, Watch
-from opwright.build.compile import SUPPORT, make_request, support_commands
+from opwright.build.compile import SUPPORT, support_commands
 from opwright.build.diagnostics import compile_error
 from opwright.build.glue import entry_symbol, glue_text, header_text
+from opwright.build.request import make_request
 from opwright.build.steps import StepFailed, run_all
 from opwright.errors import NoCompilerError, PackageError
 from opwright.package import glibc

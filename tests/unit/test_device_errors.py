@@ -49,7 +49,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("opwright.dispatch.registry.operators", {"device_errors::faulty": faulty.operator})
     monkeypatch.delenv("OPWRIGHT_ARCH", raising=False)
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
-    return faulty.operator
+    return faulty.operator.declaration.name
 
 
 def _inputs() -> list:

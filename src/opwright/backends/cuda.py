@@ -323,11 +323,17 @@ class GpuBackend(CompiledBackend):
 
         return torch.backends.cuda.is_built()
 
+    def is_device_here(self) -> bool:
+        """Returns whether torch finds a GPU."""
+        import torch
+
+        return torch.cuda.is_available()
+
     def count_devices(self) -> int:
         """Returns how many GPUs torch finds."""
         import torch
 
-        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return torch.cuda.device_count() if self.is_device_here() else 0
 
 
 class CudaBackend(GpuBackend):

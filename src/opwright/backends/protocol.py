@@ -49,6 +49,10 @@ class Backend(ABC):
         """Returns whether this build of PyTorch can have tensors on its device."""
         return True
 
+    def is_device_here(self) -> bool:
+        """Returns whether PyTorch finds one of its devices here."""
+        return True
+
     def count_devices(self) -> int:
         """Returns how many of its devices there are here."""
         return 1

@@ -18,7 +18,6 @@ from opwright.bench.limits import bench_on
 from opwright.bench.machine_limits import limits_of, measure_limits_again
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.workload import DIRECTIONS
-from opwright.dispatch.autograd import remark_on_backward
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BenchRecord, Measurement, VerifyRecord
@@ -166,7 +165,7 @@ def bench(
         if planned:
             record.host_us = host_times(call, baseline, settings)
     if operator is not None and any(m.direction != "forward" for m in record.measurements):
-        remark = remark_on_backward(operator)
+        remark = operator.gradient.describe()
         record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
     record.warnings = _warn(record)
     if not checked.passed:

@@ -24,7 +24,6 @@ def inspect_operators(
     from opwright.backends.registry import device_types
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.dispatch import kernels
-    from opwright.dispatch.autograd import remark_on_backward
     from opwright.errors import CheckError
     from opwright.spec.schema import out_schema_of, schema_of
     from opwright.target import find_operators
@@ -50,7 +49,7 @@ def inspect_operators(
                 **({"out schema": out_schema_of(contract, declaration.name)} if contract.outputs else {}),
                 "kernel": kernel_signature(declaration, backend),
                 "kernels": {b: s.origin for b, s in declaration.sources.items()},
-                "backward": remark_on_backward(operator),
+                "backward": operator.gradient.describe(),
                 "autocast": declaration.autocast or "none",
                 **({} if declaration.deterministic else {"deterministic": "no: last bits vary from call to call"}),
                 **({"precision": str(declaration.precision)} if declaration.precision else {}),

@@ -14,8 +14,8 @@ import torch
 
 from opwright import _torch
 from opwright._torch import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, tree_iter, tree_leaves
-from opwright.dispatch import registry
 from opwright.dispatch.compiled import compiled
+from opwright.dispatch.lock import lock
 
 # A recording takes some milliseconds. So many signatures are recorded when they are first seen, later ones when they
 # come again: where every call has other sizes, recording would cost more than it saves.
@@ -25,8 +25,6 @@ MAX_KEPT = 256  # signatures of one operator
 # done so. A program of a few backwards does without.
 MIN_BACKWARDS = 16
 
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_NUMBERS = frozenset({int, float, bool, str, type(None)})
 _REFUSED_TAGS = (
     torch.Tag.nondeterministic_seeded,
     torch.Tag.data_dependent_output,
@@ -62,28 +60,6 @@ class _NotRecordable(Exception):
     """An operator whose effect depends on more than the signature."""
 
 
-def signature_of_call(values: Sequence[Any]) -> tuple | None:
-    """Returns what decides which operators run for these arguments; None for values of unusual classes."""
-    found: list[Any] = []
-    for value in values:
-        if type(value) in PLAIN:
-            try:
-                found.append((value.shape, value.stride(), value.dtype, value.device))
-            except RuntimeError:  # a sparse or a nested tensor has no strides
-                return None
-        elif isinstance(value, (list, tuple)):
-            inner = signature_of_call(value)
-            if inner is None:
-                return None
-            found.append(inner)
-        elif type(value) in _NUMBERS:
-            # 1, 1.0 and True are equal, and so are 0.0 and -0.0.
-            found.append((type(value), value or repr(value)))
-        else:
-            return None
-    return tuple(found)
-
-
 class BackwardTraces:
     """The recorded backwards of one operator.
 
@@ -109,7 +85,7 @@ class BackwardTraces:
             BackwardTraces._backwards += 1
             if BackwardTraces._backwards < MIN_BACKWARDS:
                 return False
-            with registry.lock:  # after a fork amid an import, the child cannot import it
+            with lock:  # after a fork amid an import, the child cannot import it
                 _torch.import_dynamo()
         if len(self.found) >= MAX_RECORDED_AT_ONCE and key not in self._seen:
             if len(self._seen) >= MAX_KEPT:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 import torch
 
 from opwright.dispatch import kernels, registry
 from opwright.errors import ArchitectureError, DeviceFaultError, KernelError
 from opwright.spec.dtypes import describe
-
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
 
 # Numbers of cudaError_t.
 _OUT_OF_MEMORY = 2
@@ -29,12 +25,11 @@ _FAULTS = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
 _DEBUG = "`CUDA_LAUNCH_BLOCKING=1` shows which call it was, `compute-sanitizer python program.py` which line"
 
 
-def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> Exception | None:
+def device_error(name: str, text: str, tensors: list[torch.Tensor]) -> Exception | None:
     """Returns the error for a call on CUDA tensors that failed with this text; None: it is another matter."""
     device = next((t.device for t in tensors if t.is_cuda), None)
     if device is None:
         return None
-    name = operator.declaration.name
     gpu = ("GPU", _gpu(device))
     found = re.search(r"CUDA error (\d+), (\w+): (.*)", text)
     code = int(found[1]) if found else None

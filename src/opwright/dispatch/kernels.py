@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from opwright import settings
-from opwright.backends.protocol import Backend, CompiledBackend, LaunchedBackend, LaunchedLibrary
+from opwright.backends.protocol import Backend, CompiledBackend, LaunchedBackend
 from opwright.backends.registry import all_backends, backend_of_device, device_types
-from opwright.backends.registry import dispatch_keys as dispatch_keys
 from opwright.backends.sources import find_sources as find_sources
 from opwright.dispatch import registry
+from opwright.dispatch.launched import Launched
+from opwright.dispatch.record import Operator
 from opwright.errors import CompileError, NoCompilerError
+from opwright.spec.declaration import Declaration
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # only here: a process whose operators have no kernels never imports the builder
     from opwright.build.load import Library
-    from opwright.dispatch.operator import Operator
-    from opwright.spec.declaration import Declaration
 
 
-def devices_of_torch() -> set[str]:
-    """Returns the types of device that kernels run on and this build of torch has."""
-    return {name for name in device_types() if backend_of_device(name).is_in_torch()}
+def has_every_kernel(declaration: Declaration) -> bool:
+    """Returns whether an operator has a kernel for each type of device that this build of torch has."""
+    return declaration.sources.keys() >= {name for name in device_types() if backend_of_device(name).is_in_torch()}
 
 
 class Registrable(Protocol):
@@ -34,24 +34,6 @@ class Registrable(Protocol):
 
     def register(self, backend: str) -> None: ...
     def unregister(self, backend: str) -> None: ...
-
-
-class Launched:
-    """A library whose kernels are launched from Python: the dispatcher keeps calling the fallback, which launches them.
-
-    Attributes:
-        backend: the backend that it belongs to.
-        launch: runs a kernel.
-    """
-
-    def __init__(self, backend: Backend, library: LaunchedLibrary) -> None:
-        self.backend, self.launch = backend, library.launch
-
-    def register(self, backend: str) -> None:
-        """Does nothing."""
-
-    def unregister(self, backend: str) -> None:
-        """Does nothing."""
 
 
 _loaded: dict[tuple, Registrable] = {}
@@ -105,9 +87,9 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
         return False
     while True:
         with registry.lock:
-            current = operator.entries.current
+            current = operator.registration.current
             key = unit_key(current.declaration, backend)
-            is_retired = registry.entries.get(operator.declaration.qualified_name) is not operator.entries
+            is_retired = registry.registrations.get(operator.declaration.qualified_name) is not operator.registration
             if key is None or is_retired or not _is_current(current):
                 return False
             building = _builds.setdefault(key, threading.RLock())
@@ -121,7 +103,7 @@ def _load(operator: Operator, key: tuple) -> bool | None:
     """Loads the library of a key; returns whether it is loaded, None when its operators were declared again."""
     backend = key[1]
     with registry.lock:
-        if operator.entries.current is not operator:
+        if operator.registration.current is not operator:
             return None
         if key in _loaded:
             return True
@@ -194,8 +176,9 @@ def build(*keys: tuple) -> tuple[Library | Launched, bool]:
     if isinstance(launched, LaunchedBackend):
         return Launched(launched, launched.load(unit, unit[0].sources[keys[0][1]])), False
     # Only here: a process whose operators have no kernels never imports the builder.
-    from opwright.build.compile import ensure_built, make_request
+    from opwright.build.compile import ensure_built
     from opwright.build.load import load
+    from opwright.build.request import make_request
     from opwright.build.store import Store
 
     entry, is_new = ensure_built(make_request(unit, [key[1] for key in keys]), Store())

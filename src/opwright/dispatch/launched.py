@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from opwright.dispatch.fake import pack
 from opwright.spec.declaration import Declaration
 
-if TYPE_CHECKING:
-    from opwright.dispatch.kernels import Launched
+
+class Launched:
+    """A library whose kernels are launched from Python: the dispatcher keeps calling the fallback, which launches them.
+
+    Attributes:
+        backend: the backend that it belongs to.
+        launch: runs a kernel.
+    """
+
+    def __init__(self, backend: Any, library: Any) -> None:
+        self.backend, self.launch = backend, library.launch
+
+    def register(self, backend: str) -> None:
+        """Does nothing."""
+
+    def unregister(self, backend: str) -> None:
+        """Does nothing."""
 
 
 def launch(

@@ -1,4 +1,4 @@
-"""The dispatcher's entries of an operator. They outlive the declaration: a new one takes them over.
+"""What is registered with the dispatcher for an operator. It outlives the declaration: a new one takes it over.
 
 PyTorch has no safe way to take an operator's schema back: functions, graphs and compiled code may hold
 a handle to it. So the entries of a schema are made once, and their kernels ask for the declaration that
@@ -7,14 +7,16 @@ is current. Only a declaration with another schema replaces the public entry.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from opwright import _torch
 from opwright._torch import OpOverload, OpOverloadPacket
-from opwright.dispatch import kernels
-from opwright.dispatch.autocast import DEVICES
+from opwright.dispatch.devices import DISPATCH_KEYS
+from opwright.spec.contract import Contract
 from opwright.spec.declaration import Declaration
 from opwright.spec.schema import (
     coded_schema_of,
@@ -25,9 +27,8 @@ from opwright.spec.schema import (
     schema_of,
 )
 
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
-
+# The dispatcher's keys of autocast, by type of device; not every device has one.
+AUTOCAST_KEYS = {d: f"Autocast{key}" for d, key in DISPATCH_KEYS.items() if _torch.has_key(f"Autocast{key}")}
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -69,20 +70,54 @@ def signature_of(declaration: Declaration) -> tuple:
     )
 
 
-class Entries:
+@dataclass(frozen=True)
+class Functions:
+    """What the dispatcher calls for one declaration.
+
+    Attributes:
+        fallback: where no kernel is registered (yet), with the arguments of a call.
+        coded_fallback: the same, with the arguments of a kernel.
+        coded_reference: what the glue calls where a kernel does not compute.
+        reference: the reference alone; after another schema has taken the public name, in place of all the others.
+        fake, autograd, vmap: for the keys of these.
+        autocast: for the keys of autocast, by type of device.
+        mutation: for operators that write into their arguments.
+        out, out_mutation: for the variant that writes into given tensors.
+    """
+
+    fallback: Callable[..., Any]
+    coded_fallback: Callable[..., Any]
+    coded_reference: Callable[..., Any]
+    reference: Callable[..., Any]
+    fake: Callable[..., Any]
+    autograd: Callable[..., Any]
+    vmap: Callable[..., Any]
+    autocast: Mapping[str, Callable[..., Any]]
+    mutation: Callable[..., Any]
+    out: Callable[..., Any]
+    out_mutation: Callable[..., Any]
+
+
+class Registration:
     """What is registered for one schema of one name.
 
     Attributes:
-        current: the operator whose declaration the kernels follow.
+        public: `torch.ops.ns.name.default`.
+        public_out: the same of the variant that writes into given tensors.
+        kernel: the same kernels as `public`, without autograd, functorch and autocast in front.
+        current: the record of the operator whose declaration is followed.
+        functions: those of that declaration.
         generation: how many schemas this name had before.
     """
 
     def __init__(self, declaration: Declaration, generation: int) -> None:
         self.signature = signature_of(declaration)
         self.generation = generation
-        self.current: Operator | None = None
+        self.current: Any = None  # an `Operator`, which has a registration
+        self.functions: Functions
         self._namespace = declaration.namespace
         self._name = declaration.name
+        self._is_retired = False
         self._define(declaration)
         found = getattr(torch.ops, self._namespace)
         packet = getattr(found, self._name)
@@ -91,13 +126,22 @@ class Entries:
         self.kernel = _torch.direct_entry(getattr(found, kernel_twin(self._name, generation)).default)
         self._packet = packet
 
-    def call_function(self, operator: Operator) -> None:
+    def follow(self, operator: Any, functions: Functions) -> None:
+        """Makes the declaration of an operator the one that is followed."""
+        self.current, self.functions = operator, functions
+
+    def call_function(self, contract: Contract, function: Callable[..., Any]) -> None:
         """Lets plain calls of the public entry take the way of an operator's function."""
-        if operator.contract.result_type is not None:
+        if contract.result_type is not None:
             return  # its function returns a named tuple, the entry a plain one
-        self.public.opwright_function = self._packet.opwright_function = operator.function
-        self._packet.opwright_outs = {*out_names(operator.contract), "out"}
+        self.public.opwright_function = self._packet.opwright_function = function
+        self._packet.opwright_outs = {*out_names(contract), "out"}
         self.public.__class__, self._packet.__class__ = _Overload, _Packet
+
+    def entry(self) -> Callable[..., Any]:
+        """Returns what calls the dispatcher's own way: as tracers see it, else without PyTorch's Python around it."""
+        is_as_it_is = torch.compiler.is_compiling() or self._is_retired
+        return self.public if is_as_it_is else _torch.direct_entry(self.public)
 
     def _define(self, declaration: Declaration) -> None:
         contract, name = declaration.contract, self._name
@@ -114,47 +158,42 @@ class Entries:
             twins.define(twin + coded, tags=tags)
             twins.impl(twin, torch.library.fallthrough_kernel, "Autograd")
             twins.impl(twin, torch.library.fallthrough_kernel, "ADInplaceOrView")
-        twins.impl(kernel, lambda *a: self.current.run_coded_fallback(*a), "CompositeExplicitAutograd")
-        twins.impl(reference, lambda *a: self.current.run_coded_reference(*a), "CompositeExplicitAutograd")
+        twins.impl(kernel, lambda *a: self.functions.coded_fallback(*a), "CompositeExplicitAutograd")
+        twins.impl(reference, lambda *a: self.functions.coded_reference(*a), "CompositeExplicitAutograd")
 
         public.define(schema_of(contract, name), tags=tags)
-        public.impl(name, lambda *a, **k: self.current.run_fallback(*a, **k), "CompositeExplicitAutograd")
+        public.impl(name, lambda *a, **k: self.functions.fallback(*a, **k), "CompositeExplicitAutograd")
         # The level is PyTorch's own frame: to find the module of another takes it 2 ms.
         torch.library.register_fake(
             declaration.qualified_name,
-            lambda *a, **k: self.current.run_fake(*a, **k),
+            lambda *a, **k: self.functions.fake(*a, **k),
             lib=public,
             _stacklevel=0,
         )
-        public.impl(name, lambda *a, **k: self.current.run_autograd(*a, **k), "Autograd", with_keyset=True)
-        public.impl(name, lambda *a, **k: self.current.run_vmap(*a, **k), "FuncTorchBatched")
+        public.impl(name, lambda *a, **k: self.functions.autograd(*a, **k), "Autograd", with_keyset=True)
+        public.impl(name, lambda *a, **k: self.functions.vmap(*a, **k), "FuncTorchBatched")
         if declaration.autocast is not None:
-            for device, key in DEVICES.items():
+            for device, key in AUTOCAST_KEYS.items():
                 public.impl(name, self._autocast(device), key)
         if contract.mutated:
-            public.impl(name, lambda *a, **k: self.current.run_bumping(*a, **k), "ADInplaceOrView", with_keyset=True)
+            public.impl(name, lambda *a, **k: self.functions.mutation(*a, **k), "ADInplaceOrView", with_keyset=True)
         if contract.outputs:
             out = f"{name}.out"
             public.define(out_schema_of(contract, name), tags=[torch.Tag.pt2_compliant_tag])
-            public.impl(out, lambda *a, **k: self.current.run_fallback_out(*a, **k), "CompositeExplicitAutograd")
-            public.impl(
-                out,
-                lambda *a, **k: self.current.run_bumping_out(*a, **k),
-                "ADInplaceOrView",
-                with_keyset=True,
-            )
+            public.impl(out, lambda *a, **k: self.functions.out(*a, **k), "CompositeExplicitAutograd")
+            public.impl(out, lambda *a, **k: self.functions.out_mutation(*a, **k), "ADInplaceOrView", with_keyset=True)
 
-    def _autocast(self, device: str) -> Any:
-        return lambda *args, **kwargs: self.current.run_autocast[device](*args, **kwargs)
+    def _autocast(self, device: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.functions.autocast[device](*args, **kwargs)
 
     def retire(self) -> None:
-        """Makes room for another schema. The twins stay, for functions that still hold them.
+        """Makes room for another schema; whoever still calls the public entry gets the reference.
 
-        PyTorch cannot do this while other threads call the public entry. Plain calls of the operator's function
-        do not: they go to the twins.
+        The twins stay, for functions that still hold them. PyTorch cannot do this while other threads call the public
+        entry. Plain calls of the operator's function do not: they go to the twins.
         """
-        self.current.leave_public()
-        kernels.retire(self.current.declaration)
+        self._is_retired = True
+        self.public, self.public_out = self.functions.reference, self.functions.out
         _torch.destroy_library(self._library)
         namespace = getattr(torch.ops, self._namespace)
         if hasattr(namespace, self._name):

@@ -39,15 +39,16 @@ def runtime_files(package: str, gates: Mapping[str, str]) -> dict[str, str]:
     paths |= {name: _TOOLKIT / "package" / "shipped" / source for name, source in _REPLACED.items()}
     texts = {name: path.read_text() for name, path in sorted(paths.items()) if name not in _LEFT}
     texts["dispatch/gates.py"] = _gates_text(gates)
+    texts["dispatch/devices.py"] = f"DISPATCH_KEYS = {dispatch_keys()!r}\n"
     return {f"_opwright/{name}": rewritten(text, package) for name, text in texts.items()}
 
 
 def _gates_text(gates: Mapping[str, str]) -> str:
-    """Returns a module with what is known when the wheel is made: the operators' functions, which need no compiling then."""
+    """Returns a module with the operators' functions: where it is installed, they need not be compiled."""
     parts = [
         f"{text}\n\nGATES[{name!r}] = ({zlib.crc32(text.encode())}, make)\n\n\n" for name, text in sorted(gates.items())
     ]
-    return f"DISPATCH_KEYS = {dispatch_keys()!r}\nGATES = {{}}\n\n\n" + "".join(parts)
+    return "GATES = {}\n\n\n" + "".join(parts)
 
 
 def rewritten(text: str, package: str) -> str:

@@ -64,7 +64,7 @@ def gpus_of(operator: Operator) -> list[torch.device]:
     """Returns the GPUs here that the operator or its backward has a kernel for, one of each type."""
     behind = [o for o in (operator, operator.backward_operator) if o is not None]
     types = [name for name in gpu_types() if any(o.declaration.sources.get(name) is not None for o in behind)]
-    return [torch.device(name) for name in types if backend_of_device(name).count_devices()]
+    return [torch.device(name) for name in types if backend_of_device(name).is_device_here()]
 
 
 def device_of(samples: Sequence[torch.Tensor]) -> torch.device:

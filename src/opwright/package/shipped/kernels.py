@@ -8,18 +8,15 @@ import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from opwright.dispatch import registry
-from opwright.dispatch.gates import DISPATCH_KEYS
+from opwright.dispatch.record import Operator
 from opwright.errors import PackageError
+from opwright.spec.declaration import Declaration
 from opwright.spec.schema import schema_of
-
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
-    from opwright.spec.declaration import Declaration
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _registered: set[str] = set()
@@ -30,14 +27,9 @@ def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | Non
     return {}
 
 
-def dispatch_keys() -> dict[str, str]:
-    """Returns the dispatcher's keys of the devices that kernels run on, by type of device."""
-    return DISPATCH_KEYS
-
-
-def devices_of_torch() -> set[str]:
-    """Returns the types of device that kernels run on and this build of torch has."""
-    return {name for name in DISPATCH_KEYS if name != "cuda" or torch.backends.cuda.is_built()}
+def has_every_kernel(declaration: Declaration) -> bool:
+    """Returns False: sources, by which that is told, are not shipped."""
+    return False
 
 
 def launched_by(operator: Operator, device: str) -> None:

@@ -24,6 +24,41 @@ def test_layers() -> None:
     assert found.returncode == 0, found.stdout
 
 
+# Within these a circle may still be: oracle and target, versions and worker of a bench.
+CIRCLES_ALLOWED = ("opwright.verify.", "opwright.bench.", "opwright.cli.bench_")
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Returns the largest sets of modules that each reach all others of the set by imports."""
+    reached = {name: reach(name, imports) for name in imports}
+    found = {frozenset({name} | {o for o in reached[name] if name in reached[o]}) for name in imports}
+    return [set(each) for each in found if len(each) > 1]
+
+
+def reach(start: str, imports: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = imports[waiting.pop()] - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def test_imports_go_in_no_circle() -> None:
+    import grimp
+
+    graph = grimp.build_graph("opwright", exclude_type_checking_imports=False, cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    assert len(imports) > 200
+    found = [sorted(each) for each in circles(imports)]
+    assert not [each for each in found if not all(name.startswith(CIRCLES_ALLOWED) for name in each)]
+
+
+def test_a_circle_is_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
+
+
 @pytest.mark.parametrize(
     "module",
     [

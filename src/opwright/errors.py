@@ -293,6 +293,7 @@ class NoCompilerError(BuildError):
     """
 
     code = "OPW201"
+    missing = "C++ compiler"  # in the warning
 
 
 class CompileError(BuildError):
@@ -365,6 +366,7 @@ class NoNvccError(NoCompilerError):
     """
 
     code = "OPW207"
+    missing = "CUDA compiler (nvcc)"
 
 
 class NoTritonError(NoCompilerError):
@@ -375,6 +377,7 @@ class NoTritonError(NoCompilerError):
     """
 
     code = "OPW212"
+    missing = "Triton"
 
 
 class HostCompilerError(BuildError):

@@ -15,7 +15,7 @@ import torch
 from elftools.elf.elffile import ELFFile
 from fork_server import run_opwright, run_python
 
-from opwright.build import cuda
+from opwright.backends import cuda
 from opwright.build.elf import read_library
 from opwright.build.fatbin import DeviceCode
 from opwright.doctor import installed_torch, loader

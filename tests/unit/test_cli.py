@@ -11,7 +11,7 @@ import pytest
 from fork_server import run_opwright
 from syrupy.assertion import SnapshotAssertion
 
-from opwright.cli import VERBS
+from opwright.cli.overview import VERBS
 
 OPERATOR = '''
 import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opwright.build import cuda
+from opwright.backends import cuda
 from opwright.doctor import environment as environment_doctor
 from opwright.doctor.environment import examine_extensions, examine_machine
 from opwright.doctor.finding import Finding

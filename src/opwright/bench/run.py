@@ -18,11 +18,10 @@ from opwright.bench.limits import bench_on
 from opwright.bench.machine_limits import limits_of, measure_limits_again
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.workload import DIRECTIONS
-from opwright.dispatch.autograd import remark_on_backward
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BenchRecord, Measurement, VerifyRecord
-from opwright.verify.devices import device_of, has_cuda, parse_device
+from opwright.verify.devices import CPU, device_of, gpus_of, is_gpu, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.run import verify
 from opwright.verify.tasks import Task
@@ -99,7 +98,7 @@ def bench(
     started = time.time()
     task = target if isinstance(target, Task) else None
     if task is not None:
-        target, reference, samples = task.make(parse_device(device or "cpu"))
+        target, reference, samples = task.make(parse_device(device or CPU))
         samples = samples[:1]  # the others have the same sizes
     operator = operator_of(target)
     name = (
@@ -166,7 +165,7 @@ def bench(
         if planned:
             record.host_us = host_times(call, baseline, settings)
     if operator is not None and any(m.direction != "forward" for m in record.measurements):
-        remark = remark_on_backward(operator)
+        remark = operator.gradient.describe()
         record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
     record.warnings = _warn(record)
     if not checked.passed:
@@ -317,7 +316,7 @@ def refuse_unverified(
         checked = verified
     else:
         how = {
-            "checks": _VERIFY_FIRST, "devices": [where], "timeout_s": timeout_s, "isolated": where.type == "cpu", "quick": True,
+            "checks": _VERIFY_FIRST, "devices": [where], "timeout_s": timeout_s, "isolated": not is_gpu(where), "quick": True,
         }  # fmt: skip
         checked = verify(target, reference, samples, **how)
     if checked.failures:
@@ -350,7 +349,7 @@ def choose_device(
     if operator is not None and samples is None:
         if named is not None:
             return parse_device(named)
-        return torch.device("cuda" if torch.cuda.is_available() and has_cuda(operator) else "cpu")
+        return next(iter(gpus_of(operator)), CPU)
     tensors = [t for sample in samples for t in all_tensors(_flat(sample))]
     devices = sorted({str(t.device) for t in tensors if t.ndim})
     if len(devices) > 1:
@@ -362,8 +361,8 @@ def choose_device(
         )
     if named is not None:
         return parse_device(named)
-    if operator is not None and not any(t.is_cuda for t in tensors):
-        return torch.device("cuda" if torch.cuda.is_available() and has_cuda(operator) else "cpu")
+    if operator is not None and not any(is_gpu(t.device) for t in tensors):
+        return next(iter(gpus_of(operator)), CPU)
     return device_of(tensors)
 
 

@@ -137,8 +137,9 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
     Raises:
         TargetError: its sources are in no project, or the project cannot be written.
     """
-    from opwright.build.compile import make_request, write_compile_commands
+    from opwright.build.compile import write_compile_commands
     from opwright.build.compile_commands import project_of
+    from opwright.build.request import make_request
     from opwright.build.store import Store
     from opwright.dispatch import kernels
 
@@ -161,6 +162,7 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
 def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
     """Builds one library; without nvcc, the part of it that needs none, if there is one."""
     from opwright import settings
+    from opwright.backends.registry import backend_of_device
     from opwright.dispatch import kernels
 
     try:
@@ -169,5 +171,5 @@ def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
         if settings.require_kernels() or settings.architectures():
             raise
         say(f"skipped the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
-    others = [key for key in keys if key[1] != "cuda"]
+    others = [key for key in keys if not backend_of_device(key[1]).has_own_compiler]
     return kernels.build(*others) if others else None

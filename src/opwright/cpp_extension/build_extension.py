@@ -15,10 +15,10 @@ import torch
 from setuptools.command.build_ext import build_ext
 from torch.utils import cpp_extension as torchs
 
-from opwright.build import compile_commands, cuda
+from opwright.backends.toolchain import Compiler, identify
+from opwright.build import compile_commands
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
-from opwright.build.toolchain import Compiler, identify
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
 from opwright.cpp_extension.objects import Objects, Source, system_includes, torch_folder
 from opwright.errors import NoCompilerError

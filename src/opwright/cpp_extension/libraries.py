@@ -132,10 +132,10 @@ def _replace(library: _Library, earlier: list[_Library], path: Path) -> None:
 
 def _schemas(namespaces: set[str]) -> dict[str, str]:
     """Returns the schemas of the operators in namespaces, by qualified name."""
-    import torch
+    from opwright import _torch
 
     found = {}
-    for schema in torch._C._jit_get_all_schemas():
+    for schema in _torch.all_schemas():
         if schema.name.partition("::")[0] in namespaces:
             name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
             found[name] = str(schema)
@@ -156,15 +156,17 @@ def _let_die(operators: Iterable[str]) -> None:
     """Lets PyTorch drop its entries of operators; what Python has of them says so, instead of reading freed memory."""
     import torch
 
+    from opwright import _torch
+
     for operator in operators:
         namespace, _, name = operator.partition("::")
         packet = vars(getattr(torch.ops, namespace)).get(name.partition(".")[0])
-        overloads = [v for v in vars(packet).values() if isinstance(v, torch._ops.OpOverload)] if packet else []
+        overloads = [v for v in vars(packet).values() if isinstance(v, _torch.OpOverload)] if packet else []
         for entry in [packet, *overloads] if packet else ():
-            entry._op = functools.partial(_refuse, operator)
+            _torch.replace_direct_entry(entry, functools.partial(_refuse, operator))
         library = _kept_alive.pop(operator, None)
         if library:
-            library._destroy()
+            _torch.destroy_library(library)
 
 
 def _refuse(operator: str, *args: object, **kwargs: object) -> None:

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opwright import settings
-from opwright.build import cuda
+from opwright.backends import cuda
+from opwright.backends.cuda import Nvcc
+from opwright.backends.toolchain import Compiler
 from opwright.build.changes import FileChanged, Watch
-from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
-from opwright.build.toolchain import Compiler
 from opwright.cpp_extension import precompiled
 from opwright.cpp_extension.headers import EXTENSION, WHOLE, needs_whole, prefix_of
 

@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 
 from opwright import settings
-from opwright.build import cuda
+from opwright.backends import cuda
+from opwright.backends.toolchain import Compiler, find_compiler
 from opwright.build.elf import read_library
 from opwright.build.store import Store
-from opwright.build.toolchain import Compiler, find_compiler
 from opwright.doctor.finding import Finding, gather
 from opwright.doctor.installed_torch import InstalledTorch, build_for, find_torch
 from opwright.doctor.loader import closure_of, torch_folders

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from opwright.errors import CompileError
 from opwright.spec.contract import Contract
-from opwright.spec.cpp_names import CPP_KEYWORDS
+from opwright.spec.cpp_names import CPP_KEYWORDS, quote_for_c
 from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 
 # Functions of integers.h for what may be beyond 64 bits; `&`, `|` and `^` never are.
@@ -103,11 +103,6 @@ extern "C" __attribute__((visibility("default"))) const char* opwright_triton_se
 
 def _names(contract: Contract) -> list[str]:
     return [p.name for p in contract.parameters] + [o.name for o in contract.outputs]
-
-
-def quote_for_c(text: str) -> str:
-    """Returns a text as a string of C."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from opwright.backends.registry import all_backends
 from opwright.errors import ContractError, OpwrightError
 from opwright.spec.axes import Named, Variadic
 from opwright.spec.contract import Parameter
@@ -495,7 +496,7 @@ _TRIED = frozenset(size + near for size in _TILES for near in (-1, 0, 1))
 
 def _sizes_in(source: Source, tried: Collection[int] = _TRIED) -> list[int]:
     """Returns the integers in the source of a kernel, other than those tried anyway: its tiles and thresholds."""
-    text = re.sub(r"#.*" if source.backend == "triton" else r"//.*|/\*[\s\S]*?\*/", "", source.read())
+    text = re.sub(all_backends()[source.backend].comments, "", source.read())
     text = re.sub(r"(?<=\d)['_](?=\d)", "", text)
     found = {int(digits) for digits in _INTEGER.findall(text)}
     found |= {1 << int(digits) for digits in _POWER.findall(text)}

@@ -21,7 +21,7 @@ from opwright.dispatch import kernels
 from opwright.spec.samples import Case
 from opwright.verify.calls import representatives
 from opwright.verify.capture import capture
-from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.devices import DeviceLost, is_gpu, is_lost
 from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.gradients import need_gradient, seed_like
 from opwright.verify.repeats import agree, outputs_and_mutated
@@ -301,7 +301,7 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
     except Exception as error:
         if is_lost(subject.device):
             raise DeviceLost(str(error)) from error
-        if subject.operator is not None and not kernels.is_loaded(subject.operator, "cuda"):
+        if subject.operator is not None and not kernels.is_loaded(subject.operator, subject.device.type):
             raise Skipped(f"its reference cannot be captured: {first_line(error)}") from None
         return f"it cannot be captured: {first_line(error, 3)}"
     for values, right in zip([*given, given[0]], [*wanted, wanted[0]], strict=True):
@@ -320,12 +320,12 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
 def chunks(subject: Subject) -> Iterator[Finding]:
     """Loops of `parallel_for` cut into chunks of a few steps, on one to four threads: a boundary falls everywhere."""
     operator = need_operator(subject)
-    if subject.device.type != "cpu":
+    if is_gpu(subject.device):
         raise Skipped("only on a CPU")
     with torch.no_grad():
         for case in representatives(subject):
             subject.run(subject.inputs(case))  # loads its kernels
-            library = kernels.library_of(operator, "cpu")
+            library = kernels.library_of(operator, subject.device.type)
             if not hasattr(library, "limit_chunks"):
                 raise Skipped("no kernels for a CPU that were built here")
             expected = expected_of(subject, case)

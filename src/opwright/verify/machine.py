@@ -8,9 +8,9 @@ import re
 
 import torch
 
-from opwright.build.cuda import driver_version
+from opwright.backends.cuda import driver_version
+from opwright.backends.toolchain import find_compiler
 from opwright.build.store import Store
-from opwright.build.toolchain import find_compiler
 from opwright.records import Machine
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from opwright.dispatch import registry
-from opwright.dispatch.autograd import differentiable_outputs
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, OpwrightError
@@ -343,7 +342,7 @@ class Subject:
         """Returns the arguments with those computed, as a backward gets them that is differentiated in its turn."""
         known = dict(zip([p.name for p in self.contract.parameters], values, strict=True))
         owner = self._owner()
-        results = differentiable_outputs(owner, [known[p.name] for p in owner.contract.parameters])
+        results = owner.gradient.derived.compute_outputs([known[p.name] for p in owner.contract.parameters])
         return [results[self.computed[i]] if i in self.computed else v for i, v in enumerate(values)]
 
     def free_tensors(self, case: Case) -> set[int]:

@@ -25,6 +25,7 @@ import torch
 
 from opwright.verify.checks import group_of, place_of
 from opwright.verify.child import Child, Limits, Send, Start, Unfit, count, do_work, serve, wait_for_any
+from opwright.verify.devices import is_gpu
 from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.processes import Fork
 from opwright.verify.recipes import Recipe
@@ -43,7 +44,7 @@ def has_supervision() -> bool:
 
 def can_fork(device: torch.device) -> bool:
     """Returns whether a fork can run the checks for a device: it cannot use the GPU of its parent."""
-    return device.type == "cpu"
+    return not is_gpu(device)
 
 
 def supervise(recipe: Recipe, work: Work, jobs: Sequence[Job], limits: Limits) -> Iterator[Result]:

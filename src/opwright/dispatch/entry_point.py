@@ -9,57 +9,40 @@ for the signature instead of looped over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from opwright.dispatch.backward_trace import PLAIN
+from opwright import _torch
+from opwright.dispatch.arguments import signature_text
 from opwright.dispatch.compiled import compiled
-from opwright.spec.contract import MISSING, Contract, Parameter
-
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
-
-
-def normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function that turns the arguments of a call into a tuple in schema order."""
-    made: Callable[..., tuple[Any, ...]] | None = None
-
-    def normalize(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        nonlocal made
-        if made is None:  # only now: most operators of a package are never called this way
-            made = _compile_normalizer(contract)
-        return made(*args, **kwargs)
-
-    return normalize
+from opwright.dispatch.mutation import bump_versions
+from opwright.dispatch.reference import PLAIN
+from opwright.dispatch.registration import Registration
+from opwright.spec.contract import Contract, Parameter
+from opwright.spec.declaration import Declaration
 
 
-def _compile_normalizer(contract: Contract) -> Callable[..., tuple[Any, ...]]:
-    names = [p.name for p in contract.parameters]
-    source = f"def make({_signature(contract, out=False)}):\n    return ({', '.join(names)},)\n"
-    return compiled(f"arguments of {contract.subject}", source, __name__)
-
-
-def gate(operator: Operator) -> Callable[..., Any]:
+def entry_point(declaration: Declaration, registration: Registration) -> Callable[..., Any]:
     """Returns the function that a declaration puts in place of its reference."""
-    contract = operator.declaration.contract
+    contract = declaration.contract
     # In the order of `_NAMES`.
     given: list[Any] = [
         PLAIN,
         torch.compiler.is_compiling,
-        torch._C._len_torch_dispatch_stack,
-        torch._C._len_torch_function_stack,
-        torch._C._are_functorch_transforms_active,
-        torch._C._is_any_autocast_enabled,
+        _torch.count_dispatch_modes,
+        _torch.count_function_modes,
+        _torch.are_transforms_active,
+        _torch.is_any_autocast_enabled,
         torch.autograd.forward_ad,
         torch.is_grad_enabled,
-        operator.kernel,
-        operator.entries,
+        registration.kernel,
+        registration,
+        bump_versions,
         contract.result_type,
     ]
     given += [{choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"]
-    declaration = operator.declaration
-    make = compiled(declaration.qualified_name, gate_source(contract), declaration.module)
+    make = compiled(declaration.qualified_name, entry_point_source(contract), declaration.module)
     function = make(*given)
     reference = declaration.reference
     function.__module__, function.__qualname__ = reference.__module__, reference.__qualname__
@@ -67,15 +50,15 @@ def gate(operator: Operator) -> Callable[..., Any]:
     return function
 
 
-# What a gate closes over. As globals, torch.compile would look them up in the author's module.
+# What an entry point closes over. As globals, torch.compile would look them up in the author's module.
 _NAMES = (
     "_plain", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast", "_forward_ad",
-    "_is_grad_enabled", "_kernel", "_entries", "_Result",
+    "_is_grad_enabled", "_kernel", "_registration", "_bump_versions", "_Result",
 )  # fmt: skip
 
 
-def gate_source(contract: Contract) -> str:
-    """Returns the text of `make`, a function that takes what a gate uses and returns the gate."""
+def entry_point_source(contract: Contract) -> str:
+    """Returns the text of `make`, a function that takes what an entry point uses and returns the entry point."""
     name = contract.subject
     tensors = [p for p in contract.tensors if p.kind == "tensor"]
     plain = " and ".join(_is_plain(p) for p in tensors)
@@ -92,31 +75,31 @@ def gate_source(contract: Contract) -> str:
     choices = [p.name for p in contract.parameters if p.kind == "choice"]
     coded = [f"_{p.name}_code[{p.name}]" if p.name in choices else p.name for p in contract.parameters]
     kernel_call = f"_kernel({', '.join(coded)})"
-    # Through `_entries`: a function from before a new declaration calls what is declared now.
-    current = "_entries.current"
+    # Through `_registration`: a function from before a new declaration calls what is declared now.
+    current = "_registration.current"
     shown = "_Result(*{})" if contract.result_type is not None else "{}"
     lines = [
-        f"def _call_kernel({_signature(contract, out=False)}):",
+        f"def _call_kernel({signature_text(contract, out=False)}):",
         f"    return {kernel_call}",
-        f"def {name}({_signature(contract, out=bool(contract.outputs))}):",
+        f"def {name}({signature_text(contract, out=bool(contract.outputs))}):",
     ]
     if contract.outputs:
         lines += ["    if out is not None:", f"        return {current}.call_with_out(({values},), out)"]
     lines += [
         "    if _is_compiling():",
-        f"        return {shown.format(f'{current}.public({call})')}",
+        f"        return {shown.format(f'_registration.public({call})')}",
         f"    if {plain} and not (_dispatch_modes() or _function_modes() or _transforms()",
-        "            or _any_autocast() or _forward_ad._current_level >= 0):",
+        f"            or _any_autocast() or {_torch.FORWARD_MODE_TEST}):",
         "        try:",
         f"            if {wants}:",
-        f"                result = {current}.record(_call_kernel, {values})",
+        f"                result = {current}.gradient.record(_call_kernel, {values})",
         "            else:",
         f"                result = {kernel_call}",
         "        except (RuntimeError, KeyError, TypeError) as _error:",
         f"            raise {current}.explain(_error, ({values},)) from None",
     ]
     if contract.mutated:
-        lines.append(f"        {current}.bump_versions(({''.join(p.name + ', ' for p in contract.mutated)}))")
+        lines.append(f"        _bump_versions(({''.join(p.name + ', ' for p in contract.mutated)}))")
     lines += [
         f"        return {shown.format('result')}",
         f"    return {shown.format(f'{current}.call_general(({values},))')}",
@@ -128,16 +111,3 @@ def gate_source(contract: Contract) -> str:
 def _is_plain(parameter: Parameter) -> str:
     test = f"type({parameter.name}) in _plain"
     return f"({parameter.name} is None or {test})" if parameter.optional else test
-
-
-def _signature(contract: Contract, *, out: bool) -> str:
-    parts: list[str] = []
-    for parameter in contract.parameters:
-        if parameter.keyword_only and "*" not in parts:
-            parts.append("*")
-        default = "" if parameter.default is MISSING else f"={parameter.default!r}"
-        parts.append(f"{parameter.name}{default}")
-    if out:
-        parts += [] if "*" in parts else ["*"]
-        parts.append("out=None")
-    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""nvcc: where it is, the architectures it compiles for, the host compiler it accepts."""
+"""Kernels in CUDA C++: `cuda.cu`. nvcc: where it is, the architectures it compiles for, the host compiler it accepts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from opwright import settings
-from opwright.build.toolchain import INCLUDE, NATIVE, Compiler, file_signature, remember
+from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
+from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, file_signature, remember
 from opwright.errors import HostCompilerError, NoNvccError
+from opwright.spec.sources import Source
 
 # Every GPU from Ampere on: 8.x runs the first, 9.0 the second, and the driver compiles the PTX of the
 # last for what is newer.
@@ -292,3 +294,127 @@ def _host_config(nvcc: Nvcc) -> str:
         if path.exists():
             return path.read_text(errors="replace")
     return ""
+
+
+# --- the backend --------------------------------------------------------------------------------------
+
+
+class GpuBackend(CompiledBackend):
+    """A backend whose kernels run on the GPUs that CUDA programs reach.
+
+    The flags of nvcc are part of the address of all its builds, as they decide the architectures.
+    """
+
+    device_type = "cuda"
+    devices = "CUDA GPUs"
+    is_gpu = True
+    stream = "cudaStream_t"
+    # Without nvcc: launch functions of Triton kernels.
+    prelude = ("#if !defined(__CUDACC__)", "using cudaStream_t = struct CUstream_st*;", "#endif")
+    after_launch = "::opwright::detail::check_launch();"
+
+    def flags(self) -> tuple[str, ...]:
+        """Returns the flag policy, and the flags of the architectures."""
+        return (*NVCC_FLAGS, *architecture_flags(architectures()))
+
+    def is_in_torch(self) -> bool:
+        """Returns whether torch was built with CUDA."""
+        import torch
+
+        return torch.backends.cuda.is_built()
+
+    def is_device_here(self) -> bool:
+        """Returns whether torch finds a GPU."""
+        import torch
+
+        return torch.cuda.is_available()
+
+    def count_devices(self) -> int:
+        """Returns how many GPUs torch finds."""
+        import torch
+
+        return torch.cuda.device_count() if self.is_device_here() else 0
+
+
+class CudaBackend(GpuBackend):
+    """CUDA C++, compiled by nvcc."""
+
+    name = "cuda"
+    file_name = "cuda.cu"
+    has_own_compiler = True
+
+    def describe_surroundings(self, generated: Sequence[str]) -> list[str]:
+        """Returns the variables that nvcc reads itself."""
+        return [os.environ.get(f"NVCC_{name}_FLAGS", "") for name in ("PREPEND", "APPEND")]
+
+    def find_compiler(self, identities: Path) -> Nvcc | None:
+        """Returns nvcc."""
+        return find_nvcc(identities)
+
+    def make_compiler_error(self, subject: str) -> NoNvccError:
+        """Returns the error for a machine without nvcc."""
+        return NoNvccError(
+            subject,
+            "there is no CUDA compiler (nvcc) to build its kernel with",
+            rows=[
+                ("architecture", ", ".join(f"sm_{name}" for name in architectures())),
+                ("looked in", "CUDA_HOME, PATH, /usr/local/cuda, Python's packages"),
+            ],
+            hint="`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`, "
+            "or `export CUDA_HOME=/path/to/cuda`",
+        )
+
+    def split(self, text: str) -> tuple[str, ...]:
+        """Returns the names in PARTS that a source is compiled as."""
+        return parts_of(text)
+
+    def make_command(self, job: CompileJob, part: str = "") -> list[str]:
+        """Returns the command that compiles a source, or a half of it."""
+        host = host_compiler(job.tool, job.compiler, job.identities)
+        return compile_command(job.tool, host, (*job.flags, *PARTS[part]), job.path, job.header, job.stem)
+
+    def repair(self, output: str, tool: Nvcc, compiler: Compiler, identities: Path, subject: str) -> bool:
+        """Chooses another host compiler where nvcc refused the one that it was given."""
+        if not is_refusal(output):
+            return False
+        choose_host_compiler(tool, compiler, identities, subject)
+        return True
+
+    def known_architectures(self, identities: Path) -> list[str]:
+        """Returns what `nvcc --list-gpu-arch` lists, as "90"."""
+        nvcc = find_nvcc(identities)
+        return known_architectures(nvcc) if nvcc else []
+
+    def link_flags(self, tool: Nvcc) -> list[str]:
+        """Returns the flags that link the static runtime."""
+        return link_flags(tool)
+
+    def system_folders(self, tool: Nvcc) -> list[Path]:
+        """Returns the toolkit."""
+        return [tool.root]
+
+    def wheel_parts(
+        self, source: Source, levels: Mapping[str, Sequence[str]], architectures: Sequence[str]
+    ) -> list[WheelPart]:
+        """Returns the halves that a source is compiled as, each for all architectures."""
+        return [WheelPart(self.name, part, PARTS[part]) for part in parts_of(source.read())] if architectures else []
+
+    def wheel_flags(self, level: Sequence[str], architectures: Sequence[str], tool: Nvcc) -> tuple[str, ...]:
+        """Returns the flags for all architectures.
+
+        GPU code is packed most densely: a third of the size. The drivers for CUDA 13 unpack it.
+        """
+        kept = [f for f in NVCC_FLAGS if "-ffile-prefix-map" not in f]
+        release = re.search(r"release (\d+)", tool.identity)
+        packing = ("--compress-mode=size",) if release and int(release[1]) >= 13 else ()
+        return (*kept, "-Xcompiler=-fno-gnu-unique", *architecture_flags(architectures), *packing)
+
+    def make_wheel_command(self, job: CompileJob, part: str, prefix_maps: Sequence[str]) -> list[str]:
+        """Returns the command that compiles a source, or a half of it."""
+        # nvcc would split them at spaces and commas.
+        maps = [f"-Xcompiler={flag}" for flag in prefix_maps if not re.search(r"[\s,]", flag)]
+        flags = (*job.flags, *maps)
+        return compile_command(job.tool, job.compiler.path, flags, job.path, job.header, job.stem)
+
+
+BACKEND = CudaBackend()

@@ -1,0 +1,138 @@
+"""PyTorch's private names, all of them that Opwright uses: what a new version of PyTorch may take away stands here.
+
+They have names without an underscore here. Those whose module takes long to import are imported when they are first
+asked for. Checked with PyTorch 2.11 to 2.13; no name differs between these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import _C
+from torch._C import DispatchKey, DispatchKeySet
+from torch._C import _functorch as functorch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
+
+__all__ = [
+    "DispatchKey",
+    "DispatchKeySet",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "functorch",
+    "tree_flatten",
+    "tree_iter",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+]
+
+# --- what is active ------------------------------------------------------------------------------------
+
+count_dispatch_modes = _C._len_torch_dispatch_stack
+count_function_modes = _C._len_torch_function_stack
+are_transforms_active = _C._are_functorch_transforms_active
+is_any_autocast_enabled = _C._is_any_autocast_enabled
+set_forward_grad_enabled = forward_ad._set_fwd_grad_enabled
+# For generated functions, which have `torch.autograd.forward_ad` under this name: a test that costs no call.
+FORWARD_MODE_TEST = "_forward_ad._current_level >= 0"
+
+
+def is_forward_mode() -> bool:
+    """Returns whether forward-mode derivatives are being computed."""
+    return forward_ad._current_level >= 0
+
+
+# --- the dispatcher --------------------------------------------------------------------------------------
+
+without_keys = _C._ExcludeDispatchKeyGuard
+below_autograd = _C._AutoDispatchBelowAutograd
+below_inplace_or_view = _C._AutoDispatchBelowADInplaceOrView
+KEYS_AFTER_AUTOGRAD = _C._after_autograd_keyset
+KEYS_AFTER_INPLACE_OR_VIEW = _C._after_ADInplaceOrView_keyset
+has_kernel = _C._dispatch_has_kernel
+all_schemas = _C._jit_get_all_schemas
+schemas_of = _C._jit_get_schemas_for_operator
+destroy_library = torch.library.Library._destroy
+direct_entry = attrgetter("_op")  # of `torch.ops.ns.name` and its overloads: what their `__call__` calls
+schema_of = attrgetter("_schema")  # of an overload
+
+
+def replace_direct_entry(target: Any, function: Any) -> None:
+    """Makes an entry of `torch.ops` call a function from now on."""
+    target._op = function
+
+
+def key_set(*names: str) -> DispatchKeySet:
+    """Returns a set of the dispatcher's keys."""
+    found = DispatchKeySet(getattr(DispatchKey, names[0]))
+    for name in names[1:]:
+        found = found | DispatchKeySet(getattr(DispatchKey, name))
+    return found
+
+
+def has_key(name: str) -> bool:
+    """Returns whether the dispatcher has a key."""
+    return hasattr(DispatchKey, name)
+
+
+# --- tensors ---------------------------------------------------------------------------------------------
+
+address_of = attrgetter("_cdata")  # of the C++ object behind a tensor or a storage
+version_of = attrgetter("_version")
+is_view = torch.Tensor._is_view
+assume = torch._check
+# Where bindings of PyTorch's operators are that read their arguments in half of the time that `torch.ops` takes.
+BINDINGS = (_C._VariableFunctions, _C.TensorBase)
+
+
+def is_free_of_siblings(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor may be written into: it is not one of several views made at once."""
+    return not tensor._is_view() or _C._autograd._get_creation_meta(tensor) == _C._autograd.CreationMeta.DEFAULT
+
+
+add_batch_dim = functorch._add_batch_dim
+unwrap_batched = functorch._unwrap_batched
+
+# --- autograd's nodes ------------------------------------------------------------------------------------
+
+SingleLevelFunction = torch.autograd.function._SingleLevelFunction
+compiled_autograd_key = torch.autograd.Function._compiled_autograd_key
+# In the text of generated classes: the attribute that compiled autograd reads, and that of a context without which
+# zeros are made for outputs that are not differentiable.
+COMPILED_AUTOGRAD_KEY = "_compiled_autograd_key"
+MATERIALIZE_CONSTANT_GRADIENTS = "_materialize_non_diff_grads"
+
+# --- what takes long to import ---------------------------------------------------------------------------
+
+_LATE = {
+    "FakeTensor": "torch._subclasses.fake_tensor",
+    "FakeTensorMode": "torch._subclasses.fake_tensor",
+    "enable_single_level_autograd_function": "torch._functorch.utils",
+    "retrieve_current_functorch_interpreter": "torch._functorch.pyfunctorch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _LATE.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(home), name)
+    return found
+
+
+def is_dynamo_imported() -> bool:
+    """Returns whether this process has imported torch._dynamo."""
+    return "torch._dynamo" in sys.modules
+
+
+def import_dynamo() -> None:
+    """Imports torch._dynamo, which takes a second."""
+    importlib.import_module("torch._dynamo")

@@ -12,7 +12,7 @@ from torch import Tensor
 import opwright
 from opwright.errors import CheckError
 from opwright.spec.fill import LAYOUTS, lay_out
-from opwright.verify import concurrency, devices, recipes, run, worker
+from opwright.verify import concurrency, devices, recipes, run, runner
 from opwright.verify.difference import compare
 from opwright.verify.oracle import expect
 from opwright.verify.subject import subject_of
@@ -92,7 +92,7 @@ def test_a_lost_device_ends_its_checks_and_names_the_case(monkeypatch: pytest.Mo
 
     subject.call = call
     monkeypatch.setattr(recipes, "subject_of", lambda *_: subject)
-    for module in (worker, __import__("opwright.verify.subject", fromlist=["x"]), concurrency):
+    for module in (runner, __import__("opwright.verify.subject", fromlist=["x"]), concurrency):
         monkeypatch.setattr(module, "is_lost", lambda device: bool(lost))
     record = run.verify(operator, samples=[], checks=["numerics", "determinism"], devices=["cpu"], isolated=False)
     first, second = record.checks

@@ -8,43 +8,33 @@ from __future__ import annotations
 import json
 import os
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
-from opwright.isolation import Channel, describe_error
+from opwright.isolation import Channel, describe_error, serve
 
 _EVENT_SECONDS = 0.2  # between two events about the same call: each wakes the other process
 
 
-def main() -> None:
-    """Serves one request."""
-    channel = Channel.open()
+def answer(channel: Channel) -> None:
+    """Answers one request."""
     request = channel.receive()
-    from opwright.errors import BuildError, ContractError, KernelError, NotVerifiedError, OpwrightError
+    from opwright.errors import BuildError, ContractError, KernelError, NotVerifiedError
+    from opwright.records import builtins_of
+    from opwright.verify.devices import parse_device
+    from opwright.verify.machine import machine_card
 
-    try:
-        from opwright.records import builtins_of
-        from opwright.verify.devices import parse_device
-        from opwright.verify.machine import machine_card
-
-        channel.running("target", f"importing {request['target']}")
-        serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
-        device = parse_device(request["device"]) if request["device"] is not None else None
-        targets = _find_targets(request)
-        for name in [name for name in targets if name not in request["skip"]]:
-            channel.running("", "preparation")
-            channel.send(operator=name, machine=builtins_of(machine_card(device)))
-            try:
-                serve(targets[name], request, channel)
-            except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
-                channel.send(refused=describe_error(error))
-        channel.send(done=True)
-    except OpwrightError as error:
-        channel.send(failed=describe_error(error))
-    except (Exception, SystemExit) as error:
-        traceback.print_exc()
-        channel.send(raised=f"{type(error).__name__}: {error}"[:300])
+    channel.running("target", f"importing {request['target']}")
+    answer_for = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
+    device = parse_device(request["device"]) if request["device"] is not None else None
+    targets = _find_targets(request)
+    for name in [name for name in targets if name not in request["skip"]]:
+        channel.running("", "preparation")
+        channel.send(operator=name, machine=builtins_of(machine_card(device)))
+        try:
+            answer_for(targets[name], request, channel)
+        except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
+            channel.send(refused=describe_error(error))
 
 
 def _find_targets(request: dict[str, Any]) -> dict[str, Any]:
@@ -149,4 +139,4 @@ def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

@@ -17,7 +17,7 @@ from opwright.cli.bench_tables import print_base, print_bench, print_call, table
 from opwright.cli.console import Progress, print_json, progress, say
 from opwright.cli.help import make_app
 from opwright.errors import CheckError, NotVerifiedError, OpwrightError
-from opwright.isolation import TIMEOUT_S, Worker, WorkerEnded, rebuild_error
+from opwright.isolation import TIMEOUT_S, Limits, Worker, WorkerEnded, rebuild_error, spawn
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Machine, Measurement, decoded, save_in
 from opwright.records.files import make_folder
 from opwright.typed_json import decode
@@ -148,7 +148,7 @@ def start_worker(request: dict[str, Any], threads: int | None, **where: Any) -> 
 
     Args:
         threads: of PyTorch; by default as many as there are cores for it.
-        where: arguments of `Worker`; variables of `env` are added to those that fix the threads.
+        where: arguments of `spawn`; variables of `env` are added to those that fix the threads.
     """
     fixed = {"PYTHONHASHSEED": "0"}
     if threads is not None:
@@ -157,7 +157,9 @@ def start_worker(request: dict[str, Any], threads: int | None, **where: Any) -> 
         fixed |= {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in request["cpus"])}
     env = fixed | where.pop("env", {})
     with _on_cpus(request.get("cpus")):
-        return Worker("opwright.bench.worker", request, env=env, timeout_s=request["timeout_s"], **where)
+        worker = Worker(spawn("-m", "opwright.bench.worker", env=env, **where), Limits(request["timeout_s"]))
+    worker.ask(request)
+    return worker
 
 
 @contextlib.contextmanager

@@ -91,8 +91,8 @@ class Recipe:
         return self.__dict__ | {"_made": None}
 
 
-def pack(recipe: Recipe, *others: Any) -> bytes:
-    """Returns a recipe, and other values, as another process can read them.
+def pack(*values: Any) -> bytes:
+    """Returns values, a recipe among them, as another process can read them.
 
     Raises:
         NotAgain: it cannot.
@@ -100,7 +100,7 @@ def pack(recipe: Recipe, *others: Any) -> bytes:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     try:
-        pickler.dump((recipe, *others))
+        pickler.dump(values)
     except NotAgain:
         raise
     except Exception as error:  # whatever a __reduce__ may raise

@@ -12,19 +12,18 @@ import torch
 
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
+from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.records import Check, VerifyRecord
 from opwright.spec.likely import remarks_on
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS
-from opwright.verify.child import Limits, Unfit
 from opwright.verify.contracts import samples_of
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.machine import machine_card
 from opwright.verify.recipes import Recipe, samples_again
-from opwright.verify.supervisor import supervise
+from opwright.verify.runner import Job, Result, Work, run_apart, run_here
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
-from opwright.verify.worker import Job, Result, Work
 
 _MOST_PROCESSES = 4
 
@@ -43,7 +42,7 @@ def verify(
     on_check: Callable[[Check], None] | None = None,
     expand: bool = True,
     isolated: bool = True,
-    timeout_s: float = 120.0,
+    timeout_s: float = TIMEOUT_S,
     memory_bytes: int | None = None,
 ) -> VerifyRecord:
     """Checks whether an operator, or any callable, is right.
@@ -93,7 +92,7 @@ def verify(
         plan = _plan_task(target, devices, effort, expand)
     else:
         plan = _plan(target, reference, samples, devices, effort, expand)
-    work = Work(plan.recipe.subjects, only, plan.command)
+    work = Work(plan.recipe, only, plan.command)
     names = [name for name in CHECKS if wanted is None or name in wanted]
     jobs = [Job(prefix, name, device) for device in plan.devices for prefix in plan.prefixes for name in names]
     results: list[Result] = []
@@ -103,8 +102,7 @@ def verify(
         if on_check is not None:
             on_check(result.check)
 
-    limits = Limits(timeout_s, memory_bytes, plan.processes)
-    in_process = _run(plan.recipe, work, jobs, emit, limits if isolated else None)
+    in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None, plan.processes)
     return VerifyRecord(
         name=plan.name,
         checks=[result.check for result in results],
@@ -143,7 +141,7 @@ def _notes_on(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys([*notes, *(note for subject in operators for note in remarks_on(subject.drawn))]))
 
 
-def _run(recipe: Recipe, work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:
+def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None, processes: int) -> str:
     """Runs jobs, apart where that can be; returns why it could not, "" if it could."""
     reason = ""
     for _, some in itertools.groupby(jobs, key=lambda job: job.device):
@@ -151,15 +149,15 @@ def _run(recipe: Recipe, work: Work, jobs: list[Job], emit: Callable[[Result], N
         why = "" if limits else "isolated=False"
         if limits:
             try:
-                for result in supervise(recipe, work, list(pending), limits):
+                for result in run_apart(work, list(pending), limits, processes):
                     pending.pop(0)
                     emit(result)
             except Unfit as unfit:
                 why = str(unfit)
         if pending:
             reason = reason or why
-            recipe.make_cases()  # a reference that raises is not a finding
-            work.run(pending, emit)
+            work.recipe.make_cases()  # a reference that raises is not a finding
+            run_here(work, pending, emit)
     return reason
 
 

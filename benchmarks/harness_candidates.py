@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.target import Subject, subject_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/power"))
 from mutants import UNCHANGED

@@ -23,10 +23,10 @@ from summary import Figure, update, write_raw
 import opwright
 from opwright.isolation import Start, Worker, fork
 from opwright.records import builtins_of
+from opwright.verify.global_state import Guard
 from opwright.verify.machine import machine_card
-from opwright.verify.recipes import Recipe
+from opwright.verify.request import Recipe
 from opwright.verify.runner import Work, start_anew
-from opwright.verify.state import Guard
 
 COMMAND = [
     sys.executable,

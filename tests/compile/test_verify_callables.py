@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import opwright
 from opwright.verify.callables import flatten
 from opwright.verify.formulas import _attention, oracle_formulas
-from opwright.verify.subject import subject_of
+from opwright.verify.target import subject_of
 
 
 @pytest.fixture(autouse=True)

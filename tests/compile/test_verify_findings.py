@@ -15,11 +15,11 @@ from torch.autograd.function import once_differentiable
 
 import opwright
 from opwright.spec.samples import Sweep
-from opwright.verify import run
-from opwright.verify.difference import compare
-from opwright.verify.finding import Finding, Skipped
+from opwright.verify import api
+from opwright.verify.checks.finding import Finding, Skipped
+from opwright.verify.compare import compare
 from opwright.verify.oracle import expect
-from opwright.verify.subject import subject_of
+from opwright.verify.target import subject_of
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -307,7 +307,7 @@ def test_what_was_found_before_a_skip_counts(monkeypatch: pytest.MonkeyPatch) ->
         yield Finding("a case", "it is wrong")
         raise Skipped("for the rest there is no time")
 
-    monkeypatch.setitem(run.CHECKS, "numerics", check)
+    monkeypatch.setitem(api.CHECKS, "numerics", check)
     record = opwright.verify(gelu, reference=gelu, samples=samples, checks=["numerics"])
     assert [failure.message for failure in record.failures] == ["it is wrong"]
 

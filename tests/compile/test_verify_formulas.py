@@ -13,8 +13,8 @@ from torch import Tensor
 import opwright
 from opwright import operator
 from opwright.dispatch.operator import operator_of
-from opwright.verify.subject import subject_of
-from opwright.verify.systems import compiled
+from opwright.verify.checks.pytorch import compiled
+from opwright.verify.target import subject_of
 
 pytestmark = pytest.mark.compiler
 

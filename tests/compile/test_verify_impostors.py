@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import opwright
-from opwright.verify import resources
-from opwright.verify.difference import pattern_of
-from opwright.verify.resized import enlarged, resized_cases
-from opwright.verify.resources import _resident_peak
-from opwright.verify.subject import subject_of
+from opwright.verify.checks import memory as memory_checks
+from opwright.verify.checks.memory import _resident_peak
+from opwright.verify.compare import pattern_of
+from opwright.verify.inputs.variations import enlarged, resized_cases
+from opwright.verify.target import subject_of
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def test_what_the_reference_leaves_behind_too_is_not_the_candidates() -> None:
 @pytest.mark.parametrize("most", [3, 10**9])
 def test_a_few_calls_are_not_enough_for_a_verdict(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the third call, say, was said to leave three objects behind."""
-    monkeypatch.setattr(resources, "_MOST_SECONDS", 0.4)
+    monkeypatch.setattr(memory_checks, "_MOST_SECONDS", 0.4)
     found = leaks_of(keeping(most, seconds=0.01))
     assert (found.outcome, found.reason) == ("skipped", "fewer than 100 calls fit into 0.4 s")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from opwright import bench, operator, verify
 from opwright.errors import CheckError
 from opwright.spec.samples import Sweep
-from opwright.verify.subject import subject_of
+from opwright.verify.target import subject_of
 
 
 def outcomes(target, *checks: str) -> dict[str, str]:

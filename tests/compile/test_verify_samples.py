@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from opwright import operator, verify
-from opwright.verify.subject import subject_of
+from opwright.verify.target import subject_of
 
 pytestmark = pytest.mark.compiler
 

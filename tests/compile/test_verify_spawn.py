@@ -13,7 +13,7 @@ from candidate_modules import ACTING
 
 import opwright
 from opwright.verify import runner
-from opwright.verify.recipes import NotAgain, Recipe, pack, unpack
+from opwright.verify.request import NotAgain, Recipe, pack, unpack
 from opwright.verify.runner import children
 from opwright.verify.tasks import Task
 

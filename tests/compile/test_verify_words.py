@@ -13,7 +13,7 @@ from torch import Tensor
 
 import opwright
 from opwright import Mutates, operator
-from opwright.verify.subject import subject_of
+from opwright.verify.target import subject_of
 
 pytestmark = pytest.mark.compiler
 

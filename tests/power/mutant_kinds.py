@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from opwright.verify.calls import interchangeable
-from opwright.verify.gradients import floats_of
+from opwright.verify.checks.gradients import floats_of
+from opwright.verify.checks.numerics import interchangeable
 from opwright.verify.oracle import Expected, expect, to_oracle
-from opwright.verify.subject import Subject
+from opwright.verify.target import Subject
 from opwright.verify.tensors import tensors_of, two_alike
 
 Call = Callable[[Sequence[Any]], list[Any]]

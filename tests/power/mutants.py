@@ -31,10 +31,10 @@ from opwright.cli.console import print_rows, progress, say
 from opwright.errors import CheckError, OpwrightError
 from opwright.target import find_operators
 from opwright.verify.checks import CHECKS
-from opwright.verify.finding import Skipped
+from opwright.verify.checks.finding import Skipped
+from opwright.verify.global_state import Guard
 from opwright.verify.machine import machine_card
-from opwright.verify.state import Guard
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.target import Subject, subject_of
 
 # A mutant is a function in Python, so the checks that call the operator through PyTorch's dispatcher do not reach it.
 # The cheap ones come first, since a mutant ends at the first check that fails.

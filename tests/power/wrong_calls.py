@@ -19,8 +19,8 @@ from mutant_kinds import (
     step_ulps,
 )
 
-from opwright.verify.gradients import floats_of
-from opwright.verify.subject import Subject
+from opwright.verify.checks.gradients import floats_of
+from opwright.verify.target import Subject
 from opwright.verify.tensors import tensors_of
 
 CALLS = Kinds()

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from mutant_kinds import Call, Kind, needs_several, spoil
 
-from opwright.verify.finding import Skipped
-from opwright.verify.gradients import differentiable, floats_of, need_gradient
-from opwright.verify.subject import Subject
+from opwright.verify.checks.finding import Skipped
+from opwright.verify.checks.gradients import differentiable, floats_of, need_gradient
+from opwright.verify.target import Subject
 
 GRADIENTS: list[Kind] = []
 

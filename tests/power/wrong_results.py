@@ -26,9 +26,9 @@ from mutant_kinds import (
     step_ulps,
 )
 
-from opwright.verify.gradients import floats_of
+from opwright.verify.checks.gradients import floats_of
 from opwright.verify.oracle import to_oracle
-from opwright.verify.subject import Subject
+from opwright.verify.target import Subject
 from opwright.verify.tensors import tensors_of, two_alike
 
 RESULTS = Kinds()

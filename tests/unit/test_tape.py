@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from opwright.verify import jitter
+from opwright.verify import rounding
 from opwright.verify.formulas import oracle_formulas
-from opwright.verify.tape import Tape
+from opwright.verify.rounding import Tape
 
 _UNIT, _SEED, _RUNS = 2.0**-9, 5, 4
 
@@ -90,7 +90,7 @@ def _runs(
         if not may_play:
             patch.setattr(Tape, "end", lambda self, outputs: self._give_up())
         torch.manual_seed(0)
-        return list(jitter.jittered(counted, _inputs, _UNIT, _SEED, _RUNS)), calls
+        return list(rounding.jittered(counted, _inputs, _UNIT, _SEED, _RUNS)), calls
 
 
 def _is_same(one: Any, other: Any) -> bool:

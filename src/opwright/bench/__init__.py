@@ -6,8 +6,8 @@ import sys
 import types
 from typing import Any
 
+from opwright.bench.api import bench
 from opwright.bench.call_split import where_a_call_goes
-from opwright.bench.run import bench
 from opwright.records import BenchRecord, CallRecord
 
 __all__ = ["BenchRecord", "CallRecord", "bench", "where_a_call_goes"]

@@ -32,13 +32,12 @@ from typing import Any
 
 import torch
 
-from opwright.bench.comparison import interval_of, into_blocks
-from opwright.bench.gpu_timing import time_on_gpu
+from opwright.bench.api import choose_device
 from opwright.bench.inputs import one_element
-from opwright.bench.limits import GpuBench, bench_on
 from opwright.bench.measure import describe_case
-from opwright.bench.run import choose_device
-from opwright.bench.timing import in_turn, no_garbage_collection
+from opwright.bench.roofline import GpuBench, bench_on
+from opwright.bench.statistics import interval_of, into_blocks
+from opwright.bench.timers import in_turn, no_garbage_collection, time_on_gpu
 from opwright.bench.workload import applier
 from opwright.build.probe import STEPS, load_probe
 from opwright.dispatch import kernels

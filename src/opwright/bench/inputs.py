@@ -17,7 +17,7 @@ from opwright.spec.declared import declared_cases, split_sample
 from opwright.spec.fill import lay_out, shape_of, tensor_dtype
 from opwright.spec.likely import find_likely
 from opwright.spec.samples import Case, Sweep, domain_in, integers_in
-from opwright.verify.subject import subject_of
+from opwright.verify.target import subject_of
 from opwright.verify.tensors import copy_of
 
 

@@ -69,7 +69,7 @@ class _Running:
 
 
 def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
-    from opwright.bench.run import bench
+    from opwright.bench.api import bench
     from opwright.records import builtins_of, encodable
 
     record = bench(
@@ -109,7 +109,7 @@ def _dtype(name: str) -> Any:
 
 
 def _verified(operator: Any, request: dict[str, Any], channel: Channel) -> None:
-    from opwright.bench.run import choose_device, refuse_unverified
+    from opwright.bench.api import choose_device, refuse_unverified
     from opwright.records import builtins_of
     from opwright.verify.machine import machine_card
 
@@ -128,7 +128,7 @@ def _call(operator: Any, request: dict[str, Any], channel: Channel) -> None:
 
 def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:
     """Measures block by block, as the other process asks for them: it alternates between two of these."""
-    from opwright.bench.pairs import Side
+    from opwright.bench.versions import Side
 
     side = Side(operator, **_what(request), seconds=request["seconds"], on_run=_Running(channel))
     if request["core"] is not None:

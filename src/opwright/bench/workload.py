@@ -13,7 +13,7 @@ from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
 from opwright.spec.domains import Range
-from opwright.verify.difference import compare
+from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.tensors import copy_of
 

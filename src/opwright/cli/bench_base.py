@@ -45,7 +45,7 @@ def compare_with_base(request: dict[str, Any], base: str, threads: int | None) -
 
 
 def _with_records(request: dict[str, Any], path: Path, threads: int | None) -> tuple[list[BaseRecord], int]:
-    from opwright.bench.base import reason_for_hint, rows_of_records
+    from opwright.bench.statistics import reason_for_hint, rows_of_records
 
     earlier = _newest(path)
     if not earlier:
@@ -102,7 +102,7 @@ def _newest(path: Path) -> dict[tuple[str, bool], BenchRecord]:
 
 def _can_be_compared(record: BenchRecord) -> bool:
     """Tells whether a record has all that a comparison asks for: with itself, to begin with."""
-    from opwright.bench.base import rows_of_records
+    from opwright.bench.statistics import rows_of_records
 
     try:
         rows_of_records(record, record)
@@ -188,7 +188,7 @@ class Duel:
 
     def run(self) -> BaseRecord:
         """Measures pair after pair, until differences of the precision are visible or the time is over."""
-        from opwright.bench.base import FEWEST_PAIRS, row_of
+        from opwright.bench.statistics import FEWEST_PAIRS, row_of
 
         started = time.time()
         found: dict[str, list[tuple[list[float], list[float]]]] = {}

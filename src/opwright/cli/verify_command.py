@@ -114,7 +114,7 @@ def verify_one(
 ) -> VerifyRecord:
     """Verifies one operator or task, prints the result and writes the record."""
     from opwright.records import save_in
-    from opwright.verify.run import verify
+    from opwright.verify.api import verify
 
     started = time.perf_counter()
     with progress(f"Verifying {name}") as line:

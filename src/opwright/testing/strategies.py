@@ -18,7 +18,7 @@ from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.spec.samples import domain_in, integers_in, nearest_in, within
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.testing.sweep import one_operator
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.target import Subject, subject_of
 
 try:
     from hypothesis import assume

@@ -11,7 +11,7 @@ from opwright.errors import CheckError
 from opwright.spec.dtypes import SCALAR_TYPES, short_name
 from opwright.target import find_operators
 from opwright.testing.arguments import Inputs, inputs_from
-from opwright.verify.subject import subject_of
+from opwright.verify.target import subject_of
 
 if TYPE_CHECKING:
     import pytest

@@ -23,11 +23,10 @@ from typing import Any
 import torch
 
 from opwright.spec.precision import Factor, Precision
-from opwright.verify.formulas import oracle_formulas
-from opwright.verify.jitter import jittered
-from opwright.verify.overflow import Overflow
+from opwright.verify.formulas import Overflow, oracle_formulas
+from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
+from opwright.verify.rounding import jittered
 from opwright.verify.tensors import copy_of, tensors_of
-from opwright.verify.wide import NotWide, Reference, compute_wide, estimate_error
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
 _MULTIPLE = 4.0

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opwright.isolation import end_with_parent
-from opwright.verify.difference import Difference, collect_undecided, compare, note_undecided
+from opwright.verify.compare import Difference, collect_undecided, compare, note_undecided
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.tensors import storage_bytes
 
 if TYPE_CHECKING:
-    from opwright.verify.subject import Subject
+    from opwright.verify.target import Subject
 
 # Takes a subject, values and further arguments; returns the outputs. It is a function of a module, so that the other
 # process finds it by its name.

@@ -47,16 +47,15 @@ from opwright.isolation import (
 from opwright.records import CaseError, Check, Failure, Undecided, builtins_of
 from opwright.spec.samples import Case
 from opwright.typed_json import decode
-from opwright.verify.callable_checks import check_for
-from opwright.verify.checks import group_of, place_of
+from opwright.verify.checks import CHECKS, group_of, place_of
+from opwright.verify.checks.finding import Finding, Skipped, first_line, origin
+from opwright.verify.compare import collect_undecided
 from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.difference import collect_undecided
-from opwright.verify.finding import Finding, Skipped, first_line, origin
+from opwright.verify.global_state import Guard
 from opwright.verify.oracle_process import OracleProcess
-from opwright.verify.recipes import NotAgain, Recipe, pack, unpack
+from opwright.verify.request import NotAgain, Recipe, pack, unpack
 from opwright.verify.shrink import shrink
-from opwright.verify.state import Guard
-from opwright.verify.subject import Subject
+from opwright.verify.target import Subject
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
 _LOADING, _NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
@@ -472,7 +471,7 @@ class _Here:
             if subject.operator is not None and subject.operator.declaration.random and job.check not in _RANDOM_CHECKS:
                 raise Skipped("it draws random numbers")
             with collect_undecided() as differences:
-                for finding in check_for(job.check, subject)(subject):
+                for finding in CHECKS[job.check](subject):
                     note_changes()
                     finding.undecided = "" if finding.message else "; ".join(dict.fromkeys(differences))
                     differences.clear()
@@ -513,7 +512,7 @@ class _Here:
         if bad:
             shrunk = None
             if smallest is not None and not fatal:
-                shrunk = shrink(check_for(job.check, subject), subject, smallest, bad[0])
+                shrunk = shrink(CHECKS[job.check], subject, smallest, bad[0])
                 self._guard.take()  # what parts of a case change, the whole has changed
             if subject.callables is not None and subject.callables.note:
                 of_state = f"; its state is not the reference's, so each has its own: {subject.callables.note}"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opwright.spec.samples import Case
-from opwright.verify.finding import Finding
-from opwright.verify.subject import Subject
+from opwright.verify.checks.finding import Finding
+from opwright.verify.target import Subject
 from opwright.verify.tensors import tensors_of
 
 _SECONDS = 2.0

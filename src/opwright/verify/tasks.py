@@ -18,8 +18,8 @@ import torch
 
 from opwright.errors import TargetError
 from opwright.spec.declared import split_sample
-from opwright.verify.state import Guard
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.global_state import Guard
+from opwright.verify.target import Subject, subject_of
 
 _REFERENCE = {"Model", "get_inputs"}
 _CANDIDATE = "ModelNew"

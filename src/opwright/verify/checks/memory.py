@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from opwright.spec.samples import Case, Sweep
-from opwright.verify.concurrency import Trial, trials
+from opwright.verify.checks.finding import Finding, Skipped
+from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import wait_for
-from opwright.verify.finding import Finding, Skipped
-from opwright.verify.resized import enlarged
-from opwright.verify.subject import Subject
+from opwright.verify.inputs.variations import enlarged
+from opwright.verify.target import Subject
 from opwright.verify.tensors import storage_bytes, tensors_of
 
 # --- peak memory -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from opwright.spec.declared import Labelled
 from opwright.spec.dtypes import family_names
 from opwright.spec.likely import find_likely
 from opwright.spec.samples import Case
-from opwright.verify.subject import accepts, sweep_cases
+from opwright.verify.target import accepts, sweep_cases
 
 _DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
 

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from opwright.verify.checks.finding import tell_difference_from
 from opwright.errors import ContractError
 from opwright.spec.axes import Fixed
 from opwright.spec.contract import Contract
 from opwright.spec.samples import Case, Sweep
+from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_of_reference
+from opwright.verify.checks.gradients import as_function_of_tensors, need_gradient
 from opwright.verify.devices import DeviceLost
-from opwright.verify.finding import Finding, Skipped, first_line, need_operator
-from opwright.verify.gradients import as_function_of_tensors, need_gradient
-from opwright.verify.repeats import agree, outputs_of_reference
-from opwright.verify.subject import Subject
+from opwright.verify.target import Subject
 from opwright.verify.tensors import copy_of, tensors_of
 
 
 def opcheck(subject: Subject) -> Iterator[Finding]:
     """torch.library.opcheck: schema, autograd registration, fake kernel, AOT dispatch."""
-    operator = need_operator(subject)
+    operator = subject.operator
     if operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
     cases = subject.small_cases(torch.float32)
@@ -99,7 +99,7 @@ def _integers_before_floats(contract: Contract) -> bool:
 
 def compiled(subject: Subject) -> Iterator[Finding]:
     """torch.compile(fullgraph, dynamic) gives the same values and gradients, without recompiling."""
-    operator = need_operator(subject)
+    operator = subject.operator
     contract = operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
@@ -212,7 +212,7 @@ def _fails_alike(error: Exception, function: Callable[..., Any], arguments: Sequ
 
 def exported(subject: Subject) -> Iterator[Finding]:
     """torch.export keeps the operator in the graph, and the exported program gives the same values."""
-    operator = need_operator(subject)
+    operator = subject.operator
     if operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
     if operator.contract.mutated:
@@ -240,7 +240,7 @@ def exported(subject: Subject) -> Iterator[Finding]:
 
 def vmapped(subject: Subject) -> Iterator[Finding]:
     """torch.vmap over each tensor alone and over all of them, against a loop."""
-    operator = need_operator(subject)
+    operator = subject.operator
     if operator.contract.mutated:
         raise Skipped("it mutates its arguments")
     if operator.contract.data_dependent:
@@ -293,7 +293,7 @@ def _eps(tensor: torch.Tensor) -> float:
 
 def autocast(subject: Subject) -> Iterator[Finding]:
     """Mixed precisions under autocast follow the operator's policy."""
-    operator = need_operator(subject)
+    operator = subject.operator
     contract, policy = operator.contract, operator.declaration.autocast
     if policy is None or contract.mutated:
         raise Skipped("the operator has no autocast policy" if policy is None else "it mutates its arguments")
@@ -335,7 +335,7 @@ def _to(value: Any, dtype: torch.dtype, most: int | None = None) -> Any:
 
 def refusals(subject: Subject) -> Iterator[Finding]:
     """Wrong calls raise the error of the contract that names the argument, through both entries."""
-    operator = need_operator(subject)
+    operator = subject.operator
     contract = operator.contract
     case = subject.small_cases(torch.float32)[0] if subject.small_cases(torch.float32) else None
     if case is None:
@@ -368,7 +368,6 @@ def refusals(subject: Subject) -> Iterator[Finding]:
 
 def survives_copy(subject: Subject) -> Iterator[Finding]:
     """Modules that use the operator can be copied."""
-    need_operator(subject)
 
     class Module(torch.nn.Module):
         def __init__(self) -> None:
@@ -377,3 +376,16 @@ def survives_copy(subject: Subject) -> Iterator[Finding]:
 
     module = copy.deepcopy(Module())
     yield Finding("deepcopy of a module", "" if module.function is subject.operator.function else "it was copied")
+
+
+def compiled_callable(subject: Subject) -> Iterator[Finding]:
+    """Called within torch.compile, graph breaks allowed, it gives what the reference gives."""
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    torch._dynamo.reset()
+    call = torch.compile(lambda values: subject.call(values), backend="eager")
+    for case in subject.run_cases()[:1]:
+        with torch.no_grad():
+            alone, outputs = subject.run(subject.inputs(case)), call(subject.inputs(case))
+        message, pattern = tell_difference_from(subject, case.values, alone, outputs)
+        yield Finding(str(case), message and f"within torch.compile: {message}", pattern)

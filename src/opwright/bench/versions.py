@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from opwright.bench.allocator import kept_memory
+from opwright.bench.api import DTYPES, choose_device
+from opwright.bench.environment import kept_memory
 from opwright.bench.inputs import Plan, plans
 from opwright.bench.measure import describe_case, has_gradient
-from opwright.bench.run import DTYPES, choose_device
-from opwright.bench.timing import calls_in_sample, no_garbage_collection
+from opwright.bench.timers import calls_in_sample, no_garbage_collection
 from opwright.bench.workload import DIRECTIONS, Workload
 from opwright.dispatch.operator import Operator
 

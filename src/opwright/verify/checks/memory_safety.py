@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+import warnings
+from collections.abc import Sequence
+from opwright.verify.checks.finding import tell_difference_from
 from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.spec.memory import overlaps_itself
 from opwright.spec.samples import Case
+from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_of_reference
+from opwright.verify.checks.numerics import expected_of
 from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.finding import Finding, Skipped, first_line, need_operator
-from opwright.verify.repeats import agree, outputs_of_reference
-from opwright.verify.subject import Subject
+from opwright.verify.target import Subject
 from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
-from opwright.verify.values import expected_of
 
 _GUARD = 64  # elements on either side of an output
 _WRITES_AROUND = "it writes outside of its inputs"
@@ -27,7 +29,7 @@ def outputs_written(subject: Subject) -> Iterator[Finding]:
 
     Outputs that share memory, with themselves or with an argument, are refused or right. This check comes first, because a kernel that writes elsewhere would bring the process down in any other.
     """
-    operator = need_operator(subject)
+    operator = subject.operator
     if not operator.contract.outputs:
         raise Skipped("no outputs: it only mutates")
     with torch.no_grad():
@@ -215,3 +217,37 @@ def _restore(value: Any, original: Any) -> None:
     for target, source in zip(tensors_of([value]), tensors_of([original]), strict=True):
         if not torch._debug_has_internal_overlap(target):
             target.copy_(source)
+
+
+def outputs_written_by_callable(subject: Subject) -> Iterator[Finding]:
+    """With memory that torch.empty fills with NaN, or the largest integer: nothing of it is left.
+
+    It comes first, so the first call of all is here: it gives what later ones give.
+    """
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    for case in subject.run_cases():
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of operators that have no deterministic algorithm
+            alone = subject.run(subject.inputs(case))
+            values = subject.inputs(case)
+            try:
+                torch.use_deterministic_algorithms(True, warn_only=True)
+                torch.utils.deterministic.fill_uninitialized_memory = True
+                outputs = subject.run(values)
+            finally:
+                torch.use_deterministic_algorithms(was[0], warn_only=was[1])
+                torch.utils.deterministic.fill_uninitialized_memory = filled
+        yield _first_and_second(subject, case, alone, outputs)
+
+
+def _first_and_second(subject: Subject, case: Case, alone: Sequence[Any], outputs: Sequence[Any]) -> Finding:
+    """Judges two calls where they differ; where both are wrong in the same way, that is for other checks to say."""
+    for what, first, second in (
+        ("in memory full of NaN", alone, outputs),
+        ("the first call with it is wrong, the second right", outputs, alone),
+    ):
+        message, pattern = tell_difference_from(subject, case.values, first, second)
+        if message:
+            return Finding(str(case), f"{what}: {message}", pattern)
+    return Finding(str(case))

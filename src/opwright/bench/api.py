@@ -12,19 +12,18 @@ from typing import Any
 
 import torch
 
-from opwright.bench.conditions import commit_of, conditions_of
+from opwright.bench.environment import commit_of, conditions_of
 from opwright.bench.inputs import all_tensors, plans
-from opwright.bench.limits import bench_on
-from opwright.bench.machine_limits import limits_of, measure_limits_again
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
+from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
 from opwright.bench.workload import DIRECTIONS
 from opwright.dispatch.autograd import remark_on_backward
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import BenchRecord, Measurement, VerifyRecord
+from opwright.verify.api import verify
 from opwright.verify.devices import device_of, has_cuda, parse_device
 from opwright.verify.machine import machine_card
-from opwright.verify.run import verify
 from opwright.verify.tasks import Task
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")

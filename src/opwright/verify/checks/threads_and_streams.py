@@ -17,17 +17,15 @@ from typing import Any
 
 import torch
 
+from opwright.verify.checks.finding import tell_difference_from
 from opwright.dispatch import kernels
 from opwright.spec.samples import Case
-from opwright.verify.calls import representatives
-from opwright.verify.capture import capture
-from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.finding import Finding, Skipped, first_line, need_operator
-from opwright.verify.gradients import need_gradient, seed_like
-from opwright.verify.repeats import agree, outputs_and_mutated
-from opwright.verify.subject import Subject
+from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
+from opwright.verify.checks.gradients import need_gradient, seed_like
+from opwright.verify.checks.numerics import check_call, expected_of, representatives
+from opwright.verify.devices import DeviceLost, capture, is_lost
+from opwright.verify.target import Subject
 from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
-from opwright.verify.values import check_call, expected_of
 
 # How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
 # call has outlasted it, once more with the longer one, for a slow host, and on other streams: what waits for
@@ -319,7 +317,7 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
 
 def chunks(subject: Subject) -> Iterator[Finding]:
     """Loops of `parallel_for` cut into chunks of a few steps, on one to four threads: a boundary falls everywhere."""
-    operator = need_operator(subject)
+    operator = subject.operator
     if subject.device.type != "cpu":
         raise Skipped("only on a CPU")
     with torch.no_grad():
@@ -445,3 +443,52 @@ def _run_all(running: list[threading.Thread]) -> None:
         thread.start()
     for thread in running:
         thread.join()
+
+
+_ROUNDS_OF_CALLABLE = 4
+
+
+def threads_of_callable(subject: Subject) -> Iterator[Finding]:
+    """In several threads at once, each with data of its own, it gives what it gives alone."""
+    if subject.device.type != "cpu":
+        yield from threads(subject)
+        return
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    if subject.callables.are_shared and subject.callables.parameters:
+        raise Skipped("a module is given its parameters call by call")
+    for case in subject.run_cases()[:1]:
+        yield Finding(str(case), _run_in_threads(subject, case))
+
+
+def _run_in_threads(subject: Subject, case: Case) -> str:
+    values = subject.inputs(case)
+    with torch.no_grad():
+        given = [(values, subject.run(copy_of(values)))]
+        while len(given) < _THREADS:
+            values = other_values(values)
+            try:
+                given.append((values, subject.run(copy_of(values))))
+            except Exception:  # not an input that it takes
+                values, alone = given[0]
+                given.append((values, alone))
+    start, bad = threading.Barrier(_THREADS), []
+
+    def work(values: list[Any], alone: list[Any]) -> None:
+        try:
+            copies = [copy_of(values) for _ in range(_ROUNDS_OF_CALLABLE)]
+            start.wait(60)
+            with torch.no_grad():
+                results = [subject.call(copied) for copied in copies]
+            messages = [tell_difference_from(subject, values, alone, outputs)[0] for outputs in results]
+            bad.extend(f"in several threads at once: {message}" for message in messages if message)
+        except Exception as error:
+            start.abort()
+            bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
+
+    running = [threading.Thread(target=work, args=pair) for pair in given]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return bad[0] if bad else ""

@@ -17,10 +17,10 @@ from opwright.records import Check, VerifyRecord
 from opwright.spec.likely import remarks_on
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS
-from opwright.verify.contracts import samples_of
 from opwright.verify.devices import device_of, devices_for, parse_device
+from opwright.verify.inputs.contracts import samples_of
 from opwright.verify.machine import machine_card
-from opwright.verify.recipes import Recipe, samples_again
+from opwright.verify.request import Recipe, samples_again
 from opwright.verify.runner import Job, Result, Work, run_apart, run_here
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of

@@ -15,19 +15,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opwright.errors import ContractError, OpwrightError
+from opwright.errors import ContractError
 from opwright.spec.axes import Named, Variadic
 from opwright.spec.contract import Parameter
 from opwright.spec.domains import Index
 from opwright.spec.samples import Case, Fill, Sweep, domain_in
 from opwright.spec.sources import Source
-from opwright.verify.devices import DeviceLost
-from opwright.verify.finding import Finding, Skipped, first_line, need_operator
+from opwright.verify.inputs.budget import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.oracle import to_oracle
-from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
-from opwright.verify.subject import Subject
+from opwright.verify.target import Subject
 from opwright.verify.tensors import copy_of, tensors_of
-from opwright.verify.values import check_call, expected_of
 
 BATCH = "*"  # the name of every variadic axis here
 _BATCH_SIZE = 29  # of the cases that find ranges: a prime that no named axis has
@@ -36,23 +33,6 @@ _TABLE_OTHERS = 16
 # While a range is looked for: what grows with an integer ends the search before it takes long.
 _MAX_SECONDS, _MAX_ELEMENTS = 0.005, 2**18
 _TRIES = 4  # of a call that takes longer: another process may have had the processor
-_ACCEPTED = "returned a result"
-
-
-def boundaries(subject: Subject) -> Iterator[Finding]:
-    """Integers of the whole range that the reference takes, special values at every place, sizes beside those of tiles.
-
-    What the reference refuses is refused.
-    """
-    need_operator(subject)
-    if subject.has_samples:
-        raise Skipped("its inputs are its samples")
-    with torch.no_grad():
-        for case in subject.boundaries or boundary_cases(subject):
-            finding = _judge(subject, case)
-            yield finding
-            if finding.message.startswith(_ACCEPTED):  # what is farther beyond may crash it
-                return
 
 
 def boundary_cases(subject: Subject) -> Iterator[Case]:
@@ -61,33 +41,6 @@ def boundary_cases(subject: Subject) -> Iterator[Case]:
     yield from _special_cases(subject)
     yield from _size_cases(subject)
     yield from _option_cases(subject)
-
-
-def _judge(subject: Subject, case: Case) -> Finding:
-    try:
-        expected = expected_of(subject, case)
-    except DeviceLost:
-        raise
-    except Exception as error:  # whatever a reference may raise to refuse
-        return Finding(str(case), _accepted(subject, case, error))
-    return check_call(subject, case, subject.inputs(case), expected)
-
-
-def _accepted(subject: Subject, case: Case, refusal: Exception) -> str:
-    """Returns how a call did not refuse what its reference refuses, "" if it did.
-
-    The type is the reference's, or one of Opwright's: a kernel may say in its own words that it cannot go on.
-    """
-    wanted = f"the reference raises {type(refusal).__name__}: {first_line(refusal)}"
-    values, bands = subject.guarded_inputs(case)
-    try:
-        subject.run(values)
-    except DeviceLost:
-        raise
-    except Exception as error:
-        is_refused = isinstance(error, (type(refusal), OpwrightError))
-        return "" if is_refused else f"raised {type(error).__name__}: {first_line(error)}, where {wanted}"
-    return f"{_ACCEPTED}, where {wanted}" + ("" if bands.are_intact() else "; it wrote outside of its inputs")
 
 
 # --- ranges ------------------------------------------------------------------------------------------------

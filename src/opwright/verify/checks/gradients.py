@@ -1,4 +1,4 @@
-"""Checks of gradients: against finite differences in float64, against the oracle in every dtype."""
+"""Checks of gradients: their values, and how they are asked for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from collections.abc import Sequence
+from opwright.verify.checks.finding import find_difference
+from opwright.spec.fill import lay_out
 from opwright.spec.samples import Case
+from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_of_reference
 from opwright.verify.devices import DeviceLost, is_lost
-from opwright.verify.finding import Finding, Skipped, first_line, need_operator
 from opwright.verify.oracle_process import Output
-from opwright.verify.repeats import outputs_of_reference
-from opwright.verify.subject import Subject
-from opwright.verify.tensors import are_same, copy_of, tensors_of
+from opwright.verify.target import Subject
+from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
 
 # Labels of the cases of a sweep whose gradients are checked in every dtype.
 _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "mixed layouts", "large")
@@ -77,7 +79,7 @@ def second_gradients(subject: Subject) -> Iterator[Finding]:
 
 
 def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding]:
-    family = need_operator(subject).contract.scalar_family
+    family = subject.operator.contract.scalar_family
     need_gradient(subject)
     if family is None or torch.float64 not in family.dtypes:
         raise Skipped("float64 is not among its dtypes")
@@ -332,3 +334,267 @@ def check_gradients(
             finding.message = f"gradient of {names[i]}: {difference.message}"
             finding.pattern = difference.pattern
     return finding
+
+
+_EVERY_SUBSET = 4  # of that many tensors at most; of more, each alone and all but each
+
+
+def _small_cases(subject: Subject) -> list[Case]:
+    """Returns a small input of each dtype with each combination of options; of all but one dtype one, if quick."""
+    need_gradient(subject)
+    if subject.operator is None or subject.has_samples:
+        return subject.run_cases()
+    found = [(dtype, case) for dtype, case in subject.cases() if case.label == "base"]
+    if subject.effort == "quick":
+        first = {id(case) for case in dict(reversed(found)).values()}
+        found = [(d, c) for d, c in found if d == found[0][0] or id(c) in first]
+    return [case for _, case in found]
+
+
+def gradient_subsets(subject: Subject) -> Iterator[Finding]:
+    """Gradients of some inputs only, every choice of them, against those of the reference in float64."""
+    has_some = False
+    for case in _small_cases(subject):
+        names = subject.float_names(case)
+        count = len(names)
+        expected = expected_gradients(subject, case) if count > 1 else []
+        for asked in _subsets(count):
+            has_some = True
+            got = pull_back(subject, subject.run, subject.inputs(case), asked=asked)
+            label = f"{case}, gradients of {', '.join(names[i] for i in sorted(asked))} alone"
+            yield check_gradients(subject, case, label, got, expected, asked)
+    if not has_some:
+        raise Skipped("one floating-point input")
+
+
+def _subsets(count: int) -> Iterator[set[int]]:
+    if count <= _EVERY_SUBSET:
+        for size in range(1, count):
+            yield from map(set, itertools.combinations(range(count), size))
+    else:
+        everything = set(range(count))
+        for i in range(count):
+            yield {i}
+            yield everything - {i}
+
+
+def gradient_layouts(subject: Subject) -> Iterator[Finding]:
+    """Gradients of outputs that are transposed, sliced, offset in memory, or one number expanded."""
+    for case in _small_cases(subject):
+        expected = expected_gradients(subject, case)
+        for layout in ("transposed", "sliced", "offset"):
+
+            def laid_out(output: torch.Tensor, layout: str = layout) -> torch.Tensor:
+                seed = seed_like(output)
+                return lay_out(seed.new_empty, tuple(seed.shape), layout).copy_(seed)
+
+            label = f"{case}, gradient {layout}"
+            try:
+                got = pull_back(subject, subject.run, subject.inputs(case), laid_out)
+            except RuntimeError as error:
+                if not _refuses_seeds(subject, case, laid_out):  # the reference takes it
+                    yield Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
+                continue
+            yield check_gradients(subject, case, label, got, expected)
+
+        got = pull_back(subject, subject.run, subject.inputs(case), _seed_expanded)
+        expected = expected_gradients(subject, case, _seed_expanded)
+        yield check_gradients(subject, case, f"{case}, gradient expanded", got, expected)
+
+
+def _seed_expanded(output: torch.Tensor) -> torch.Tensor:
+    return torch.full((), 0.75, dtype=output.dtype, device=output.device).expand(output.shape)
+
+
+def _refuses_seeds(subject: Subject, case: Case, seeds: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Returns whether the reference refuses such gradients: that of a view of complex numbers wants them in pairs."""
+    try:
+        pull_back(subject, subject.reference, copy_of(case.values), seeds)
+    except RuntimeError:
+        return True
+    return False
+
+
+def repeated_backward(subject: Subject) -> Iterator[Finding]:
+    """The backward twice on a kept graph: the same bits; inputs, outputs and gradients of outputs unchanged."""
+    for case in _small_cases(subject):
+        leaves = as_leaves(subject.inputs(case))
+        inputs = floats_of(leaves)
+        with torch.enable_grad():
+            results = subject.run(leaves)
+        outputs = [o for o in differentiable(subject, results) if o.requires_grad]
+        if not outputs:
+            continue
+        seeds = [seed_like(o) for o in outputs]
+        given = copy_of([seeds, [o.detach() for o in tensors_of(results)]])
+        kept = {"allow_unused": True, "retain_graph": True}
+        first = copy_of(list(torch.autograd.grad(outputs, inputs, seeds, **kept)))
+        second = list(torch.autograd.grad(outputs, inputs, seeds, **kept))
+        message = ""
+        if not agree(subject, second, first, _gradients_that_are, case.values, of_gradient=True):
+            message = "the second backward on a kept graph gives other values than the first"
+        elif not are_same(given, [seeds, tensors_of(results)]):
+            message = "the backward writes into its argument or into an output"
+        elif not all(
+            is_same(storage_bytes(b), storage_bytes(a))
+            for a, b in zip(tensors_of(case.values), tensors_of(leaves), strict=True)
+        ):
+            message = "the backward writes into an input"
+        yield Finding(str(case), message)
+
+
+def _gradients_that_are(subject: Subject, values: list[Any]) -> list[torch.Tensor]:
+    return [g for g in pull_back(subject, subject.reference, values) if g is not None]
+
+
+def second_gradients_of_callable(subject: Subject) -> Iterator[Finding]:
+    """The gradient of a gradient, by the arguments and by the gradient of the outputs, against that in float64.
+
+    A backward that cannot be differentiated is not a finding; one whose result lacks a graph is.
+    """
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    for case in subject.run_cases()[:1]:
+        at = _differentiable_at(subject, case)
+        if not at or not any(o.requires_grad for o in _record(subject, case, at)):
+            raise Skipped("nothing to differentiate")
+        try:
+            expected = subject.expect(_differentiate_reference_twice, case.values, at, room=_SECOND_SHARE)
+        except RuntimeError as error:
+            raise Skipped(f"the reference has no second gradient: {first_line(error)}") from None
+        try:
+            found = _differentiate_twice(subject.run, subject.inputs(case), at)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in ("differentiate", "derivative", "double backward")):
+                raise
+            raise Skipped(f"its backward refuses to be differentiated: {first_line(error)}") from None
+        names = subject.argument_names(case)
+        of_inputs = [f"by {names[i]}" for i in at]
+        of_seeds = ["by the gradient of an output"] * (len(expected) - len(at))
+        message, pattern = find_difference(subject, found, expected, [*of_inputs, *of_seeds])
+        if message:
+            message = f"the gradient of its gradient {message}; {_NO_SECOND}"
+        yield Finding(str(case), message, pattern)
+
+
+# The tolerance of gradgradcheck. Autograd derives these formulas, a different one for each way to compute the same
+# result; terms that cancel in them are not a fault of the candidate.
+_SECOND_SHARE = 1e-3
+_NO_SECOND = "a backward that has none can say so with `torch.autograd.function.once_differentiable`"
+
+
+def gradient_numerics_of_callable(subject: Subject) -> Iterator[Finding]:
+    """Gradients of the samples against those of the reference in float64, parameters of modules included."""
+    if subject.mutated():
+        raise Skipped("it mutates its arguments")
+    compared = False
+    given = [c for _, c in subject.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
+    for case in given:
+        at = _differentiable_at(subject, case)
+        if not at:
+            continue
+        outputs = _record(subject, case, at)
+        if not any(o.requires_grad for o in outputs):
+            if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
+                compared = True
+                yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
+            continue
+        compared = True
+        expected = subject.expect(_differentiate_reference, case.values, at, room=0.0)
+        names = subject.argument_names(case)
+        got = _differentiate(subject.run, subject.inputs(case), at)
+        message, pattern = find_difference(subject, got, expected, [f"gradient of {names[i]}" for i in at])
+        message = message or recorded_wrong(subject, case, _leaves_at(subject.inputs(case), at))
+        yield Finding(str(case), message, pattern)
+    if not compared:
+        raise Skipped("nothing to differentiate")
+
+
+def _differentiable_at(subject: Subject, case: Case) -> list[int]:
+    """Returns the positions by which the reference can be differentiated: by the mean of a batch norm it cannot."""
+
+    def can(positions: list[int]) -> bool:
+        try:
+            outputs = _outputs_of(subject.reference, copy_of(case.values), positions)
+            return any(output.requires_grad for output in outputs)
+        except RuntimeError:
+            return False
+
+    every = subject.callables.differentiable_at(case)
+    return every if can(every) else [i for i in every if can([i])]
+
+
+def _leaves_at(values: Sequence[Any], at: Sequence[int]) -> list[Any]:
+    return [v.detach().requires_grad_() if i in at else v for i, v in enumerate(values)]
+
+
+def _outputs_of(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    with torch.enable_grad():
+        return tensors_of(function(_leaves_at(values, at)))
+
+
+def _record(subject: Subject, case: Case, at: Sequence[int]) -> list[torch.Tensor]:
+    """Returns the outputs of a call that is recorded for a gradient.
+
+    Raises:
+        Skipped: it refuses tensors that need gradients, as numpy does, and no sample has such.
+    """
+    try:
+        return _outputs_of(subject.run, subject.inputs(case), at)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
+            raise
+        raise Skipped(f"it takes no tensors that need gradients: {first_line(error)}") from None
+
+
+def _differentiate(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    leaves = _leaves_at(values, at)
+    with torch.enable_grad():
+        outputs = [o for o in tensors_of(function(leaves)) if o.requires_grad]
+    inputs = [leaves[i] for i in at]
+    found = torch.autograd.grad(outputs, inputs, [seed_like(o) for o in outputs], allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
+
+
+def _differentiate_reference(subject: Subject, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    with subject.formulas_for(values):  # for the backward as well
+        return _differentiate(subject.reference, values, at)
+
+
+def _differentiate_reference_twice(subject: Subject, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    with subject.formulas_for(values):  # for the backward as well
+        return _differentiate_twice(subject.reference, values, at)
+
+
+def _differentiate_twice(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    leaves = _leaves_at(values, at)
+    inputs = [leaves[i] for i in at]
+    with torch.enable_grad():
+        outputs = [o for o in tensors_of(function(leaves)) if o.requires_grad]
+        seeds = [seed_like(o).requires_grad_() for o in outputs]
+        found = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, create_graph=True)
+    firsts = [g for g in found if g is not None and g.requires_grad]
+    wanted = [*inputs, *seeds]
+    if not firsts:
+        return [torch.zeros_like(v) for v in wanted]
+    # By all that they were made of: a backward that refuses to be differentiated does so on the way to no input.
+    found = torch.autograd.grad(firsts, [*wanted, *_made_of(firsts)], [seed_like(g) for g in firsts], allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(found[: len(wanted)], wanted, strict=True)]
+
+
+def _made_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the leaves of the graph behind some tensors."""
+    pending = [t.grad_fn for t in tensors]
+    seen, found = set(pending), []
+    while pending:
+        node = pending.pop()
+        if node is None:
+            continue
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.append(leaf)
+        fresh = {behind for behind, _ in node.next_functions} - seen
+        seen |= fresh
+        pending += fresh
+    return found

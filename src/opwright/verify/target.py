@@ -24,12 +24,12 @@ from opwright.spec.likely import find_likely
 from opwright.spec.precision import Precision
 from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
-from opwright.verify.derived import derived_cases
+from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
-from opwright.verify.difference import Difference
+from opwright.verify.inputs.budget import is_out_of_reach, parts_of, takes_longer
+from opwright.verify.inputs.values import derived_cases
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, Output, Question
-from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.tensors import Bands, copy_of, guarded, is_same, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3

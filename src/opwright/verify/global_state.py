@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -246,3 +249,20 @@ def _read(setting: _Setting) -> Any:
         return setting.read()
     except OSError as error:  # the working directory is gone
         return error.strerror
+
+
+def passing_state(device: torch.device) -> dict[str, Any]:
+    """Returns what others may change, but not a call: random numbers, environment, threads, whether gradients are on."""
+    found = {
+        "the state of torch's random numbers": torch.get_rng_state().numpy().tobytes(),
+        "the state of Python's random numbers": random.getstate(),
+        "whether gradients are recorded": torch.is_grad_enabled(),
+        "the environment": dict(os.environ),
+        "the number of threads": threading.active_count(),
+    }
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        found["the state of numpy's random numbers"] = (name, keys.tobytes(), *rest)
+    if device.type == "cuda":
+        found["the state of the GPU's random numbers"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    return found

@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.spec.schema import schema_of
+from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
-from opwright.verify.finding import first_line
-from opwright.verify.state import Guard, read_settings, write_settings
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.global_state import Guard, read_settings, write_settings
+from opwright.verify.target import Subject, subject_of
 from opwright.verify.tasks import Task
 
 

@@ -1,8 +1,4 @@
-"""Inputs of other sizes that follow from a sample: an empty one, one of many rows, wide ones, a large one.
-
-Nobody has said which sizes belong together, so the reference is asked. And a candidate may be made for the sizes of
-its samples: one that raises where they are others is not at fault.
-"""
+"""Samples with other sizes and with other options, as far as the reference takes them."""
 
 from __future__ import annotations
 
@@ -10,14 +6,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_unflatten
 
 from opwright.spec.samples import Case
+from opwright.verify.inputs.budget import is_out_of_reach, parts_of, takes_longer
 from opwright.verify.oracle import to_oracle
-from opwright.verify.reach import is_out_of_reach, parts_of, takes_longer
-from opwright.verify.subject import Subject
-from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
+from opwright.verify.target import Subject
+from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
 
 _ROWS = 65_601  # more than a GPU's grid has along its second axis
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
@@ -37,7 +35,7 @@ def resized_cases(subject: Subject) -> Iterator[Case]:
         leading = next(_leading(case), None)
         if leading is not None:
             for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
-                made = _with(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
+                made = _change(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
                 if _outputs(subject, made, is_finite=True):  # the mean of nothing is NaN
                     yield made
     long = next((made for case in sorted(given, key=_elements) if (made := _long(subject, case)) is not None), None)
@@ -115,7 +113,7 @@ def _lengthened(
                 kept = _cut(tensor, lambda s: s if width is None else min(s, width), first=int(is_long))
                 return kept[torch.arange(rows, device=kept.device) % count] if is_long else kept
 
-            return _with(case, what, change)
+            return _change(case, what, change)
 
         of_one = _elements(resized(2)) - _elements(resized(1))
         if of_one * rows > most:
@@ -155,7 +153,7 @@ def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | Non
             less = 1 - torch.rand(kept.shape, generator=generator, dtype=torch.float64) / 2
             return kept * less.to(kept)
 
-        return _with(case, f"{wanted} where {size} are", change)
+        return _change(case, f"{wanted} where {size} are", change)
 
     most = _MOST_ELEMENTS[subject.effort]
     arguments = tensors_of(case.values[: case.values[-1].arguments])
@@ -211,7 +209,7 @@ def _leading(case: Case) -> Iterator[torch.Tensor]:
     return (v for v in arguments if isinstance(v, torch.Tensor) and v.ndim and v.numel())
 
 
-def _with(case: Case, what: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
+def _change(case: Case, what: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
     """Returns a case with the tensors among its arguments changed; parameters of a module stay."""
     count = case.values[-1].arguments
     values = [
@@ -230,3 +228,77 @@ def _cut(tensor: torch.Tensor, size_of: Callable[[int], int], first: int = 0) ->
 
 def _elements(case: Case) -> int:
     return sum(t.numel() for t in tensors_of(case.values))
+
+
+_MAX_SAMPLE = 2**20  # of a sample: the oracle computes each case a dozen times
+_MAX_GROWTH = 8  # times the outputs of the sample
+_MAX_OTHERS = 2  # other values of an integer: 0 and 1 beside -1 are two axes, 8 and 2 beside 4 two numbers of groups
+
+
+def cases_with_other_options(subject: Subject) -> Iterator[Case]:
+    """Yields the first sample with each set of options with one of them changed, where that changes the results."""
+    if subject.callables is None or not subject.expand:
+        return
+    seen = set()
+    for case in [case for _, case in subject.cases() if "," not in case.label]:
+        count = case.values[-1].arguments
+        options = {i: v for i, v in enumerate(case.values[:count]) if isinstance(v, (bool, int, float))}
+        key = tuple(options.items())
+        if key in seen or sum(t.numel() for t in tensors_of(case.values)) > _MAX_SAMPLE:
+            continue
+        seen.add(key)
+        before = _outputs_of(subject, case)
+        for i, value in options.items():
+            found = 0
+            for other in _others(value):
+                made = _with_option(case, i, other)
+                after = _outputs_of(subject, made)
+                if not before or not after or _numel(after) > _MAX_GROWTH * _numel(before):
+                    continue
+                if len(before) != len(after) or not are_same(before, after):
+                    yield made
+                    found += 1
+                if found == (1 if isinstance(value, (bool, float)) else _MAX_OTHERS):
+                    break
+
+
+def _others(value: bool | int | float) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, float):
+        return [value / 2, value * 2] if value else [0.5]
+    tried = (value + 1, -1, value - 1, 2 * value, value // 2)  # axes are counted from the end as well
+    return [v for v in dict.fromkeys(tried) if v != value]
+
+
+def _with_option(case: Case, at: int, value: Any) -> Case:
+    values = [value if i == at else v for i, v in enumerate(case.values)]
+    assembly = case.values[-1]
+    args, kwargs = tree_unflatten(list(range(assembly.arguments)), assembly.spec)
+    name = next((f"`{name}`" for name, i in kwargs.items() if i == at), "")
+    name = name or next((f"argument {number}" for number, i in enumerate(args) if i == at), "an option")
+    options = {key: value if f"`{key}`" == name else v for key, v in case.options.items()}
+    return Case(f"{case.label}, {name} {value} for {case.values[at]}", tuple(values), options)
+
+
+def _outputs_of(subject: Subject, case: Case) -> list[torch.Tensor]:
+    """Returns the outputs of the reference; none if it refuses, draws random numbers or writes into other arguments."""
+    found = []
+    try:
+        for _ in range(2):
+            values = copy_of(list(case.values))
+            with torch.no_grad():
+                found.append(tensors_of(subject.reference(values)))
+            pairs = enumerate(zip(case.values, values, strict=True))
+            if any(not are_same(tensors_of([a]), tensors_of([b])) for i, (a, b) in pairs if i not in subject.mutated()):
+                return []
+        with torch.no_grad():
+            exact = tensors_of(subject.reference([to_oracle(v) for v in case.values]))
+    except Exception:  # whatever a reference may raise to refuse
+        return []
+    is_input = are_same(*found) and all(bool(torch.isfinite(e).all()) for e in exact)
+    return found[0] if is_input else []
+
+
+def _numel(tensors: list[torch.Tensor]) -> int:
+    return sum(t.numel() for t in tensors)

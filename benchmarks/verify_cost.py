@@ -25,7 +25,7 @@ from opwright.isolation import Start, Worker, fork
 from opwright.records import builtins_of
 from opwright.verify.global_state import Guard
 from opwright.verify.machine import machine_card
-from opwright.verify.request import Recipe
+from opwright.verify.request import Request
 from opwright.verify.runner import Work, start_anew
 
 COMMAND = [
@@ -67,8 +67,8 @@ def run_worker(start: Start) -> None:
 
 def processes(runs: int) -> dict[str, Any]:
     """From the start of a process to its end, without a check."""
-    recipe = Recipe(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "quick", False)
-    anew = start_anew(Work(recipe), [])
+    request = Request(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "quick", False)
+    anew = start_anew(Work(request), [])
     return {
         "fork_ms": spread([1e3 * seconds_of(lambda: run_worker(fork(lambda channel: None))) for _ in range(4 * runs)]),
         "anew_ms": spread([1e3 * seconds_of(lambda: run_worker(anew)) for _ in range(runs)]),

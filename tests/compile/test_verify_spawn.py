@@ -13,7 +13,7 @@ from candidate_modules import ACTING
 
 import opwright
 from opwright.verify import runner
-from opwright.verify.request import NotAgain, Recipe, pack, unpack
+from opwright.verify.request import NotPortable, Request, pack, unpack
 from opwright.verify.runner import children
 from opwright.verify.tasks import Task
 
@@ -203,11 +203,11 @@ def test_an_operator(module) -> None:
 def test_an_operator_that_was_declared_anew_is_not_taken_for_that_of_its_file(module) -> None:
     text = OPERATOR.format(number=next(_numbers), action="")
     made = module(text)
-    packed = pack(Recipe(made.twice, None, None, "quick", True))
+    packed = pack(Request(made.twice, None, None, "quick", True))
     assert unpack(packed)[0].target is made.twice
     source = text.replace("x(i) + x(i)", "x(i) * 2")
     exec(compile(source, made.__file__, "exec"), made.__dict__)
-    with pytest.raises(NotAgain, match="is declared in another way"):
+    with pytest.raises(NotPortable, match="is declared in another way"):
         unpack(packed)
 
 

@@ -250,8 +250,8 @@ class PretendWorker:
         yield {"inputs": ["forward f32[8]", f"forward only {self.side}"]}
         while self.pending:
             self.pending.pop()
-            jitter = 1 + 0.001 * (len(PretendWorker.asked) % 7)
-            yield {"block": [3 * self.US[self.side], self.US[self.side] * jitter]}
+            rounding = 1 + 0.001 * (len(PretendWorker.asked) % 7)
+            yield {"block": [3 * self.US[self.side], self.US[self.side] * rounding]}
 
     def close(self) -> None: ...
 

@@ -229,7 +229,7 @@ def test_strategies_reach_the_ends_of_a_domain() -> None:
 
 def likely_of(reference) -> dict[str, str]:
     found = declared(reference).operator
-    contract = find_likely(found.contract, opwright.verify.target.subject_of(found.function, None, None).reference)
+    contract = find_likely(found.contract, opwright.verify.target.make_target(found.function, None, None).reference)
     return {p.name: str(p.likely) for p in contract.parameters if p.likely}
 
 

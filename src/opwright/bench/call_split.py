@@ -48,7 +48,7 @@ from opwright.verify.machine import machine_card
 
 _ROUNDS = 160
 _SAMPLE_SECONDS = 5e-4
-_MOST_CALLS_ON_GPU = 100  # in a sample: fewer than its queue has room for
+_MAX_CALLS_ON_GPU = 100  # in a sample: fewer than its queue has room for
 
 Loop = Callable[[int], object]
 
@@ -152,7 +152,7 @@ def _time(loops: dict[str, Loop], place: Any) -> dict[str, list[float]]:
         loop(10)
         counts[name] = max(10, int(_SAMPLE_SECONDS / max((perf_counter() - start) / 10, 1e-9)))
         if isinstance(place, GpuBench):
-            counts[name] = min(counts[name], _MOST_CALLS_ON_GPU)
+            counts[name] = min(counts[name], _MAX_CALLS_ON_GPU)
         wait()
     samples: dict[str, list[float]] = {name: [] for name in loops}
     with no_garbage_collection():

@@ -17,7 +17,7 @@ from opwright.spec.declared import declared_cases, split_sample
 from opwright.spec.fill import lay_out, shape_of, tensor_dtype
 from opwright.spec.likely import find_likely
 from opwright.spec.samples import Case, Sweep, domain_in, integers_in
-from opwright.verify.target import subject_of
+from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of
 
 
@@ -118,7 +118,7 @@ def _drawn(operator: Operator) -> Contract:
     """Returns the contract with the values that its inputs are drawn from, where none are declared."""
     if operator.declaration.random:
         return operator.contract
-    return find_likely(operator.contract, subject_of(operator.function, None, None).reference)
+    return find_likely(operator.contract, make_target(operator.function, None, None).reference)
 
 
 def _check_value(contract: Any, maker: Sweep, name: str, value: Any) -> None:

@@ -110,7 +110,7 @@ def _within(freedom: int, t: float) -> float:
 
 
 _STRICTER = 5  # than 95 %
-FEWEST_PAIRS = 8  # with fewer the interval of the trimmed mean holds less often than it says
+MIN_PAIRS = 8  # with fewer the interval of the trimmed mean holds less often than it says
 
 
 def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], rows: int) -> BaseRow:

@@ -230,11 +230,11 @@ def summarize(candidate: str, blocks: Sequence[Mapping[str, Sequence[float]]]) -
 
 
 _ROUNDS_IN_BLOCK, _MAX_GPU_ROUNDS = 3, 200
-_SHORTEST_HOLD_US, _LONGEST_HOLD_US = 50.0, 50_000.0
+_MIN_HOLD_US, _MAX_HOLD_US = 50.0, 50_000.0
 _WARM_SAMPLES, _WALL_SAMPLES = 7, 5
 # Calls in a warm sample: about two milliseconds of work, and few enough that a call of twenty kernels does
 # not fill the queue of a thousand launches, which would make the host wait.
-_WARM_US, _FEWEST_WARM_CALLS, _MOST_WARM_CALLS = 2000.0, 4, 40
+_WARM_US, _MIN_WARM_CALLS, _MAX_WARM_CALLS = 2000.0, 4, 40
 
 
 class Clock(Protocol):
@@ -413,11 +413,11 @@ class _Lane:
         call = self.calls[0]
         if not self.batch:
             fitting = _WARM_US / max(statistics.median(self.cold_us), 1.0)
-            fitting = min(max(fitting, _FEWEST_WARM_CALLS), _MOST_WARM_CALLS)
+            fitting = min(max(fitting, _MIN_WARM_CALLS), _MAX_WARM_CALLS)
             # The host has to be done with all of them in one hold.
-            covered = _LONGEST_HOLD_US / 2 / max(self._call_us, 1.0) - 2
+            covered = _MAX_HOLD_US / 2 / max(self._call_us, 1.0) - 2
             self.batch = max(round(min(fitting, covered)), 1)
-            self._hold_us = min(self._hold_us * self.batch, _LONGEST_HOLD_US)
+            self._hold_us = min(self._hold_us * self.batch, _MAX_HOLD_US)
 
         def twice() -> None:
             call()
@@ -480,13 +480,13 @@ class _Lane:
             gpu.wait()
             if is_held or self.waits:
                 # The host's next turn will take about as long as this one.
-                self._hold_us = min(max(3 * enqueued, _SHORTEST_HOLD_US), _LONGEST_HOLD_US)
+                self._hold_us = min(max(3 * enqueued, _MIN_HOLD_US), _MAX_HOLD_US)
                 if self.waits:
-                    self._hold_us = _SHORTEST_HOLD_US
+                    self._hold_us = _MIN_HOLD_US
                 return gpu.elapsed_us(start, end), host_end - host_start
-            if self._hold_us >= _LONGEST_HOLD_US:
+            if self._hold_us >= _MAX_HOLD_US:
                 self.waits = True
-            self._hold_us = min(2 * self._hold_us, _LONGEST_HOLD_US)
+            self._hold_us = min(2 * self._hold_us, _MAX_HOLD_US)
 
     def summarize(self, name: str) -> Timing:
         timing = summarize(

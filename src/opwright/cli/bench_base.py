@@ -20,12 +20,12 @@ from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetErr
 from opwright.isolation import Worker, WorkerEnded, rebuild_error
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
-_MOST_PAIRS = 16
+_MAX_PAIRS = 16
 _VISITS = 4  # to each input, by turns: a mood of the machine lasts for seconds
 _BLOCKS = 2  # of each process of a pair in each visit, in turns
 _BLOCK_SECONDS = 0.05
 _LIMIT_FACTOR = 16  # of the seconds asked for: each pair starts PyTorch twice
-_LONGEST_CALL = (
+_MAX_CALL = (
     0.5  # of the seconds asked for, which are at least one: fewer than a hundred calls of a version prove nothing
 )
 
@@ -188,20 +188,20 @@ class Duel:
 
     def run(self) -> BaseRecord:
         """Measures pair after pair, until differences of the precision are visible or the time is over."""
-        from opwright.bench.statistics import FEWEST_PAIRS, row_of
+        from opwright.bench.statistics import MIN_PAIRS, row_of
 
         started = time.time()
         found: dict[str, list[tuple[list[float], list[float]]]] = {}
         rows = []
         with progress(f"Comparing {self._operator['name']}") as line:
-            for number in range(_MOST_PAIRS):
+            for number in range(_MAX_PAIRS):
                 line.update(f"pair {number + 1} of processes")
                 for name, pair in self._pair(number).items():
                     found.setdefault(name, []).append(pair)
                 found = {name: pairs for name, pairs in found.items() if name not in self._left_out}
                 if not found:
                     break
-                if number + 1 < FEWEST_PAIRS:
+                if number + 1 < MIN_PAIRS:
                     continue
                 rows = [row_of(name, pairs, len(found)) for name, pairs in found.items()]
                 if all(row.visible <= self._precision for row in rows):
@@ -245,8 +245,8 @@ class Duel:
                 worker.close()
 
     def _leave_out_if_slow(self, name: str, call_s: float) -> None:
-        if call_s > _LONGEST_CALL * max(self._limit, 1.0):
-            enough = math.ceil(call_s / _LONGEST_CALL)
+        if call_s > _MAX_CALL * max(self._limit, 1.0):
+            enough = math.ceil(call_s / _MAX_CALL)
             self._left_out[name] = (
                 f"{name}: a call of the base takes {call_s:.3g} s; `--seconds {enough}` has time for it"
             )

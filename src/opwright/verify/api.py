@@ -1,4 +1,4 @@
-"""Runs the checks on a subject and writes the record."""
+"""Runs the checks on a target and writes the record."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from opwright.verify.checks import CHECKS
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.inputs.contracts import samples_of
 from opwright.verify.machine import machine_card
-from opwright.verify.request import Recipe, samples_again
+from opwright.verify.request import Request, list_samples
 from opwright.verify.runner import Job, Result, Work, run_apart, run_here
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
 
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 
 
 def verify(
@@ -92,7 +92,7 @@ def verify(
         plan = _plan_task(target, devices, effort, expand)
     else:
         plan = _plan(target, reference, samples, devices, effort, expand)
-    work = Work(plan.recipe, only, plan.command)
+    work = Work(plan.request, only, plan.command)
     names = [name for name in CHECKS if wanted is None or name in wanted]
     jobs = [Job(prefix, name, device) for device in plan.devices for prefix in plan.prefixes for name in names]
     results: list[Result] = []
@@ -114,7 +114,7 @@ def verify(
         effort=effort,
         only=only,
         in_process=in_process,
-        notes=_notes_on(plan.recipe),
+        notes=_notes_on(plan.request),
     )
 
 
@@ -127,9 +127,9 @@ def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort
     return samples_of(contract, name, reference, effort)
 
 
-def _notes_on(recipe: Recipe) -> list[str]:
+def _notes_on(request: Request) -> list[str]:
     """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown."""
-    operators = [subject for subject in recipe.made().values() if subject.operator is not None]
+    operators = [target for target in request.made().values() if target.operator is not None]
     declaration = operators[0].operator.declaration if operators else None
     notes = []
     if declaration is not None and not declaration.deterministic:
@@ -138,7 +138,7 @@ def _notes_on(recipe: Recipe) -> list[str]:
         notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
     elif declaration is not None and declaration.precision is not None:
         notes.append(f"declared `precision`: results may err {declaration.precision}")
-    return list(dict.fromkeys([*notes, *(note for subject in operators for note in remarks_on(subject.drawn))]))
+    return list(dict.fromkeys([*notes, *(note for target in operators for note in remarks_on(target.drawn))]))
 
 
 def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None, processes: int) -> str:
@@ -156,7 +156,7 @@ def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Li
                 why = str(unfit)
         if pending:
             reason = reason or why
-            work.recipe.make_cases()  # a reference that raises is not a finding
+            work.request.make_cases()  # a reference that raises is not a finding
             run_here(work, pending, emit)
     return reason
 
@@ -166,13 +166,13 @@ class _Plan:
     """What is to be verified.
 
     Attributes:
-        recipe: makes the subjects.
+        request: makes the targets.
         command: verifies it again, without flags; "" where there is none.
         processes: how many may run its checks side by side.
     """
 
     name: str
-    recipe: Recipe
+    request: Request
     prefixes: list[str]
     devices: list[torch.device]
     command: str
@@ -180,26 +180,26 @@ class _Plan:
 
 
 def _plan(target: Any, reference: Any, samples: Any, devices: Any, effort: str, expand: bool) -> _Plan:
-    samples = samples_again(samples)
-    recipe = Recipe(target, reference, samples, effort, expand)
-    subject = recipe.made()[""]
-    operator = subject.operator
+    samples = list_samples(samples)
+    request = Request(target, reference, samples, effort, expand)
+    made = request.made()[""]
+    operator = made.operator
     # Samples may be large, and so are some inputs of the full sweep.
     is_small = operator is not None and samples is None and effort != "full"
     return _Plan(
-        subject.name,
-        recipe,
-        list(recipe.made()),
+        made.name,
+        request,
+        list(request.made()),
         _devices(operator, samples, devices),
         _command(operator),
-        min(torch.get_num_threads(), _MOST_PROCESSES) if is_small else 1,
+        min(torch.get_num_threads(), _MAX_PROCESSES) if is_small else 1,
     )
 
 
 def _plan_task(task: Task, devices: Iterable[str | torch.device] | None, effort: str, expand: bool) -> _Plan:
     chosen = [parse_device(name) for name in devices or ["cpu"]]
-    recipe = Recipe(task, None, None, effort, expand)
-    return _Plan(task.name, recipe, [""], chosen, task.command)
+    request = Request(task, None, None, effort, expand)
+    return _Plan(task.name, request, [""], chosen, task.command)
 
 
 def _devices(operator: Operator | None, samples: Any, named: Iterable[str | torch.device] | None) -> list[torch.device]:

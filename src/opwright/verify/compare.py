@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opwright.verify.oracle import LEAN, Expected, lean_of
+from opwright.verify.oracle import MAX_BIAS, Expected, measure_bias
 
 
 @dataclass
@@ -102,9 +102,9 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
     worst_ulp = _ulps_at(at, error, expected) if worst < math.inf else 0.0
     if not message:
         for found, own, where in zip(
-            lean_of(value, expected), expected.lean, ("above", "farther from 0 than"), strict=True
+            measure_bias(value, expected), expected.bias, ("above", "farther from 0 than"), strict=True
         ):
-            allowed = LEAN + 2 * abs(own)
+            allowed = MAX_BIAS + 2 * abs(own)
             worst, worst_ulp = max((worst, worst_ulp), (abs(found) / allowed, abs(found)))
             if abs(found) > allowed:
                 where = where if found > 0 else {"above": "below"}.get(where, "nearer to 0 than")

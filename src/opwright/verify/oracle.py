@@ -25,7 +25,7 @@ import torch
 from opwright.spec.precision import Factor, Precision
 from opwright.verify.formulas import Overflow, oracle_formulas
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
-from opwright.verify.rounding import jittered
+from opwright.verify.rounding import round_at_random
 from opwright.verify.tensors import copy_of, tensors_of
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
@@ -40,8 +40,8 @@ _STOCHASTIC_RUNS = (1, 2, 4, 8)
 _TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
-LEAN = 0.25
-_LEAN_ELEMENTS, _LEAN_ULP = 1024, 32.0
+MAX_BIAS = 0.25
+_MIN_BIAS_ELEMENTS, _MAX_BIAS_ULP = 1024, 32.0
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Expected:
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
         overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
-        lean: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
+        bias: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
         is_loose: whether NaN and infinities are as right as each other.
         doubt: how far `exact` itself may be off, per element; None until `with_doubt`.
@@ -70,7 +70,7 @@ class Expected:
     ulp: torch.Tensor
     overflowed: torch.Tensor
     dtype: torch.dtype
-    lean: tuple[float, float] = (0.0, 0.0)
+    bias: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
     is_loose: bool = False
     doubt: torch.Tensor | None = None
@@ -138,7 +138,7 @@ class Expected:
             allowance=torch.maximum(self.allowance, expected.allowance),
             ulp=expected.ulp,
             overflowed=expected.overflowed,
-            lean=expected.lean,
+            bias=expected.bias,
             doubt=torch.where(is_known, 0.0, self.doubt),
             reason="in more digits the reference is another function than in float64",
         )
@@ -262,15 +262,15 @@ def _signed_zeros(
     return of_input & agree & (nudged <= -_NUDGE / 16) & (nudged >= -1)
 
 
-def lean_of(value: torch.Tensor, expected: Expected) -> tuple[float, float]:
+def measure_bias(value: torch.Tensor, expected: Expected) -> tuple[float, float]:
     """Returns the mean distance from the correctly rounded result in ulp, upwards and away from zero."""
-    if torch.finfo(expected.dtype).bits > 16 or value.numel() < _LEAN_ELEMENTS:
+    if torch.finfo(expected.dtype).bits > 16 or value.numel() < _MIN_BIAS_ELEMENTS:
         return 0.0, 0.0
     info = torch.finfo(expected.dtype)
     size = expected.exact.abs()
     counted = (size >= info.smallest_normal) & (size < info.max / 2) & torch.isfinite(value)
-    counted &= expected.allowance <= _LEAN_ULP * expected.ulp
-    if int(counted.sum()) < _LEAN_ELEMENTS:
+    counted &= expected.allowance <= _MAX_BIAS_ULP * expected.ulp
+    if int(counted.sum()) < _MIN_BIAS_ELEMENTS:
         return 0.0, 0.0
     exact = expected.exact[counted]
     distance = ((value[counted] - exact.to(expected.dtype).double()) / expected.ulp[counted]).clamp(-4, 4)
@@ -283,7 +283,7 @@ def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) ->
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
     overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
     expected = Expected(exact, allowance, ulp, overflowed, plain.dtype)
-    expected.lean = lean_of(plain.double(), expected)
+    expected.bias = measure_bias(plain.double(), expected)
     return expected
 
 
@@ -441,7 +441,7 @@ class _Moves:
         is_tf32 = precision == "tf32" and unit == torch.finfo(torch.float32).eps / 2
         product_unit = _TF32_UNIT if is_tf32 else 0.0
         most = _STOCHASTIC_RUNS[-1]
-        runs = jittered(reference, lambda: [to_oracle(v) for v in values], unit, seed, most, product_unit)
+        runs = round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, seed, most, product_unit)
         self._moved = runs if dtypes else iter(())
 
     def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""How the subjects of a candidate are made: here, and again in a process that has nothing of this one.
+"""How the targets of a candidate are made: here, and again in a process that has nothing of this one.
 
 A fork has all that lives here. A process that starts anew imports modules and unpickles: an operator is found by its name
 when its module has been imported, functions and classes likewise, a task is files anyway.
@@ -27,16 +27,16 @@ from opwright.spec.schema import schema_of
 from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
 from opwright.verify.global_state import Guard, read_settings, write_settings
-from opwright.verify.target import Subject, subject_of
+from opwright.verify.target import Target, make_target
 from opwright.verify.tasks import Task
 
 
-class NotAgain(Exception):
+class NotPortable(Exception):
     """Another process cannot make this; the text is the reason."""
 
 
 @dataclass
-class Recipe:
+class Request:
     """What is verified.
 
     Attributes:
@@ -49,42 +49,42 @@ class Recipe:
     samples: Any
     effort: str
     expand: bool
-    _made: dict[str, Subject] | None = field(default=None, repr=False)
+    _made: dict[str, Target] | None = field(default=None, repr=False)
 
-    def made(self) -> dict[str, Subject]:
-        """Returns the subjects by prefix; of a task none, for nothing of its files runs here."""
+    def made(self) -> dict[str, Target]:
+        """Returns the targets by prefix; of a task none, for nothing of its files runs here."""
         if self._made is None and not isinstance(self.target, Task):
-            subject = subject_of(self.target, self.reference, self.samples, self.effort, self.expand)
-            self._made = {"": subject}
-            own = subject.operator.backward_operator if subject.operator is not None else None
+            target = make_target(self.target, self.reference, self.samples, self.effort, self.expand)
+            self._made = {"": target}
+            own = target.operator.backward_operator if target.operator is not None else None
             if own is not None and self.samples is None:
-                self._made["backward: "] = subject_of(own.function, None, None, self.effort)
+                self._made["backward: "] = make_target(own.function, None, None, self.effort)
         return self._made or {}
 
     def make_cases(self) -> None:
         """Makes all inputs now: forks have them then."""
-        for subject in self.made().values():
-            subject.cases()
+        for target in self.made().values():
+            target.cases()
 
-    def subjects(self, device: torch.device, guard: Guard) -> dict[str, Subject]:
-        """Returns the subjects by prefix, for a device."""
+    def targets(self, device: torch.device, guard: Guard) -> dict[str, Target]:
+        """Returns the targets by prefix, for a device."""
         if isinstance(self.target, Task):
             return {"": self.target.load(guard, device, self.effort, self.expand)}
-        return {prefix: replace(subject.on(device), key=prefix) for prefix, subject in self.made().items()}
+        return {prefix: replace(target.on(device), key=prefix) for prefix, target in self.made().items()}
 
-    def references(self, device: torch.device) -> dict[str, Subject]:
-        """Returns the subjects by prefix, for an oracle: without inputs."""
+    def references(self, device: torch.device) -> dict[str, Target]:
+        """Returns the targets by prefix, for an oracle: without inputs."""
         if isinstance(self.target, Task):
             return {"": self.target.load_reference(device)}
         # Of an operator the oracle computes on the CPU, wherever its kernels run.
         return {
-            prefix: replace(subject, device=CPU if subject.operator is not None else device)
-            for prefix, subject in self.made().items()
+            prefix: replace(target, device=CPU if target.operator is not None else device)
+            for prefix, target in self.made().items()
         }
 
     def leaves(self) -> list[Any]:
         """Returns the values of all inputs that were made."""
-        made = [subject.cases() for subject in self.made().values()]
+        made = [target.cases() for target in self.made().values()]
         return [leaf for cases in made for _, case in cases for leaf in tree_leaves(case.values)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,19 +92,19 @@ class Recipe:
 
 
 def pack(*values: Any) -> bytes:
-    """Returns values, a recipe among them, as another process can read them.
+    """Returns values, a request among them, as another process can read them.
 
     Raises:
-        NotAgain: it cannot.
+        NotPortable: it cannot.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     try:
         pickler.dump(values)
-    except NotAgain:
+    except NotPortable:
         raise
     except Exception as error:  # whatever a __reduce__ may raise
-        raise NotAgain(f"the candidate cannot be pickled: {first_line(error)}") from None
+        raise NotPortable(f"the candidate cannot be pickled: {first_line(error)}") from None
     return pickle.dumps((read_settings(), list(pickler.modules.items()), buffer.getvalue()))
 
 
@@ -112,18 +112,20 @@ def unpack(data: bytes) -> tuple[Any, ...]:
     """Returns what was packed, and takes over the settings of the process that did.
 
     Raises:
-        NotAgain: something is not there, or is another one than there.
+        NotPortable: something is not there, or is another one than there.
     """
     settings, modules, pickled = pickle.loads(data)
     try:
         for name, file in modules:
-            _import_again(name, file)
+            _import(name, file)
         write_settings(settings)
         return pickle.loads(pickled)
-    except NotAgain:
+    except NotPortable:
         raise
     except Exception as error:  # whatever a module may raise
-        raise NotAgain(f"the candidate cannot be imported again: {type(error).__name__}: {first_line(error)}") from None
+        raise NotPortable(
+            f"the candidate cannot be imported again: {type(error).__name__}: {first_line(error)}"
+        ) from None
 
 
 class _Pickler(pickle.Pickler):
@@ -139,7 +141,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType):
-            raise NotAgain(f"the candidate holds a module, `{value.__name__}`")
+            raise NotPortable(f"the candidate holds a module, `{value.__name__}`")
         operator = value if isinstance(value, Operator) else None
         if isinstance(value, FunctionType) or type(value).__module__ == "torch._ops":
             operator = operator_of(value)
@@ -152,16 +154,16 @@ class _Pickler(pickle.Pickler):
     def _operator(self, operator: Operator, as_function: bool) -> Any:
         declaration = operator.declaration
         if kernels.are_adopted(operator):
-            raise NotAgain(f"`{declaration.name}` runs kernels that were not built from its sources")
+            raise NotPortable(f"`{declaration.name}` runs kernels that were not built from its sources")
         if "<locals>" in declaration.reference.__qualname__:
-            raise NotAgain(f"`{declaration.name}` is declared within a function")
+            raise NotPortable(f"`{declaration.name}` is declared within a function")
         self._note(declaration.module, declaration.name)
-        return _operator_again, (declaration.qualified_name, _what(operator), as_function)
+        return _find_operator, (declaration.qualified_name, _what(operator), as_function)
 
     def _note(self, module: str, name: str) -> None:
         found = sys.modules.get(module)
         if module == "__main__":
-            raise NotAgain(f"`{name}` is of the program itself, which another process does not import")
+            raise NotPortable(f"`{name}` is of the program itself, which another process does not import")
         file = getattr(found, "__file__", None)
         if found is not None and file is not None:
             self.modules.setdefault(module, os.path.abspath(file))
@@ -174,15 +176,15 @@ def _what(operator: Operator) -> tuple[Any, ...]:
     return declaration.line, schema_of(operator.contract, declaration.name), sources
 
 
-def _operator_again(name: str, what: tuple[Any, ...], as_function: bool) -> Any:
+def _find_operator(name: str, what: tuple[Any, ...], as_function: bool) -> Any:
     operator = registry.operators.get(name)
     if operator is None or _what(operator) != what:
         how = "is not declared" if operator is None else "is declared in another way"
-        raise NotAgain(f"`{name}` {how} when its module is imported")
+        raise NotPortable(f"`{name}` {how} when its module is imported")
     return operator.function if as_function else operator
 
 
-def _import_again(name: str, file: str) -> None:
+def _import(name: str, file: str) -> None:
     """Imports a module by its name, or as it was by its file."""
     if name in sys.modules:
         return
@@ -194,7 +196,7 @@ def _import_again(name: str, file: str) -> None:
         return
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise NotAgain(f"module `{name}` cannot be imported from {file}")
+        raise NotPortable(f"module `{name}` cannot be imported from {file}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, os.path.dirname(file))
@@ -204,7 +206,7 @@ def _import_again(name: str, file: str) -> None:
         sys.path.remove(os.path.dirname(file))
 
 
-def samples_again(samples: Any) -> Any:
+def list_samples(samples: Any) -> Any:
     """Returns samples that may be asked for more than once."""
     if samples is None or isinstance(samples, Sequence):
         return samples

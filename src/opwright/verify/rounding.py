@@ -20,7 +20,7 @@ from opwright.verify.tensors import tensors_of
 _TINY = torch.finfo(torch.float64).smallest_normal
 
 
-def jittered(
+def round_at_random(
     computation: Callable[[list[Any]], Sequence[Any]],
     inputs: Callable[[], list[Any]],
     unit: float,
@@ -40,22 +40,22 @@ def jittered(
         product_unit: the same as `unit` of a type that the inputs of matrix products are rounded to first; 0: of none.
     """
     first = inputs()
-    tape, jitter = Tape(first), _Jitter(unit, seed, product_unit)
-    jitter.tape = tape
-    with warnings.catch_warnings(record=True) as warned, tape, jitter:
+    recording, rounding = Recording(first), _StochasticRounding(unit, seed, product_unit)
+    rounding.recording = recording
+    with warnings.catch_warnings(record=True) as warned, recording, rounding:
         warnings.simplefilter("always")
         moved = computation(first)
-    tape.end(moved)
-    may_play = tape.is_complete and not warned  # what an operator that is played warns of, PyTorch prints
+    recording.end(moved)
+    may_replay = recording.is_complete and not warned  # what an operator that is played warns of, PyTorch prints
     yield moved
-    has_tiny = jitter.has_tiny
+    has_tiny = rounding.has_tiny
     for run in range(1, runs):
-        jitter, values = _Jitter(unit, seed + run, product_unit), inputs()
-        if may_play:
-            jitter.known_tiny = iter(has_tiny)
-            moved = tape.play(jitter.run, values)
+        rounding, values = _StochasticRounding(unit, seed + run, product_unit), inputs()
+        if may_replay:
+            rounding.known_tiny = iter(has_tiny)
+            moved = recording.replay(rounding.run, values)
         else:
-            with warnings.catch_warnings(), jitter:
+            with warnings.catch_warnings(), rounding:
                 warnings.simplefilter("ignore")
                 moved = computation(values)
         yield moved
@@ -82,11 +82,11 @@ class _Step:
     is_difference: bool = False
 
 
-class _Jitter(Rounding):
+class _StochasticRounding(Rounding):
     """Moves every floating-point result by one rounding, up or down at random: Monte Carlo arithmetic.
 
     Attributes:
-        tape: where the calls are written down.
+        recording: where the calls are written down.
         has_tiny: of each moved tensor, whether it had numbers too small for a relative step.
         known_tiny: the same, of the run that is played: most have none, and to look costs as much as to move.
     """
@@ -96,7 +96,7 @@ class _Jitter(Rounding):
         self.product_unit = product_unit
         self.unit, self.random = unit, random.Random(seed)
         self.base_unit = unit
-        self.tape: Tape | None = None
+        self.recording: Recording | None = None
         self.has_tiny: list[bool] = []
         self.known_tiny: Iterator[bool] | None = None
 
@@ -119,8 +119,8 @@ class _Jitter(Rounding):
 
     def _noted(self, step: _Step, args: Any, kwargs: Any) -> Any:
         result = self.run(step, args, kwargs)
-        if self.tape is not None:
-            self.tape.note(step, step.func, args, kwargs, result)
+        if self.recording is not None:
+            self.recording.note(step, step.func, args, kwargs, result)
         return result
 
     def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
@@ -227,13 +227,13 @@ class _Jitter(Rounding):
         return tiny if self.has_tiny[-1] else None
 
     def _factors(self, value: torch.Tensor, unit: float) -> torch.Tensor:
-        if unit == self.base_unit and value.numel() <= _MOST_STORED:
+        if unit == self.base_unit and value.numel() <= _MAX_STORED:
             return self._stretch(_stored_factors(value.device, unit), value)
         return self._steps(value).mul(unit).add_(1)
 
     def _steps(self, value: torch.Tensor) -> torch.Tensor:
         """Returns how far to move each element, in units."""
-        if value.numel() <= _MOST_STORED:
+        if value.numel() <= _MAX_STORED:
             return self._stretch(_stored_steps(value.device), value)
         return _drawn_steps(value.numel(), self.random.getrandbits(62)).to(value.device).view(value.shape)
 
@@ -247,7 +247,7 @@ class _Jitter(Rounding):
 
 _ORACLES = (torch.float64, torch.complex128)
 _STORED_STEPS = 2**20
-_MOST_STORED = _STORED_STEPS // 2
+_MAX_STORED = _STORED_STEPS // 2
 
 
 @functools.cache
@@ -369,7 +369,7 @@ class _Slot:
     index: int
 
 
-class Tape(TorchFunctionMode):
+class Recording(TorchFunctionMode):
     """What a computation calls while this mode is active.
 
     It can be played if every tensor in it is an input or the result of an operator, and Python has seen no number of one.
@@ -414,7 +414,7 @@ class Tape(TorchFunctionMode):
         self._outputs = self._referred(list(outputs))
         self._forget()
 
-    def play(self, run: Callable[[Any, Any, Any], Any], inputs: Sequence[Any]) -> Any:
+    def replay(self, run: Callable[[Any, Any, Any], Any], inputs: Sequence[Any]) -> Any:
         """Calls `run` with each step, its arguments and its keyword arguments; returns the outputs."""
         tensors = tensors_of(inputs)
 

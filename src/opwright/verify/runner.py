@@ -53,9 +53,9 @@ from opwright.verify.compare import collect_undecided
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.global_state import Guard
 from opwright.verify.oracle_process import OracleProcess
-from opwright.verify.request import NotAgain, Recipe, pack, unpack
+from opwright.verify.request import NotPortable, Request, pack, unpack
 from opwright.verify.shrink import shrink
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
 _LOADING, _NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
@@ -71,10 +71,10 @@ _MAX_LOOKS = 50  # at the command of a process: of one that has just become anot
 
 @dataclass(frozen=True)
 class Job:
-    """One check of one subject on one device.
+    """One check of one target on one device.
 
     Attributes:
-        prefix: what the subject is called in front of the name of the check: "" or "backward: ".
+        prefix: what the target is called in front of the name of the check: "" or "backward: ".
         check: its name.
     """
 
@@ -109,12 +109,12 @@ class Work:
     """What the checks of a candidate are about.
 
     Attributes:
-        recipe: makes what is checked, in the process where the candidate runs.
+        request: makes what is checked, in the process where the candidate runs.
         only: run only cases whose description contains this text.
         repeat: the command that verifies it again, without its flags; "" where there is none.
     """
 
-    recipe: Recipe
+    request: Request
     only: str = ""
     repeat: str = ""
 
@@ -141,7 +141,7 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
     is_fork = can_fork(jobs[0].device)
     processes = processes if is_fork else 1  # each would need a context of its own on the GPU
     if is_fork:
-        work.recipe.make_cases()
+        work.request.make_cases()
     limits = replace(limits, memory_bytes=limits.memory_bytes or free_memory() // (1 + processes))
     groups: dict[str, list[Job]] = {}
     for job in jobs:
@@ -186,7 +186,7 @@ def _start_fork(work: Work, jobs: Sequence[Job]) -> Start:
         if torch.version.cuda is not None:  # it cannot use the GPU of its parent, so it sees none
             torch.cuda.is_available = lambda: False
             torch.cuda.device_count = lambda: 0
-        _work(work, jobs, channel, OracleProcess(work.recipe.references, work.recipe.leaves()))
+        _work(work, jobs, channel, OracleProcess(work.request.references, work.request.leaves()))
 
     return fork(run)
 
@@ -199,7 +199,7 @@ def start_anew(work: Work, jobs: Sequence[Job]) -> Start:
     """
     try:
         request = pack(work, list(jobs))
-    except NotAgain as reason:
+    except NotPortable as reason:
         raise Unfit(str(reason)) from None
     program = f"import sys; sys.path[:] = {sys.path!r}\nfrom opwright.verify.runner import run_request; run_request()"
 
@@ -319,10 +319,10 @@ def run_request() -> None:
     def run(channel: Channel) -> None:
         _settle_in()
         # Before this process imports the candidate, and before it has threads.
-        oracle = OracleProcess(lambda device: unpack(request)[0].recipe.references(device))
+        oracle = OracleProcess(lambda device: unpack(request)[0].request.references(device))
         try:
             work, jobs = unpack(request)
-        except NotAgain as reason:
+        except NotPortable as reason:
             raise Unfit(str(reason)) from None
         try:
             for device in dict.fromkeys(job.device for job in jobs):
@@ -412,7 +412,7 @@ class _Here:
     ) -> None:
         self._work, self._on_case, self._oracle, self._kept = work, on_case, oracle, kept
         self._guard = Guard(mark_inside)
-        self._subjects: dict[torch.device, dict[str, Subject]] = {}
+        self._targets: dict[torch.device, dict[str, Target]] = {}
 
     def run(
         self, jobs: Iterable[Job], emit: Callable[[Result], None], on_start: Callable[[Job], None] = lambda job: None
@@ -426,28 +426,28 @@ class _Here:
                 continue
             on_start(job)
             try:
-                subject = self._load(job.device)[job.prefix]
+                target = self._load(job.device)[job.prefix]
             except (Exception, SystemExit) as error:
                 result = self._not_loaded(job, error)
             else:
-                result = self._run_one(job, subject)
+                result = self._run_one(job, target)
             if result.fatal:
                 unsafe[job.device.type] = result.fatal
             emit(result)
 
-    def _load(self, device: torch.device) -> dict[str, Subject]:
-        if device not in self._subjects:
+    def _load(self, device: torch.device) -> dict[str, Target]:
+        if device not in self._targets:
             self._on_case(_LOADING)
-            subjects = self._work.recipe.subjects(device, self._guard)
-            for subject in subjects.values():
-                subject.call, subject.wait = self._guard.wrap(subject.call), self._guard.inside(subject.wait)
-                subject.oracle = self._oracle or subject.oracle
-                subject.on_case = lambda case: self._on_case(str(case))
+            targets = self._work.request.targets(device, self._guard)
+            for target in targets.values():
+                target.call, target.wait = self._guard.wrap(target.call), self._guard.inside(target.wait)
+                target.oracle = self._oracle or target.oracle
+                target.on_case = lambda case: self._on_case(str(case))
                 # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
-                subject.memo = {} if subject.effort == "quick" else None
+                target.memo = {} if target.effort == "quick" else None
             self._on_case("")
-            self._subjects[device] = subjects
-        return self._subjects[device]
+            self._targets[device] = targets
+        return self._targets[device]
 
     def _not_loaded(self, job: Job, error: BaseException) -> Result:
         text = "; ".join([f"raised {type(error).__name__}: {error}", *self._guard.take()])[:_MAX_MESSAGE]
@@ -455,36 +455,36 @@ class _Here:
         failure = _failure_of(job, [Finding(_LOADING, text)], self._work.repeat)
         return Result(check, [failure], _NOT_LOADED, "callable")
 
-    def _run_one(self, job: Job, subject: Subject) -> Result:
+    def _run_one(self, job: Job, target: Target) -> Result:
         start = time.perf_counter()
         findings: list[Finding] = []
         changes: dict[str, str] = {}  # of the process, and on which case
-        subject.current = None
+        target.current = None
 
         def note_changes() -> None:
-            case = str(subject.current) if subject.current else "the check itself"
+            case = str(target.current) if target.current else "the check itself"
             changes.update((change, case) for change in self._guard.take() if change not in changes)
 
         reason = "no case applies"
         smallest: Case | None = None
         try:
-            if subject.operator is not None and subject.operator.declaration.random and job.check not in _RANDOM_CHECKS:
+            if target.operator is not None and target.operator.declaration.random and job.check not in _RANDOM_CHECKS:
                 raise Skipped("it draws random numbers")
             with collect_undecided() as differences:
-                for finding in CHECKS[job.check](subject):
+                for finding in CHECKS[job.check](target):
                     note_changes()
                     finding.undecided = "" if finding.message else "; ".join(dict.fromkeys(differences))
                     differences.clear()
                     if self._work.only in finding.case or finding.is_fatal:
                         findings.append(finding)
                         if finding.message and smallest is None:
-                            smallest = subject.current
+                            smallest = target.current
         except Skipped as skipped:
             if not any(finding.message for finding in findings):
                 reason, findings = str(skipped), []
         except (Exception, SystemExit) as error:  # a check that breaks down has found something
-            findings.append(_broken(error, subject))
-            smallest = smallest or subject.current
+            findings.append(_broken(error, target))
+            smallest = smallest or target.current
         note_changes()
         if self._kept is not None:
             changes |= dict.fromkeys(end_children(self._kept), "after the check")
@@ -507,21 +507,21 @@ class _Here:
         fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
         failures = []
         repeat = self._work.repeat
-        if repeat and subject.effort != "default":
-            repeat += f" --{subject.effort}"
+        if repeat and target.effort != "default":
+            repeat += f" --{target.effort}"
         if bad:
             shrunk = None
             if smallest is not None and not fatal:
-                shrunk = shrink(CHECKS[job.check], subject, smallest, bad[0])
+                shrunk = shrink(CHECKS[job.check], target, smallest, bad[0])
                 self._guard.take()  # what parts of a case change, the whole has changed
-            if subject.callables is not None and subject.callables.note:
-                of_state = f"; its state is not the reference's, so each has its own: {subject.callables.note}"
+            if target.callables is not None and target.callables.note:
+                of_state = f"; its state is not the reference's, so each has its own: {target.callables.note}"
                 (shrunk or bad[0]).message += of_state
             failures.append(_failure_of(job, bad, repeat, shrunk))
         if changes:
             found = Finding(next(iter(changes.values())), "; ".join(changes)[:_MAX_MESSAGE])
             failures.append(_failure_of(job, [found], repeat))
-        return Result(check, failures, fatal, _backend(subject, job.device), any(f.has_ended for f in findings))
+        return Result(check, failures, fatal, _backend(target, job.device), any(f.has_ended for f in findings))
 
 
 def skip(job: Job, reason: str) -> Result:
@@ -535,15 +535,15 @@ def _outcome(has_failed: bool, cases: int, undecided: int) -> str:
     return "skipped" if not cases else "undecided" if undecided == cases else "passed"
 
 
-def _broken(error: BaseException, subject: Subject) -> Finding:
-    case = str(subject.current) if subject.current else "the check itself"
+def _broken(error: BaseException, target: Target) -> Finding:
+    case = str(target.current) if target.current else "the check itself"
     text = f"raised {type(error).__name__}: {error}"
-    if isinstance(error, DeviceLost) or is_lost(subject.device):
+    if isinstance(error, DeviceLost) or is_lost(target.device):
         cause = error if isinstance(error, DeviceLost) else text.removeprefix("raised ")
         message = f"the GPU accepts no more work after this call: {cause}"[:_MAX_MESSAGE]
         return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU", has_ended=True)
     unbuilt = "its kernels cannot be built or loaded" if isinstance(error, BuildError) else ""
-    return Finding(case, text[:_MAX_MESSAGE] + origin(error, subject), is_fatal=unbuilt)
+    return Finding(case, text[:_MAX_MESSAGE] + origin(error, target), is_fatal=unbuilt)
 
 
 def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding | None = None) -> Failure:
@@ -558,8 +558,8 @@ def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding |
     return Failure(job.name, case, message + more, first.pattern, repeat, str(job.device))
 
 
-def _backend(subject: Subject, device: torch.device) -> str:
-    operator = subject.operator
+def _backend(target: Target, device: torch.device) -> str:
+    operator = target.operator
     if operator is None:
         return "callable"
     behind = [o for o in (operator, operator.backward_operator) if o is not None]

@@ -26,21 +26,21 @@ from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
-from opwright.verify.inputs.budget import is_out_of_reach, parts_of, takes_longer
+from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.values import derived_cases
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, Output, Question
-from opwright.verify.tensors import Bands, copy_of, guarded, is_same, poison_memory_for, tensors_of
+from opwright.verify.tensors import Bands, copy_of, is_same, place_between_guards, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
 _QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
 _LAST_SAMPLES = 4
 # Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
-_MOST_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
+_MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
 
 
 @dataclass
-class Subject:
+class Target:
     """One thing under test, on one device.
 
     The cases of an operator are on the CPU, where the oracle computes; `inputs` puts them on the device.
@@ -56,7 +56,7 @@ class Subject:
         current: the case that was given out last.
         effort: how many cases there are: one of `EFFORTS`.
         oracle: says what results must be, here or in another process.
-        key: what the subject is called among those of its candidate: a prefix.
+        key: what the target is called among those of its candidate: a prefix.
         memo: what the oracle has said, where several candidates meet the same cases.
         on_case: called with each case that is given out.
         callables: what a callable and its reference are; None for an operator.
@@ -83,7 +83,7 @@ class Subject:
     key: str = ""
     _mutated: list[int] | None = None
     _drawn: Contract | None = None
-    _forward: Subject | None = None
+    _forward: Target | None = None
 
     def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Returns what `compute` returns; where there is a memo, it is asked once for each key."""
@@ -103,7 +103,7 @@ class Subject:
         """Returns how far a result, on any device, is from what it must be."""
         return self.oracle.compare(got, wanted)
 
-    def on(self, device: torch.device) -> Subject:
+    def on(self, device: torch.device) -> Target:
         """Returns the same thing on another device, with the same cases."""
         return replace(self, device=device, current=None, _cases=self.cases())
 
@@ -112,10 +112,10 @@ class Subject:
         self._announce(case)
         return list(copy_of(case.values, None if self.operator is None else self.device))
 
-    def guarded_inputs(self, case: Case) -> tuple[list[Any], Bands]:
+    def inputs_between_guards(self, case: Case) -> tuple[list[Any], Bands]:
         """Returns the arguments between guard bands, and the bands."""
         self._announce(case)
-        values, bands = guarded(case.values, None if self.operator is None else self.device)
+        values, bands = place_between_guards(case.values, None if self.operator is None else self.device)
         return list(values), bands
 
     def _announce(self, case: Case) -> None:
@@ -297,7 +297,7 @@ class Subject:
             return self._conforming(declared_cases(contract, self._samples))
         if self.operator._samples is not None:
             return in_every_dtype(contract, self._conforming(declared_cases(contract, self.operator._samples)))
-        forward = subject_of(self._owner().function, None, None, self.effort)
+        forward = make_target(self._owner().function, None, None, self.effort)
         cases = [case for _, case in forward.cases()]
         return backward_cases(contract, forward.contract, forward.reference, cases)
 
@@ -372,7 +372,7 @@ class Subject:
         if forward is None:
             return None
         if self._forward is None:
-            self._forward = subject_of(forward.function, None, None)
+            self._forward = make_target(forward.function, None, None)
         return self._forward.drawn, self._forward.reference
 
     def tiny_cases(self, dtype: torch.dtype) -> list[Case]:
@@ -430,14 +430,14 @@ def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case:
     return True
 
 
-def subject_of(
+def make_target(
     target: Any,
     reference: Callable[..., Any] | None,
     samples: Any,
     effort: str = "default",
     expand: bool = True,
-) -> Subject:
-    """Returns the subject for an operator or a callable.
+) -> Target:
+    """Returns the target for an operator or a callable.
 
     Raises:
         CheckError: a callable comes without a reference or samples.
@@ -452,7 +452,7 @@ def subject_of(
             named = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if p.keyword_only}
             return outputs_of(contract, operator.function(*values[:positional], **named))
 
-        return Subject(
+        return Target(
             operator.declaration.qualified_name,
             call,
             lambda values: outputs_of(contract, own(values)),
@@ -471,7 +471,7 @@ def subject_of(
             hint = f"give a module: `{given.__name__}(...)`"
             raise CheckError(given.__name__, "this is a class of modules, and none of them", hint=hint)
     both = Callables(target, reference)
-    return Subject(
+    return Target(
         both.name,
         both.call,
         both.call_reference,
@@ -506,7 +506,7 @@ def sweep_cases(
         def is_slow(part: Case) -> bool:
             return takes_longer(reference, lambda: inputs(part), _LONG_SECONDS)
 
-        return not is_out_of_reach(reference, parts, _MOST_ELEMENTS, is_slow)
+        return not is_too_large(reference, parts, _MAX_ELEMENTS, is_slow)
 
     long = [axis for axis in sweeps[0].long_axes() if may_be_long(axis)]
     for dtype in dtypes:

@@ -19,7 +19,7 @@ import torch
 from opwright.errors import TargetError
 from opwright.spec.declared import split_sample
 from opwright.verify.global_state import Guard
-from opwright.verify.target import Subject, subject_of
+from opwright.verify.target import Target, make_target
 
 _REFERENCE = {"Model", "get_inputs"}
 _CANDIDATE = "ModelNew"
@@ -49,23 +49,23 @@ class Task:
             return f"opwright verify {self.reference}"
         return f"opwright verify {self.reference} --candidate {self.candidate}"
 
-    def load(self, guard: Guard, device: torch.device, effort: str, expand: bool) -> Subject:
+    def load(self, guard: Guard, device: torch.device, effort: str, expand: bool) -> Target:
         """Returns what is checked, made in this process.
 
         Args:
             guard: of all that the candidate's file does.
         """
         new, model, samples = self.make(device, guard.run)
-        subject = subject_of(new, model, samples, effort, expand)
-        subject.name, subject.device = self.name, device
-        return subject
+        target = make_target(new, model, samples, effort, expand)
+        target.name, target.device = self.name, device
+        return target
 
-    def load_reference(self, device: torch.device) -> Subject:
+    def load_reference(self, device: torch.device) -> Target:
         """Returns what the oracle needs: the reference, in the place of the candidate too, and no inputs."""
         _, model = self._make_reference()
-        subject = subject_of(model.to(device), model, ())
-        subject.device = device
-        return subject
+        target = make_target(model.to(device), model, ())
+        target.device = device
+        return target
 
     def make(
         self, device: torch.device, run: Callable[..., Any] = lambda function, *args: function(*args)

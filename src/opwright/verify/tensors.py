@@ -92,7 +92,7 @@ class Bands:
             now.zero_() if with_zeros else now.copy_(before)
 
 
-def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]:
+def place_between_guards(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]:
     """Returns a copy as `copy_of` makes it, between guard bands of NaN, and the bands."""
     bands = Bands()
 

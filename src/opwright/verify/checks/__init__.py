@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from opwright.verify.checks import gradients, memory, memory_safety, numerics, pytorch, threads_and_streams
 from opwright.verify.checks.finding import Finding, Skipped
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 
-Run = Callable[[Subject], Iterator[Finding]]
+Run = Callable[[Target], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Check:
     of_callable: Run | None
     group: str = "calls"
 
-    def __call__(self, subject: Subject) -> Iterator[Finding]:
+    def __call__(self, target: Target) -> Iterator[Finding]:
         """Runs it.
 
         Raises:
             Skipped: it does not apply.
         """
-        run = self.of_operator if subject.operator is not None else self.of_callable
+        run = self.of_operator if target.operator is not None else self.of_callable
         if run is None:
             raise Skipped("a plain callable, not an operator")
-        return run(subject)
+        return run(target)
 
 
 def _for_both(run: Run, group: str = "calls") -> Check:
@@ -46,7 +46,7 @@ def _for_both(run: Run, group: str = "calls") -> Check:
 
 # The failures of a record are in this order: first what makes all other calls worthless, then what may follow from it.
 CHECKS: dict[str, Check] = {
-    "outputs written": Check(memory_safety.outputs_written, memory_safety.outputs_written_by_callable),
+    "outputs written": Check(memory_safety.outputs_written, memory_safety.outputs_written_of_callable),
     "determinism": _for_both(numerics.determinism),
     "numerics": Check(numerics.numerics, numerics.numerics_of_samples),
     "fresh data": _for_both(numerics.fresh_data),
@@ -61,12 +61,12 @@ CHECKS: dict[str, Check] = {
     "gradient subsets": _for_both(gradients.gradient_subsets, "gradients"),
     "gradient layouts": _for_both(gradients.gradient_layouts, "gradients"),
     "repeated backward": _for_both(gradients.repeated_backward, "gradients"),
-    "vmap": Check(pytorch.vmapped, None, "pytorch"),
+    "vmap": Check(pytorch.torch_vmap, None, "pytorch"),
     "autocast": Check(pytorch.autocast, None, "pytorch"),
     "copy": Check(pytorch.survives_copy, None, "pytorch"),
     "opcheck": Check(pytorch.opcheck, None, "pytorch"),
-    "compile": Check(pytorch.compiled, pytorch.compiled_callable, "pytorch"),
-    "export": Check(pytorch.exported, None, "pytorch"),
+    "compile": Check(pytorch.torch_compile, pytorch.torch_compile_of_callable, "pytorch"),
+    "export": Check(pytorch.torch_export, None, "pytorch"),
     "side stream": _for_both(threads_and_streams.side_stream),
     "other device": _for_both(threads_and_streams.other_device),
     "graph": _for_both(threads_and_streams.graph_replays),

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch
-from opwright.verify.oracle_process import Output
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU
-from opwright.verify.oracle_process import Computation, frames_of
+from opwright.verify.oracle_process import Computation, Output, frames_of
 from opwright.verify.rounding import SCATTERED_SUMS
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, copy_of, tensors_of
 
 
@@ -52,16 +51,16 @@ def first_line(error: object, lines: int = 1) -> str:
     return " ".join(text[:lines])[:400] or type(error).__name__
 
 
-def origin(error: BaseException, subject: Subject) -> str:
+def origin(error: BaseException, target: Target) -> str:
     """Returns words to put behind an exception that comes from the reference of an operator; else ""."""
-    if subject.operator is None:
+    if target.operator is None:
         return ""
-    code = inspect.unwrap(subject.operator.declaration.reference).__code__
+    code = inspect.unwrap(target.operator.declaration.reference).__code__
     return ", in its reference" if (code.co_filename, code.co_firstlineno) in frames_of(error) else ""
 
 
 def agree(
-    subject: Subject, got: Any, wanted: Any, computation: Computation, values: Any, of_gradient: bool = False
+    target: Target, got: Any, wanted: Any, computation: Computation, values: Any, of_gradient: bool = False
 ) -> bool:
     """Returns whether the results of a call are those of another one on the same input.
 
@@ -79,43 +78,43 @@ def agree(
         return False
     if are_same(got, wanted):
         return True
-    if subject.operator is None or any(
+    if target.operator is None or any(
         (a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)
     ):
         return False
     values = copy_of(values, CPU)
-    if subject.operator.declaration.deterministic and (
-        _is_own(subject, of_gradient) or not _adds_in_any_order(subject, computation, values)
+    if target.operator.declaration.deterministic and (
+        _is_own(target, of_gradient) or not _adds_in_any_order(target, computation, values)
     ):
         return False
-    expected = [e for e in subject.expect(computation, values) if e is not None]
+    expected = [e for e in target.expect(computation, values) if e is not None]
     return len(expected) == len(got) and not any(
-        subject.compare(g, e).message for g, e in zip(got, expected, strict=True)
+        target.compare(g, e).message for g, e in zip(got, expected, strict=True)
     )
 
 
-def outputs_of_reference(subject: Subject, values: Sequence[Any]) -> list[Any]:
+def outputs_of_reference(target: Target, values: Sequence[Any]) -> list[Any]:
     """Returns the outputs of the reference."""
-    return subject.reference(values)
+    return target.reference(values)
 
 
-def outputs_and_mutated(subject: Subject, values: Sequence[Any]) -> list[Any]:
+def outputs_and_mutated(target: Target, values: Sequence[Any]) -> list[Any]:
     """Returns the outputs of the reference, and behind them the arguments that are written into."""
     values = list(values)
-    outputs = subject.reference(values)
-    return [*outputs, *(values[i] for i in subject.mutated())]
+    outputs = target.reference(values)
+    return [*outputs, *(values[i] for i in target.mutated())]
 
 
-def _is_own(subject: Subject, of_gradient: bool) -> bool:
+def _is_own(target: Target, of_gradient: bool) -> bool:
     """Returns whether a kernel of the operator's author computes the results, and not PyTorch."""
-    behind = subject.operator.backward_operator if of_gradient else subject.operator
-    return behind is not None and subject.device.type in behind.declaration.sources
+    behind = target.operator.backward_operator if of_gradient else target.operator
+    return behind is not None and target.device.type in behind.declaration.sources
 
 
-def _adds_in_any_order(subject: Subject, computation: Computation, values: list[Any]) -> bool:
+def _adds_in_any_order(target: Target, computation: Computation, values: list[Any]) -> bool:
     seen = _Seen()
     with seen:
-        computation(subject, copy_of(values))
+        computation(target, copy_of(values))
     return not seen.packets.isdisjoint(SCATTERED_SUMS)
 
 
@@ -131,25 +130,27 @@ class _Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def tell_difference_from(subject: Subject, values: Sequence[Any], alone: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, str]:
+def tell_difference_from(
+    target: Target, values: Sequence[Any], alone: Sequence[Any], outputs: Sequence[Any]
+) -> tuple[str, str]:
     """Returns how outputs are wrong that are not, bit for bit, those of a call alone; and the pattern."""
     found, wanted = tensors_of(outputs), tensors_of(alone)
     if len(found) == len(wanted) and are_same(found, wanted):
         return "", ""
     with torch.no_grad():
-        expected = subject.expect(outputs_of_reference, list(values))
-        return find_difference(subject, outputs, expected, subject.output_names(len(expected)))
+        expected = target.expect(outputs_of_reference, list(values))
+        return find_difference(target, outputs, expected, target.output_names(len(expected)))
 
 
 def find_difference(
-    subject: Subject, outputs: Sequence[Any], expected: Sequence[Output | None], names: Sequence[str]
+    target: Target, outputs: Sequence[Any], expected: Sequence[Output | None], names: Sequence[str]
 ) -> tuple[str, str]:
     """Returns the first difference between results and what they must be, with its name, and its pattern."""
     if len(outputs) != len(expected):
         return f"returned {len(outputs)} outputs, expected {len(expected)}", ""
     for name, output, wanted in zip(names, outputs, expected, strict=True):
         if isinstance(output, torch.Tensor) and wanted is not None:
-            found = subject.compare(output, wanted)
+            found = target.compare(output, wanted)
             if found.message:
                 return f"{name}: {found.message}", found.pattern
     return "", ""

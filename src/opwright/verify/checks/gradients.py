@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from collections.abc import Sequence
-from opwright.verify.checks.finding import find_difference
 from opwright.spec.fill import lay_out
 from opwright.spec.samples import Case
-from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_of_reference
+from opwright.verify.checks.finding import Finding, Skipped, agree, find_difference, first_line, outputs_of_reference
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.oracle_process import Output
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
 
 # Labels of the cases of a sweep whose gradients are checked in every dtype.
@@ -26,7 +24,7 @@ _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced",
 Seeds = Callable[[torch.Tensor], torch.Tensor]  # makes the gradient of an output
 _VARIES = 1e-9  # between two results in float64 of an operator that is not deterministic
 # Of the inputs, up to which finite differences are taken one by one; second ones take that many squared.
-_MOST_ELEMENTS = 200
+_MAX_ELEMENTS = 200
 _JACOBIANS = re.compile(
     r"Jacobian mismatch for output (?P<output>\d+) with respect to input (?P<input>\d+),"
     r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-df-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-df-z]*\]\])",
@@ -34,15 +32,15 @@ _JACOBIANS = re.compile(
 )
 
 
-def need_gradient(subject: Subject) -> None:
+def need_gradient(target: Target) -> None:
     """Raises Skipped where there is no gradient."""
-    if subject.operator is None:
-        _need_gradient_of_callable(subject)
+    if target.operator is None:
+        _need_gradient_of_callable(target)
         return
-    contract = subject.operator.contract
+    contract = target.operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
-    if subject.operator.declaration.random:
+    if target.operator.declaration.random:
         raise Skipped("it draws random numbers")
     if not any(p.is_differentiable for p in contract.parameters) or not any(
         o.type.family.is_floating and not o.is_constant for o in contract.outputs
@@ -50,15 +48,15 @@ def need_gradient(subject: Subject) -> None:
         raise Skipped("nothing floating-point to differentiate")
 
 
-def _need_gradient_of_callable(subject: Subject) -> None:
-    case = subject.run_cases()[0]
+def _need_gradient_of_callable(target: Target) -> None:
+    case = target.run_cases()[0]
     leaves = as_leaves(copy_of(case.values))
     if not floats_of(leaves):
         raise Skipped("nothing floating-point to differentiate")
     try:
         with torch.enable_grad():
-            outputs = differentiable(subject, subject.reference(leaves))
-            mine = differentiable(subject, subject.run(as_leaves(subject.inputs(case))))
+            outputs = differentiable(target, target.reference(leaves))
+            mine = differentiable(target, target.run(as_leaves(target.inputs(case))))
     except DeviceLost:
         raise
     except Exception as error:  # what it does to tensors that need gradients is its own matter
@@ -68,28 +66,28 @@ def _need_gradient_of_callable(subject: Subject) -> None:
             raise Skipped(f"{whose} outputs have no gradient")
 
 
-def gradients(subject: Subject) -> Iterator[Finding]:
+def gradients(target: Target) -> Iterator[Finding]:
     """First derivatives in float64 against finite differences."""
-    yield from _gradcheck(subject, torch.autograd.gradcheck)
+    yield from _gradcheck(target, torch.autograd.gradcheck)
 
 
-def second_gradients(subject: Subject) -> Iterator[Finding]:
+def second_gradients(target: Target) -> Iterator[Finding]:
     """Second derivatives in float64 against finite differences."""
-    yield from _gradcheck(subject, torch.autograd.gradgradcheck)
+    yield from _gradcheck(target, torch.autograd.gradgradcheck)
 
 
-def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding]:
-    family = subject.operator.contract.scalar_family
-    need_gradient(subject)
+def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
+    family = target.operator.contract.scalar_family
+    need_gradient(target)
     if family is None or torch.float64 not in family.dtypes:
         raise Skipped("float64 is not among its dtypes")
-    cases, ran = subject.tiny_cases(torch.float64), False
+    cases, ran = target.tiny_cases(torch.float64), False
     # Last bits that vary are far below what gradcheck itself allows.
-    varies = 0.0 if subject.operator.declaration.deterministic else _VARIES
+    varies = 0.0 if target.operator.declaration.deterministic else _VARIES
     for case in cases:
-        inputs, call = as_function_of_tensors(subject, case, torch.float64)
+        inputs, call = as_function_of_tensors(target, case, torch.float64)
         # Of every element if they are few, else along random directions: a call or two for each.
-        is_large = sum(t.numel() for t in inputs) > _MOST_ELEMENTS
+        is_large = sum(t.numel() for t in inputs) > _MAX_ELEMENTS
         try:
             outputs = call(*inputs) if inputs else ()
             if not outputs:
@@ -99,11 +97,11 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
             yield Finding(str(case))
         except Exception as error:
             ran = True
-            if is_lost(subject.device):
+            if is_lost(target.device):
                 raise DeviceLost(str(error)) from error
             yield Finding(
                 str(case),
-                _mismatch(str(error), *_names_for(check, subject, case, len(inputs), len(outputs)))
+                _mismatch(str(error), *_names_for(check, target, case, len(inputs), len(outputs)))
                 or first_line(error, 3),
             )
     if cases and not ran:
@@ -111,11 +109,11 @@ def _gradcheck(subject: Subject, check: Callable[..., bool]) -> Iterator[Finding
 
 
 def _names_for(
-    check: Callable[..., bool], subject: Subject, case: Case, inputs: int, outputs: int
+    check: Callable[..., bool], target: Target, case: Case, inputs: int, outputs: int
 ) -> tuple[list[str], list[str]]:
     """Returns what the inputs and the outputs of a check's Jacobians are called."""
-    of_inputs = subject.float_names(case, subject.computed)
-    contract = subject.operator.contract.outputs
+    of_inputs = target.float_names(case, target.computed)
+    contract = target.operator.contract.outputs
     of_outputs = [f"`{o.name}`" for o in contract if o.type.family.is_floating and not o.is_constant]
     if len(of_inputs) != inputs:
         of_inputs = [f"input {i}" for i in range(inputs)]
@@ -146,7 +144,7 @@ def _mismatch(text: str, inputs: list[str], outputs: list[str]) -> str:
 
 
 def as_function_of_tensors(
-    subject: Subject, case: Case, dtype: torch.dtype | None = None
+    target: Target, case: Case, dtype: torch.dtype | None = None
 ) -> tuple[list[torch.Tensor], Callable[..., Any]]:
     """Returns the floating-point tensors of a case, and the call as a function of them alone.
 
@@ -159,8 +157,8 @@ def as_function_of_tensors(
     def is_argument(tensor: torch.Tensor) -> bool:
         return tensor.is_floating_point() and dtype in (None, tensor.dtype)
 
-    computed = subject.computed
-    values = [None if i in computed else v for i, v in enumerate(subject.inputs(case))]
+    computed = target.computed
+    values = [None if i in computed else v for i, v in enumerate(target.inputs(case))]
     inputs = [t.detach().clone().requires_grad_() for t in tensors_of(values) if is_argument(t)]
 
     def call(*tensors: torch.Tensor) -> Any:
@@ -173,17 +171,17 @@ def as_function_of_tensors(
 
         filled = [fill(v) for v in values]
         if computed:
-            filled = subject.with_computed(filled)
-        return tuple(o for o in differentiable(subject, subject.call(filled)) if dtype in (None, o.dtype))
+            filled = target.with_computed(filled)
+        return tuple(o for o in differentiable(target, target.call(filled)) if dtype in (None, o.dtype))
 
     return inputs, call
 
 
-def differentiable(subject: Subject, outputs: list[Any]) -> list[torch.Tensor]:
+def differentiable(target: Target, outputs: list[Any]) -> list[torch.Tensor]:
     """Returns the outputs that a gradient may flow through."""
-    if subject.operator is None:
+    if target.operator is None:
         return floats_of(outputs)
-    found = zip(subject.operator.contract.outputs, outputs, strict=True)
+    found = zip(target.operator.contract.outputs, outputs, strict=True)
     return [o for output, o in found if o is not None and o.is_floating_point() and not output.is_constant]
 
 
@@ -192,76 +190,76 @@ def seed_like(output: torch.Tensor) -> torch.Tensor:
     return torch.cos(torch.arange(output.numel(), dtype=torch.float64)).view(output.shape).to(output)
 
 
-def _with_gradients(subject: Subject) -> list[Case]:
+def _with_gradients(target: Target) -> list[Case]:
     """Returns the cases whose gradients are checked in every dtype.
 
     Of samples that is all of them, but a few where the gradient is the reference's and only its way to there is ours.
     """
-    if subject.operator is None:
-        return [case for _, case in subject.cases()]
-    if subject.operator.backward_operator is None and subject.has_samples:
-        return [case for dtype in subject.contract.scalar_family.dtypes for case in subject.small_cases(dtype)]
+    if target.operator is None:
+        return [case for _, case in target.cases()]
+    if target.operator.backward_operator is None and target.has_samples:
+        return [case for dtype in target.contract.scalar_family.dtypes for case in target.small_cases(dtype)]
     # A backward of its own has had its large inputs.
-    is_own = subject.operator.declaration.forward or subject.operator.backward_operator is not None
-    wanted = _WITH_GRADIENTS[:-1] if subject.effort == "quick" and is_own else _WITH_GRADIENTS
-    return [case for _, case in subject.cases() if case.label in wanted or case.label.startswith("sample")]
+    is_own = target.operator.declaration.forward or target.operator.backward_operator is not None
+    wanted = _WITH_GRADIENTS[:-1] if target.effort == "quick" and is_own else _WITH_GRADIENTS
+    return [case for _, case in target.cases() if case.label in wanted or case.label.startswith("sample")]
 
 
-def gradient_numerics(subject: Subject) -> Iterator[Finding]:
+def gradient_numerics(target: Target) -> Iterator[Finding]:
     """Gradients in every dtype against those of the reference in float64."""
-    need_gradient(subject)
-    for case in _with_gradients(subject):
-        expected = expected_gradients(subject, case)
-        got = pull_back(subject, subject.run, subject.inputs(case))
-        finding = check_gradients(subject, case, str(case), got, expected)
-        finding.message = finding.message or recorded_wrong(subject, case, as_leaves(subject.inputs(case)))
+    need_gradient(target)
+    for case in _with_gradients(target):
+        expected = expected_gradients(target, case)
+        got = pull_back(target, target.run, target.inputs(case))
+        finding = check_gradients(target, case, str(case), got, expected)
+        finding.message = finding.message or recorded_wrong(target, case, as_leaves(target.inputs(case)))
         yield finding
 
 
-def recorded_wrong(subject: Subject, case: Case, leaves: list[Any]) -> str:
+def recorded_wrong(target: Target, case: Case, leaves: list[Any]) -> str:
     """Returns how the outputs of a call are wrong that is recorded for a gradient, "" if they are not.
 
     It may take another path than a call that is not: one that keeps what the backward needs.
     """
     with torch.enable_grad():
-        recorded = [o if o is None else o.detach() for o in subject.run(leaves)]
+        recorded = [o if o is None else o.detach() for o in target.run(leaves)]
     with torch.no_grad():
-        plain = subject.run(subject.inputs(case))
+        plain = target.run(target.inputs(case))
         if [o is None for o in recorded] == [o is None for o in plain] and are_same(recorded, plain):
             return ""
-        expected = subject.expect(outputs_of_reference, case.values)
+        expected = target.expect(outputs_of_reference, case.values)
     if len(recorded) != len(expected):
         return f"recorded for a gradient it returns {len(recorded)} outputs, expected {len(expected)}"
     for i, (output, wanted) in enumerate(zip(recorded, expected, strict=True)):
         if wanted is None or output is None:
             continue
-        message = subject.compare(output, wanted).message
+        message = target.compare(output, wanted).message
         if message:
-            return f"recorded for a gradient, {subject.output_names(len(recorded))[i]}: {message}"
+            return f"recorded for a gradient, {target.output_names(len(recorded))[i]}: {message}"
     return ""
 
 
-def gradients_of_reference(subject: Subject, values: Any, seeds: Seeds = seed_like) -> list[torch.Tensor]:
+def gradients_of_reference(target: Target, values: Any, seeds: Seeds = seed_like) -> list[torch.Tensor]:
     """Returns the gradients of all floating-point tensors among the values; zeros where there is none."""
-    with subject.formulas_for(values):  # for the backward as well
-        found = pull_back(subject, subject.reference, values, seeds)
+    with target.formulas_for(values):  # for the backward as well
+        found = pull_back(target, target.reference, values, seeds)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, floats_of(values), strict=True)]
 
 
-def expected_gradients(subject: Subject, case: Case, seeds: Seeds = seed_like) -> list[Output | None]:
+def expected_gradients(target: Target, case: Case, seeds: Seeds = seed_like) -> list[Output | None]:
     """Returns what the gradients of all floating-point tensors of a case must be."""
 
     def ask() -> list[Output | None]:
         # What gives them room needs the whole allowance.
-        is_narrow = subject.operator is not None
+        is_narrow = target.operator is not None
         room = None if is_narrow else 0.0
-        return subject.expect(gradients_of_reference, case.values, seeds, is_narrow=is_narrow, room=room)
+        return target.expect(gradients_of_reference, case.values, seeds, is_narrow=is_narrow, room=room)
 
-    return subject.remember(("gradients", seeds, id(case)), ask)
+    return target.remember(("gradients", seeds, id(case)), ask)
 
 
 def pull_back(
-    subject: Subject,
+    target: Target,
     function: Callable[[Any], list[Any]],
     values: Any,
     seeds: Seeds = seed_like,
@@ -278,11 +276,11 @@ def pull_back(
     wanted = [t for t in inputs if t.requires_grad]
     with torch.enable_grad():
         # An output that is omitted or empty may have been made without the inputs.
-        outputs = [o for o in differentiable(subject, function(leaves)) if o.requires_grad]
+        outputs = [o for o in differentiable(target, function(leaves)) if o.requires_grad]
         found = [None] * len(wanted)
         if outputs:
             found = torch.autograd.grad(outputs, wanted, [seeds(o) for o in outputs], allow_unused=True)
-    subject.wait(subject.device)
+    target.wait(target.device)
     pending = list(found)
     return [pending.pop(0) if t.requires_grad else None for t in inputs]
 
@@ -310,7 +308,7 @@ def floats_of(values: Any) -> list[torch.Tensor]:
 
 
 def check_gradients(
-    subject: Subject,
+    target: Target,
     case: Case,
     label: str,
     got: list[torch.Tensor | None],
@@ -318,7 +316,7 @@ def check_gradients(
     asked: set[int] | None = None,
 ) -> Finding:
     """Compares gradients with what they must be; one that is missing counts as zero, as autograd has it."""
-    finding, names = Finding(label, worst_ulp=0.0, worst_ratio=0.0), subject.float_names(case)
+    finding, names = Finding(label, worst_ulp=0.0, worst_ratio=0.0), target.float_names(case)
     for i, (g, e) in enumerate(zip(got, expected, strict=True)):
         if asked is not None and i not in asked:
             continue
@@ -328,7 +326,7 @@ def check_gradients(
                 f"gradient of {names[i]}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.shape)}"
             )
             return finding
-        difference = subject.compare(g, e)
+        difference = target.compare(g, e)
         finding.note_worst(difference)
         if difference.message and not finding.message:
             finding.message = f"gradient of {names[i]}: {difference.message}"
@@ -339,30 +337,30 @@ def check_gradients(
 _EVERY_SUBSET = 4  # of that many tensors at most; of more, each alone and all but each
 
 
-def _small_cases(subject: Subject) -> list[Case]:
+def _small_cases(target: Target) -> list[Case]:
     """Returns a small input of each dtype with each combination of options; of all but one dtype one, if quick."""
-    need_gradient(subject)
-    if subject.operator is None or subject.has_samples:
-        return subject.run_cases()
-    found = [(dtype, case) for dtype, case in subject.cases() if case.label == "base"]
-    if subject.effort == "quick":
+    need_gradient(target)
+    if target.operator is None or target.has_samples:
+        return target.run_cases()
+    found = [(dtype, case) for dtype, case in target.cases() if case.label == "base"]
+    if target.effort == "quick":
         first = {id(case) for case in dict(reversed(found)).values()}
         found = [(d, c) for d, c in found if d == found[0][0] or id(c) in first]
     return [case for _, case in found]
 
 
-def gradient_subsets(subject: Subject) -> Iterator[Finding]:
+def gradient_subsets(target: Target) -> Iterator[Finding]:
     """Gradients of some inputs only, every choice of them, against those of the reference in float64."""
     has_some = False
-    for case in _small_cases(subject):
-        names = subject.float_names(case)
+    for case in _small_cases(target):
+        names = target.float_names(case)
         count = len(names)
-        expected = expected_gradients(subject, case) if count > 1 else []
+        expected = expected_gradients(target, case) if count > 1 else []
         for asked in _subsets(count):
             has_some = True
-            got = pull_back(subject, subject.run, subject.inputs(case), asked=asked)
+            got = pull_back(target, target.run, target.inputs(case), asked=asked)
             label = f"{case}, gradients of {', '.join(names[i] for i in sorted(asked))} alone"
-            yield check_gradients(subject, case, label, got, expected, asked)
+            yield check_gradients(target, case, label, got, expected, asked)
     if not has_some:
         raise Skipped("one floating-point input")
 
@@ -378,10 +376,10 @@ def _subsets(count: int) -> Iterator[set[int]]:
             yield everything - {i}
 
 
-def gradient_layouts(subject: Subject) -> Iterator[Finding]:
+def gradient_layouts(target: Target) -> Iterator[Finding]:
     """Gradients of outputs that are transposed, sliced, offset in memory, or one number expanded."""
-    for case in _small_cases(subject):
-        expected = expected_gradients(subject, case)
+    for case in _small_cases(target):
+        expected = expected_gradients(target, case)
         for layout in ("transposed", "sliced", "offset"):
 
             def laid_out(output: torch.Tensor, layout: str = layout) -> torch.Tensor:
@@ -390,39 +388,39 @@ def gradient_layouts(subject: Subject) -> Iterator[Finding]:
 
             label = f"{case}, gradient {layout}"
             try:
-                got = pull_back(subject, subject.run, subject.inputs(case), laid_out)
+                got = pull_back(target, target.run, target.inputs(case), laid_out)
             except RuntimeError as error:
-                if not _refuses_seeds(subject, case, laid_out):  # the reference takes it
+                if not _refuses_seeds(target, case, laid_out):  # the reference takes it
                     yield Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
                 continue
-            yield check_gradients(subject, case, label, got, expected)
+            yield check_gradients(target, case, label, got, expected)
 
-        got = pull_back(subject, subject.run, subject.inputs(case), _seed_expanded)
-        expected = expected_gradients(subject, case, _seed_expanded)
-        yield check_gradients(subject, case, f"{case}, gradient expanded", got, expected)
+        got = pull_back(target, target.run, target.inputs(case), _seed_expanded)
+        expected = expected_gradients(target, case, _seed_expanded)
+        yield check_gradients(target, case, f"{case}, gradient expanded", got, expected)
 
 
 def _seed_expanded(output: torch.Tensor) -> torch.Tensor:
     return torch.full((), 0.75, dtype=output.dtype, device=output.device).expand(output.shape)
 
 
-def _refuses_seeds(subject: Subject, case: Case, seeds: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+def _refuses_seeds(target: Target, case: Case, seeds: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     """Returns whether the reference refuses such gradients: that of a view of complex numbers wants them in pairs."""
     try:
-        pull_back(subject, subject.reference, copy_of(case.values), seeds)
+        pull_back(target, target.reference, copy_of(case.values), seeds)
     except RuntimeError:
         return True
     return False
 
 
-def repeated_backward(subject: Subject) -> Iterator[Finding]:
+def repeated_backward(target: Target) -> Iterator[Finding]:
     """The backward twice on a kept graph: the same bits; inputs, outputs and gradients of outputs unchanged."""
-    for case in _small_cases(subject):
-        leaves = as_leaves(subject.inputs(case))
+    for case in _small_cases(target):
+        leaves = as_leaves(target.inputs(case))
         inputs = floats_of(leaves)
         with torch.enable_grad():
-            results = subject.run(leaves)
-        outputs = [o for o in differentiable(subject, results) if o.requires_grad]
+            results = target.run(leaves)
+        outputs = [o for o in differentiable(target, results) if o.requires_grad]
         if not outputs:
             continue
         seeds = [seed_like(o) for o in outputs]
@@ -431,7 +429,7 @@ def repeated_backward(subject: Subject) -> Iterator[Finding]:
         first = copy_of(list(torch.autograd.grad(outputs, inputs, seeds, **kept)))
         second = list(torch.autograd.grad(outputs, inputs, seeds, **kept))
         message = ""
-        if not agree(subject, second, first, _gradients_that_are, case.values, of_gradient=True):
+        if not agree(target, second, first, _gradients_that_are, case.values, of_gradient=True):
             message = "the second backward on a kept graph gives other values than the first"
         elif not are_same(given, [seeds, tensors_of(results)]):
             message = "the backward writes into its argument or into an output"
@@ -443,35 +441,35 @@ def repeated_backward(subject: Subject) -> Iterator[Finding]:
         yield Finding(str(case), message)
 
 
-def _gradients_that_are(subject: Subject, values: list[Any]) -> list[torch.Tensor]:
-    return [g for g in pull_back(subject, subject.reference, values) if g is not None]
+def _gradients_that_are(target: Target, values: list[Any]) -> list[torch.Tensor]:
+    return [g for g in pull_back(target, target.reference, values) if g is not None]
 
 
-def second_gradients_of_callable(subject: Subject) -> Iterator[Finding]:
+def second_gradients_of_callable(target: Target) -> Iterator[Finding]:
     """The gradient of a gradient, by the arguments and by the gradient of the outputs, against that in float64.
 
     A backward that cannot be differentiated is not a finding; one whose result lacks a graph is.
     """
-    if subject.mutated():
+    if target.mutated():
         raise Skipped("it mutates its arguments")
-    for case in subject.run_cases()[:1]:
-        at = _differentiable_at(subject, case)
-        if not at or not any(o.requires_grad for o in _record(subject, case, at)):
+    for case in target.run_cases()[:1]:
+        at = _differentiable_at(target, case)
+        if not at or not any(o.requires_grad for o in _record(target, case, at)):
             raise Skipped("nothing to differentiate")
         try:
-            expected = subject.expect(_differentiate_reference_twice, case.values, at, room=_SECOND_SHARE)
+            expected = target.expect(_differentiate_reference_twice, case.values, at, room=_SECOND_SHARE)
         except RuntimeError as error:
             raise Skipped(f"the reference has no second gradient: {first_line(error)}") from None
         try:
-            found = _differentiate_twice(subject.run, subject.inputs(case), at)
+            found = _differentiate_twice(target.run, target.inputs(case), at)
         except RuntimeError as error:
             if not any(text in str(error) for text in ("differentiate", "derivative", "double backward")):
                 raise
             raise Skipped(f"its backward refuses to be differentiated: {first_line(error)}") from None
-        names = subject.argument_names(case)
+        names = target.argument_names(case)
         of_inputs = [f"by {names[i]}" for i in at]
         of_seeds = ["by the gradient of an output"] * (len(expected) - len(at))
-        message, pattern = find_difference(subject, found, expected, [*of_inputs, *of_seeds])
+        message, pattern = find_difference(target, found, expected, [*of_inputs, *of_seeds])
         if message:
             message = f"the gradient of its gradient {message}; {_NO_SECOND}"
         yield Finding(str(case), message, pattern)
@@ -483,44 +481,44 @@ _SECOND_SHARE = 1e-3
 _NO_SECOND = "a backward that has none can say so with `torch.autograd.function.once_differentiable`"
 
 
-def gradient_numerics_of_callable(subject: Subject) -> Iterator[Finding]:
+def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
     """Gradients of the samples against those of the reference in float64, parameters of modules included."""
-    if subject.mutated():
+    if target.mutated():
         raise Skipped("it mutates its arguments")
     compared = False
-    given = [c for _, c in subject.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
+    given = [c for _, c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
     for case in given:
-        at = _differentiable_at(subject, case)
+        at = _differentiable_at(target, case)
         if not at:
             continue
-        outputs = _record(subject, case, at)
+        outputs = _record(target, case, at)
         if not any(o.requires_grad for o in outputs):
             if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
                 compared = True
                 yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
             continue
         compared = True
-        expected = subject.expect(_differentiate_reference, case.values, at, room=0.0)
-        names = subject.argument_names(case)
-        got = _differentiate(subject.run, subject.inputs(case), at)
-        message, pattern = find_difference(subject, got, expected, [f"gradient of {names[i]}" for i in at])
-        message = message or recorded_wrong(subject, case, _leaves_at(subject.inputs(case), at))
+        expected = target.expect(_differentiate_reference, case.values, at, room=0.0)
+        names = target.argument_names(case)
+        got = _differentiate(target.run, target.inputs(case), at)
+        message, pattern = find_difference(target, got, expected, [f"gradient of {names[i]}" for i in at])
+        message = message or recorded_wrong(target, case, _leaves_at(target.inputs(case), at))
         yield Finding(str(case), message, pattern)
     if not compared:
         raise Skipped("nothing to differentiate")
 
 
-def _differentiable_at(subject: Subject, case: Case) -> list[int]:
+def _differentiable_at(target: Target, case: Case) -> list[int]:
     """Returns the positions by which the reference can be differentiated: by the mean of a batch norm it cannot."""
 
     def can(positions: list[int]) -> bool:
         try:
-            outputs = _outputs_of(subject.reference, copy_of(case.values), positions)
+            outputs = _outputs_of(target.reference, copy_of(case.values), positions)
             return any(output.requires_grad for output in outputs)
         except RuntimeError:
             return False
 
-    every = subject.callables.differentiable_at(case)
+    every = target.callables.differentiable_at(case)
     return every if can(every) else [i for i in every if can([i])]
 
 
@@ -533,14 +531,14 @@ def _outputs_of(function: Any, values: Sequence[Any], at: Sequence[int]) -> list
         return tensors_of(function(_leaves_at(values, at)))
 
 
-def _record(subject: Subject, case: Case, at: Sequence[int]) -> list[torch.Tensor]:
+def _record(target: Target, case: Case, at: Sequence[int]) -> list[torch.Tensor]:
     """Returns the outputs of a call that is recorded for a gradient.
 
     Raises:
         Skipped: it refuses tensors that need gradients, as numpy does, and no sample has such.
     """
     try:
-        return _outputs_of(subject.run, subject.inputs(case), at)
+        return _outputs_of(target.run, target.inputs(case), at)
     except DeviceLost:
         raise
     except Exception as error:
@@ -558,14 +556,14 @@ def _differentiate(function: Any, values: Sequence[Any], at: Sequence[int]) -> l
     return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
 
 
-def _differentiate_reference(subject: Subject, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
-    with subject.formulas_for(values):  # for the backward as well
-        return _differentiate(subject.reference, values, at)
+def _differentiate_reference(target: Target, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    with target.formulas_for(values):  # for the backward as well
+        return _differentiate(target.reference, values, at)
 
 
-def _differentiate_reference_twice(subject: Subject, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
-    with subject.formulas_for(values):  # for the backward as well
-        return _differentiate_twice(subject.reference, values, at)
+def _differentiate_reference_twice(target: Target, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+    with target.formulas_for(values):  # for the backward as well
+        return _differentiate_twice(target.reference, values, at)
 
 
 def _differentiate_twice(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:

@@ -17,22 +17,22 @@ from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import wait_for
 from opwright.verify.inputs.variations import enlarged
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import storage_bytes, tensors_of
 
 # --- peak memory -------------------------------------------------------------------------------------------
 
-_LEAST_BYTES = 4 * 2**20  # of all outputs: less is lost among the pages of the process
+_MIN_BYTES = 4 * 2**20  # of all outputs: less is lost among the pages of the process
 # A factor and a constant for what the peak of a process is uncertain by: free memory that is not given back hides
 # some, and libraries keep buffers for products. A callable's reference may be one operator of PyTorch, where a candidate
 # that is as right holds the results of each of its steps.
 _MULTIPLE, _MULTIPLE_OF_STEPS = 2, 4
 _SLACK_BYTES = 4 * 2**20
 _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 128 * 2**10
-_MOST_THRESHOLD_BYTES = 32 * 2**20  # which a process arrives at by itself when it has freed large blocks
+_MAX_THRESHOLD_BYTES = 32 * 2**20  # which a process arrives at by itself when it has freed large blocks
 
 
-def memory(subject: Subject) -> Iterator[Finding]:
+def memory(target: Target) -> Iterator[Finding]:
     """The peak of a call is at most twice what PyTorch needs for the same computation, and its outputs once more.
 
     For a callable four times that, or four times its inputs.
@@ -40,25 +40,25 @@ def memory(subject: Subject) -> Iterator[Finding]:
     On a GPU PyTorch's allocator says it. On the CPU it is the growth of the resident memory of the process: all
     that is touched, in whatever way it was allocated, but not what was allocated and left alone.
     """
-    on_gpu = subject.device.type == "cuda"
+    on_gpu = target.device.type == "cuda"
     peak_of = _gpu_peak if on_gpu else _resident_peak
     if not on_gpu and not _can_measure():
         raise Skipped("this system does not tell the peak of a process's memory")
-    case = _large_case(subject)
+    case = _large_case(target)
     if case is None:
         raise Skipped("no input whose outputs are large enough to see")
     with torch.no_grad():
         peaks = {}
-        for whose, call in (("reference", subject.reference), ("it", subject.call)):
+        for whose, call in (("reference", target.reference), ("it", target.call)):
             measured = []
             for _ in range(3):
-                values = subject.inputs(case)
-                measured.append(peak_of(lambda call=call, values=values: call(values), subject.device))
+                values = target.inputs(case)
+                measured.append(peak_of(lambda call=call, values=values: call(values), target.device))
             peaks[whose] = max(measured) if whose == "reference" else sorted(measured)[1]
-        values = subject.inputs(case)
-        made = sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(values)))
+        values = target.inputs(case)
+        made = sum(storage_bytes(t).numel() for t in tensors_of(target.reference(values)))
     needed = max(peaks["reference"], made)
-    if subject.operator is not None:
+    if target.operator is not None:
         allowed = _MULTIPLE * needed + made + _SLACK_BYTES
     else:
         given = sum(storage_bytes(t).numel() for t in tensors_of(values))
@@ -72,30 +72,30 @@ def memory(subject: Subject) -> Iterator[Finding]:
     yield Finding(str(case), message)
 
 
-def _large_case(subject: Subject) -> Case | None:
+def _large_case(target: Target) -> Case | None:
     def size_of(case: Case) -> int:
-        return sum(storage_bytes(t).numel() for t in tensors_of(subject.reference(subject.inputs(case))))
+        return sum(storage_bytes(t).numel() for t in tensors_of(target.reference(target.inputs(case))))
 
     with torch.no_grad():
-        if subject.operator is None or subject.has_samples:
-            found = max((case for _, case in subject.cases()), key=size_of, default=None)
-            if found is None or size_of(found) < _LEAST_BYTES:
-                found = enlarged(subject, _LEAST_BYTES)
+        if target.operator is None or target.has_samples:
+            found = max((case for _, case in target.cases()), key=size_of, default=None)
+            if found is None or size_of(found) < _MIN_BYTES:
+                found = enlarged(target, _MIN_BYTES)
         else:
-            family = subject.contract.scalar_family
-            sweep = Sweep(subject.drawn, forward=subject.forward(), effort="full")
+            family = target.contract.scalar_family
+            sweep = Sweep(target.drawn, forward=target.forward(), effort="full")
             sizes, batch = sweep.aligned_sizes()
             dtype = None if family is None else family.dtypes[0]
             options = sweep.option_sets()[0]
             found = sweep.make("memory", dtype, sizes, batch, options)
-            if not subject.accepts(found):
+            if not target.accepts(found):
                 return None
             for _ in range(4):  # where the outputs are smaller than the inputs
-                if size_of(found) >= _LEAST_BYTES:
+                if size_of(found) >= _MIN_BYTES:
                     break
                 batch = (2 * batch[0],)
                 found = sweep.make("memory", dtype, sizes, batch, options)
-        return found if found is not None and size_of(found) >= _LEAST_BYTES else None
+        return found if found is not None and size_of(found) >= _MIN_BYTES else None
 
 
 def _gpu_peak(call: Callable[[], Any], device: torch.device) -> int:
@@ -121,7 +121,7 @@ def _resident_peak(call: Callable[[], Any], device: torch.device) -> int:
     del kept
     for block in held:
         _libc().free(block)
-    _libc().mallopt(_M_MMAP_THRESHOLD, _MOST_THRESHOLD_BYTES)
+    _libc().mallopt(_M_MMAP_THRESHOLD, _MAX_THRESHOLD_BYTES)
     return max(peak - before, 0)
 
 
@@ -181,27 +181,27 @@ def _malloc() -> Any:
 # --- leaks -------------------------------------------------------------------------------------------------
 
 _CALLS = {"quick": 200, "default": 750, "full": 750}  # counted in a round
-_LEAST_CALLS = 100  # fewer prove nothing: what is made once may be made in any of them
+_MIN_CALLS = 100  # fewer prove nothing: what is made once may be made in any of them
 _ROUNDS = 3
-_MOST_SECONDS = 4.0  # for all rounds, and again for the retry
+_MAX_SECONDS = 4.0  # for all rounds, and again for the retry
 # What a call must leave behind to be a leak, and the calls of a round together, whatever their number.
-_BYTES_A_CALL, _LEAST_BYTES_LEFT = 16, 4096  # half of the least that malloc gives out
-_BLOCKS_A_CALL, _LEAST_BLOCKS_LEFT = 0.5, 100
+_BYTES_A_CALL, _MIN_BYTES_LEFT = 16, 4096  # half of the least that malloc gives out
+_BLOCKS_A_CALL, _MIN_BLOCKS_LEFT = 0.5, 100
 
 
-def leaks(subject: Subject) -> Iterator[Finding]:
+def leaks(target: Target) -> Iterator[Finding]:
     """A thousand calls, forward and with gradient, leave no memory of C++, of Python or of the GPU behind."""
-    is_judged = False
-    for trial in list(trials(subject))[:2]:
-        message, calls = _left_behind(subject, trial)
+    has_result = False
+    for trial in list(trials(target))[:2]:
+        message, calls = _left_behind(target, trial)
         if message is not None:
-            is_judged = True
+            has_result = True
             yield Finding(f"{trial.label}, {calls} calls", message)
-    if not is_judged:
-        raise Skipped(f"fewer than {_LEAST_CALLS} calls fit into {_MOST_SECONDS:g} s")
+    if not has_result:
+        raise Skipped(f"fewer than {_MIN_CALLS} calls fit into {_MAX_SECONDS:g} s")
 
 
-def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
+def _left_behind(target: Target, trial: Trial) -> tuple[str | None, int]:
     """Returns what calls leave behind, None where too few fit into the time, and how many were made.
 
     Memory that grows once, waits for the collector or fills a cache is not a leak: so there are
@@ -217,7 +217,7 @@ def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
 
     def run_reference() -> None:
         with torch.no_grad():
-            subject.reference(given)
+            target.reference(given)
 
     def repeat(calls: int, deadline: float, call: Callable[[], None] = run) -> int:
         done = 0
@@ -228,14 +228,14 @@ def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
 
     def counted(deadline: float, call: Callable[[], None] = run) -> str | None:
         gc.collect()
-        before = _in_use(subject)
-        done = repeat(_CALLS[subject.effort], deadline, call)
-        if _grown(subject, before, done):
+        before = _in_use(target)
+        done = repeat(_CALLS[target.effort], deadline, call)
+        if _grown(target, before, done):
             gc.collect()
-        return _grown(subject, before, done) if done >= _LEAST_CALLS else None
+        return _grown(target, before, done) if done >= _MIN_CALLS else None
 
-    deadline = time.perf_counter() + _MOST_SECONDS
-    repeat(_CALLS[subject.effort] // 3, deadline - 0.75 * _MOST_SECONDS)  # what is made once, is made here
+    deadline = time.perf_counter() + _MAX_SECONDS
+    repeat(_CALLS[target.effort] // 3, deadline - 0.75 * _MAX_SECONDS)  # what is made once, is made here
     message: str | None = None
     for _ in range(_ROUNDS):
         found = counted(deadline)
@@ -243,24 +243,24 @@ def _left_behind(subject: Subject, trial: Trial) -> tuple[str | None, int]:
         if not found:
             break
     if message:
-        deadline = time.perf_counter() + _MOST_SECONDS
-        repeat(total, deadline - 0.5 * _MOST_SECONDS)
+        deadline = time.perf_counter() + _MAX_SECONDS
+        repeat(total, deadline - 0.5 * _MAX_SECONDS)
         message = counted(deadline)
     if message:
-        given = subject.inputs(subject.run_cases()[0])
-        deadline = time.perf_counter() + _MOST_SECONDS
-        repeat(_CALLS[subject.effort], deadline - 0.5 * _MOST_SECONDS, run_reference)
+        given = target.inputs(target.run_cases()[0])
+        deadline = time.perf_counter() + _MAX_SECONDS
+        repeat(_CALLS[target.effort], deadline - 0.5 * _MAX_SECONDS, run_reference)
         found = counted(deadline, run_reference)
         if found:
             raise Skipped(f"in this process {found} when the reference is called, too")
     return message, total
 
 
-def _grown(subject: Subject, before: dict[str, int], calls: int) -> str:
-    for name, size in _in_use(subject).items():
+def _grown(target: Target, before: dict[str, int], calls: int) -> str:
+    for name, size in _in_use(target).items():
         growth = size - before[name]
         is_python = name == "objects of Python"
-        each, least = (_BLOCKS_A_CALL, _LEAST_BLOCKS_LEFT) if is_python else (_BYTES_A_CALL, _LEAST_BYTES_LEFT)
+        each, least = (_BLOCKS_A_CALL, _MIN_BLOCKS_LEFT) if is_python else (_BYTES_A_CALL, _MIN_BYTES_LEFT)
         if growth > max(calls * each, least):
             return f"{calls} calls leave {growth} {name} behind, {growth / calls:.3g} each"
     return ""
@@ -273,12 +273,12 @@ class _Mallinfo(ctypes.Structure):
     ]
 
 
-def _in_use(subject: Subject) -> dict[str, int]:
+def _in_use(target: Target) -> dict[str, int]:
     found = {"objects of Python": sys.getallocatedblocks()}
     if hasattr(_libc(), "mallinfo2"):
         _libc().mallinfo2.restype = _Mallinfo
         info = _libc().mallinfo2()
         found["bytes of the C library"] = info.uordblks + info.hblkhd
-    if subject.device.type == "cuda":
-        found["bytes of the GPU"] = torch.cuda.memory_allocated(subject.device)
+    if target.device.type == "cuda":
+        found["bytes of the GPU"] = torch.cuda.memory_allocated(target.device)
     return found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-import itertools
-from opwright.verify.inputs.variations import cases_with_other_options, is_of_one, resized_cases
 from opwright.dispatch.vmap import joined_axes
 from opwright.errors import OpwrightError
 from opwright.spec.samples import Case
@@ -17,7 +16,6 @@ from opwright.verify.checks.finding import (
     Skipped,
     agree,
     first_line,
-    need_operator,
     origin,
     outputs_and_mutated,
     outputs_of_reference,
@@ -26,8 +24,9 @@ from opwright.verify.devices import CPU, DeviceLost
 from opwright.verify.global_state import passing_state
 from opwright.verify.inputs.boundaries import boundary_cases
 from opwright.verify.inputs.values import holds_infinities
+from opwright.verify.inputs.variations import cases_with_other_options, is_of_one, resized_cases
 from opwright.verify.oracle_process import Output
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import (
     are_same,
     bits_of,
@@ -44,79 +43,79 @@ SHARES = "shares memory"
 _ACCEPTED = "returned a result"
 
 
-def numerics(subject: Subject) -> Iterator[Finding]:
+def numerics(target: Target) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; inputs unchanged; nothing aliased."""
     with torch.no_grad():
-        for _, case in subject.cases():
+        for _, case in target.cases():
             try:
-                expected = subject.remember(("numerics", id(case)), lambda case=case: expected_of(subject, case))
+                expected = target.remember(("numerics", id(case)), lambda case=case: expected_of(target, case))
             except Exception as error:
-                if subject.operator is None or isinstance(error, DeviceLost):
+                if target.operator is None or isinstance(error, DeviceLost):
                     raise
-                yield _raised(subject, case, error, f", {_why_refused(subject, case)}")
+                yield _raised(target, case, error, f", {_why_refused(target, case)}")
                 continue
-            yield check_call(subject, case, subject.inputs(case), expected)
+            yield check_call(target, case, target.inputs(case), expected)
 
 
-def _raised(subject: Subject, case: Case, error: Exception, more: str = "") -> Finding:
-    text = f"{RAISED}{type(error).__name__}: {first_line(error)}{origin(error, subject)}{more}"
+def _raised(target: Target, case: Case, error: Exception, more: str = "") -> Finding:
+    text = f"{RAISED}{type(error).__name__}: {first_line(error)}{origin(error, target)}{more}"
     return Finding(str(case), text)
 
 
-def _why_refused(subject: Subject, case: Case) -> str:
+def _why_refused(target: Target, case: Case) -> str:
     """Returns why the oracle cannot compute a case whose values the reference takes."""
     try:
-        subject.reference(copy_of(case.values))
+        target.reference(copy_of(case.values))
     except Exception:  # whatever a reference may raise
         return "for a tensor laid out like this: a reference takes any strides, with `.contiguous()` if it must"
     return "for the same values in float64: a reference takes the dtype of its arguments"
 
 
-def expected_of(subject: Subject, case: Case) -> list[Output | None]:
+def expected_of(target: Target, case: Case) -> list[Output | None]:
     """Returns what the outputs of a case must be, and behind them the arguments that are written into."""
-    is_loose = subject.operator is None and holds_infinities(case)
-    return subject.expect(outputs_and_mutated, case.values, is_narrow=True, is_loose=is_loose)
+    is_loose = target.operator is None and holds_infinities(case)
+    return target.expect(outputs_and_mutated, case.values, is_narrow=True, is_loose=is_loose)
 
 
-def check_call(subject: Subject, case: Case, values: list[Any], expected: list[Output | None]) -> Finding:
-    """Calls the subject and compares outputs and side effects with what they must be.
+def check_call(target: Target, case: Case, values: list[Any], expected: list[Output | None]) -> Finding:
+    """Calls the target and compares outputs and side effects with what they must be.
 
     Args:
         case: what is called, with the values that the arguments must have kept.
         values: the arguments on the device.
     """
-    versions = [t._version for t in _kept(subject, values)]
+    versions = [t._version for t in _kept(target, values)]
     try:
-        outputs = subject.run(values)
+        outputs = target.run(values)
     except DeviceLost:
         raise
     except Exception as error:
-        return _raised(subject, case, error)
+        return _raised(target, case, error)
     finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
-    results = [*outputs, *(values[i] for i in subject.mutated())]
+    results = [*outputs, *(values[i] for i in target.mutated())]
     if len(results) != len(expected):
-        wanted = len(expected) - len(subject.mutated())
+        wanted = len(expected) - len(target.mutated())
         finding.message = f"returned {len(outputs)} outputs, expected {wanted}"
         return finding
-    arguments = subject.argument_names(case)
-    names = [*subject.output_names(len(outputs)), *(arguments[i] for i in subject.mutated())]
+    arguments = target.argument_names(case)
+    names = [*target.output_names(len(outputs)), *(arguments[i] for i in target.mutated())]
     for i, (output, wanted) in enumerate(zip(results, expected, strict=True)):
         if wanted is None:
             continue
-        finding.message = _form_of(subject, output, wanted, is_output=i < len(outputs))
+        finding.message = _form_of(target, output, wanted, is_output=i < len(outputs))
         if finding.message:
             finding.message = f"{names[i]}: {finding.message}"
             return finding
-        difference = subject.compare(output, wanted)
+        difference = target.compare(output, wanted)
         finding.note_worst(difference)
         if difference.message:
             finding.message, finding.pattern = f"{names[i]}: {difference.message}", difference.pattern
             return finding
-    finding.message = _side_effects(subject, case, values, outputs, versions)
+    finding.message = _side_effects(target, case, values, outputs, versions)
     return finding
 
 
-def _form_of(subject: Subject, output: Any, wanted: Output, is_output: bool) -> str:
+def _form_of(target: Target, output: Any, wanted: Output, is_output: bool) -> str:
     """Returns what is wrong with an output before its values are looked at."""
     if not isinstance(output, torch.Tensor) or output.shape != wanted.shape or output.dtype != wanted.dtype:
         got = f"{output.dtype} {list(output.shape)}" if isinstance(output, torch.Tensor) else str(output)
@@ -124,7 +123,7 @@ def _form_of(subject: Subject, output: Any, wanted: Output, is_output: bool) -> 
     if is_output and type(output) is not torch.Tensor:
         # A subclass may compute its values when they are asked for, or answer comparisons as it likes.
         return f"got a `{type(output).__qualname__}`, expected a plain torch.Tensor"
-    device = wanted.device if subject.operator is None else subject.device
+    device = wanted.device if target.operator is None else target.device
     if output.device.type != device.type or device.index not in (None, output.device.index):
         return f"got a tensor on {output.device}, expected {device}"
     if output.layout != torch.strided:
@@ -132,65 +131,65 @@ def _form_of(subject: Subject, output: Any, wanted: Output, is_output: bool) -> 
     return ""
 
 
-def _kept(subject: Subject, values: list[Any]) -> list[torch.Tensor]:
+def _kept(target: Target, values: list[Any]) -> list[torch.Tensor]:
     """Returns the tensors among the arguments that a call must leave alone."""
-    return tensors_of([v for i, v in enumerate(values) if i not in subject.mutated()])
+    return tensors_of([v for i, v in enumerate(values) if i not in target.mutated()])
 
 
-def _side_effects(subject: Subject, case: Case, values: list[Any], outputs: list[Any], versions: list[int]) -> str:
-    mutated, names = subject.mutated(), subject.argument_names(case)
+def _side_effects(target: Target, case: Case, values: list[Any], outputs: list[Any], versions: list[int]) -> str:
+    mutated, names = target.mutated(), target.argument_names(case)
     for i, (before, after) in enumerate(zip(case.values, values, strict=True)):
         if i not in mutated:
             for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
                 if not is_same(storage_bytes(b), storage_bytes(a)):
                     return f"{names[i]} was changed by the call"
-    if [t._version for t in _kept(subject, values)] != versions:
+    if [t._version for t in _kept(target, values)] != versions:
         return "an argument was written to during the call, and then restored"
-    of_outputs = subject.output_names(len(outputs))
+    of_outputs = target.output_names(len(outputs))
     for i, output in enumerate(outputs):
         for name, value in zip(names, values, strict=False):
             if shares_memory([output], [value]):
                 return f"{of_outputs[i]} {SHARES} with {name}"
         for name, other in zip(of_outputs, outputs[:i], strict=False):
-            if subject.operator is not None and shares_memory([output], [other]):
+            if target.operator is not None and shares_memory([output], [other]):
                 return f"{of_outputs[i]} {SHARES} with {name}"
     return ""
 
 
-def boundaries(subject: Subject) -> Iterator[Finding]:
+def boundaries(target: Target) -> Iterator[Finding]:
     """Integers of the whole range that the reference takes, special values at every place, sizes beside those of tiles.
 
     What the reference refuses is refused.
     """
-    if subject.has_samples:
+    if target.has_samples:
         raise Skipped("its inputs are its samples")
     with torch.no_grad():
-        for case in subject.boundaries or boundary_cases(subject):
-            finding = _judge(subject, case)
+        for case in target.boundaries or boundary_cases(target):
+            finding = _check_boundary(target, case)
             yield finding
             if finding.message.startswith(_ACCEPTED):  # what is farther beyond may crash it
                 return
 
 
-def _judge(subject: Subject, case: Case) -> Finding:
+def _check_boundary(target: Target, case: Case) -> Finding:
     try:
-        expected = expected_of(subject, case)
+        expected = expected_of(target, case)
     except DeviceLost:
         raise
     except Exception as error:  # whatever a reference may raise to refuse
-        return Finding(str(case), _accepted(subject, case, error))
-    return check_call(subject, case, subject.inputs(case), expected)
+        return Finding(str(case), _accepted(target, case, error))
+    return check_call(target, case, target.inputs(case), expected)
 
 
-def _accepted(subject: Subject, case: Case, refusal: Exception) -> str:
+def _accepted(target: Target, case: Case, refusal: Exception) -> str:
     """Returns how a call did not refuse what its reference refuses, "" if it did.
 
     The type is the reference's, or one of Opwright's: a kernel may say in its own words that it cannot go on.
     """
     wanted = f"the reference raises {type(refusal).__name__}: {first_line(refusal)}"
-    values, bands = subject.guarded_inputs(case)
+    values, bands = target.inputs_between_guards(case)
     try:
-        subject.run(values)
+        target.run(values)
     except DeviceLost:
         raise
     except Exception as error:
@@ -199,9 +198,9 @@ def _accepted(subject: Subject, case: Case, refusal: Exception) -> str:
     return f"{_ACCEPTED}, where {wanted}" + ("" if bands.are_intact() else "; it wrote outside of its inputs")
 
 
-def independence(subject: Subject) -> Iterator[Finding]:
+def independence(target: Target) -> Iterator[Finding]:
     """The promise of a variadic axis: an entry's result does not depend on the other entries."""
-    operator = subject.operator
+    operator = target.operator
     contract = operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
@@ -209,7 +208,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
     if joined_axes(contract, [position is not None for position in at]) is None:
         raise Skipped("no variadic axis goes through all outputs")
     with torch.no_grad():
-        for _, case in subject.cases():
+        for _, case in target.cases():
             batched = [
                 (p.type, v, i)
                 for p, v, i in zip(contract.parameters, case.values, at, strict=True)
@@ -222,19 +221,19 @@ def independence(subject: Subject) -> Iterator[Finding]:
             def part_of(values: Any) -> tuple[Any, ...]:
                 return tuple(_without_first(v, i) for v, i in zip(values, at, strict=True))
 
-            kept = zip(subject.run(subject.inputs(case)), contract.outputs, strict=True)
+            kept = zip(target.run(target.inputs(case)), contract.outputs, strict=True)
             whole = [_without_first(tensor, output.type.variadic_at) for tensor, output in kept]
-            alone = subject.run(part_of(subject.inputs(case)))
+            alone = target.run(part_of(target.inputs(case)))
             if are_same(whole, alone):
                 yield Finding(str(case))
                 continue
-            expected = subject.expect(outputs_of_reference, part_of(case.values))
+            expected = target.expect(outputs_of_reference, part_of(case.values))
             message = ""
             for w, a, e in zip(whole, alone, expected, strict=True):
                 if e is None or not e.dtype.is_floating_point:
                     message = message or ("" if is_same(w, a) else "differs")
                 else:
-                    message = message or subject.compare(w, e).message
+                    message = message or target.compare(w, e).message
             yield Finding(str(case), message and f"entries 1.. of the whole differ from the call on them: {message}")
 
 
@@ -250,88 +249,88 @@ _TIMES = 4
 # --- determinism -------------------------------------------------------------------------------------------
 
 
-def determinism(subject: Subject) -> Iterator[Finding]:
+def determinism(target: Target) -> Iterator[Finding]:
     """The same input gives the same bits: at once, and after another one; in memory of its own.
 
     And one tensor for two arguments, or two that overlap, give what two of their own memory would.
     """
-    cases, for_one_tensor = [case for _, case in subject.cases()], subject.run_cases()
+    cases, for_one_tensor = [case for _, case in target.cases()], target.run_cases()
     with torch.no_grad():
         for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True):
-            kept = tensors_of(subject.run(subject.inputs(case)))
+            kept = tensors_of(target.run(target.inputs(case)))
             copies = copy_of(kept)
             first = [bits_of(t) for t in copies]
 
             def repeats(results: Any, case: Case = case, copies: Any = copies) -> bool:
-                return agree(subject, tensors_of(results), copies, outputs_of_reference, case.values)
+                return agree(target, tensors_of(results), copies, outputs_of_reference, case.values)
 
-            second = tensors_of(subject.run(subject.inputs(case)))
+            second = tensors_of(target.run(target.inputs(case)))
             message = ""
             if shares_memory(kept, second):
                 message = "its outputs lie in memory that the next call writes into"
             elif not repeats(second):
                 what = "equal inputs elsewhere in memory give other results: it goes by their address"
                 what = (
-                    what if _is_steady_in_place(subject, case) else "two calls with the same inputs give other results"
+                    what if _is_steady_in_place(target, case) else "two calls with the same inputs give other results"
                 )
-                message = f"{what}{_how_far(subject, kept, second)}"
+                message = f"{what}{_how_far(target, kept, second)}"
             else:
-                subject.run(subject.inputs(other))
-                if not repeats(subject.run(subject.inputs(case))):
+                target.run(target.inputs(other))
+                if not repeats(target.run(target.inputs(case))):
                     message = "it gives other bits after a call with other inputs: it keeps something from call to call"
                 elif not _have_bits(kept, first):
                     message = "its outputs lie in memory that the next call writes into"
             if not message and any(case is each for each in for_one_tensor):
-                message = _wrong_for_one_tensor_twice(subject, case)
+                message = _wrong_for_one_tensor_twice(target, case)
             yield Finding(str(case), message)
 
 
-def _is_steady_in_place(subject: Subject, case: Case) -> bool:
+def _is_steady_in_place(target: Target, case: Case) -> bool:
     """Returns whether calls with the very same tensors give the same bits."""
-    if subject.mutated():
+    if target.mutated():
         return False
-    values = subject.inputs(case)
-    first = [bits_of(t).clone() for t in tensors_of(subject.run(values))]
-    return all(_have_bits(tensors_of(subject.run(values)), first) for _ in range(_TIMES))
+    values = target.inputs(case)
+    first = [bits_of(t).clone() for t in tensors_of(target.run(values))]
+    return all(_have_bits(tensors_of(target.run(values)), first) for _ in range(_TIMES))
 
 
-def _how_far(subject: Subject, first: list[torch.Tensor], second: list[torch.Tensor]) -> str:
+def _how_far(target: Target, first: list[torch.Tensor], second: list[torch.Tensor]) -> str:
     """Returns words for the first output in which two calls differ."""
     if len(first) != len(second):
         return ""
-    for name, a, b in zip(subject.output_names(len(first)), first, second, strict=False):
+    for name, a, b in zip(target.output_names(len(first)), first, second, strict=False):
         if a.shape == b.shape and a.dtype == b.dtype and not is_same(a, b):
             differ = (bits_of(a) != bits_of(b)).sum()
             return f"; {int(differ)} of {a.numel()} elements of {name} differ"
     return ""
 
 
-def interchangeable(subject: Subject, case: Case) -> tuple[int, int] | None:
+def interchangeable(target: Target, case: Case) -> tuple[int, int] | None:
     """Returns the positions of two arguments that may be one tensor, if there are any."""
-    count = len(case.values) if subject.callables is None else case.values[-1].arguments
+    count = len(case.values) if target.callables is None else case.values[-1].arguments
     pair = two_alike(case.values[:count])
-    if pair is None or subject.mutated() or not set(pair) <= subject.free_tensors(case):
+    if pair is None or target.mutated() or not set(pair) <= target.free_tensors(case):
         return None
     return pair if case.values[pair[0]].dtype == case.values[pair[1]].dtype else None
 
 
-def _wrong_for_one_tensor_twice(subject: Subject, case: Case) -> str:
+def _wrong_for_one_tensor_twice(target: Target, case: Case) -> str:
     """Returns how the outputs are wrong where two arguments are one tensor, "" if they are not."""
-    pair = interchangeable(subject, case)
+    pair = interchangeable(target, case)
     if pair is None:
         return ""
-    names = subject.argument_names(case)
+    names = target.argument_names(case)
     for share, what in ((_one_tensor, "are one tensor"), (_overlapping, "share memory, one element apart")):
-        values = subject.inputs(case)
+        values = target.inputs(case)
         values[pair[0]], values[pair[1]] = share(values[pair[0]])
         try:
-            given = copy_of(values, CPU if subject.operator is not None else None)
-            expected = subject.expect(outputs_of_reference, given)
+            given = copy_of(values, CPU if target.operator is not None else None)
+            expected = target.expect(outputs_of_reference, given)
         except Exception:  # not an input that it takes
             return ""
-        for output, wanted in zip(subject.run(values), expected, strict=True):
+        for output, wanted in zip(target.run(values), expected, strict=True):
             has_both = output is not None and wanted is not None
-            message = subject.compare(output, wanted).message if has_both else ""
+            message = target.compare(output, wanted).message if has_both else ""
             if message:
                 return f"{names[pair[0]]} and {names[pair[1]]} {what}: {message}"
     return ""
@@ -355,61 +354,61 @@ def _have_bits(tensors: list[torch.Tensor], bits: list[torch.Tensor]) -> bool:
 # --- fresh data --------------------------------------------------------------------------------------------
 
 
-def fresh_data(subject: Subject) -> Iterator[Finding]:
+def fresh_data(target: Target) -> Iterator[Finding]:
     """New values in the same memory: the outputs follow, also where ends, sum and extremes stay the same."""
     with torch.no_grad():
-        for case in representatives(subject):
-            at = subject.free_tensors(case)
+        for case in representatives(target):
+            at = target.free_tensors(case)
             if not at:
                 continue
-            original = _with(subject, case, at, _on_grid) if not case.label.startswith("sample") else case
+            original = _with(target, case, at, _on_grid) if not case.label.startswith("sample") else case
             variants = [
-                ("two elements in the middle exchanged", _with(subject, original, at, _exchanged)),
-                ("an element in the middle changed", _with(subject, original, at, _changed)),
-                ("other values", _with(subject, original, at, _reversed)),
+                ("two elements in the middle exchanged", _with(target, original, at, _exchanged)),
+                ("an element in the middle changed", _with(target, original, at, _changed)),
+                ("other values", _with(target, original, at, _reversed)),
                 ("the first values again", original),
             ]
-            if subject.effort == "quick" and case.label == "large":
+            if target.effort == "quick" and case.label == "large":
                 variants = variants[:1]
-            values = subject.inputs(original)
+            values = target.inputs(original)
             key = ("fresh data", id(case))
-            expected = subject.remember(key, lambda o=original: expected_of(subject, o))
-            finding = check_call(subject, original, values, expected)
-            variants = [(what, v) for what, v in variants if v is original or _is_input(subject, v)]
+            expected = target.remember(key, lambda o=original: expected_of(target, o))
+            finding = check_call(target, original, values, expected)
+            variants = [(what, v) for what, v in variants if v is original or _is_input(target, v)]
             for i, (what, variant) in enumerate(variants):
                 if finding.message:
                     break
-                _write_into(values, variant, subject)
+                _write_into(values, variant, target)
                 if variant is not original:
-                    expected = subject.remember((*key, i), lambda v=variant: expected_of(subject, v))
+                    expected = target.remember((*key, i), lambda v=variant: expected_of(target, v))
                 else:
-                    expected = subject.remember(key, lambda o=original: expected_of(subject, o))
-                finding = check_call(subject, variant, values, expected)
+                    expected = target.remember(key, lambda o=original: expected_of(target, o))
+                finding = check_call(target, variant, values, expected)
                 if finding.message:
                     finding.message = f"the same memory with {what}: {finding.message}"
             finding.case = str(case)
             yield finding
 
 
-def _is_input(subject: Subject, variant: Case) -> bool:
+def _is_input(target: Target, variant: Case) -> bool:
     """Returns whether the reference takes it: integers in another order may no longer be valid indices."""
     try:
         with torch.no_grad():
-            subject.reference(copy_of(variant.values))
+            target.reference(copy_of(variant.values))
     except Exception:  # whatever a reference may raise to refuse
         return False
     return True
 
 
-def representatives(subject: Subject) -> list[Case]:
+def representatives(target: Target) -> list[Case]:
     """Returns a small input of each dtype, and a large one."""
-    if subject.operator is None or subject.has_samples:
-        return subject.run_cases()
-    small = {dtype: case for dtype, case in reversed(subject.cases()) if case.label == "base"}
-    return list({id(c): c for c in [*small.values(), *subject.run_cases()]}.values())
+    if target.operator is None or target.has_samples:
+        return target.run_cases()
+    small = {dtype: case for dtype, case in reversed(target.cases()) if case.label == "base"}
+    return list({id(c): c for c in [*small.values(), *target.run_cases()]}.values())
 
 
-def _with(subject: Subject, case: Case, at: set[int], change: Any) -> Case:
+def _with(target: Target, case: Case, at: set[int], change: Any) -> Case:
     """Returns a case whose floating-point tensors are changed, within their domains; where there are none, whole numbers are exchanged."""
     has_floats = any(t.is_floating_point() for t in tensors_of([v for i, v in enumerate(case.values) if i in at]))
 
@@ -426,7 +425,7 @@ def _with(subject: Subject, case: Case, at: set[int], change: Any) -> Case:
         if not value.numel() or torch._debug_has_internal_overlap(value):
             return value
         made = copy_of(value)
-        made.copy_(subject.fold(change(value.reshape(-1).clone()), position).view(value.shape))
+        made.copy_(target.fold(change(value.reshape(-1).clone()), position).view(value.shape))
         return made
 
     values = tuple(changed(v, i) if i in at else v for i, v in enumerate(case.values))
@@ -455,35 +454,35 @@ def _reversed(flat: torch.Tensor) -> torch.Tensor:
     return 0.5 * flat.flip(0)
 
 
-def _write_into(values: list[Any], case: Case, subject: Subject) -> None:
-    for target, source in zip(tensors_of(values), tensors_of(subject.inputs(case)), strict=True):
-        if not torch._debug_has_internal_overlap(target):
-            target.copy_(source)
+def _write_into(values: list[Any], case: Case, target: Target) -> None:
+    for into, source in zip(tensors_of(values), tensors_of(target.inputs(case)), strict=True):
+        if not torch._debug_has_internal_overlap(into):
+            into.copy_(source)
 
 
 # --- global state ------------------------------------------------------------------------------------------
 
 
-def global_state(subject: Subject) -> Iterator[Finding]:
+def global_state(target: Target) -> Iterator[Finding]:
     """A call leaves random numbers, the environment and the threads of the process as they were.
 
     Settings are compared at every call of every check, by `Guard`.
     """
-    for case in subject.run_cases():
+    for case in target.run_cases():
         with torch.no_grad():
-            values = subject.inputs(case)
-            before = passing_state(subject.device)
-            subject.run(values)
-            after = passing_state(subject.device)
+            values = target.inputs(case)
+            before = passing_state(target.device)
+            target.run(values)
+            after = passing_state(target.device)
         changed = [name for name, value in before.items() if after.get(name) != value]
         yield Finding(str(case), f"the call changed {', '.join(changed)}" if changed else "")
 
 
-def numerics_of_samples(subject: Subject) -> Iterator[Finding]:
+def numerics_of_samples(target: Target) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; and of other options and sizes, unless it refuses them."""
-    yield from numerics(subject)
+    yield from numerics(target)
     with torch.no_grad():
-        for case in itertools.chain(cases_with_other_options(subject), resized_cases(subject)):
-            finding = check_call(subject, case, subject.inputs(case), expected_of(subject, case))
+        for case in itertools.chain(cases_with_other_options(target), resized_cases(target)):
+            finding = check_call(target, case, target.inputs(case), expected_of(target, case))
             if not finding.message.startswith(RAISED) and not (is_of_one(case) and SHARES in finding.message):
                 yield finding

@@ -11,34 +11,40 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from opwright.verify.checks.finding import tell_difference_from
 from opwright.errors import ContractError
 from opwright.spec.axes import Fixed
 from opwright.spec.contract import Contract
 from opwright.spec.samples import Case, Sweep
-from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_of_reference
+from opwright.verify.checks.finding import (
+    Finding,
+    Skipped,
+    agree,
+    first_line,
+    outputs_of_reference,
+    tell_difference_from,
+)
 from opwright.verify.checks.gradients import as_function_of_tensors, need_gradient
 from opwright.verify.devices import DeviceLost
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, tensors_of
 
 
-def opcheck(subject: Subject) -> Iterator[Finding]:
+def opcheck(target: Target) -> Iterator[Finding]:
     """torch.library.opcheck: schema, autograd registration, fake kernel, AOT dispatch."""
-    operator = subject.operator
+    operator = target.operator
     if operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
-    cases = subject.small_cases(torch.float32)
-    numbers = [case for case in cases if not _gives_nan(subject, case)]  # opcheck takes NaN for unequal to itself
+    cases = target.small_cases(torch.float32)
+    numbers = [case for case in cases if not _gives_nan(target, case)]  # opcheck takes NaN for unequal to itself
     if cases and not numbers:
         raise Skipped("the reference gives NaN")
-    wanted = 1 if subject.effort == "quick" else 3
+    wanted = 1 if target.effort == "quick" else 3
     tests = list(_OPCHECKS)
     for case in numbers:
         if not wanted:
             return
         positional = sum(not p.keyword_only for p in operator.contract.parameters)
-        values = subject.inputs(case)
+        values = target.inputs(case)
         if not operator.contract.mutated and not _integers_before_floats(operator.contract):
             for tensor in tensors_of(values):
                 tensor.requires_grad_(tensor.is_floating_point())
@@ -52,11 +58,11 @@ def opcheck(subject: Subject) -> Iterator[Finding]:
         if (
             bad
             and all(_DATA_DEPENDENT in text for text in bad.values())
-            and _DATA_DEPENDENT in _refuses_trace(subject, case)
+            and _DATA_DEPENDENT in _refuses_trace(target, case)
         ):
             continue  # PyTorch cannot trace its reference either: an index without axes, say
         wanted -= 1
-        if subject.effort != "full" and _TRACED in tests:  # half a second, and hardly ever another answer
+        if target.effort != "full" and _TRACED in tests:  # half a second, and hardly ever another answer
             tests.remove(_TRACED)
         yield Finding(str(case), "; ".join(f"{name}: {text}" for name, text in bad.items()))
 
@@ -66,23 +72,23 @@ _OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", _TR
 _DATA_DEPENDENT = "data-dependent expression"
 
 
-def _gives_nan(subject: Subject, case: Case) -> bool:
+def _gives_nan(target: Target, case: Case) -> bool:
     values = copy_of(list(case.values))
     with torch.no_grad():
-        outputs = subject.reference(values)
+        outputs = target.reference(values)
     return any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors_of([*outputs, *values]))
 
 
-def _refuses_trace(subject: Subject, case: Case) -> str:
+def _refuses_trace(target: Target, case: Case) -> str:
     """Returns the error of PyTorch where it cannot trace the reference, as opcheck traces the operator; "" if it can."""
     from torch.testing._internal.optests import aot_autograd_check
 
     values = copy_of(list(case.values))
-    for tensor in tensors_of(values) if not subject.mutated() else ():
+    for tensor in tensors_of(values) if not target.mutated() else ():
         tensor.requires_grad_(tensor.is_floating_point())
 
     def call(*values: Any) -> Any:
-        return [output for output in subject.reference(list(values)) if output is not None]
+        return [output for output in target.reference(list(values)) if output is not None]
 
     try:
         aot_autograd_check(call, tuple(values), {}, dynamic=True, skip_correctness_check=True)
@@ -97,9 +103,9 @@ def _integers_before_floats(contract: Contract) -> bool:
     return any(floats) and not floats[0]
 
 
-def compiled(subject: Subject) -> Iterator[Finding]:
+def torch_compile(target: Target) -> Iterator[Finding]:
     """torch.compile(fullgraph, dynamic) gives the same values and gradients, without recompiling."""
-    operator = subject.operator
+    operator = target.operator
     contract = operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
@@ -110,42 +116,42 @@ def compiled(subject: Subject) -> Iterator[Finding]:
         graphs.append(1)
         return module
 
-    sweep = Sweep(subject.drawn)
+    sweep = Sweep(target.drawn)
     family = contract.scalar_family
     dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
     options = sweep.option_sets()[0]
-    if subject.has_samples:
-        cases = subject.small_cases(torch.float32)[:2]
+    if target.has_samples:
+        cases = target.small_cases(torch.float32)[:2]
         may_recompile = True
     else:
-        cases = _of_two_sizes(subject, sweep, lambda *sizes: sweep.make(sizes[0], dtype, *sizes[1:], options))
+        cases = _of_two_sizes(target, sweep, lambda *sizes: sweep.make(sizes[0], dtype, *sizes[1:], options))
         may_recompile = len(cases) < 2
 
     if not cases:
         raise Skipped("the reference refuses the inputs")
 
     def call(values: list[Any]) -> list[Any]:
-        return subject.call(values)
+        return target.call(values)
 
     with torch.no_grad():
         compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend=count)
         for case in cases:
-            expected = subject.call(subject.inputs(case))
+            expected = target.call(target.inputs(case))
             try:
-                got = compiled_call(subject.inputs(case))
+                got = compiled_call(target.inputs(case))
             except Exception as error:
-                if _fails_alike(error, subject.reference, [subject.inputs(case)], "eager"):
+                if _fails_alike(error, target.reference, [target.inputs(case)], "eager"):
                     raise Skipped(f"PyTorch cannot compile the reference: {first_line(error)}") from None
                 raise
-            same = agree(subject, got, expected, outputs_of_reference, case.values)
+            same = agree(target, got, expected, outputs_of_reference, case.values)
             yield Finding(str(case), "" if same else "the compiled call gives other values")
     if not may_recompile:
         extra = f"{len(graphs)} graphs for 2 sizes" if len(graphs) > 1 else ""
         yield Finding("two sizes, dynamic shapes", extra and f"it recompiles for another size: {extra}")
-    yield from _compiled_gradients(subject, cases[0])
+    yield from _compiled_gradients(target, cases[0])
 
 
-def _of_two_sizes(subject: Subject, sweep: Sweep, make: Callable[..., Case]) -> list[Case]:
+def _of_two_sizes(target: Target, sweep: Sweep, make: Callable[..., Case]) -> list[Case]:
     """Returns cases of two sizes that the reference accepts, fewer where there are none.
 
     The sizes of a case differ: PyTorch takes equal ones for the same axis, and compiles again where they are not.
@@ -161,24 +167,24 @@ def _of_two_sizes(subject: Subject, sweep: Sweep, make: Callable[..., Case]) -> 
         for sizes in several:
             batch = [n for n in range(4 if found else 2, 99) if n not in fixed | set(sizes.values())]
             case = make(label, sizes, tuple(batch[:2]))
-            if subject.accepts(case):
+            if target.accepts(case):
                 found.append(case)
                 break
     return found
 
 
-def _compiled_gradients(subject: Subject, case: Case) -> Iterator[Finding]:
+def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
     try:
-        need_gradient(subject)
+        need_gradient(target)
     except Skipped:
         return
-    inputs, call = as_function_of_tensors(subject, case)
+    inputs, call = as_function_of_tensors(target, case)
 
     def total(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.Tensor:
         return sum((o * torch.cos(o.detach())).sum() for o in function(*inputs))
 
     def gradients_of_reference(*inputs: torch.Tensor) -> Any:
-        _, function = as_function_of_tensors(replace(subject, call=subject.reference), case)
+        _, function = as_function_of_tensors(replace(target, call=target.reference), case)
         compiled_reference = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
         return torch.autograd.grad(total(compiled_reference, *inputs), inputs, allow_unused=True)
 
@@ -210,57 +216,57 @@ def _fails_alike(error: Exception, function: Callable[..., Any], arguments: Sequ
     return False
 
 
-def exported(subject: Subject) -> Iterator[Finding]:
+def torch_export(target: Target) -> Iterator[Finding]:
     """torch.export keeps the operator in the graph, and the exported program gives the same values."""
-    operator = subject.operator
+    operator = target.operator
     if operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
     if operator.contract.mutated:
         raise Skipped("it mutates its arguments")
-    for case in subject.small_cases(torch.float32)[:1]:
-        given = subject.inputs(case)
+    for case in target.small_cases(torch.float32)[:1]:
+        given = target.inputs(case)
         fixed = [v for v in given if not tensors_of([v])]
 
         class Module(torch.nn.Module):
             def forward(self, *tensors: Any, given: list[Any] = given) -> Any:
                 pending = list(tensors)
-                return tuple(subject.call([pending.pop(0) if tensors_of([v]) else v for v in given]))
+                return tuple(target.call([pending.pop(0) if tensors_of([v]) else v for v in given]))
 
         inputs = tuple(v for v in given if tensors_of([v]))
         with torch.no_grad():
             program = torch.export.export(Module(), copy_of(inputs))
             names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-            name = subject.name.replace("::", ".") + ".default"
-            expected, got = subject.call(subject.inputs(case)), program.module()(*copy_of(inputs))
+            name = target.name.replace("::", ".") + ".default"
+            expected, got = target.call(target.inputs(case)), program.module()(*copy_of(inputs))
         message = "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
-        if not agree(subject, got, expected, outputs_of_reference, case.values):
+        if not agree(target, got, expected, outputs_of_reference, case.values):
             message = "the exported program gives other values"
         yield Finding(f"{case}, {len(fixed)} constants", message)
 
 
-def vmapped(subject: Subject) -> Iterator[Finding]:
+def torch_vmap(target: Target) -> Iterator[Finding]:
     """torch.vmap over each tensor alone and over all of them, against a loop."""
-    operator = subject.operator
+    operator = target.operator
     if operator.contract.mutated:
         raise Skipped("it mutates its arguments")
     if operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
-    for case in subject.small_cases(torch.float64)[:2]:
-        computed = subject.computed
+    for case in target.small_cases(torch.float64)[:2]:
+        computed = target.computed
         positions = [i for i, v in enumerate(case.values) if tensors_of([v]) and i not in computed]
         if not positions:
             continue
         for chosen in [positions, *([p] for p in positions if len(positions) > 1)]:
-            yield _vmap_one(subject, case, chosen)
+            yield _vmap_one(target, case, chosen)
 
 
-def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
-    given = subject.inputs(case)
+def _vmap_one(target: Target, case: Case, chosen: list[int]) -> Finding:
+    given = target.inputs(case)
     other = [tree_map(lambda t: t.flip(0) if t.ndim else t, v) if i in chosen else v for i, v in enumerate(given)]
-    if subject.computed:
+    if target.computed:
         with torch.no_grad():
-            given, other = subject.with_computed(given), subject.with_computed(other)
-        chosen = [*chosen, *(i for i in subject.computed if not torch.equal(given[i], other[i]))]
+            given, other = target.with_computed(given), target.with_computed(other)
+        chosen = [*chosen, *(i for i in target.computed if not torch.equal(given[i], other[i]))]
     stacked = {i: tree_map(lambda a, b: torch.stack([a, b], -1), given[i], other[i]) for i in chosen}
     absent = tensors_of(given)[0].new_empty(0)
 
@@ -269,7 +275,7 @@ def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
         for i, value in zip(chosen, batched, strict=True):
             values[i] = value
         # The gradient of an absent argument is None or empty.
-        return tuple(absent if output is None else output for output in subject.call(values))
+        return tuple(absent if output is None else output for output in target.call(values))
 
     with torch.no_grad():
         got = torch.vmap(call, in_dims=-1)(*stacked.values())
@@ -282,7 +288,7 @@ def _vmap_one(subject: Subject, case: Case, chosen: list[int]) -> Finding:
         else torch.allclose(a, b, rtol=4 * _eps(a), atol=4 * _eps(a), equal_nan=True)
         for a, b in zip(got, wanted, strict=True)
     )
-    names = subject.argument_names(case)
+    names = target.argument_names(case)
     label = f"{case} over {', '.join(names[i] for i in chosen)}"
     return Finding(label, "" if same else "vmap differs from a loop")
 
@@ -291,38 +297,38 @@ def _eps(tensor: torch.Tensor) -> float:
     return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
-def autocast(subject: Subject) -> Iterator[Finding]:
+def autocast(target: Target) -> Iterator[Finding]:
     """Mixed precisions under autocast follow the operator's policy."""
-    operator = subject.operator
+    operator = target.operator
     contract, policy = operator.contract, operator.declaration.autocast
     if policy is None or contract.mutated:
         raise Skipped("the operator has no autocast policy" if policy is None else "it mutates its arguments")
     family = contract.scalar_family
     if family is None or torch.bfloat16 not in family.dtypes or torch.float32 not in family.dtypes:
         raise Skipped("bfloat16 and float32 are not both among its dtypes")
-    for case in subject.small_cases(torch.float32)[:1]:
+    for case in target.small_cases(torch.float32)[:1]:
         floats = [
             i
             for i, p in enumerate(contract.parameters)
             if p.is_differentiable and not p.type.family.is_single and tensors_of([case.values[i]])
         ]
-        values = subject.inputs(case)
+        values = target.inputs(case)
         for i in floats:
             if contract.parameters[i].type.family == family:
                 values[i] = _to(values[i], torch.float32)
         values[floats[0]] = _to(values[floats[0]], torch.bfloat16, 1)
-        target = {"lower": torch.bfloat16, "float32": torch.float32}.get(policy)
-        if target is None:
-            target = torch.bfloat16 if len(tensors_of([values[i] for i in floats])) == 1 else torch.float32
+        lower = {"lower": torch.bfloat16, "float32": torch.float32}.get(policy)
+        if lower is None:
+            lower = torch.bfloat16 if len(tensors_of([values[i] for i in floats])) == 1 else torch.float32
         converted = list(values)
         for i in floats:
             if contract.parameters[i].type.family == family and not contract.parameters[i].mutated:
-                converted[i] = _to(values[i], target)
+                converted[i] = _to(values[i], lower)
         with torch.no_grad():
-            with torch.autocast(subject.device.type, dtype=torch.bfloat16):
-                got = subject.call(values)
-            expected = subject.call(converted)
-        same = agree(subject, got, expected, outputs_of_reference, converted)
+            with torch.autocast(target.device.type, dtype=torch.bfloat16):
+                got = target.call(values)
+            expected = target.call(converted)
+        same = agree(target, got, expected, outputs_of_reference, converted)
         yield Finding(f"{case}, first tensor bf16", "" if same else f'not what policy "{policy}" gives')
 
 
@@ -333,25 +339,25 @@ def _to(value: Any, dtype: torch.dtype, most: int | None = None) -> Any:
     return [*(t.to(dtype) for t in value[:most]), *(value[most:] if most else ())]
 
 
-def refusals(subject: Subject) -> Iterator[Finding]:
+def refusals(target: Target) -> Iterator[Finding]:
     """Wrong calls raise the error of the contract that names the argument, through both entries."""
-    operator = subject.operator
+    operator = target.operator
     contract = operator.contract
-    case = subject.small_cases(torch.float32)[0] if subject.small_cases(torch.float32) else None
+    case = target.small_cases(torch.float32)[0] if target.small_cases(torch.float32) else None
     if case is None:
         raise Skipped("no small case")
     for i, parameter in enumerate(contract.parameters):
         if not parameter.is_tensor or not tensors_of([case.values[i]]):
             continue
-        tensor = subject.inputs(case)[i]
+        tensor = target.inputs(case)[i]
         wrong: dict[str, Any] = {"a number": 3, "complex": _to(tensor, torch.complex64)}
         if parameter.type.variadic_at is None and parameter.kind == "tensor":
             wrong["one axis more"] = tensor.unsqueeze(0)
         for what, value in wrong.items():
-            values = subject.inputs(case)
+            values = target.inputs(case)
             values[i] = value
             try:
-                subject.run(values)
+                target.run(values)
                 message = "accepted"
             except ContractError as error:
                 message = (
@@ -366,26 +372,26 @@ def refusals(subject: Subject) -> Iterator[Finding]:
             yield Finding(f"`{parameter.name}` is {what}", message)
 
 
-def survives_copy(subject: Subject) -> Iterator[Finding]:
+def survives_copy(target: Target) -> Iterator[Finding]:
     """Modules that use the operator can be copied."""
 
     class Module(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.function = subject.operator.function
+            self.function = target.operator.function
 
     module = copy.deepcopy(Module())
-    yield Finding("deepcopy of a module", "" if module.function is subject.operator.function else "it was copied")
+    yield Finding("deepcopy of a module", "" if module.function is target.operator.function else "it was copied")
 
 
-def compiled_callable(subject: Subject) -> Iterator[Finding]:
+def torch_compile_of_callable(target: Target) -> Iterator[Finding]:
     """Called within torch.compile, graph breaks allowed, it gives what the reference gives."""
-    if subject.mutated():
+    if target.mutated():
         raise Skipped("it mutates its arguments")
     torch._dynamo.reset()
-    call = torch.compile(lambda values: subject.call(values), backend="eager")
-    for case in subject.run_cases()[:1]:
+    call = torch.compile(lambda values: target.call(values), backend="eager")
+    for case in target.run_cases()[:1]:
         with torch.no_grad():
-            alone, outputs = subject.run(subject.inputs(case)), call(subject.inputs(case))
-        message, pattern = tell_difference_from(subject, case.values, alone, outputs)
+            alone, outputs = target.run(target.inputs(case)), call(target.inputs(case))
+        message, pattern = tell_difference_from(target, case.values, alone, outputs)
         yield Finding(str(case), message and f"within torch.compile: {message}", pattern)

@@ -17,14 +17,20 @@ from typing import Any
 
 import torch
 
-from opwright.verify.checks.finding import tell_difference_from
 from opwright.dispatch import kernels
 from opwright.spec.samples import Case
-from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
+from opwright.verify.checks.finding import (
+    Finding,
+    Skipped,
+    agree,
+    first_line,
+    outputs_and_mutated,
+    tell_difference_from,
+)
 from opwright.verify.checks.gradients import need_gradient, seed_like
 from opwright.verify.checks.numerics import check_call, expected_of, representatives
 from opwright.verify.devices import DeviceLost, capture, is_lost
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
 
 # How long a producer keeps its stream busy: above any time in which the host enqueues a warm call. If the
@@ -54,44 +60,44 @@ class Trial:
     agree: Callable[[list[torch.Tensor], list[torch.Tensor], list[Any]], bool]
 
 
-def trials(subject: Subject) -> Iterator[Trial]:
+def trials(target: Target) -> Iterator[Trial]:
     """Yields the forward of a small and of a large case, and their gradients where there are any."""
-    for case in subject.run_cases():
-        yield _forward(subject, case)
-        gradient = _gradient(subject, case)
+    for case in target.run_cases():
+        yield _forward(target, case)
+        gradient = _gradient(target, case)
         if gradient is not None:
             yield gradient
 
 
-def _forward(subject: Subject, case: Case) -> Trial:
+def _forward(target: Target, case: Case) -> Trial:
     def compute(values: list[Any]) -> list[torch.Tensor]:
         with torch.no_grad():
-            outputs = subject.call(values)
-        return tensors_of([*outputs, *(values[i] for i in subject.mutated())])
+            outputs = target.call(values)
+        return tensors_of([*outputs, *(values[i] for i in target.mutated())])
 
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], values: list[Any]) -> bool:
-        return agree(subject, got, wanted, outputs_and_mutated, values)
+        return agree(target, got, wanted, outputs_and_mutated, values)
 
-    return Trial(str(case), subject.inputs(case), compute, functools.partial(_other_arguments, subject), is_same)
+    return Trial(str(case), target.inputs(case), compute, functools.partial(_other_arguments, target), is_same)
 
 
-def _gradient(subject: Subject, case: Case) -> Trial | None:
+def _gradient(target: Target, case: Case) -> Trial | None:
     try:
-        need_gradient(subject)
+        need_gradient(target)
     except Skipped:
         return None
 
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], both: list[Any]) -> bool:
-        return agree(subject, got, wanted, _pulled_back_by_reference, both, of_gradient=True)
+        return agree(target, got, wanted, _pulled_back_by_reference, both, of_gradient=True)
 
     def change(both: list[Any]) -> list[Any]:
-        return [_other_arguments(subject, both[0]), other_values(both[1])]
+        return [_other_arguments(target, both[0]), other_values(both[1])]
 
-    values = subject.inputs(case)
-    outputs, _ = _recorded(subject.call, values)
+    values = target.inputs(case)
+    outputs, _ = _recorded(target.call, values)
     if not outputs:
         return None
-    compute = functools.partial(_pulled_back, subject.call)
+    compute = functools.partial(_pulled_back, target.call)
     return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute, change, is_same)
 
 
@@ -108,8 +114,8 @@ def _pulled_back(call: Any, both: list[Any]) -> list[torch.Tensor]:
     return [g for g in found if g is not None]
 
 
-def _pulled_back_by_reference(subject: Subject, both: list[Any]) -> list[torch.Tensor]:
-    return _pulled_back(subject.reference, both)
+def _pulled_back_by_reference(target: Target, both: list[Any]) -> list[torch.Tensor]:
+    return _pulled_back(target.reference, both)
 
 
 def _with_gradients(value: Any) -> Any:
@@ -118,11 +124,11 @@ def _with_gradients(value: Any) -> Any:
     return [_with_gradients(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _other_arguments(subject: Subject, values: list[Any]) -> list[Any]:
+def _other_arguments(target: Target, values: list[Any]) -> list[Any]:
     found = other_values(values)
     for position, value in enumerate(found):
         for tensor in tensors_of([value]):
-            tensor.copy_(subject.fold(tensor, position))
+            tensor.copy_(target.fold(tensor, position))
     return found
 
 
@@ -149,8 +155,8 @@ def clear(values: list[Any]) -> list[Any]:
     return found
 
 
-def need_gpu(subject: Subject) -> None:
-    if subject.device.type != "cuda":
+def need_gpu(target: Target) -> None:
+    if target.device.type != "cuda":
         raise Skipped("only on a GPU")
 
 
@@ -164,12 +170,12 @@ def _alone(trial: Trial, values: list[Any]) -> list[torch.Tensor]:
 # --- streams -----------------------------------------------------------------------------------------------
 
 
-def side_stream(subject: Subject) -> Iterator[Finding]:
+def side_stream(target: Target) -> Iterator[Finding]:
     """On a side stream, behind a slow producer of its input, while the default stream is busy with something else."""
-    need_gpu(subject)
-    with torch.cuda.device(subject.device):
+    need_gpu(target)
+    with torch.cuda.device(target.device):
         busy = _Busy()
-        for trial in trials(subject):
+        for trial in trials(target):
             yield Finding(trial.label, _on_side_stream(trial, busy))
 
 
@@ -245,17 +251,17 @@ class _Busy:
 # --- devices -----------------------------------------------------------------------------------------------
 
 
-def other_device(subject: Subject) -> Iterator[Finding]:
+def other_device(target: Target) -> Iterator[Finding]:
     """On tensors of a device that is not the current one."""
-    need_gpu(subject)
+    need_gpu(target)
     count = torch.cuda.device_count()
     if count < 2:
         raise Skipped("there is one GPU")
-    if subject.operator is None:
+    if target.operator is None:
         raise Skipped("the samples of a callable are on one device")
-    home = torch.device("cuda", torch.cuda.current_device() if subject.device.index is None else subject.device.index)
+    home = torch.device("cuda", torch.cuda.current_device() if target.device.index is None else target.device.index)
     other = torch.device("cuda", (home.index + 1) % count)
-    for trial in trials(subject):
+    for trial in trials(target):
         for own, current in ((home, other), (other, home)):
             values = copy_of(trial.values, own)
             with torch.cuda.device(own):
@@ -274,17 +280,17 @@ def other_device(subject: Subject) -> Iterator[Finding]:
 # --- graphs ------------------------------------------------------------------------------------------------
 
 
-def graph_replays(subject: Subject) -> Iterator[Finding]:
+def graph_replays(target: Target) -> Iterator[Finding]:
     """Captured into a CUDA graph and replayed, with the same data and with other data."""
-    need_gpu(subject)
-    if subject.operator is not None and subject.operator.contract.data_dependent:
+    need_gpu(target)
+    if target.operator is not None and target.operator.contract.data_dependent:
         raise Skipped("sizes depend on data")
-    with torch.cuda.device(subject.device):
-        for trial in trials(subject):
-            yield Finding(trial.label, _in_graph(trial, subject))
+    with torch.cuda.device(target.device):
+        for trial in trials(target):
+            yield Finding(trial.label, _in_graph(trial, target))
 
 
-def _in_graph(trial: Trial, subject: Subject) -> str:
+def _in_graph(trial: Trial, target: Target) -> str:
     given = [trial.values, trial.change(trial.values)]
     wanted = [_alone(trial, values) for values in given]
     static = copy_of(trial.values)
@@ -297,9 +303,9 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
     try:
         graph, got = capture(lambda: trial.compute(static), stream)
     except Exception as error:
-        if is_lost(subject.device):
+        if is_lost(target.device):
             raise DeviceLost(str(error)) from error
-        if subject.operator is not None and not kernels.is_loaded(subject.operator, "cuda"):
+        if target.operator is not None and not kernels.is_loaded(target.operator, "cuda"):
             raise Skipped(f"its reference cannot be captured: {first_line(error)}") from None
         return f"it cannot be captured: {first_line(error, 3)}"
     for values, right in zip([*given, given[0]], [*wanted, wanted[0]], strict=True):
@@ -315,22 +321,22 @@ def _in_graph(trial: Trial, subject: Subject) -> str:
 # --- chunks ------------------------------------------------------------------------------------------------
 
 
-def chunks(subject: Subject) -> Iterator[Finding]:
+def chunks(target: Target) -> Iterator[Finding]:
     """Loops of `parallel_for` cut into chunks of a few steps, on one to four threads: a boundary falls everywhere."""
-    operator = subject.operator
-    if subject.device.type != "cpu":
+    operator = target.operator
+    if target.device.type != "cpu":
         raise Skipped("only on a CPU")
     with torch.no_grad():
-        for case in representatives(subject):
-            subject.run(subject.inputs(case))  # loads its kernels
+        for case in representatives(target):
+            target.run(target.inputs(case))  # loads its kernels
             library = kernels.library_of(operator, "cpu")
             if not hasattr(library, "limit_chunks"):
                 raise Skipped("no kernels for a CPU that were built here")
-            expected = expected_of(subject, case)
+            expected = expected_of(target, case)
             finding = Finding(str(case))
             for steps, count in _CHUNKS:
                 with _in_chunks(library, steps, count):
-                    finding = check_call(subject, case, subject.inputs(case), expected)
+                    finding = check_call(target, case, target.inputs(case), expected)
                 if finding.message:
                     finding.message = f"in chunks of {steps} steps, on {count} threads: {finding.message}"
                     break
@@ -356,20 +362,20 @@ _CHUNKS = ((1, 1), (3, 2), (17, 3), (64, 4))
 # --- threads -----------------------------------------------------------------------------------------------
 
 
-def threads(subject: Subject) -> Iterator[Finding]:
+def threads(target: Target) -> Iterator[Finding]:
     """In several threads at once, each with data of its own, on a GPU with a stream of its own.
 
     Then all threads with the same data, which none may write into, not even for a moment.
     """
-    mutates = bool(subject.mutated())
-    with _device(subject), _frequent_switches():
-        for trial in trials(subject):
+    mutates = bool(target.mutated())
+    with _device(target), _frequent_switches():
+        for trial in trials(target):
             given = [trial.values]
             while len(given) < _THREADS:
                 given.append(trial.change(given[-1]))
-            message = _in_threads(subject, trial, given, copies=True)
+            message = _in_threads(target, trial, given, copies=True)
             if not message and not mutates:
-                message = _in_threads(subject, trial, [trial.values] * _THREADS, copies=False)
+                message = _in_threads(target, trial, [trial.values] * _THREADS, copies=False)
             yield Finding(trial.label, message)
 
 
@@ -384,12 +390,12 @@ def _frequent_switches() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def _device(subject: Subject) -> contextlib.AbstractContextManager[Any]:
-    on_gpu = subject.device.type == "cuda"
-    return torch.cuda.device(subject.device) if on_gpu else contextlib.nullcontext()
+def _device(target: Target) -> contextlib.AbstractContextManager[Any]:
+    on_gpu = target.device.type == "cuda"
+    return torch.cuda.device(target.device) if on_gpu else contextlib.nullcontext()
 
 
-def _in_threads(subject: Subject, trial: Trial, given: list[list[Any]], copies: bool) -> str:
+def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bool) -> str:
     on_gpu = any(t.is_cuda for t in tensors_of(trial.values))
     device = torch.cuda.current_device() if on_gpu else None
     start, bad = threading.Barrier(len(given)), []
@@ -448,27 +454,27 @@ def _run_all(running: list[threading.Thread]) -> None:
 _ROUNDS_OF_CALLABLE = 4
 
 
-def threads_of_callable(subject: Subject) -> Iterator[Finding]:
+def threads_of_callable(target: Target) -> Iterator[Finding]:
     """In several threads at once, each with data of its own, it gives what it gives alone."""
-    if subject.device.type != "cpu":
-        yield from threads(subject)
+    if target.device.type != "cpu":
+        yield from threads(target)
         return
-    if subject.mutated():
+    if target.mutated():
         raise Skipped("it mutates its arguments")
-    if subject.callables.are_shared and subject.callables.parameters:
+    if target.callables.are_shared and target.callables.parameters:
         raise Skipped("a module is given its parameters call by call")
-    for case in subject.run_cases()[:1]:
-        yield Finding(str(case), _run_in_threads(subject, case))
+    for case in target.run_cases()[:1]:
+        yield Finding(str(case), _run_in_threads(target, case))
 
 
-def _run_in_threads(subject: Subject, case: Case) -> str:
-    values = subject.inputs(case)
+def _run_in_threads(target: Target, case: Case) -> str:
+    values = target.inputs(case)
     with torch.no_grad():
-        given = [(values, subject.run(copy_of(values)))]
+        given = [(values, target.run(copy_of(values)))]
         while len(given) < _THREADS:
             values = other_values(values)
             try:
-                given.append((values, subject.run(copy_of(values))))
+                given.append((values, target.run(copy_of(values))))
             except Exception:  # not an input that it takes
                 values, alone = given[0]
                 given.append((values, alone))
@@ -479,8 +485,8 @@ def _run_in_threads(subject: Subject, case: Case) -> str:
             copies = [copy_of(values) for _ in range(_ROUNDS_OF_CALLABLE)]
             start.wait(60)
             with torch.no_grad():
-                results = [subject.call(copied) for copied in copies]
-            messages = [tell_difference_from(subject, values, alone, outputs)[0] for outputs in results]
+                results = [target.call(copied) for copied in copies]
+            messages = [tell_difference_from(target, values, alone, outputs)[0] for outputs in results]
             bad.extend(f"in several threads at once: {message}" for message in messages if message)
         except Exception as error:
             start.abort()

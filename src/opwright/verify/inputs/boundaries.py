@@ -21,9 +21,9 @@ from opwright.spec.contract import Parameter
 from opwright.spec.domains import Index
 from opwright.spec.samples import Case, Fill, Sweep, domain_in
 from opwright.spec.sources import Source
-from opwright.verify.inputs.budget import is_out_of_reach, parts_of, takes_longer
+from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.oracle import to_oracle
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, tensors_of
 
 BATCH = "*"  # the name of every variadic axis here
@@ -35,12 +35,12 @@ _MAX_SECONDS, _MAX_ELEMENTS = 0.005, 2**18
 _TRIES = 4  # of a call that takes longer: another process may have had the processor
 
 
-def boundary_cases(subject: Subject) -> Iterator[Case]:
+def boundary_cases(target: Target) -> Iterator[Case]:
     """Yields the cases; those that the reference refuses are among them."""
-    yield from _index_cases(subject)
-    yield from _special_cases(subject)
-    yield from _size_cases(subject)
-    yield from _option_cases(subject)
+    yield from _index_cases(target)
+    yield from _special_cases(target)
+    yield from _size_cases(target)
+    yield from _option_cases(target)
 
 
 # --- ranges ------------------------------------------------------------------------------------------------
@@ -98,13 +98,13 @@ def _find_end(takes: Callable[[int], bool | None], start: int, end: int) -> tupl
     return taken, tried
 
 
-def _takes(subject: Subject, case: Case) -> bool | None:
+def _takes(target: Target, case: Case) -> bool | None:
     """Returns whether the reference takes a case; None where it takes too long, or makes too much."""
     for _ in range(_TRIES):
         values = copy_of(case.values)
         started = time.perf_counter()
         try:
-            outputs = subject.reference(values)
+            outputs = target.reference(values)
         except Exception:  # whatever a reference may raise to refuse
             outputs = None
         is_slow = time.perf_counter() - started > _MAX_SECONDS
@@ -118,14 +118,14 @@ def _takes(subject: Subject, case: Case) -> bool | None:
 # --- indices -----------------------------------------------------------------------------------------------
 
 
-def _index_cases(subject: Subject) -> Iterator[Case]:
+def _index_cases(target: Target) -> Iterator[Case]:
     """Yields integer tensors with values of the whole range that the reference takes, and beyond it.
 
     Where it takes any, they are not indices: then the extremes of the dtype are among them.
     """
-    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
-    dtype = main_dtype(subject)
-    for parameter in subject.contract.tensors:
+    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
+    dtype = main_dtype(target)
+    for parameter in target.contract.tensors:
         own = parameter.type.family.dtypes[0]
         if parameter.kind != "tensor" or own.is_floating_point or own == torch.bool:
             continue
@@ -141,7 +141,7 @@ def _index_cases(subject: Subject) -> Iterator[Case]:
         usual = torch.zeros(count, dtype=torch.int64)
 
         def takes(value: int, count: int = count, filled: Any = filled, sizes: dict[str, int] = sizes) -> bool | None:
-            return _takes(subject, filled(_one(count, value), sizes, f"of {value}"))
+            return _takes(target, filled(_one(count, value), sizes, f"of {value}"))
 
         if not count or (found := _find_range(takes, int(usual[0]), info.min, info.max)) is None:
             continue
@@ -154,7 +154,7 @@ def _index_cases(subject: Subject) -> Iterator[Case]:
                 continue
         for values in _spread_over(found, count) if is_index else _extremes(found, count):
             yield filled(values, sizes, f"from {int(values.min())} to {int(values.max())}")
-        if is_index and subject.device.type == "cpu":  # a GPU cannot refuse after the call
+        if is_index and target.device.type == "cpu":  # a GPU cannot refuse after the call
             # Near ones first: a kernel that does not look reads guard bytes there, and elsewhere crashes.
             for value in (found.above, found.below, *(n for n in (2**32, -(2**32)) if info.min < n < info.max)):
                 if value is not None and not takes(value):
@@ -165,7 +165,7 @@ def _index_cases(subject: Subject) -> Iterator[Case]:
             ends = found._replace(high=_TABLE_ROWS - 1, low=-_TABLE_ROWS if found.low == -sizes[axis] else found.low)
             for values in _spread_over(ends, _count(maker, parameter, dtype, long)):
                 case = filled(values, long, f"over {_TABLE_ROWS} rows")
-                if subject.accepts(case):
+                if target.accepts(case):
                     yield case
 
 
@@ -217,27 +217,27 @@ def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
 # --- options -----------------------------------------------------------------------------------------------
 
 
-def _option_cases(subject: Subject) -> Iterator[Case]:
+def _option_cases(target: Target) -> Iterator[Case]:
     """Yields integers and numbers among the options that are negative, zero, extreme, and those just refused."""
-    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
+    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
     usual = maker.option_sets()[0]
     sizes = maker.base_sizes() | {BATCH: 3}
-    for parameter in subject.contract.parameters:
+    for parameter in target.contract.parameters:
         name = parameter.name
         if parameter.kind not in ("int", "float") or name in maker.names:  # a size of an input is that input's
             continue
 
         def made(value: float, name: str = name) -> Case:
-            return _made(maker, f"{name} of {value}", main_dtype(subject), sizes, options=usual | {name: value})
+            return _made(maker, f"{name} of {value}", main_dtype(target), sizes, options=usual | {name: value})
 
         if parameter.kind == "float":
             tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)))
             tried = [v for v in tried if parameter.domain is None or parameter.domain.contains(v)]
-            yield from (made(v) for v in tried if _is_refused(subject, made(v)) or _is_finite(subject, made(v)))
+            yield from (made(v) for v in tried if _is_refused(target, made(v)) or _is_finite(target, made(v)))
             continue
 
         def takes(value: int, made: Callable[[float], Case] = made) -> bool | None:
-            return _fits_contract(subject, made(value)) and _takes(subject, made(value))
+            return _fits_contract(target, made(value)) and _takes(target, made(value))
 
         found = _find_range(takes, usual[name], -(2**63), 2**63 - 1)
         if found is None:
@@ -245,22 +245,22 @@ def _option_cases(subject: Subject) -> Iterator[Case]:
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
         for value in dict.fromkeys((0, -1, 1, found.low, found.high, *limits)):
             case = made(value)
-            if value == usual[name] or not _fits_contract(subject, case):
+            if value == usual[name] or not _fits_contract(target, case):
                 continue
-            taken = _takes(subject, case)
-            if taken and subject.contract.find_outside(case.values) is not None:
+            taken = _takes(target, case)
+            if taken and target.contract.find_outside(case.values) is not None:
                 continue
-            if (taken is False and _is_refused(subject, case)) or (
-                taken and (abs(value) < 2 or _is_finite(subject, case))
+            if (taken is False and _is_refused(target, case)) or (
+                taken and (abs(value) < 2 or _is_finite(target, case))
             ):
                 yield case
 
 
-def _fits_contract(subject: Subject, case: Case) -> bool:
+def _fits_contract(target: Target, case: Case) -> bool:
     """Returns whether a call passes the checks that follow from the contract: no output of a negative size, say."""
-    names = [parameter.name for parameter in subject.contract.parameters]
+    names = [parameter.name for parameter in target.contract.parameters]
     try:
-        subject.contract.bind(dict(zip(names, case.values, strict=True)))
+        target.contract.bind(dict(zip(names, case.values, strict=True)))
     except ContractError:
         return False
     return True
@@ -269,10 +269,10 @@ def _fits_contract(subject: Subject, case: Case) -> bool:
 _MAX_LIMIT = 2**31  # farther from 0 the limit is one of the arithmetic of the reference, which a kernel need not have
 
 
-def _is_refused(subject: Subject, case: Case) -> bool:
+def _is_refused(target: Target, case: Case) -> bool:
     """Returns whether the reference refuses a case, and not for want of memory, of which a kernel may need less."""
     try:
-        subject.reference(copy_of(case.values))
+        target.reference(copy_of(case.values))
     except MemoryError:
         return False
     except Exception as error:  # whatever a reference may raise to refuse
@@ -280,10 +280,10 @@ def _is_refused(subject: Subject, case: Case) -> bool:
     return False
 
 
-def _is_finite(subject: Subject, case: Case) -> bool:
+def _is_finite(target: Target, case: Case) -> bool:
     """Returns whether the results are numbers, in float64 too: what else a formula gives depends on its order."""
     try:
-        found = [subject.reference(copy_of(case.values)), subject.reference([to_oracle(v) for v in case.values])]
+        found = [target.reference(copy_of(case.values)), target.reference([to_oracle(v) for v in case.values])]
     except Exception:  # whatever a reference may raise to refuse
         return False
     return all(bool(torch.isfinite(t).all()) for outputs in found for t in tensors_of(outputs))
@@ -292,24 +292,24 @@ def _is_finite(subject: Subject, case: Case) -> bool:
 # --- special values ----------------------------------------------------------------------------------------
 
 
-def _special_cases(subject: Subject) -> Iterator[Case]:
+def _special_cases(target: Target) -> Iterator[Case]:
     """Yields special values at every place of a row: row r has one of them, in column r.
 
     A tensor without rows has them in all places at once, and then, since one NaN hides the others in a sum, one alone.
     """
-    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
-    family = subject.contract.scalar_family
+    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
+    family = target.contract.scalar_family
     options = maker.option_sets()
     pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
-    pairs += [(main_dtype(subject), each) for each in options[1:]] if subject.effort != "quick" else []
+    pairs += [(main_dtype(target), each) for each in options[1:]] if target.effort != "quick" else []
     for dtype, chosen in pairs:
-        for parameter in subject.drawn.tensors:
+        for parameter in target.drawn.tensors:
             if parameter.kind == "tensor" and parameter.type.family.has_floats:
-                yield from _special_in(subject, maker, parameter, dtype, chosen)
+                yield from _special_in(target, maker, parameter, dtype, chosen)
 
 
 def _special_in(
-    subject: Subject, maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, options: dict[str, Any]
+    target: Target, maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> Iterator[Case]:
     name, axes = parameter.name, _axis_names(parameter)
 
@@ -333,10 +333,10 @@ def _special_in(
     if row_axis not in (None, axes[-1]):
         sizes = {axes[-1]: _WIDTH, row_axis: _SPECIAL * _WIDTH}
         diagonal = made("special values at every place", sizes, _place_diagonally)
-        if not _is_cheap(subject, diagonal):
+        if not _is_cheap(target, diagonal):
             return
         yield diagonal
-        if dtype == main_dtype(subject) and options == maker.option_sets()[0]:
+        if dtype == main_dtype(target) and options == maker.option_sets()[0]:
             sizes = {axes[-1]: _WIDE, row_axis: _WIDE_ROWS}
             yield made("special values in wide rows", sizes, _place_diagonally)
         yield made("rows of one special value", {axes[-1]: _WIDTH, row_axis: _SPECIAL}, _fill_rows)
@@ -372,10 +372,10 @@ def _place_everywhere(values: torch.Tensor, special: torch.Tensor) -> None:
     values.view(-1)[at] = special[(at + at // len(special)) % len(special)]
 
 
-def _is_cheap(subject: Subject, case: Case) -> bool:
+def _is_cheap(target: Target, case: Case) -> bool:
     """Returns whether the reference takes a case, in little time."""
     try:
-        return not takes_longer(subject.reference, lambda: copy_of(case.values), _CHEAP_SECONDS)
+        return not takes_longer(target.reference, lambda: copy_of(case.values), _CHEAP_SECONDS)
     except Exception:  # whatever a reference may raise to refuse
         return False
 
@@ -390,16 +390,16 @@ _CHEAP_SECONDS = 0.02
 # --- sizes -------------------------------------------------------------------------------------------------
 
 
-def _size_cases(subject: Subject) -> Iterator[Case]:
+def _size_cases(target: Target) -> Iterator[Case]:
     """Yields sizes at and beside multiples of tiles, along one axis and along two, and one beyond 2^17 elements.
 
     Tiles are powers of two, three times those, and what the source of the kernel names.
     """
-    maker = Sweep(subject.drawn, forward=subject.forward(), effort=subject.effort)
+    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
     options, beside = itertools.cycle(maker.option_sets()), itertools.cycle((-1, 1))
-    family = subject.contract.scalar_family
-    main = main_dtype(subject)
-    axes = [*dict.fromkeys(axis for p in subject.contract.tensors for axis in _axis_names(p))]
+    family = target.contract.scalar_family
+    main = main_dtype(target)
+    axes = [*dict.fromkeys(axis for p in target.contract.tensors for axis in _axis_names(p))]
     axes = [axis for axis in axes if axis == BATCH or axis in maker.long_axes()]
 
     def made(dtype: torch.dtype | None, sizes: dict[str, int], chosen: dict[str, Any] | None = None) -> Case:
@@ -408,7 +408,7 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
 
     for axis in axes:
         for size in _TILES:
-            if not _is_cheap(subject, made(main, {axis: size})):
+            if not _is_cheap(target, made(main, {axis: size})):
                 break
             for near in (size - 1, size, size + 1):
                 yield made(main, {axis: near})
@@ -416,15 +416,15 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
                 yield made(family.dtypes[-1], {axis: size})
     for first, second in itertools.combinations(axes, 2):
         for size in (size for size in _TILES if size <= _MAX_SQUARE):
-            if not _is_cheap(subject, made(main, {first: size, second: size})):
+            if not _is_cheap(target, made(main, {first: size, second: size})):
                 break
             for near in (0, next(beside)):
                 yield made(main, {first: size + near, second: size - near})
-    source = subject.operator.declaration.sources.get(subject.device.type)
+    source = target.operator.declaration.sources.get(target.device.type)
     for size in _sizes_in(source) if source else ():
         for axis in axes:
             for near in (size - 1, size, size + 1, 2 * size):
-                if not _is_cheap(subject, made(main, {axis: near})):
+                if not _is_cheap(target, made(main, {axis: near})):
                     break
                 yield made(main, {axis: near})
     tiles = _sizes_in(source, tried=())[:_MAX_TILES] if source and len(axes) > 1 else ()
@@ -432,12 +432,12 @@ def _size_cases(subject: Subject) -> Iterator[Case]:
         if all(size.bit_count() == 1 for size in pair):  # squares are multiples of both
             continue
         case = made(main, dict(zip(axes[-2:], pair, strict=True)))
-        if _is_cheap(subject, case):
+        if _is_cheap(target, case):
             yield case
     for axis in axes:
         usual = maker.option_sets()[0]
         parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
-        if not is_out_of_reach(subject.reference, parts, _MAX_MADE, lambda part: not _is_cheap(subject, part)):
+        if not is_too_large(target.reference, parts, _MAX_MADE, lambda part: not _is_cheap(target, part)):
             yield made(main, {axis: _MANY}, usual)
 
 
@@ -472,9 +472,9 @@ _MAX_MADE = 2**22  # elements of a tensor that the reference makes on the way
 # --- making cases ------------------------------------------------------------------------------------------
 
 
-def main_dtype(subject: Subject) -> torch.dtype | None:
+def main_dtype(target: Target) -> torch.dtype | None:
     """Returns the first dtype of the operator's floating-point family."""
-    family = subject.contract.scalar_family
+    family = target.contract.scalar_family
     return family.dtypes[0] if family else None
 
 

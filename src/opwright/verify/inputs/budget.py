@@ -21,7 +21,7 @@ def parts_of(size: int) -> tuple[int, int]:
     return size // PART**2 + 1, size // PART + 1
 
 
-def is_out_of_reach(
+def is_too_large(
     reference: Callable[[Sequence[Any]], Any],
     parts: Sequence[Case],
     most: int,

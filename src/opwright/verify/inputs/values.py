@@ -23,7 +23,7 @@ from opwright.verify.tensors import copy_of, tensors_of
 _SCALES = (1.0, 1e-3, 10.0, 1e3)
 _MIXED = ("transposed", "contiguous", "sliced", "offset")
 _NEUTRAL = (-0.0, 1.0)  # to add, where 0.0 would take the sign of a negative zero, and to multiply
-_MOST_ELEMENTS = 2**24  # of a sample that others are made from: each costs a dozen runs in float64
+_MAX_ELEMENTS = 2**24  # of a sample that others are made from: each costs a dozen runs in float64
 
 
 def derived_cases(
@@ -82,7 +82,7 @@ def derived_cases(
         )
 
     for case in given:
-        if sum(t.numel() for t in tensors_of(case.values)) > _MOST_ELEMENTS:
+        if sum(t.numel() for t in tensors_of(case.values)) > _MAX_ELEMENTS:
             continue
         varied = _varied(case, shared(case))
         for some in (varied, *({i: v} for i, v in varied.items() if len(varied) > 1)):
@@ -248,7 +248,7 @@ def _parts(tensor: torch.Tensor, numbers: Sequence[float]) -> Iterator[tuple[str
     if numbers is _FINITE:
         info = torch.finfo(tensor.dtype)
         numbers = (*numbers, info.tiny, -info.tiny / 2, info.eps)
-    for part in range(min(math.ceil(len(numbers) / tensor.numel()), _MOST_PARTS)):
+    for part in range(min(math.ceil(len(numbers) / tensor.numel()), _MAX_PARTS)):
         some = numbers[part * tensor.numel() : (part + 1) * tensor.numel()]
         yield f", part {part + 1}" if part else "", some
 
@@ -274,7 +274,7 @@ def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
 
 
 _FAR = 100.0
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 _LARGE = 1e30
 _INFINITIES = "infinities and NaN"
 _FINITE = (0.0, -0.0, 1.0, -1.0, *(s * m for m in (0.5, 2, 3, 4, 5, 6, 8, 10, 13, 20, 40) for s in (1, -1)))

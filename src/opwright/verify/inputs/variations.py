@@ -12,15 +12,15 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from opwright.spec.samples import Case
-from opwright.verify.inputs.budget import is_out_of_reach, parts_of, takes_longer
+from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.oracle import to_oracle
-from opwright.verify.target import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
 
 _ROWS = 65_601  # more than a GPU's grid has along its second axis
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
 # Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
-_MOST_ELEMENTS, _MOST_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
+_MAX_ELEMENTS, _MAX_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
 _WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
 _NARROW = (2, 3)
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
@@ -28,17 +28,17 @@ _NARROW = (2, 3)
 _ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
 
 
-def resized_cases(subject: Subject) -> Iterator[Case]:
+def resized_cases(target: Target) -> Iterator[Case]:
     """Yields of each sample an empty part, along its first axis and along its last; of one a long case, and wide ones."""
-    given = _given(subject)
+    given = _given(target)
     for case in given:
         leading = next(_leading(case), None)
         if leading is not None:
             for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
                 made = _change(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
-                if _outputs(subject, made, is_finite=True):  # the mean of nothing is NaN
+                if _outputs(target, made, is_finite=True):  # the mean of nothing is NaN
                     yield made
-    long = next((made for case in sorted(given, key=_elements) if (made := _long(subject, case)) is not None), None)
+    long = next((made for case in sorted(given, key=_elements) if (made := _long(target, case)) is not None), None)
     if long is not None:
         yield long
     for case in sorted(given, key=_elements)[:1]:
@@ -47,7 +47,7 @@ def resized_cases(subject: Subject) -> Iterator[Case]:
         for size in dict.fromkeys(s for s in sizes if s > 1):
             # One row, but no other axis of one: what was made for weights of 3 would be repeated along it without an error.
             for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW, (1,)):
-                found = next((made for n in tried if (made := _of_size(subject, case, size, n)) is not None), None)
+                found = next((made for n in tried if (made := _of_size(target, case, size, n)) is not None), None)
                 if found is not None:
                     yield found
 
@@ -57,40 +57,40 @@ def is_of_one(case: Case) -> bool:
     return ", 1 where " in case.label
 
 
-def enlarged(subject: Subject, bytes_of_outputs: int) -> Case | None:
+def enlarged(target: Target, bytes_of_outputs: int) -> Case | None:
     """Returns a sample with as many times its rows as outputs of this size need; None where there is none."""
-    for case in sorted(_given(subject), key=_elements, reverse=True):
+    for case in sorted(_given(target), key=_elements, reverse=True):
         leading = next(_leading(case), None)
-        made = sum(storage_bytes(o).numel() for o in _outputs(subject, case))
+        made = sum(storage_bytes(o).numel() for o in _outputs(target, case))
         if leading is None or not made:
             continue
         times = -(-bytes_of_outputs // made)
         rows = times * leading.shape[0]
         what = f"{times} times the rows"
-        found = _lengthened(subject, case, rows, None, _MOST_ENLARGED, what, _MEASURED_SECONDS)
-        if found is not None and not _refuses(subject, found):
+        found = _lengthened(target, case, rows, None, _MAX_ENLARGED, what, _MEASURED_SECONDS)
+        if found is not None and not _refuses(target, found):
             return found
     return None
 
 
-def _given(subject: Subject) -> list[Case]:
+def _given(target: Target) -> list[Case]:
     """Returns the samples as they are."""
-    if subject.callables is None or not subject.expand:
+    if target.callables is None or not target.expand:
         return []
-    return [case for _, case in subject.cases() if "," not in case.label]
+    return [case for _, case in target.cases() if "," not in case.label]
 
 
-def _long(subject: Subject, case: Case) -> Case | None:
+def _long(target: Target, case: Case) -> Case | None:
     for width in _WIDTHS:
-        most = _MOST_ELEMENTS[subject.effort]
-        found = _lengthened(subject, case, _ROWS, width, most, f"{_ROWS} rows", _ORACLE_SECONDS)
+        most = _MAX_ELEMENTS[target.effort]
+        found = _lengthened(target, case, _ROWS, width, most, f"{_ROWS} rows", _ORACLE_SECONDS)
         if found is not None:
             return found
     return None
 
 
 def _lengthened(
-    subject: Subject, case: Case, rows: int, width: int | None, most: int, what: str, seconds: float
+    target: Target, case: Case, rows: int, width: int | None, most: int, what: str, seconds: float
 ) -> Case | None:
     """Returns a case with more entries along the first axis, which results have too; None where that is not an input.
 
@@ -119,16 +119,16 @@ def _lengthened(
         if of_one * rows > most:
             continue
         parts = [resized(size) for size in parts_of(rows)]
-        if is_out_of_reach(subject.reference, parts, 2 * most, partial(_is_slow, subject, seconds=seconds)):
+        if is_too_large(target.reference, parts, 2 * most, partial(_is_slow, target, seconds=seconds)):
             continue
         made = resized(rows)
-        outputs = _outputs(subject, made)
+        outputs = _outputs(target, made)
         if any(o.ndim and o.shape[0] == rows for o in outputs):
             return made
     return None
 
 
-def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | None:
+def _of_size(target: Target, case: Case, size: int, wanted: int) -> Case | None:
     """Returns a case where all axes of one size have another; None where that is not an input.
 
     Their entries are those of the sample, drawn at random; of real numbers none comes twice: indices of equal numbers may
@@ -155,17 +155,17 @@ def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | Non
 
         return _change(case, f"{wanted} where {size} are", change)
 
-    most = _MOST_ELEMENTS[subject.effort]
+    most = _MAX_ELEMENTS[target.effort]
     arguments = tensors_of(case.values[: case.values[-1].arguments])
     shapes = ([wanted if s == size else min(s, _WIDTHS[0]) for s in tensor.shape] for tensor in arguments)
     if wanted == size or (wanted in _WIDE and wanted < size) or sum(map(math.prod, shapes)) > most:
         return None
     parts = [resized(size) for size in parts_of(wanted)]
-    is_slow = partial(_is_slow, subject, seconds=_ORACLE_SECONDS)
-    if wanted == _WIDE[0] and is_out_of_reach(subject.reference, parts, 2 * most, is_slow):
+    is_slow = partial(_is_slow, target, seconds=_ORACLE_SECONDS)
+    if wanted == _WIDE[0] and is_too_large(target.reference, parts, 2 * most, is_slow):
         return None
     made = resized(wanted)
-    outputs = _outputs(subject, made, is_finite=True)
+    outputs = _outputs(target, made, is_finite=True)
     is_half = any(t.is_floating_point() and t.element_size() < 4 for t in tensors_of(made.values))
     if not outputs or (is_half and not all(o.is_floating_point() for o in outputs)):
         return None
@@ -175,30 +175,30 @@ def _of_size(subject: Subject, case: Case, size: int, wanted: int) -> Case | Non
         return None
 
 
-def _refuses(subject: Subject, case: Case) -> bool:
+def _refuses(target: Target, case: Case) -> bool:
     try:
         with torch.no_grad():
-            subject.run(subject.inputs(case))
+            target.run(target.inputs(case))
     except Exception:
         return True
     return False
 
 
-def _is_slow(subject: Subject, case: Case, seconds: float) -> bool:
+def _is_slow(target: Target, case: Case, seconds: float) -> bool:
     """Returns whether a call of the reference takes longer, or one of the candidate many times as long."""
     return any(
-        takes_longer(call, lambda: subject.inputs(case), most)
-        for call, most in ((subject.reference, seconds), (subject.run, _SLOWER * seconds))
+        takes_longer(call, lambda: target.inputs(case), most)
+        for call, most in ((target.reference, seconds), (target.run, _SLOWER * seconds))
     )
 
 
-def _outputs(subject: Subject, case: Case, is_finite: bool = False) -> list[torch.Tensor]:
+def _outputs(target: Target, case: Case, is_finite: bool = False) -> list[torch.Tensor]:
     """Returns the outputs of the reference; none if it refuses, or where they must be finite and are not."""
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whether that is an input is only asked here
-            exact = tensors_of(subject.reference([to_oracle(v) for v in case.values]))
-            plain = tensors_of(subject.reference(copy_of(list(case.values))))
+            exact = tensors_of(target.reference([to_oracle(v) for v in case.values]))
+            plain = tensors_of(target.reference(copy_of(list(case.values))))
     except Exception:  # whatever a reference may raise to refuse
         return []
     return [] if is_finite and not all(bool(torch.isfinite(e).all()) for e in exact) else plain
@@ -235,24 +235,24 @@ _MAX_GROWTH = 8  # times the outputs of the sample
 _MAX_OTHERS = 2  # other values of an integer: 0 and 1 beside -1 are two axes, 8 and 2 beside 4 two numbers of groups
 
 
-def cases_with_other_options(subject: Subject) -> Iterator[Case]:
+def cases_with_other_options(target: Target) -> Iterator[Case]:
     """Yields the first sample with each set of options with one of them changed, where that changes the results."""
-    if subject.callables is None or not subject.expand:
+    if target.callables is None or not target.expand:
         return
     seen = set()
-    for case in [case for _, case in subject.cases() if "," not in case.label]:
+    for case in [case for _, case in target.cases() if "," not in case.label]:
         count = case.values[-1].arguments
         options = {i: v for i, v in enumerate(case.values[:count]) if isinstance(v, (bool, int, float))}
         key = tuple(options.items())
         if key in seen or sum(t.numel() for t in tensors_of(case.values)) > _MAX_SAMPLE:
             continue
         seen.add(key)
-        before = _outputs_of(subject, case)
+        before = _outputs_of(target, case)
         for i, value in options.items():
             found = 0
             for other in _others(value):
                 made = _with_option(case, i, other)
-                after = _outputs_of(subject, made)
+                after = _outputs_of(target, made)
                 if not before or not after or _numel(after) > _MAX_GROWTH * _numel(before):
                     continue
                 if len(before) != len(after) or not are_same(before, after):
@@ -281,19 +281,19 @@ def _with_option(case: Case, at: int, value: Any) -> Case:
     return Case(f"{case.label}, {name} {value} for {case.values[at]}", tuple(values), options)
 
 
-def _outputs_of(subject: Subject, case: Case) -> list[torch.Tensor]:
+def _outputs_of(target: Target, case: Case) -> list[torch.Tensor]:
     """Returns the outputs of the reference; none if it refuses, draws random numbers or writes into other arguments."""
     found = []
     try:
         for _ in range(2):
             values = copy_of(list(case.values))
             with torch.no_grad():
-                found.append(tensors_of(subject.reference(values)))
+                found.append(tensors_of(target.reference(values)))
             pairs = enumerate(zip(case.values, values, strict=True))
-            if any(not are_same(tensors_of([a]), tensors_of([b])) for i, (a, b) in pairs if i not in subject.mutated()):
+            if any(not are_same(tensors_of([a]), tensors_of([b])) for i, (a, b) in pairs if i not in target.mutated()):
                 return []
         with torch.no_grad():
-            exact = tensors_of(subject.reference([to_oracle(v) for v in case.values]))
+            exact = tensors_of(target.reference([to_oracle(v) for v in case.values]))
     except Exception:  # whatever a reference may raise to refuse
         return []
     is_input = are_same(*found) and all(bool(torch.isfinite(e).all()) for e in exact)

@@ -114,7 +114,7 @@ def bench(
             "a callable is measured against a reference, on samples",
             hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
         )
-    samples = _listed(name, samples)
+    samples = _list_samples(name, samples)
     _check_directions(directions)
     where = choose_device(name, operator, samples, device)
     place = bench_on(where)
@@ -287,7 +287,7 @@ def _reach(widths: Sequence[float]) -> str:
 # --- what was asked -------------------------------------------------------------------------------------------
 
 
-def _listed(name: str, samples: Any) -> list[Any] | None:
+def _list_samples(name: str, samples: Any) -> list[Any] | None:
     """Returns the samples as a list: an iterator would be empty when it is asked again."""
     if samples is None:
         return None

@@ -81,15 +81,16 @@ def commit_of(file: str) -> str:
     if not file or not folder.is_dir():
         return ""
     try:
-        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+        commit = run_git(folder, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if run_git(folder, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def run_git(folder: Path, *arguments: str) -> str:
+    """Returns what git prints; raises OSError or SubprocessError where it fails."""
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _PERTURB = -1, -3, -4, -6  # mallopt's numbers

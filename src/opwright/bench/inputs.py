@@ -53,7 +53,7 @@ def plans(
         return [_plan_of(case, None) for case in cases]
     if samples is not None:
         return [_plan_of(case, device) for case in declared_cases(operator.contract, samples)]
-    return list(_swept(operator, sweep, options, dtypes, device))
+    return list(_sweep_plans(operator, sweep, options, dtypes, device))
 
 
 def _plan_of(case: Case, device: torch.device | None) -> Plan:
@@ -68,14 +68,14 @@ def _plan_of(case: Case, device: torch.device | None) -> Plan:
     return Plan(make, {"elements": elements_of(case)})
 
 
-def _swept(
+def _sweep_plans(
     operator: Operator,
     sweep: Mapping[str, Sequence[Any]] | None,
     options: Mapping[str, Any] | None,
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> Iterator[Plan]:
-    contract = _drawn(operator)
+    contract = _read_contract(operator)
     maker = DeviceSweep(contract, device)
     family = contract.scalar_family
     wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
@@ -114,7 +114,7 @@ def _swept(
             yield Plan(make, {"elements": largest, **point, **chosen})
 
 
-def _drawn(operator: Operator) -> Contract:
+def _read_contract(operator: Operator) -> Contract:
     """Returns the contract with the values that its inputs are drawn from, where none are declared."""
     if operator.declaration.random:
         return operator.contract
@@ -187,7 +187,7 @@ def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
 
 def one_element(operator: Operator, device: torch.device) -> Case:
     """Returns the smallest input there is."""
-    maker = DeviceSweep(_drawn(operator), device)
+    maker = DeviceSweep(_read_contract(operator), device)
     ints = maker._int_sizes()
     ones = {name: size if name in ints else 1 for name, size in maker.base_sizes().items()}
     absent = {name for axes in operator._sweep for name, values in axes.items() if list(values) == [None]}

@@ -139,11 +139,11 @@ def rows_of_records(base: BenchRecord, now: BenchRecord) -> tuple[list[BaseRow],
     """Returns what a record says about a new one, and the inputs that only one of them has."""
     before = {(m.direction, m.case): m for m in base.measurements}
     after = {(m.direction, m.case): m for m in now.measurements}
-    rows = [_compared(before[key], after[key]) for key in after if key in before]
+    rows = [_compare_measurements(before[key], after[key]) for key in after if key in before]
     return rows, [" ".join(key) for key in sorted(before.keys() ^ after.keys())]
 
 
-def _compared(base: Measurement, now: Measurement) -> BaseRow:
+def _compare_measurements(base: Measurement, now: Measurement) -> BaseRow:
     base_us, now_us = base.timings[0].median_us, now.timings[0].median_us
     shared = [t.candidate for t in now.timings[1:] if base.time_of(t.candidate)]
     center, half = math.log(base_us / now_us), math.inf

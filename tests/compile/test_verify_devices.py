@@ -171,7 +171,7 @@ def test_trials_depend_on_all_that_they_are_given() -> None:
         wanted = [t.clone() for t in trial.compute(copy_of(trial.values))]
         early = threads_and_streams.clear(trial.values)
         assert not any(t.any() for t in trial.compute(early))
-        threads_and_streams.fill_from(early, trial.values)
+        threads_and_streams.fill_storage(early, trial.values)
         assert all(is_same(a, b) for a, b in zip(wanted, trial.compute(early), strict=True))
         other = threads_and_streams.other_values(trial.values)
         assert not any(is_same(a, b) for a, b in zip(wanted, trial.compute(other), strict=True))

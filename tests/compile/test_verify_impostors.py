@@ -16,7 +16,7 @@ import opwright
 from opwright.verify.checks import memory as memory_checks
 from opwright.verify.checks.memory import _resident_peak
 from opwright.verify.compare import pattern_of
-from opwright.verify.inputs.variations import enlarged, resized_cases
+from opwright.verify.inputs.variations import enlarge, resized_cases
 from opwright.verify.target import make_target
 
 
@@ -143,7 +143,7 @@ def test_memory_is_measured_with_more_rows() -> None:
     assert "the peak of a call" in failures(greedy, checks=["memory"])["memory"]
     record = opwright.verify(bias_gelu, reference=bias_gelu, samples=samples, checks=["memory"])
     assert [check.outcome for check in record.checks] == ["passed"]
-    case = enlarged(make_target(bias_gelu, bias_gelu, samples), 2**22)
+    case = enlarge(make_target(bias_gelu, bias_gelu, samples), 2**22)
     assert case.values[0].shape[1:] == case.values[1].shape == (96,)
     assert 4 * case.values[0].numel() >= 2**22
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from opwright.dispatch.operator import Operator, operator_of
+from opwright.dispatch.operator import operator_of
 from opwright.errors import CheckError
 from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.records import Check, VerifyRecord
@@ -88,13 +87,11 @@ def verify(
     effort = "quick" if quick else "full" if full else "default"
     if contract is not None:
         samples, expand = _samples_of(contract, target, reference, samples, effort), False
-    if isinstance(target, Task):
-        plan = _plan_task(target, devices, effort, expand)
-    else:
-        plan = _plan(target, reference, samples, devices, effort, expand)
-    work = Work(plan.request, only, plan.command)
+    request = Request(target, reference, list_samples(samples), effort, expand)
+    work = Work(request, only, request.command)
+    chosen = _devices(request, devices)
     names = [name for name in CHECKS if wanted is None or name in wanted]
-    jobs = [Job(prefix, name, device) for device in plan.devices for prefix in plan.prefixes for name in names]
+    jobs = [Job(prefix, name, device) for device in chosen for prefix in request.prefixes for name in names]
     results: list[Result] = []
 
     def emit(result: Result) -> None:
@@ -102,9 +99,9 @@ def verify(
         if on_check is not None:
             on_check(result.check)
 
-    in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None, plan.processes)
+    in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None)
     return VerifyRecord(
-        name=plan.name,
+        name=request.name,
         checks=[result.check for result in results],
         failures=[failure for result in results for failure in result.failures],
         backends=_backends(results),
@@ -114,7 +111,7 @@ def verify(
         effort=effort,
         only=only,
         in_process=in_process,
-        notes=_notes_on(plan.request),
+        notes=_notes_on(request),
     )
 
 
@@ -141,8 +138,11 @@ def _notes_on(request: Request) -> list[str]:
     return list(dict.fromkeys([*notes, *(note for target in operators for note in remarks_on(target.drawn))]))
 
 
-def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None, processes: int) -> str:
+def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:
     """Runs jobs, apart where that can be; returns why it could not, "" if it could."""
+    # Samples may be large, and so are some inputs of the full sweep.
+    is_small = work.request.operator is not None and work.request.samples is None and work.request.effort != "full"
+    processes = min(torch.get_num_threads(), _MAX_PROCESSES) if is_small else 1
     reason = ""
     for _, some in itertools.groupby(jobs, key=lambda job: job.device):
         pending = list(some)
@@ -161,60 +161,11 @@ def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Li
     return reason
 
 
-@dataclass
-class _Plan:
-    """What is to be verified.
-
-    Attributes:
-        request: makes the targets.
-        command: verifies it again, without flags; "" where there is none.
-        processes: how many may run its checks side by side.
-    """
-
-    name: str
-    request: Request
-    prefixes: list[str]
-    devices: list[torch.device]
-    command: str
-    processes: int = 1
-
-
-def _plan(target: Any, reference: Any, samples: Any, devices: Any, effort: str, expand: bool) -> _Plan:
-    samples = list_samples(samples)
-    request = Request(target, reference, samples, effort, expand)
-    made = request.made()[""]
-    operator = made.operator
-    # Samples may be large, and so are some inputs of the full sweep.
-    is_small = operator is not None and samples is None and effort != "full"
-    return _Plan(
-        made.name,
-        request,
-        list(request.made()),
-        _devices(operator, samples, devices),
-        _command(operator),
-        min(torch.get_num_threads(), _MAX_PROCESSES) if is_small else 1,
-    )
-
-
-def _plan_task(task: Task, devices: Iterable[str | torch.device] | None, effort: str, expand: bool) -> _Plan:
-    chosen = [parse_device(name) for name in devices or ["cpu"]]
-    request = Request(task, None, None, effort, expand)
-    return _Plan(task.name, request, [""], chosen, task.command)
-
-
-def _devices(operator: Operator | None, samples: Any, named: Iterable[str | torch.device] | None) -> list[torch.device]:
+def _devices(request: Request, named: Iterable[str | torch.device] | None) -> list[torch.device]:
     if named is not None:
         return [parse_device(name) for name in named]
-    given = tensors_of(samples or ())
-    return [device_of(given)] if operator is None else devices_for(operator, given)
-
-
-def _command(operator: Operator | None) -> str:
-    if operator is None:
-        return ""
-    declaration = operator.declaration
-    owner = (declaration.forward or declaration.qualified_name).split("::")[1]
-    return f"opwright verify {declaration.file}::{owner}"
+    given = tensors_of(request.samples or ())
+    return devices_for(request.operator, given) if request.operator is not None else [device_of(given)]
 
 
 def _backends(results: Iterable[Result]) -> list[str]:

@@ -24,6 +24,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from opwright.verify.tensors import tensors_of
 
 _aten = torch.ops.aten
+
+
+def packets(names: str) -> frozenset[Any]:
+    """Returns operators of PyTorch, by their names."""
+    return frozenset(getattr(_aten, name) for name in names.split())
+
+
 _STEPS = get_decompositions(
     [
         _aten.gelu,
@@ -108,9 +115,9 @@ class _OracleFormulas(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         mode = _get_current_dispatch_mode()  # this one is not current in here
-        args = _widened(func, args)
+        args = _widen_all(func, args)
         if not args or not tensors_of(args):
-            return _wide(func(*args, **kwargs))
+            return _widen(func(*args, **kwargs))
         if not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64):
             return func(*args, **kwargs)
         if isinstance(mode, Rounding) and func in _STEPS_IN_SINGLE:
@@ -118,7 +125,7 @@ class _OracleFormulas(TorchDispatchMode):
         return (_STEPS if isinstance(mode, Rounding) else STABLE_FORMULAS).get(func, func)(*args, **kwargs)
 
 
-def _widened(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+def _widen_all(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     """Returns arguments in float64, where some are and others, what a reference holds, are not.
 
     PyTorch refuses many of such mixtures. What is written into stays as it is.
@@ -127,10 +134,10 @@ def _widened(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     if len(dtypes) < 2 or torch.float64 not in dtypes:
         return args
     written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
-    return [a if is_written else tree_map(_wide, a) for a, is_written in zip(args, written, strict=False)]
+    return [a if is_written else tree_map(_widen, a) for a, is_written in zip(args, written, strict=False)]
 
 
-def _wide(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     """Returns a floating-point tensor in float64, anything else as it is."""
     is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(torch.float64) if is_narrow else value
@@ -144,15 +151,11 @@ class Rounding(TorchDispatchMode):
         raise NotImplementedError
 
 
-def _packets(names: str) -> frozenset[Any]:
-    return frozenset(getattr(_aten, name) for name in names.split())
-
-
-_SUMS = _packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add index_add addmv")
-_SQUARES = _packets("var var_mean std linalg_vector_norm")
-_CENTERED = _packets("var var_mean std")
+_SUMS = packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add index_add addmv")
+_SQUARES = packets("var var_mean std linalg_vector_norm")
+_CENTERED = packets("var var_mean std")
 _REDUCTIONS = _SUMS | _SQUARES
-_GROWING = _packets("add sub mul rsub square pow exp exp2 expm1 addcmul prod cumprod add_ sub_ mul_ addcmul_")
+_GROWING = packets("add sub mul rsub square pow exp exp2 expm1 addcmul prod cumprod add_ sub_ mul_ addcmul_")
 
 
 class Overflow(Rounding):

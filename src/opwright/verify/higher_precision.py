@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from opwright.verify import double_double as dd
 from opwright.verify.double_double import Pair, pair
-from opwright.verify.formulas import STABLE_FORMULAS
+from opwright.verify.formulas import STABLE_FORMULAS, packets
 from opwright.verify.tensors import tensors_of
 
 _DRAWS, _MULTIPLE = 4, 16.0  # so few draws rarely meet the largest error
@@ -48,7 +48,7 @@ def compute_wide(reference: Reference, values: Sequence[Any]) -> list[Any]:
         NotWide: it calls what is not known in more digits.
     """
     try:
-        given = tree_map(_widened, list(values))
+        given = tree_map(_widen, list(values))
         with _Pairs():
             outputs = reference(given)
     except NotWide:
@@ -140,13 +140,13 @@ class _Wide(Tensor):
         raise NotWide(f"`{func}` is called outside of the computation")
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     """Returns a tensor in float64 as a pair, anything else as it is."""
     is_double = isinstance(value, Tensor) and value.dtype == torch.float64 and not isinstance(value, _Wide)
     return _Wide(value, torch.zeros_like(value)) if is_double else value
 
 
-def _made(value: Any) -> Any:
+def _make(value: Any) -> Any:
     """Returns a result: a pair, or what is not floating-point."""
     if not isinstance(value, Pair):
         return value
@@ -178,23 +178,23 @@ class _Pairs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not any(isinstance(t, _Wide) for t in tensors_of([args, kwargs])):
-            return tree_map(_widened, func(*args, **kwargs))
+            return tree_map(_widen, func(*args, **kwargs))
         if any(t.is_complex() or t.layout != torch.strided for t in tensors_of([args, kwargs])):
             raise NotWide(f"`{func}` takes complex or sparse tensors")
         if _writes(func) and func._schema.name.endswith("_"):
             return self._in_place(func, args, kwargs)
-        return self._computed(func, args, kwargs)
+        return self._compute(func, args, kwargs)
 
-    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         kind = func.overloadpacket
         if kind in _ON_HIGH:
-            return tree_map(_widened, func(*tree_map(_high, args), **tree_map(_high, kwargs)))
+            return tree_map(_widen, func(*tree_map(_high, args), **tree_map(_high, kwargs)))
         is_composite = func._can_decompose()  # of views and others, before autograd sees them
         if kind in _MOVES or (_is_view(func) and not is_composite):
-            return _moved(func, args, kwargs)
+            return _move_elements(func, args, kwargs)
         result = _ARITHMETIC[kind](*args, **kwargs) if kind in _ARITHMETIC else NotImplemented
         if result is not NotImplemented:
-            return tree_map(_made, result, is_leaf=lambda value: isinstance(value, Pair))
+            return tree_map(_make, result, is_leaf=lambda value: isinstance(value, Pair))
         if func.namespace == "prims":
             steps = func.impl_aten
         else:
@@ -219,7 +219,7 @@ class _Pairs(TorchDispatchMode):
             value = _pair_of(0.0 if name == "zero_" else args[1], target.high)
         else:
             made = getattr(getattr(_aten, name.removesuffix("_")), func._overloadname)
-            value = _pair_of(self._computed(made, args, kwargs))
+            value = _pair_of(self._compute(made, args, kwargs))
         target.high.copy_(value.high)
         target.low.copy_(value.low)
         return return_and_correct_aliasing(func, args, kwargs, target)
@@ -235,7 +235,7 @@ def _is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
-def _moved(func: Any, args: Any, kwargs: Any) -> Any:
+def _move_elements(func: Any, args: Any, kwargs: Any) -> Any:
     """Moves elements: the high parts, and the low ones in the same way. Numbers that are filled in have no low part."""
     values = [i for i, a in enumerate(func._schema.arguments) if a.name in _FILLED_IN]
 
@@ -266,11 +266,7 @@ def _moved(func: Any, args: Any, kwargs: Any) -> Any:
 _FILLED_IN = ("value", "fill_value", "self", "other")  # of masked_fill, constant_pad_nd, where with a number
 
 
-def _packets(names: str) -> frozenset[Any]:
-    return frozenset(getattr(_aten, name) for name in names.split())
-
-
-_MOVES = _packets(
+_MOVES = packets(
     "clone cat stack index gather index_select flip roll repeat constant_pad_nd where masked_fill tril triu take "
     "masked_select select_scatter slice_scatter diagonal_scatter embedding contiguous scatter index_fill "
     "select_backward slice_backward diagonal_backward lift_fresh pixel_shuffle pixel_unshuffle channel_shuffle "
@@ -278,7 +274,7 @@ _MOVES = _packets(
     "_unsafe_index unsafe_split split_with_sizes_copy repeat_interleave rot90 im2col"
 )
 # What follows from the high part alone: numbers that float64 holds, and what is not floating-point.
-_ON_HIGH = _packets(
+_ON_HIGH = packets(
     "isnan isinf isfinite signbit sign argmax argmin nonzero logical_not logical_and logical_or any all "
     "_local_scalar_dense is_nonzero bucketize searchsorted zeros_like ones_like full_like empty_like new_zeros new_ones "
     "new_full new_empty new_empty_strided"
@@ -311,7 +307,7 @@ def _quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     return _binary(dd.divide)(a, b) if rounding_mode is None else NotImplemented
 
 
-def _truncated(a: Pair) -> Pair:
+def _truncate(a: Pair) -> Pair:
     return dd.choose(a.high < 0, dd.negative(dd.floor(dd.negative(a))), dd.floor(a))
 
 
@@ -373,7 +369,7 @@ def _variance(a: Any, dim: Any = None, *, correction: float | None = None, keepd
     return dd.divide(_total(squares, dim, keepdim), pair(count, a.high))
 
 
-def _cumulated(a: Any, dim: int, *, dtype: Any = None) -> Any:
+def _cumulate(a: Any, dim: int, *, dtype: Any = None) -> Any:
     if dtype not in (None, torch.float64) or not a.ndim:
         return NotImplemented
     parts = [Pair(*part) for part in zip(a.high.unbind(dim), a.low.unbind(dim), strict=True)]
@@ -414,12 +410,12 @@ def _whole_extreme(name: str) -> Callable[..., Any]:
     whole = _extreme("amax" if name == "max" else "amin")
 
     def computed(a: Any, *args: Any, **named: Any) -> Any:
-        return _picked(name)(a, *args, **named) if args or named else whole(a)
+        return _pick(name)(a, *args, **named) if args or named else whole(a)
 
     return computed
 
 
-def _picked(name: str) -> Callable[..., Any]:
+def _pick(name: str) -> Callable[..., Any]:
     """Returns values with their indices, as found among the high parts."""
 
     def computed(a: Any, *args: Any, **named: Any) -> Any:
@@ -434,7 +430,7 @@ def _picked(name: str) -> Callable[..., Any]:
     return computed
 
 
-def _accumulated(func: Callable[..., Tensor], base: Any, terms: Any) -> Pair:
+def _accumulate(func: Callable[..., Tensor], base: Any, terms: Any) -> Pair:
     """Returns base + sum of terms, as `func(zeros, terms)` puts them there, without an error.
 
     The terms are cut into slices of a few bits, of which every sum is exact in float64.
@@ -459,17 +455,17 @@ def _scattered_sum(base: Any, dim: int, index: Tensor, source: Any) -> Any:
     if not isinstance(source, _Wide):
         return NotImplemented
     source = _Wide(*(part[tuple(map(slice, index.shape))] for part in _pair_of(source)))
-    return _accumulated(lambda zeros, part: zeros.scatter_add(dim, index, part), base, source)
+    return _accumulate(lambda zeros, part: zeros.scatter_add(dim, index, part), base, source)
 
 
 def _put(base: Any, indices: Any, values: Any, accumulate: bool = False, *_: Any) -> Any:
     if accumulate:
-        return _accumulated(lambda zeros, part: _aten.index_put(zeros, indices, part, accumulate=True), base, values)
+        return _accumulate(lambda zeros, part: _aten.index_put(zeros, indices, part, accumulate=True), base, values)
     found, source = _pair_of(base), _pair_of(values)
     return Pair(*(_aten.index_put(to, indices, part) for to, part in zip(found, source, strict=True)))
 
 
-def _converted(a: Any, *args: Any, dtype: Any = None, **named: Any) -> Any:
+def _convert(a: Any, *args: Any, dtype: Any = None, **named: Any) -> Any:
     if dtype not in (None, torch.float64):
         return a.high.to(dtype, copy=True)
     return _pair_of(a)._replace(high=a.high.clone(), low=a.low.clone())
@@ -480,7 +476,7 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     _aten.abs: _unary(dd.absolute),
     _aten.floor: _unary(dd.floor),
     _aten.ceil: _unary(lambda a: dd.negative(dd.floor(dd.negative(a)))),
-    _aten.trunc: _unary(_truncated),
+    _aten.trunc: _unary(_truncate),
     _aten.maximum: _binary(_larger),
     _aten.minimum: _binary(_smaller),
     _aten.clamp: _clamp,
@@ -494,9 +490,9 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     _aten.amin: _extreme("amin"),
     _aten.max: _whole_extreme("max"),
     _aten.min: _whole_extreme("min"),
-    _aten.sort: _picked("sort"),
-    _aten.topk: _picked("topk"),
-    _aten._to_copy: _converted,
+    _aten.sort: _pick("sort"),
+    _aten.topk: _pick("topk"),
+    _aten._to_copy: _convert,
     _aten.add: _scaled_sum(dd.add),
     _aten.sub: _scaled_sum(dd.subtract),
     _aten.mul: _binary(dd.multiply),
@@ -520,7 +516,7 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     _aten.sum: _total,
     _aten.mean: _mean,
     _aten.var: _variance,
-    _aten.cumsum: _cumulated,
+    _aten.cumsum: _cumulate,
     _aten.mm: _matrix_product,
     _aten.bmm: _matrix_product,
     _aten.scatter_add: _scattered_sum,

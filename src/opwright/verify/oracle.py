@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -164,6 +165,21 @@ def to_oracle(value: Any) -> Any:
     return [to_oracle(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
+def try_reference(reference: Reference, values: Sequence[Any], *, is_exact: bool = False) -> list[Any] | None:
+    """Returns what a reference gives for copies of some values, in float64 if `is_exact`; None where it refuses them."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whether that is an input is only asked
+            return list(reference(to_oracle(list(values)) if is_exact else copy_of(list(values))))
+    except Exception:  # whatever a reference may raise to refuse
+        return None
+
+
+def are_finite(outputs: Sequence[Any]) -> bool:
+    """Returns whether all numbers among outputs are finite."""
+    return all(bool(torch.isfinite(t).all()) for t in tensors_of(outputs))
+
+
 def expect(
     reference: Reference,
     values: Sequence[Any],
@@ -182,7 +198,7 @@ def expect(
     with few_threads(values):
         exact = reference([to_oracle(v) for v in values])
         eager = reference([copy_of(v) for v in values])
-        nudged = _nudged(reference, values)
+        nudged = _compute_nudged(reference, values)
     refinement = Refinement(reference, values, exact, eager, seed, precision)
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):
@@ -225,7 +241,7 @@ _FEW_ELEMENTS = 2**19
 _NUDGE = 2.0**-100
 
 
-def _nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
+def _compute_nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
     """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
     has_zeros = False
 
@@ -277,7 +293,7 @@ def measure_bias(value: torch.Tensor, expected: Expected) -> tuple[float, float]
     return float(distance.mean()), float((distance * exact.sign()).mean())
 
 
-def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
+def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
     ulp = ulp_of(exact, plain.dtype)
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
@@ -325,7 +341,7 @@ class Refinement:
 
     def allow(self, exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
         """Returns what an output must be, from what PyTorch gets and how far the reference moves."""
-        expected = _expected(exact, plain, spread)
+        expected = _allow(exact, plain, spread)
         if isinstance(self.precision, Factor):
             expected.allowance = self.precision.factor * expected.allowance
         return expected

@@ -11,7 +11,6 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
 import traceback
 import weakref
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opwright.isolation import end_with_parent
+from opwright.isolation import Fork, end_with_parent
 from opwright.verify.compare import Difference, collect_undecided, compare, note_undecided
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.tensors import storage_bytes
@@ -132,13 +131,14 @@ class OracleProcess:
         self._connection, theirs = multiprocessing.Pipe()
         self._forgotten: list[int] = []
         self._lock = threading.Lock()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self._connection.close()
-                _serve(theirs, make, self._shared)
-            finally:
-                os._exit(0)
+
+        def main() -> None:
+            self._connection.close()
+            _serve(theirs, make, self._shared)
+            os._exit(0)
+
+        self._process = Fork(main)
+        self.pid = self._process.pid
         theirs.close()
 
     def expect(self, target: Target, question: Question) -> list[Output | None]:
@@ -160,8 +160,7 @@ class OracleProcess:
 
     def close(self) -> None:
         """Ends the process."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        self._process.kill()
 
     def _ask(self, *request: Any) -> Any:
         with self._lock:  # a check compares in several threads

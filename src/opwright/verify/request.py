@@ -28,7 +28,7 @@ from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
 from opwright.verify.global_state import Guard, read_settings, write_settings
 from opwright.verify.target import Target, make_target
-from opwright.verify.tasks import Task
+from opwright.verify.tasks import Reference, Task
 
 
 class NotPortable(Exception):
@@ -50,6 +50,29 @@ class Request:
     effort: str
     expand: bool
     _made: dict[str, Target] | None = field(default=None, repr=False)
+    _reference: Reference | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.target.name if isinstance(self.target, Task) else self.made()[""].name
+
+    @property
+    def operator(self) -> Operator | None:
+        return None if isinstance(self.target, Task) else self.made()[""].operator
+
+    @property
+    def prefixes(self) -> list[str]:
+        """What its targets are called in front of the names of checks."""
+        return list(self.made()) or [""]
+
+    @property
+    def command(self) -> str:
+        """The command that verifies it again, without flags; "" where there is none."""
+        if isinstance(self.target, Task) or self.operator is None:
+            return self.target.command if isinstance(self.target, Task) else ""
+        declaration = self.operator.declaration
+        owner = (declaration.forward or declaration.qualified_name).split("::")[1]
+        return f"opwright verify {declaration.file}::{owner}"
 
     def made(self) -> dict[str, Target]:
         """Returns the targets by prefix; of a task none, for nothing of its files runs here."""
@@ -66,26 +89,30 @@ class Request:
         for target in self.made().values():
             target.cases()
 
+    def prepare(self) -> list[Any]:
+        """Makes what the oracle has in common with the checks, and returns the values of the inputs."""
+        if isinstance(self.target, Task):
+            with contextlib.suppress(Exception):  # raised again when it is loaded
+                self._reference = self.target.load_reference()
+            return tree_leaves(self._reference.samples) if self._reference is not None else []
+        made = [target.cases() for target in self.made().values()]
+        return [leaf for cases in made for _, case in cases for leaf in tree_leaves(case.values)]
+
     def targets(self, device: torch.device, guard: Guard) -> dict[str, Target]:
         """Returns the targets by prefix, for a device."""
         if isinstance(self.target, Task):
-            return {"": self.target.load(guard, device, self.effort, self.expand)}
+            return {"": self.target.load(guard, device, self.effort, self.expand, self._reference)}
         return {prefix: replace(target.on(device), key=prefix) for prefix, target in self.made().items()}
 
     def references(self, device: torch.device) -> dict[str, Target]:
         """Returns the targets by prefix, for an oracle: without inputs."""
         if isinstance(self.target, Task):
-            return {"": self.target.load_reference(device)}
+            return {"": self.target.make_oracle_target(device, self._reference)}
         # Of an operator the oracle computes on the CPU, wherever its kernels run.
         return {
             prefix: replace(target, device=CPU if target.operator is not None else device)
             for prefix, target in self.made().items()
         }
-
-    def leaves(self) -> list[Any]:
-        """Returns the values of all inputs that were made."""
-        made = [target.cases() for target in self.made().values()]
-        return [leaf for cases in made for _, case in cases for leaf in tree_leaves(case.values)]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_made": None}

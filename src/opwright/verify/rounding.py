@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
-from opwright.verify.formulas import Rounding
+from opwright.verify.formulas import Rounding, packets
 from opwright.verify.tensors import tensors_of
 
 _TINY = torch.finfo(torch.float64).smallest_normal
@@ -105,7 +105,7 @@ class _StochasticRounding(Rounding):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._noted(self._step_of(func, args, kwargs or {}), args, kwargs or {})
+        return self._run_and_note(self._step_of(func, args, kwargs or {}), args, kwargs or {})
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         unit = self.unit
@@ -115,9 +115,9 @@ class _StochasticRounding(Rounding):
         finally:
             self.unit = unit
         with _pop_mode_temporarily():  # this one: its own arithmetic is not to be rounded
-            return self._noted(_Step(None, unit), (result,), {})
+            return self._run_and_note(_Step(None, unit), (result,), {})
 
-    def _noted(self, step: _Step, args: Any, kwargs: Any) -> Any:
+    def _run_and_note(self, step: _Step, args: Any, kwargs: Any) -> Any:
         result = self.run(step, args, kwargs)
         if self.recording is not None:
             self.recording.note(step, step.func, args, kwargs, result)
@@ -155,7 +155,7 @@ class _StochasticRounding(Rounding):
             factor, unit_before = 0, self._sum_unit(terms)
             unit = max(unit, self._one_sign_unit(terms))
         elif kind.is_scattered_sum and (at := _added_at(func, args, kwargs)) is not None:
-            terms = _most_added(func, args, kwargs, at)
+            terms = _count_most_added(func, args, kwargs, at)
             factor, unit_before = at, self._sum_unit(terms)
             unit = max(unit, self._one_sign_unit(terms))
         elif kind.is_long_product:
@@ -235,7 +235,7 @@ class _StochasticRounding(Rounding):
         """Returns how far to move each element, in units."""
         if value.numel() <= _MAX_STORED:
             return self._stretch(_stored_steps(value.device), value)
-        return _drawn_steps(value.numel(), self.random.getrandbits(62)).to(value.device).view(value.shape)
+        return _draw_steps(value.numel(), self.random.getrandbits(62)).to(value.device).view(value.shape)
 
     def _stretch(self, stored: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Returns numbers of a store, from a place drawn at random."""
@@ -252,7 +252,7 @@ _MAX_STORED = _STORED_STEPS // 2
 
 @functools.cache
 def _stored_steps(device: torch.device) -> torch.Tensor:
-    return _drawn_steps(_STORED_STEPS, 0).to(device)
+    return _draw_steps(_STORED_STEPS, 0).to(device)
 
 
 @functools.cache  # of the dtypes that there are
@@ -260,7 +260,7 @@ def _stored_factors(device: torch.device, unit: float) -> torch.Tensor:
     return _stored_steps(device).mul(unit).add_(1)
 
 
-def _drawn_steps(count: int, seed: int) -> torch.Tensor:
+def _draw_steps(count: int, seed: int) -> torch.Tensor:
     """Returns numbers up or down by 0.5 to 1.5: equal ones would cancel between two operators too often."""
     made = torch.empty(count, dtype=torch.float64, device="cpu")
     made.uniform_(-1, 1, generator=torch.Generator("cpu").manual_seed(seed))
@@ -303,10 +303,6 @@ def _kind_of(func: Any) -> _Kind:
     )
 
 
-def _packets(names: str) -> frozenset[Any]:
-    return frozenset(getattr(torch.ops.aten, name) for name in names.split())
-
-
 def _terms_of(func: Any, args: Any, kwargs: Any) -> float:
     """Returns how many terms or factors an element of the result has, at most or on average."""
     if func.overloadpacket in _CUMULATIVE:
@@ -324,7 +320,7 @@ def _added_at(func: Any, args: Any, kwargs: Any) -> int | None:
     return 2 if accumulate else None
 
 
-def _most_added(func: Any, args: Any, kwargs: Any, at: int) -> float:
+def _count_most_added(func: Any, args: Any, kwargs: Any, at: int) -> float:
     """Returns how many terms the fullest element of a scattered sum has: as many ones as are added there, and the base."""
     values = list(args)
     values[0], values[at] = torch.zeros_like(args[0]), torch.ones_like(args[at])
@@ -336,20 +332,20 @@ def _first(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, (tuple, list)) else result
 
 
-_PRODUCTS = _packets("mm addmm bmm baddbmm dot mv")
-_BIASED_PRODUCTS = _packets("addmm baddbmm")  # what is added comes first
-_CUMULATIVE, _POOLS = _packets("cumsum cumprod"), _packets("avg_pool2d avg_pool3d")
-_SUMS = _POOLS | _packets(
+_PRODUCTS = packets("mm addmm bmm baddbmm dot mv")
+_BIASED_PRODUCTS = packets("addmm baddbmm")  # what is added comes first
+_CUMULATIVE, _POOLS = packets("cumsum cumprod"), packets("avg_pool2d avg_pool3d")
+_SUMS = _POOLS | packets(
     "sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d "
     "embedding_dense_backward"
 )
-_PUTS = _packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
-SCATTERED_SUMS = _PUTS | _packets("index_add index_add_ scatter_add scatter_add_")
-_DIFFERENCES = _packets("add sub add_ sub_")
-_LONG_PRODUCTS = _packets("prod cumprod")
-_TRANSFORMS = _packets("_fft_c2c _fft_r2c _fft_c2r")
-_NORMALIZATIONS = _packets("_softmax _log_softmax logsumexp native_layer_norm")
-_EXACT = _packets(
+_PUTS = packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
+SCATTERED_SUMS = _PUTS | packets("index_add index_add_ scatter_add scatter_add_")
+_DIFFERENCES = packets("add sub add_ sub_")
+_LONG_PRODUCTS = packets("prod cumprod")
+_TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")
+_NORMALIZATIONS = packets("_softmax _log_softmax logsumexp native_layer_norm")
+_EXACT = packets(
     "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
     "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"
 )
@@ -406,12 +402,12 @@ class Recording(TorchFunctionMode):
         if func is not None and _is_open(func):
             self._give_up()
             return
-        self._steps.append((step, self._referred(tuple(args)), self._referred(kwargs)))
+        self._steps.append((step, self._refer(tuple(args)), self._refer(kwargs)))
         self._hold([result])
 
     def end(self, outputs: Sequence[Any]) -> None:
         """Writes down what the computation has returned."""
-        self._outputs = self._referred(list(outputs))
+        self._outputs = self._refer(list(outputs))
         self._forget()
 
     def replay(self, run: Callable[[Any, Any, Any], Any], inputs: Sequence[Any]) -> Any:
@@ -434,7 +430,7 @@ class Recording(TorchFunctionMode):
                     tensors += tensors_of([result])
         return filled(self._outputs)
 
-    def _referred(self, value: Any) -> Any:
+    def _refer(self, value: Any) -> Any:
         """Returns arguments with slots in place of tensors."""
         if isinstance(value, torch.Tensor):
             slot = self._known.get(id(value)) or self._slots.get(_place_of(value))
@@ -442,9 +438,9 @@ class Recording(TorchFunctionMode):
                 self._give_up()
             return slot
         if isinstance(value, (list, tuple)):
-            return [self._referred(v) for v in value]
+            return [self._refer(v) for v in value]
         if isinstance(value, dict):
-            return {name: self._referred(v) for name, v in value.items()}
+            return {name: self._refer(v) for name, v in value.items()}
         return value
 
     def _hold(self, values: Sequence[Any]) -> None:

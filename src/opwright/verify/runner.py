@@ -186,7 +186,9 @@ def _start_fork(work: Work, jobs: Sequence[Job]) -> Start:
         if torch.version.cuda is not None:  # it cannot use the GPU of its parent, so it sees none
             torch.cuda.is_available = lambda: False
             torch.cuda.device_count = lambda: 0
-        _work(work, jobs, channel, OracleProcess(work.request.references, work.request.leaves()))
+        channel.running("", _LOADING)
+        shared = work.request.prepare()
+        _work(work, jobs, channel, OracleProcess(work.request.references, shared))
 
     return fork(run)
 
@@ -259,14 +261,14 @@ class _Lane:
             self.worker.close()
             if self.pending and not self.worker.is_done:  # else it has said which job was its last
                 job = self.pending.pop(0)
-                found[job] = self._died(job)
+                found[job] = self._tell_death(job)
                 self._deaths += 1
             if any(result.fatal for result in found.values()) or _tell_deaths(self._deaths):
                 self.pending.clear()  # nobody will ask for them
             self.worker = None
         return found
 
-    def _died(self, job: Job) -> Result:
+    def _tell_death(self, job: Job) -> Result:
         """Returns the finding of the check at which the worker has ended."""
         case = self.worker.running.what if self.worker.running != Running() else ""
         finding = Finding(case or "before the first case", self.worker.tell_end())
@@ -428,7 +430,7 @@ class _Here:
             try:
                 target = self._load(job.device)[job.prefix]
             except (Exception, SystemExit) as error:
-                result = self._not_loaded(job, error)
+                result = self._tell_not_loaded(job, error)
             else:
                 result = self._run_one(job, target)
             if result.fatal:
@@ -440,7 +442,7 @@ class _Here:
             self._on_case(_LOADING)
             targets = self._work.request.targets(device, self._guard)
             for target in targets.values():
-                target.call, target.wait = self._guard.wrap(target.call), self._guard.inside(target.wait)
+                target.call, target.wait = self._guard.wrap(target.call), self._guard.wrap_wait(target.wait)
                 target.oracle = self._oracle or target.oracle
                 target.on_case = lambda case: self._on_case(str(case))
                 # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
@@ -449,7 +451,7 @@ class _Here:
             self._targets[device] = targets
         return self._targets[device]
 
-    def _not_loaded(self, job: Job, error: BaseException) -> Result:
+    def _tell_not_loaded(self, job: Job, error: BaseException) -> Result:
         text = "; ".join([f"raised {type(error).__name__}: {error}", *self._guard.take()])[:_MAX_MESSAGE]
         check = Check(job.name, "failed", cases=1, device=str(job.device))
         failure = _failure_of(job, [Finding(_LOADING, text)], self._work.repeat)
@@ -483,7 +485,7 @@ class _Here:
             if not any(finding.message for finding in findings):
                 reason, findings = str(skipped), []
         except (Exception, SystemExit) as error:  # a check that breaks down has found something
-            findings.append(_broken(error, target))
+            findings.append(_tell_broken(error, target))
             smallest = smallest or target.current
         note_changes()
         if self._kept is not None:
@@ -535,7 +537,7 @@ def _outcome(has_failed: bool, cases: int, undecided: int) -> str:
     return "skipped" if not cases else "undecided" if undecided == cases else "passed"
 
 
-def _broken(error: BaseException, target: Target) -> Finding:
+def _tell_broken(error: BaseException, target: Target) -> Finding:
     case = str(target.current) if target.current else "the check itself"
     text = f"raised {type(error).__name__}: {error}"
     if isinstance(error, DeviceLost) or is_lost(target.device):

@@ -48,14 +48,14 @@ def _parts(case: Case) -> Iterator[Case]:
         for size in sizes:
             kept = size // 2 if is_half else size - 1
             for start in (0, size - kept):
-                yield Case(case.label, _narrowed(case.values, size, start, kept), case.options)
+                yield Case(case.label, _narrow(case.values, size, start, kept), case.options)
 
 
-def _narrowed(value: Any, size: int, start: int, kept: int) -> Any:
+def _narrow(value: Any, size: int, start: int, kept: int) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(_narrowed(v, size, start, kept) for v in value)
+        return type(value)(_narrow(v, size, start, kept) for v in value)
     if isinstance(value, dict):
-        return {k: _narrowed(v, size, start, kept) for k, v in value.items()}
+        return {k: _narrow(v, size, start, kept) for k, v in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     for dim in range(value.ndim):

@@ -221,7 +221,7 @@ class Target:
             if not self._cases and self.operator is not None:
                 self._refuse_no_input([case for _, case in found])
             if self.effort == "quick" and self.operator is not None and self.has_samples:
-                self._cases = _some(self._cases)
+                self._cases = _choose_some(self._cases)
         return self._cases
 
     def _refuse_no_input(self, refused: list[Case]) -> None:
@@ -281,7 +281,7 @@ class Target:
             for case in sampled:
                 yield _dtype_of(case), case
             if self._owner() is None or self._samples is not None:
-                yield from _laid_out(sampled)
+                yield from _lay_out_samples(sampled)
             return
         yield from sweep_cases(self.drawn, self.reference, self.effort, self.forward(), self.inputs)
 
@@ -294,14 +294,14 @@ class Target:
     def _sampled_cases(self) -> Iterable[Case]:
         contract = self.operator.contract
         if self._samples is not None:
-            return self._conforming(declared_cases(contract, self._samples))
+            return self._check_conforming(declared_cases(contract, self._samples))
         if self.operator._samples is not None:
-            return in_every_dtype(contract, self._conforming(declared_cases(contract, self.operator._samples)))
+            return in_every_dtype(contract, self._check_conforming(declared_cases(contract, self.operator._samples)))
         forward = make_target(self._owner().function, None, None, self.effort)
         cases = [case for _, case in forward.cases()]
         return backward_cases(contract, forward.contract, forward.reference, cases)
 
-    def _conforming(self, cases: list[Case]) -> list[Case]:
+    def _check_conforming(self, cases: list[Case]) -> list[Case]:
         """Returns the samples; raises CheckError for one that is against the contract."""
         for case in cases:
             try:
@@ -374,6 +374,10 @@ class Target:
         if self._forward is None:
             self._forward = make_target(forward.function, None, None)
         return self._forward.drawn, self._forward.reference
+
+    def make_sweep(self, effort: str = "") -> Sweep:
+        """Returns what makes inputs that follow from the contract."""
+        return Sweep(self.drawn, forward=self.forward(), effort=effort or self.effort)
 
     def tiny_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns inputs of a few elements, one for each combination of options: finite differences call
@@ -530,7 +534,7 @@ def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
 
 
-def _laid_out(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
+def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
     """Yields a sample of each dtype with tensors offset in memory, and with mixed layouts.
 
     It is the one with the most tensors, of those the smallest.
@@ -565,7 +569,7 @@ def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
     return tuple(put(v) for v in values)
 
 
-def _some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtype | None, Case]]:
+def _choose_some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtype | None, Case]]:
     """Returns about a dozen samples of each dtype, from the first to the last."""
     found = []
     for dtype in dict.fromkeys(d for d, _ in cases):

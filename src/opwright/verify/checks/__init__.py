@@ -71,7 +71,7 @@ CHECKS: dict[str, Check] = {
     "other device": _for_both(threads_and_streams.other_device),
     "graph": _for_both(threads_and_streams.graph_replays),
     "chunks": Check(threads_and_streams.chunks, None),
-    "threads": Check(threads_and_streams.threads, threads_and_streams.threads_of_callable),
+    "threads": _for_both(threads_and_streams.threads),
     "memory": _for_both(memory.memory),
     "leaks": _for_both(memory.leaks),
 }

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU
+from opwright.verify.inputs.budget import OperatorWatch
 from opwright.verify.oracle_process import Computation, Output, frames_of
 from opwright.verify.rounding import SCATTERED_SUMS
 from opwright.verify.target import Target
@@ -60,7 +60,13 @@ def origin(error: BaseException, target: Target) -> str:
 
 
 def agree(
-    target: Target, got: Any, wanted: Any, computation: Computation, values: Any, of_gradient: bool = False
+    target: Target,
+    got: Any,
+    wanted: Any,
+    computation: Computation,
+    values: Any,
+    of_gradient: bool = False,
+    may_round: bool = False,
 ) -> bool:
     """Returns whether the results of a call are those of another one on the same input.
 
@@ -72,19 +78,22 @@ def agree(
         computation: computes the same from the values, by the reference.
         values: the input.
         of_gradient: whether the results are gradients.
+        may_round: whether last bits of a callable may differ too.
     """
     got, wanted = tensors_of(got), tensors_of(wanted)
     if len(got) != len(wanted):
         return False
     if are_same(got, wanted):
         return True
-    if target.operator is None or any(
-        (a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)
-    ):
+    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)):
         return False
-    values = copy_of(values, CPU)
-    if target.operator.declaration.deterministic and (
-        _is_own(target, of_gradient) or not _adds_in_any_order(target, computation, values)
+    if target.operator is None and not may_round:
+        return False
+    values = copy_of(values, None if target.operator is None else CPU)
+    if (
+        target.operator is not None
+        and target.operator.declaration.deterministic
+        and (_is_own(target, of_gradient) or not _adds_in_any_order(target, computation, values))
     ):
         return False
     expected = [e for e in target.expect(computation, values) if e is not None]
@@ -112,22 +121,9 @@ def _is_own(target: Target, of_gradient: bool) -> bool:
 
 
 def _adds_in_any_order(target: Target, computation: Computation, values: list[Any]) -> bool:
-    seen = _Seen()
-    with seen:
+    with OperatorWatch() as watch:
         computation(target, copy_of(values))
-    return not seen.packets.isdisjoint(SCATTERED_SUMS)
-
-
-class _Seen(TorchDispatchMode):
-    """Notes the operators of PyTorch that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.packets: set[Any] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.packets.add(func.overloadpacket)
-        return func(*args, **(kwargs or {}))
+    return not SCATTERED_SUMS.isdisjoint(watch.operators)
 
 
 def tell_difference_from(

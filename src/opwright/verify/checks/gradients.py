@@ -101,7 +101,7 @@ def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
                 raise DeviceLost(str(error)) from error
             yield Finding(
                 str(case),
-                _mismatch(str(error), *_names_for(check, target, case, len(inputs), len(outputs)))
+                _tell_mismatch(str(error), *_names_for(check, target, case, len(inputs), len(outputs)))
                 or first_line(error, 3),
             )
     if cases and not ran:
@@ -126,7 +126,7 @@ def _names_for(
     ]
 
 
-def _mismatch(text: str, inputs: list[str], outputs: list[str]) -> str:
+def _tell_mismatch(text: str, inputs: list[str], outputs: list[str]) -> str:
     """Returns what gradcheck says of the worst element; "" where it shows no two matrices."""
     found = _JACOBIANS.search(text)
     try:
@@ -239,10 +239,12 @@ def recorded_wrong(target: Target, case: Case, leaves: list[Any]) -> str:
     return ""
 
 
-def gradients_of_reference(target: Target, values: Any, seeds: Seeds = seed_like) -> list[torch.Tensor]:
-    """Returns the gradients of all floating-point tensors among the values; zeros where there is none."""
+def gradients_of_reference(
+    target: Target, values: Any, seeds: Seeds = seed_like, asked: set[int] | None = None
+) -> list[torch.Tensor]:
+    """Returns the gradients of the floating-point tensors among the values; zeros where there is none."""
     with target.formulas_for(values):  # for the backward as well
-        found = pull_back(target, target.reference, values, seeds)
+        found = pull_back(target, target.reference, values, seeds, asked)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, floats_of(values), strict=True)]
 
 
@@ -445,34 +447,29 @@ def _gradients_that_are(target: Target, values: list[Any]) -> list[torch.Tensor]
     return [g for g in pull_back(target, target.reference, values) if g is not None]
 
 
-def second_gradients_of_callable(target: Target) -> Iterator[Finding]:
-    """The gradient of a gradient, by the arguments and by the gradient of the outputs, against that in float64.
-
-    A backward that cannot be differentiated is not a finding; one whose result lacks a graph is.
-    """
+def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
+    """Gradients of the samples against those of the reference in float64, parameters of modules included."""
     if target.mutated():
         raise Skipped("it mutates its arguments")
-    for case in target.run_cases()[:1]:
-        at = _differentiable_at(target, case)
-        if not at or not any(o.requires_grad for o in _record(target, case, at)):
-            raise Skipped("nothing to differentiate")
-        try:
-            expected = target.expect(_differentiate_reference_twice, case.values, at, room=_SECOND_SHARE)
-        except RuntimeError as error:
-            raise Skipped(f"the reference has no second gradient: {first_line(error)}") from None
-        try:
-            found = _differentiate_twice(target.run, target.inputs(case), at)
-        except RuntimeError as error:
-            if not any(text in str(error) for text in ("differentiate", "derivative", "double backward")):
-                raise
-            raise Skipped(f"its backward refuses to be differentiated: {first_line(error)}") from None
-        names = target.argument_names(case)
-        of_inputs = [f"by {names[i]}" for i in at]
-        of_seeds = ["by the gradient of an output"] * (len(expected) - len(at))
-        message, pattern = find_difference(target, found, expected, [*of_inputs, *of_seeds])
-        if message:
-            message = f"the gradient of its gradient {message}; {_NO_SECOND}"
-        yield Finding(str(case), message, pattern)
+    compared = False
+    for case in (c for _, c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")):
+        asked = _differentiable_by(target, case)
+        if not asked:
+            continue
+        has_gradient = any(o.requires_grad for o in _record(target, case, asked))
+        if not has_gradient and not any(t.requires_grad for t in tensors_of(case.values)):
+            continue
+        compared = True
+        if not has_gradient:
+            yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
+            continue
+        expected = target.expect(gradients_of_reference, case.values, seed_like, asked, room=0.0)
+        got = pull_back(target, target.run, target.inputs(case), asked=asked)
+        finding = check_gradients(target, case, str(case), got, expected, asked)
+        finding.message = finding.message or recorded_wrong(target, case, as_leaves(target.inputs(case), asked))
+        yield finding
+    if not compared:
+        raise Skipped("nothing to differentiate")
 
 
 # The tolerance of gradgradcheck. Autograd derives these formulas, a different one for each way to compute the same
@@ -481,94 +478,73 @@ _SECOND_SHARE = 1e-3
 _NO_SECOND = "a backward that has none can say so with `torch.autograd.function.once_differentiable`"
 
 
-def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
-    """Gradients of the samples against those of the reference in float64, parameters of modules included."""
+def second_gradients_of_callable(target: Target) -> Iterator[Finding]:
+    """The gradient of a gradient, by the arguments and by the gradient of the outputs, against that in float64.
+
+    A backward that cannot be differentiated is not a finding; one whose result lacks a graph is.
+    """
     if target.mutated():
         raise Skipped("it mutates its arguments")
-    compared = False
-    given = [c for _, c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
-    for case in given:
-        at = _differentiable_at(target, case)
-        if not at:
-            continue
-        outputs = _record(target, case, at)
-        if not any(o.requires_grad for o in outputs):
-            if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
-                compared = True
-                yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
-            continue
-        compared = True
-        expected = target.expect(_differentiate_reference, case.values, at, room=0.0)
-        names = target.argument_names(case)
-        got = _differentiate(target.run, target.inputs(case), at)
-        message, pattern = find_difference(target, got, expected, [f"gradient of {names[i]}" for i in at])
-        message = message or recorded_wrong(target, case, _leaves_at(target.inputs(case), at))
-        yield Finding(str(case), message, pattern)
-    if not compared:
-        raise Skipped("nothing to differentiate")
-
-
-def _differentiable_at(target: Target, case: Case) -> list[int]:
-    """Returns the positions by which the reference can be differentiated: by the mean of a batch norm it cannot."""
-
-    def can(positions: list[int]) -> bool:
+    for case in target.run_cases()[:1]:
+        asked = _differentiable_by(target, case)
+        if not asked or not any(o.requires_grad for o in _record(target, case, asked)):
+            raise Skipped("nothing to differentiate")
         try:
-            outputs = _outputs_of(target.reference, copy_of(case.values), positions)
+            expected = target.expect(_second_gradients_of_reference, case.values, asked, room=_SECOND_SHARE)
+        except RuntimeError as error:
+            raise Skipped(f"the reference has no second gradient: {first_line(error)}") from None
+        try:
+            found = _differentiate_twice(target.run, target.inputs(case), asked)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in ("differentiate", "derivative", "double backward")):
+                raise
+            raise Skipped(f"its backward refuses to be differentiated: {first_line(error)}") from None
+        names = [f"by {name}" for i, name in enumerate(target.float_names(case)) if i in asked]
+        names += ["by the gradient of an output"] * (len(expected) - len(names))
+        message, pattern = find_difference(target, found, expected, names)
+        yield Finding(str(case), message and f"the gradient of its gradient {message}; {_NO_SECOND}", pattern)
+
+
+def _differentiable_by(target: Target, case: Case) -> set[int]:
+    """Returns by which floating-point tensors the reference can be differentiated: by the mean of a batch norm it cannot."""
+
+    def can(asked: set[int]) -> bool:
+        try:
+            with torch.enable_grad():
+                outputs = tensors_of(target.reference(as_leaves(copy_of(case.values), asked)))
             return any(output.requires_grad for output in outputs)
         except RuntimeError:
             return False
 
-    every = target.callables.differentiable_at(case)
-    return every if can(every) else [i for i in every if can([i])]
+    every = set(range(len(floats_of(case.values[: target.callables.count_differentiable(case)]))))
+    return every if can(every) else {i for i in every if can({i})}
 
 
-def _leaves_at(values: Sequence[Any], at: Sequence[int]) -> list[Any]:
-    return [v.detach().requires_grad_() if i in at else v for i, v in enumerate(values)]
-
-
-def _outputs_of(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
-    with torch.enable_grad():
-        return tensors_of(function(_leaves_at(values, at)))
-
-
-def _record(target: Target, case: Case, at: Sequence[int]) -> list[torch.Tensor]:
+def _record(target: Target, case: Case, asked: set[int]) -> list[torch.Tensor]:
     """Returns the outputs of a call that is recorded for a gradient.
 
     Raises:
         Skipped: it refuses tensors that need gradients, as numpy does, and no sample has such.
     """
     try:
-        return _outputs_of(target.run, target.inputs(case), at)
+        with torch.enable_grad():
+            return tensors_of(target.run(as_leaves(target.inputs(case), asked)))
     except DeviceLost:
         raise
     except Exception as error:
-        if any(v.requires_grad for v in case.values if isinstance(v, torch.Tensor)):
+        if any(t.requires_grad for t in tensors_of(case.values)):
             raise
         raise Skipped(f"it takes no tensors that need gradients: {first_line(error)}") from None
 
 
-def _differentiate(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
-    leaves = _leaves_at(values, at)
-    with torch.enable_grad():
-        outputs = [o for o in tensors_of(function(leaves)) if o.requires_grad]
-    inputs = [leaves[i] for i in at]
-    found = torch.autograd.grad(outputs, inputs, [seed_like(o) for o in outputs], allow_unused=True)
-    return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
-
-
-def _differentiate_reference(target: Target, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
+def _second_gradients_of_reference(target: Target, values: Any, asked: set[int]) -> list[torch.Tensor]:
     with target.formulas_for(values):  # for the backward as well
-        return _differentiate(target.reference, values, at)
+        return _differentiate_twice(target.reference, values, asked)
 
 
-def _differentiate_reference_twice(target: Target, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
-    with target.formulas_for(values):  # for the backward as well
-        return _differentiate_twice(target.reference, values, at)
-
-
-def _differentiate_twice(function: Any, values: Sequence[Any], at: Sequence[int]) -> list[torch.Tensor]:
-    leaves = _leaves_at(values, at)
-    inputs = [leaves[i] for i in at]
+def _differentiate_twice(function: Callable[[Any], list[Any]], values: Any, asked: set[int]) -> list[torch.Tensor]:
+    leaves = as_leaves(values, asked)
+    inputs = [t for t in floats_of(leaves) if t.requires_grad]
     with torch.enable_grad():
         outputs = [o for o in tensors_of(function(leaves)) if o.requires_grad]
         seeds = [seed_like(o).requires_grad_() for o in outputs]
@@ -579,7 +555,7 @@ def _differentiate_twice(function: Any, values: Sequence[Any], at: Sequence[int]
         return [torch.zeros_like(v) for v in wanted]
     # By all that they were made of: a backward that refuses to be differentiated does so on the way to no input.
     found = torch.autograd.grad(firsts, [*wanted, *_made_of(firsts)], [seed_like(g) for g in firsts], allow_unused=True)
-    return [torch.zeros_like(v) if g is None else g for g, v in zip(found[: len(wanted)], wanted, strict=True)]
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(found, wanted, strict=False)]
 
 
 def _made_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

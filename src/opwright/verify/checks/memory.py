@@ -16,7 +16,7 @@ from opwright.spec.samples import Case, Sweep
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import wait_for
-from opwright.verify.inputs.variations import enlarged
+from opwright.verify.inputs.variations import enlarge
 from opwright.verify.target import Target
 from opwright.verify.tensors import storage_bytes, tensors_of
 
@@ -80,7 +80,7 @@ def _large_case(target: Target) -> Case | None:
         if target.operator is None or target.has_samples:
             found = max((case for _, case in target.cases()), key=size_of, default=None)
             if found is None or size_of(found) < _MIN_BYTES:
-                found = enlarged(target, _MIN_BYTES)
+                found = enlarge(target, _MIN_BYTES)
         else:
             family = target.contract.scalar_family
             sweep = Sweep(target.drawn, forward=target.forward(), effort="full")

@@ -22,7 +22,7 @@ from opwright.verify.checks.finding import (
 from opwright.verify.checks.numerics import expected_of
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.target import Target
-from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
+from opwright.verify.tensors import are_same, copy_of, fill_from, is_same, storage_bytes, tensors_of
 
 _GUARD = 64  # elements on either side of an output
 _WRITES_AROUND = "it writes outside of its inputs"
@@ -64,14 +64,14 @@ def outputs_written(target: Target) -> Iterator[Finding]:
             same = agree(target, target.run(given), outs, outputs_of_reference, case.values)
             yield Finding(str(case), "" if same else "the out variant gives other values, or leaves some unwritten")
         for case in [] if operator.declaration.random else target.run_cases():
-            for what, message in _laid_out(target, case):
+            for what, message in _try_layouts(target, case):
                 is_damage = _WRITES_ELSEWHERE if message == _WRITES_ELSEWHERE else ""
                 yield Finding(f"{case}, {what}", message, is_fatal=is_damage)
                 if is_damage:
                     return
 
 
-def _laid_out(target: Target, case: Case) -> Iterator[tuple[str, str]]:
+def _try_layouts(target: Target, case: Case) -> Iterator[tuple[str, str]]:
     """Yields layouts of `out=` with what is wrong with the call, "" where nothing is."""
     results = [
         tensors_of(case.values)[0].new_empty(0, device=target.device) if r is None else r
@@ -88,7 +88,7 @@ def _laid_out(target: Target, case: Case) -> Iterator[tuple[str, str]]:
             for out, copy in zip(outs, around, strict=True)
         ):
             message = _WRITES_ELSEWHERE
-        yield f"{layout} `out=`", message or _difference(target, case, outs, results)
+        yield f"{layout} `out=`", message or _tell_difference(target, case, outs, results)
     for layout, share in (("expanded", _expand), ("overlapping", _overlap)):
         shared = [share(result) for result in results]
         if any(overlaps_itself(out) for out in shared):
@@ -99,10 +99,10 @@ def _laid_out(target: Target, case: Case) -> Iterator[tuple[str, str]]:
             if at in target.mutated() or not isinstance(value, torch.Tensor) or not value.numel():
                 continue
             if value.shape == result.shape and value.dtype == result.dtype:
-                yield from _shared_with_argument(target, case, results, i, at)
+                yield from _try_shared_with_argument(target, case, results, i, at)
 
 
-def _shared_with_argument(
+def _try_shared_with_argument(
     target: Target, case: Case, results: list[torch.Tensor], i: int, at: int
 ) -> Iterator[tuple[str, str]]:
     """Yields an output that is an argument, and one that begins one element behind it."""
@@ -115,7 +115,7 @@ def _shared_with_argument(
         outs[i] = buffer[shift : shift + like.numel()].view(like.shape)
         message = _call_with(target, values, outs)
         # Refused is right, and so is the result.
-        is_right = message or not _difference(target, case, outs, results)
+        is_right = message or not _tell_difference(target, case, outs, results)
         output, argument_name = target.output_names(len(results))[i], target.argument_names(case)[at]
         yield (
             f"`out=` for {output} {what} {argument_name}",
@@ -123,7 +123,7 @@ def _shared_with_argument(
         )
 
 
-def _difference(target: Target, case: Case, outs: list[torch.Tensor], results: list[torch.Tensor]) -> str:
+def _tell_difference(target: Target, case: Case, outs: list[torch.Tensor], results: list[torch.Tensor]) -> str:
     """Returns what is wrong with outputs; a kernel may round otherwise where they are laid out otherwise."""
     if are_same(outs, results):
         return ""
@@ -203,8 +203,8 @@ def guard_bands(target: Target) -> Iterator[Finding]:
                 if count == 2 and are_same(by_filling[False], by_filling[True]):
                     break
                 bands.fill(with_zeros)
-                for i in target.mutated() if count else ():
-                    _restore(values[i], case.values[i])
+                if count:
+                    fill_from([values[i] for i in target.mutated()], [case.values[i] for i in target.mutated()])
                 results = [*target.run(values), *(values[i] for i in target.mutated())]
                 by_filling[with_zeros].append([t.clone() for t in tensors_of(results)])
                 if not with_zeros and not bands.are_intact():
@@ -216,12 +216,6 @@ def guard_bands(target: Target) -> Iterator[Finding]:
                         "other values when NaN lies around its inputs than when zeros do: it reads outside of them"
                     )
             yield Finding(str(case), message)
-
-
-def _restore(value: Any, original: Any) -> None:
-    for target, source in zip(tensors_of([value]), tensors_of([original]), strict=True):
-        if not torch._debug_has_internal_overlap(target):
-            target.copy_(source)
 
 
 def outputs_written_of_callable(target: Target) -> Iterator[Finding]:
@@ -243,11 +237,11 @@ def outputs_written_of_callable(target: Target) -> Iterator[Finding]:
             finally:
                 torch.use_deterministic_algorithms(was[0], warn_only=was[1])
                 torch.utils.deterministic.fill_uninitialized_memory = filled
-        yield _first_and_second(target, case, alone, outputs)
+        yield _compare_calls(target, case, alone, outputs)
 
 
-def _first_and_second(target: Target, case: Case, alone: Sequence[Any], outputs: Sequence[Any]) -> Finding:
-    """Judges two calls where they differ; where both are wrong in the same way, that is for other checks to say."""
+def _compare_calls(target: Target, case: Case, alone: Sequence[Any], outputs: Sequence[Any]) -> Finding:
+    """Compares two calls where they differ; where both are wrong in the same way, other checks say so."""
     for what, first, second in (
         ("in memory full of NaN", alone, outputs),
         ("the first call with it is wrong, the second right", outputs, alone),

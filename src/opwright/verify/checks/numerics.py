@@ -21,16 +21,18 @@ from opwright.verify.checks.finding import (
     outputs_of_reference,
 )
 from opwright.verify.devices import CPU, DeviceLost
-from opwright.verify.global_state import passing_state
+from opwright.verify.global_state import read_passing_state
 from opwright.verify.inputs.boundaries import boundary_cases
 from opwright.verify.inputs.values import holds_infinities
 from opwright.verify.inputs.variations import cases_with_other_options, is_of_one, resized_cases
+from opwright.verify.oracle import try_reference
 from opwright.verify.oracle_process import Output
 from opwright.verify.target import Target
 from opwright.verify.tensors import (
     are_same,
     bits_of,
     copy_of,
+    fill_from,
     is_same,
     shares_memory,
     storage_bytes,
@@ -52,21 +54,19 @@ def numerics(target: Target) -> Iterator[Finding]:
             except Exception as error:
                 if target.operator is None or isinstance(error, DeviceLost):
                     raise
-                yield _raised(target, case, error, f", {_why_refused(target, case)}")
+                yield _tell_raised(target, case, error, f", {_why_refused(target, case)}")
                 continue
             yield check_call(target, case, target.inputs(case), expected)
 
 
-def _raised(target: Target, case: Case, error: Exception, more: str = "") -> Finding:
+def _tell_raised(target: Target, case: Case, error: Exception, more: str = "") -> Finding:
     text = f"{RAISED}{type(error).__name__}: {first_line(error)}{origin(error, target)}{more}"
     return Finding(str(case), text)
 
 
 def _why_refused(target: Target, case: Case) -> str:
     """Returns why the oracle cannot compute a case whose values the reference takes."""
-    try:
-        target.reference(copy_of(case.values))
-    except Exception:  # whatever a reference may raise
+    if try_reference(target.reference, case.values) is None:
         return "for a tensor laid out like this: a reference takes any strides, with `.contiguous()` if it must"
     return "for the same values in float64: a reference takes the dtype of its arguments"
 
@@ -84,13 +84,13 @@ def check_call(target: Target, case: Case, values: list[Any], expected: list[Out
         case: what is called, with the values that the arguments must have kept.
         values: the arguments on the device.
     """
-    versions = [t._version for t in _kept(target, values)]
+    versions = [t._version for t in _unwritten(target, values)]
     try:
         outputs = target.run(values)
     except DeviceLost:
         raise
     except Exception as error:
-        return _raised(target, case, error)
+        return _tell_raised(target, case, error)
     finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
     results = [*outputs, *(values[i] for i in target.mutated())]
     if len(results) != len(expected):
@@ -131,7 +131,7 @@ def _form_of(target: Target, output: Any, wanted: Output, is_output: bool) -> st
     return ""
 
 
-def _kept(target: Target, values: list[Any]) -> list[torch.Tensor]:
+def _unwritten(target: Target, values: list[Any]) -> list[torch.Tensor]:
     """Returns the tensors among the arguments that a call must leave alone."""
     return tensors_of([v for i, v in enumerate(values) if i not in target.mutated()])
 
@@ -143,7 +143,7 @@ def _side_effects(target: Target, case: Case, values: list[Any], outputs: list[A
             for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
                 if not is_same(storage_bytes(b), storage_bytes(a)):
                     return f"{names[i]} was changed by the call"
-    if [t._version for t in _kept(target, values)] != versions:
+    if [t._version for t in _unwritten(target, values)] != versions:
         return "an argument was written to during the call, and then restored"
     of_outputs = target.output_names(len(outputs))
     for i, output in enumerate(outputs):
@@ -177,11 +177,11 @@ def _check_boundary(target: Target, case: Case) -> Finding:
     except DeviceLost:
         raise
     except Exception as error:  # whatever a reference may raise to refuse
-        return Finding(str(case), _accepted(target, case, error))
+        return Finding(str(case), _tell_accepted(target, case, error))
     return check_call(target, case, target.inputs(case), expected)
 
 
-def _accepted(target: Target, case: Case, refusal: Exception) -> str:
+def _tell_accepted(target: Target, case: Case, refusal: Exception) -> str:
     """Returns how a call did not refuse what its reference refuses, "" if it did.
 
     The type is the reference's, or one of Opwright's: a kernel may say in its own words that it cannot go on.
@@ -361,11 +361,11 @@ def fresh_data(target: Target) -> Iterator[Finding]:
             at = target.free_tensors(case)
             if not at:
                 continue
-            original = _with(target, case, at, _on_grid) if not case.label.startswith("sample") else case
+            original = _change_case(target, case, at, _on_grid) if not case.label.startswith("sample") else case
             variants = [
-                ("two elements in the middle exchanged", _with(target, original, at, _exchanged)),
-                ("an element in the middle changed", _with(target, original, at, _changed)),
-                ("other values", _with(target, original, at, _reversed)),
+                ("two elements in the middle exchanged", _change_case(target, original, at, _exchange)),
+                ("an element in the middle changed", _change_case(target, original, at, _change_one)),
+                ("other values", _change_case(target, original, at, _reverse)),
                 ("the first values again", original),
             ]
             if target.effort == "quick" and case.label == "large":
@@ -374,11 +374,15 @@ def fresh_data(target: Target) -> Iterator[Finding]:
             key = ("fresh data", id(case))
             expected = target.remember(key, lambda o=original: expected_of(target, o))
             finding = check_call(target, original, values, expected)
-            variants = [(what, v) for what, v in variants if v is original or _is_input(target, v)]
+            variants = [
+                (what, v)
+                for what, v in variants
+                if v is original or try_reference(target.reference, v.values) is not None
+            ]
             for i, (what, variant) in enumerate(variants):
                 if finding.message:
                     break
-                _write_into(values, variant, target)
+                fill_from(values, target.inputs(variant))
                 if variant is not original:
                     expected = target.remember((*key, i), lambda v=variant: expected_of(target, v))
                 else:
@@ -390,16 +394,6 @@ def fresh_data(target: Target) -> Iterator[Finding]:
             yield finding
 
 
-def _is_input(target: Target, variant: Case) -> bool:
-    """Returns whether the reference takes it: integers in another order may no longer be valid indices."""
-    try:
-        with torch.no_grad():
-            target.reference(copy_of(variant.values))
-    except Exception:  # whatever a reference may raise to refuse
-        return False
-    return True
-
-
 def representatives(target: Target) -> list[Case]:
     """Returns a small input of each dtype, and a large one."""
     if target.operator is None or target.has_samples:
@@ -408,14 +402,14 @@ def representatives(target: Target) -> list[Case]:
     return list({id(c): c for c in [*small.values(), *target.run_cases()]}.values())
 
 
-def _with(target: Target, case: Case, at: set[int], change: Any) -> Case:
+def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
     """Returns a case whose floating-point tensors are changed, within their domains; where there are none, whole numbers are exchanged."""
     has_floats = any(t.is_floating_point() for t in tensors_of([v for i, v in enumerate(case.values) if i in at]))
 
     def can_change(value: torch.Tensor) -> bool:
         if has_floats:
             return value.is_floating_point()
-        return change is _exchanged and value.dtype != torch.bool
+        return change is _exchange and value.dtype != torch.bool
 
     def changed(value: Any, position: int) -> Any:
         if isinstance(value, (list, tuple)):
@@ -437,7 +431,7 @@ def _on_grid(flat: torch.Tensor) -> torch.Tensor:
     return (flat * 8).round().clamp(-32, 32) / 8
 
 
-def _exchanged(flat: torch.Tensor) -> torch.Tensor:
+def _exchange(flat: torch.Tensor) -> torch.Tensor:
     inner = flat[1:-1]
     if inner.numel() > 1:
         low, high = int(inner.argmin()), int(inner.argmax())
@@ -445,19 +439,13 @@ def _exchanged(flat: torch.Tensor) -> torch.Tensor:
     return flat
 
 
-def _changed(flat: torch.Tensor) -> torch.Tensor:
+def _change_one(flat: torch.Tensor) -> torch.Tensor:
     flat[flat.numel() // 2] += 0.5
     return flat
 
 
-def _reversed(flat: torch.Tensor) -> torch.Tensor:
+def _reverse(flat: torch.Tensor) -> torch.Tensor:
     return 0.5 * flat.flip(0)
-
-
-def _write_into(values: list[Any], case: Case, target: Target) -> None:
-    for into, source in zip(tensors_of(values), tensors_of(target.inputs(case)), strict=True):
-        if not torch._debug_has_internal_overlap(into):
-            into.copy_(source)
 
 
 # --- global state ------------------------------------------------------------------------------------------
@@ -471,9 +459,9 @@ def global_state(target: Target) -> Iterator[Finding]:
     for case in target.run_cases():
         with torch.no_grad():
             values = target.inputs(case)
-            before = passing_state(target.device)
+            before = read_passing_state(target.device)
             target.run(values)
-            after = passing_state(target.device)
+            after = read_passing_state(target.device)
         changed = [name for name, value in before.items() if after.get(name) != value]
         yield Finding(str(case), f"the call changed {', '.join(changed)}" if changed else "")
 

@@ -12,7 +12,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from opwright.verify.checks.finding import (
     agree,
     first_line,
     outputs_and_mutated,
-    tell_difference_from,
 )
 from opwright.verify.checks.gradients import need_gradient, seed_like
 from opwright.verify.checks.numerics import check_call, expected_of, representatives
@@ -38,7 +37,7 @@ from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
 # another reason than the kernel (new memory, a queue of the hardware that streams share) does not do so always.
 _BUSY_MS = (30, 600, 30, 30)
 _CYCLES, _TIMES = 2_000_000, 8  # a millisecond, to measure the clock by
-_THREADS, _ROUNDS = 4, 16
+_THREADS, _ROUNDS, _ROUNDS_OF_CALLABLE = 4, 16, 4
 
 
 @dataclass
@@ -88,34 +87,34 @@ def _gradient(target: Target, case: Case) -> Trial | None:
         return None
 
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], both: list[Any]) -> bool:
-        return agree(target, got, wanted, _pulled_back_by_reference, both, of_gradient=True)
+        return agree(target, got, wanted, _pull_back_by_reference, both, of_gradient=True)
 
     def change(both: list[Any]) -> list[Any]:
         return [_other_arguments(target, both[0]), other_values(both[1])]
 
     values = target.inputs(case)
-    outputs, _ = _recorded(target.call, values)
+    outputs, _ = _record(target.call, values)
     if not outputs:
         return None
-    compute = functools.partial(_pulled_back, target.call)
+    compute = functools.partial(_pull_back, target.call)
     return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute, change, is_same)
 
 
-def _recorded(call: Any, values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _record(call: Any, values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     leaves = _with_gradients(values)
     with torch.enable_grad():
         outputs = [o for o in call(leaves) if o is not None and o.requires_grad]
     return outputs, [t for t in tensors_of(leaves) if t.requires_grad]
 
 
-def _pulled_back(call: Any, both: list[Any]) -> list[torch.Tensor]:
+def _pull_back(call: Any, both: list[Any]) -> list[torch.Tensor]:
     values, seeds = both
-    found = torch.autograd.grad(*_recorded(call, values), seeds, allow_unused=True)
+    found = torch.autograd.grad(*_record(call, values), seeds, allow_unused=True)
     return [g for g in found if g is not None]
 
 
-def _pulled_back_by_reference(target: Target, both: list[Any]) -> list[torch.Tensor]:
-    return _pulled_back(target.reference, both)
+def _pull_back_by_reference(target: Target, both: list[Any]) -> list[torch.Tensor]:
+    return _pull_back(target.reference, both)
 
 
 def _with_gradients(value: Any) -> Any:
@@ -141,7 +140,7 @@ def other_values(values: list[Any]) -> list[Any]:
     return found
 
 
-def fill_from(targets: list[Any], sources: list[Any]) -> None:
+def fill_storage(targets: list[Any], sources: list[Any]) -> None:
     """Copies data into tensors of the same layout, on the current stream."""
     for target, source in zip(tensors_of(targets), tensors_of(sources), strict=True):
         storage_bytes(target).copy_(storage_bytes(source), non_blocking=True)
@@ -186,7 +185,7 @@ def _on_side_stream(trial: Trial, busy: _Busy) -> str:
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         busy.keep(_BUSY_MS[0])
-        fill_from(early, trial.values)
+        fill_storage(early, trial.values)
         got = trial.compute(early)
     stream.synchronize()
     same = trial.agree(got, wanted, trial.values)
@@ -194,16 +193,16 @@ def _on_side_stream(trial: Trial, busy: _Busy) -> str:
     if not same:
         return "on a side stream it reads its input before the stream has produced it, or returns before it is done"
     for milliseconds in _BUSY_MS:
-        if not _waits(functools.partial(trial.compute, copy_of(trial.values)), stream, busy, milliseconds):
+        if not _does_wait(functools.partial(trial.compute, copy_of(trial.values)), stream, busy, milliseconds):
             return ""
         stream = _warm_stream(trial)
     one = torch.zeros(1, device="cuda").zero_
-    if any(_waits(one, stream, busy, milliseconds) for milliseconds in _BUSY_MS):
+    if any(_does_wait(one, stream, busy, milliseconds) for milliseconds in _BUSY_MS):
         raise Skipped("others use the GPU: even one kernel on a side stream ends after the default stream's work")
     return "on a side stream it waits for the default stream"
 
 
-def _waits(run: Callable[[], Any], stream: torch.cuda.Stream, busy: _Busy, milliseconds: float) -> bool:
+def _does_wait(run: Callable[[], Any], stream: torch.cuda.Stream, busy: _Busy, milliseconds: float) -> bool:
     """Returns whether what runs on a stream ends after what keeps the default stream busy for a time."""
     torch.cuda.synchronize()
     busy.keep(milliseconds)
@@ -309,7 +308,7 @@ def _in_graph(trial: Trial, target: Target) -> str:
             raise Skipped(f"its reference cannot be captured: {first_line(error)}") from None
         return f"it cannot be captured: {first_line(error, 3)}"
     for values, right in zip([*given, given[0]], [*wanted, wanted[0]], strict=True):
-        fill_from(static, values)
+        fill_storage(static, values)
         graph.replay()
         torch.cuda.synchronize()
         if not trial.agree(got, right, values):
@@ -368,15 +367,39 @@ def threads(target: Target) -> Iterator[Finding]:
     Then all threads with the same data, which none may write into, not even for a moment.
     """
     mutates = bool(target.mutated())
+    is_plain = target.operator is None and target.device.type == "cpu"
+    if is_plain and mutates:
+        raise Skipped("it mutates its arguments")
+    if is_plain and target.callables.are_shared and target.callables.parameters:
+        raise Skipped("a module is given its parameters call by call")
     with _device(target), _frequent_switches():
-        for trial in trials(target):
+        for trial in [_forward_of_callable(target)] if is_plain else trials(target):
             given = [trial.values]
             while len(given) < _THREADS:
                 given.append(trial.change(given[-1]))
             message = _in_threads(target, trial, given, copies=True)
-            if not message and not mutates:
+            if not message and not mutates and not is_plain:
                 message = _in_threads(target, trial, [trial.values] * _THREADS, copies=False)
             yield Finding(trial.label, message)
+
+
+def _forward_of_callable(target: Target) -> Trial:
+    """Returns a trial whose results may round otherwise, with other values only where it takes them."""
+    case = target.run_cases()[0]
+    trial = _forward(target, case)
+
+    def change(values: list[Any]) -> list[Any]:
+        changed = other_values(values)
+        try:
+            trial.compute(copy_of(changed))
+        except Exception:  # not an input that it takes
+            return trial.values
+        return changed
+
+    def is_right(got: list[torch.Tensor], wanted: list[torch.Tensor], values: list[Any]) -> bool:
+        return agree(target, got, wanted, outputs_and_mutated, values, may_round=True)
+
+    return replace(trial, change=change, agree=is_right)
 
 
 @contextlib.contextmanager
@@ -403,7 +426,10 @@ def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bo
 
     def work(values: list[Any], right: list[torch.Tensor]) -> None:
         try:
-            used = [copy_of(values) if copies else values for _ in range(_ROUNDS)]
+            used = [
+                copy_of(values) if copies else values
+                for _ in range(_ROUNDS if target.operator is not None else _ROUNDS_OF_CALLABLE)
+            ]
             if not on_gpu:
                 start.wait(60)
                 results = [trial.compute(each) for each in used]
@@ -449,52 +475,3 @@ def _run_all(running: list[threading.Thread]) -> None:
         thread.start()
     for thread in running:
         thread.join()
-
-
-_ROUNDS_OF_CALLABLE = 4
-
-
-def threads_of_callable(target: Target) -> Iterator[Finding]:
-    """In several threads at once, each with data of its own, it gives what it gives alone."""
-    if target.device.type != "cpu":
-        yield from threads(target)
-        return
-    if target.mutated():
-        raise Skipped("it mutates its arguments")
-    if target.callables.are_shared and target.callables.parameters:
-        raise Skipped("a module is given its parameters call by call")
-    for case in target.run_cases()[:1]:
-        yield Finding(str(case), _run_in_threads(target, case))
-
-
-def _run_in_threads(target: Target, case: Case) -> str:
-    values = target.inputs(case)
-    with torch.no_grad():
-        given = [(values, target.run(copy_of(values)))]
-        while len(given) < _THREADS:
-            values = other_values(values)
-            try:
-                given.append((values, target.run(copy_of(values))))
-            except Exception:  # not an input that it takes
-                values, alone = given[0]
-                given.append((values, alone))
-    start, bad = threading.Barrier(_THREADS), []
-
-    def work(values: list[Any], alone: list[Any]) -> None:
-        try:
-            copies = [copy_of(values) for _ in range(_ROUNDS_OF_CALLABLE)]
-            start.wait(60)
-            with torch.no_grad():
-                results = [target.call(copied) for copied in copies]
-            messages = [tell_difference_from(target, values, alone, outputs)[0] for outputs in results]
-            bad.extend(f"in several threads at once: {message}" for message in messages if message)
-        except Exception as error:
-            start.abort()
-            bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
-
-    running = [threading.Thread(target=work, args=pair) for pair in given]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return bad[0] if bad else ""

@@ -22,7 +22,7 @@ from opwright.spec.domains import Index
 from opwright.spec.samples import Case, Fill, Sweep, domain_in
 from opwright.spec.sources import Source
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
-from opwright.verify.oracle import to_oracle
+from opwright.verify.oracle import are_finite, try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, tensors_of
 
@@ -123,7 +123,7 @@ def _index_cases(target: Target) -> Iterator[Case]:
 
     Where it takes any, they are not indices: then the extremes of the dtype are among them.
     """
-    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
+    maker = target.make_sweep()
     dtype = main_dtype(target)
     for parameter in target.contract.tensors:
         own = parameter.type.family.dtypes[0]
@@ -219,7 +219,7 @@ def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
 
 def _option_cases(target: Target) -> Iterator[Case]:
     """Yields integers and numbers among the options that are negative, zero, extreme, and those just refused."""
-    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
+    maker = target.make_sweep()
     usual = maker.option_sets()[0]
     sizes = maker.base_sizes() | {BATCH: 3}
     for parameter in target.contract.parameters:
@@ -282,11 +282,8 @@ def _is_refused(target: Target, case: Case) -> bool:
 
 def _is_finite(target: Target, case: Case) -> bool:
     """Returns whether the results are numbers, in float64 too: what else a formula gives depends on its order."""
-    try:
-        found = [target.reference(copy_of(case.values)), target.reference([to_oracle(v) for v in case.values])]
-    except Exception:  # whatever a reference may raise to refuse
-        return False
-    return all(bool(torch.isfinite(t).all()) for outputs in found for t in tensors_of(outputs))
+    found = [try_reference(target.reference, case.values, is_exact=exact) for exact in (False, True)]
+    return all(outputs is not None and are_finite(outputs) for outputs in found)
 
 
 # --- special values ----------------------------------------------------------------------------------------
@@ -297,7 +294,7 @@ def _special_cases(target: Target) -> Iterator[Case]:
 
     A tensor without rows has them in all places at once, and then, since one NaN hides the others in a sum, one alone.
     """
-    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
+    maker = target.make_sweep()
     family = target.contract.scalar_family
     options = maker.option_sets()
     pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
@@ -395,7 +392,7 @@ def _size_cases(target: Target) -> Iterator[Case]:
 
     Tiles are powers of two, three times those, and what the source of the kernel names.
     """
-    maker = Sweep(target.drawn, forward=target.forward(), effort=target.effort)
+    maker = target.make_sweep()
     options, beside = itertools.cycle(maker.option_sets()), itertools.cycle((-1, 1))
     family = target.contract.scalar_family
     main = main_dtype(target)

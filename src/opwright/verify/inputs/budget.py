@@ -32,7 +32,7 @@ def is_too_large(
     The reference refuses a part, or it is slow. Or it loops over what grows, or makes a tensor that grows faster
     than its input, of all rows with each other, say, or one of more than `most` elements.
     """
-    watched = [_Watch() for _ in parts]
+    watched = [OperatorWatch() for _ in parts]
     try:
         with torch.no_grad():
             for case, watch in zip(parts, watched, strict=True):
@@ -43,7 +43,7 @@ def is_too_large(
     except Exception:  # whatever either may raise to refuse
         return True
     few, many = watched
-    return many.operators > few.operators or many.largest > PART * few.largest or PART * many.largest > most
+    return len(many.operators) > len(few.operators) or many.largest > PART * few.largest or PART * many.largest > most
 
 
 def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: float) -> bool:
@@ -59,12 +59,13 @@ def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: f
     return True
 
 
-class _Watch(TorchDispatchMode):
-    """Counts the operators of PyTorch that are called, and notes the size of the largest tensor that one makes."""
+class OperatorWatch(TorchDispatchMode):
+    """Notes the operators of PyTorch that are called, and the size of the largest tensor that one makes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators = self.largest = 0
+        self.operators: list[Any] = []
+        self.largest = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,7 +73,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.operators += 1
+        self.operators.append(func.overloadpacket)
         made = tensors_of(result if isinstance(result, (list, tuple)) else [result])
         self.largest = max([self.largest, *(t.numel() for t in made)])
         return result

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ import torch
 
 from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.spec.samples import Case
-from opwright.verify.oracle import to_oracle
-from opwright.verify.tensors import copy_of, tensors_of
+from opwright.verify.oracle import are_finite, to_oracle, try_reference
+from opwright.verify.tensors import count_elements, tensors_of
 
 _SCALES = (1.0, 1e-3, 10.0, 1e3)
 _MIXED = ("transposed", "contiguous", "sliced", "offset")
@@ -47,50 +46,47 @@ def derived_cases(
 
     def accepts(case: Case, is_finite: bool = True, is_number: bool = False, is_real: bool = False) -> bool:
         announce(case)
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # whether that is an input is only asked here
-                exact, plain = reference(to_oracle(list(case.values))), reference(copy_of(list(case.values)))
-        except Exception:  # whatever a reference may raise to refuse
+        exact = try_reference(reference, case.values, is_exact=True)
+        plain = try_reference(reference, case.values)
+        if exact is None or plain is None:
             return False
-        if is_number and any(isinstance(e, torch.Tensor) and bool(e.isnan().any()) for e in exact):
+        if is_number and any(bool(e.isnan().any()) for e in tensors_of(exact)):
             return False
-        if is_real and not all(e.is_floating_point() for e in exact if isinstance(e, torch.Tensor)):
+        if is_real and not all(e.is_floating_point() for e in tensors_of(exact)):
             return False  # indices of equal numbers may come in any order
-        return all(map(_is_finite if is_finite else _is_alike, exact, plain))
+        return are_finite(exact) if is_finite else all(map(_is_alike, exact, plain))
+
+    def compare_exactly(values: Sequence[Any], others: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        with torch.no_grad():
+            pairs = zip(reference(to_oracle(list(values))), reference(list(others)), strict=True)
+            return [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
 
     def depends(case: Case, other: Case) -> bool:
         """Whether the two give different results."""
-        with torch.no_grad():
-            pairs = zip(reference(to_oracle(list(case.values))), reference(to_oracle(list(other.values))), strict=True)
-            return any(isinstance(a, torch.Tensor) and not torch.equal(a, b) for a, b in pairs)
+        return any(not torch.equal(a, b) for a, b in compare_exactly(case.values, to_oracle(list(other.values))))
 
     def is_limit(case: Case, at: int) -> bool:
         """Whether -inf in an argument gives what ever larger negative numbers tend to, as it does where it is a mask."""
-        with torch.no_grad():
-            exact = to_oracle(list(case.values))
-            large = [v.clamp(min=-_LARGE) if i == at else v for i, v in enumerate(to_oracle(list(case.values)))]
-            pairs = [
-                (a, b) for a, b in zip(reference(exact), reference(large), strict=True) if isinstance(a, torch.Tensor)
-            ]
+        large = [v.clamp(min=-_LARGE) if i == at else v for i, v in enumerate(to_oracle(list(case.values)))]
         # Infinite results are those of rows that are masked as a whole, and reduced.
         axes = case.values[at].ndim
         return all(
-            torch.allclose(_bounded(a), _bounded(b), rtol=1e-6, atol=1e-6)
-            and (a.ndim < axes or bool(a.isfinite().all()))
-            for a, b in pairs
+            torch.allclose(_bound(a), _bound(b), rtol=1e-6, atol=1e-6) and (a.ndim < axes or bool(a.isfinite().all()))
+            for a, b in compare_exactly(case.values, large)
         )
 
     for case in given:
-        if sum(t.numel() for t in tensors_of(case.values)) > _MAX_ELEMENTS:
+        if count_elements(case.values) > _MAX_ELEMENTS:
             continue
-        varied = _varied(case, shared(case))
+        varied = _vary(case, shared(case))
         for some in (varied, *({i: v} for i, v in varied.items() if len(varied) > 1)):
             changed = _with(case, "zeros and ones replaced", some)
             if some and accepts(changed):
                 yield changed
                 break
-        if (drawn := _integers(case, arguments(case))) and accepts(changed := _with(case, "other integers", drawn)):
+        if (drawn := _draw_integers(case, arguments(case))) and accepts(
+            changed := _with(case, "other integers", drawn)
+        ):
             yield changed
         for i, value in enumerate(case.values[: arguments(case)]):
             if isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.ndim and value.numel():
@@ -106,18 +102,14 @@ def derived_cases(
             yield from _other_values(case, free, accepts, depends, is_limit)
         for layout in LAYOUTS:
             if not (mutates and layout == "expanded"):  # writing through stride 0 has no defined result
-                changed = _with(case, layout, {i: _laid_out(case.values[i], layout) for i in tensors})
+                changed = _with(case, layout, {i: _lay_out(case.values[i], layout) for i in tensors})
                 if accepts(changed, is_finite=False):
                     yield changed
         if len(tensors) > 1:
             layouts = zip(tensors, itertools.cycle(_MIXED))  # no end of them
-            changed = _with(case, "mixed layouts", {i: _laid_out(case.values[i], layout) for i, layout in layouts})
+            changed = _with(case, "mixed layouts", {i: _lay_out(case.values[i], layout) for i, layout in layouts})
             if accepts(changed, is_finite=False):
                 yield changed
-
-
-def _is_finite(exact: Any, plain: Any) -> bool:
-    return not isinstance(exact, torch.Tensor) or bool(torch.isfinite(exact).all())
 
 
 def holds_infinities(case: Case) -> bool:
@@ -125,7 +117,7 @@ def holds_infinities(case: Case) -> bool:
     return f", {_INFINITIES}" in case.label
 
 
-def _bounded(value: torch.Tensor) -> torch.Tensor:
+def _bound(value: torch.Tensor) -> torch.Tensor:
     """Returns a tensor in float64 in which all that is very large is the same."""
     return value.double().clamp(-_LARGE / 1e10, _LARGE / 1e10)
 
@@ -141,7 +133,7 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
 
 
-def _varied(case: Case, count: int) -> dict[int, torch.Tensor]:
+def _vary(case: Case, count: int) -> dict[int, torch.Tensor]:
     """Returns other values for what is all zeros or all ones: somewhat larger ones, as a variance may be; masks with holes."""
     generator = torch.Generator().manual_seed(0)
     found = {}
@@ -166,17 +158,12 @@ def _masks(value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{not others} at the end of rows alone", mask
 
 
-def _integers(case: Case, count: int) -> dict[int, torch.Tensor]:
+def _draw_integers(case: Case, count: int) -> dict[int, torch.Tensor]:
     """Returns other values for integers of both signs, which are not indices: as large, and in 8 bits any."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for i, value in enumerate(case.values[:count]):
-        if not isinstance(value, torch.Tensor) or value.dtype not in (
-            torch.int8,
-            torch.int16,
-            torch.int32,
-            torch.int64,
-        ):
+        if not isinstance(value, torch.Tensor) or value.dtype not in _SIGNED:
             continue
         if not value.numel() or not int(value.min()) < 0 < int(value.max()):
             continue
@@ -226,7 +213,7 @@ def _other_values(
     kinds = (("special values", _FINITE), ("values of all sizes", _SIZES), (_INFINITIES, _NOT_FINITE))
     for label, special in kinds:
         for part, numbers in _parts(case.values[free[0]], special):
-            for values in _tried(case.values[free[0]], numbers, special is _FINITE):
+            for values in _offer(case.values[free[0]], numbers, special is _FINITE):
                 changed = _with(case, f"{label}{part}", {free[0]: values})
                 if accepts(changed, is_finite=special is _FINITE, is_number=special is _SIZES):
                     yield changed
@@ -234,7 +221,7 @@ def _other_values(
         for at in free if len(free) > 1 and special is not _SIZES else ():  # what the others hold may hide them
             neutral = _NEUTRAL if special is _FINITE else _NEUTRAL[::-1]  # 0 times infinity is NaN
             _, numbers = next(_parts(case.values[at], special))
-            for number, values in itertools.product(neutral, _tried(case.values[at], numbers, special is _FINITE)):
+            for number, values in itertools.product(neutral, _offer(case.values[at], numbers, special is _FINITE)):
                 filled = {at: values}
                 others = {i: torch.full_like(case.values[i], number) for i in free if i != at}
                 changed = _with(case, f"{label} in argument {at}, others {number:g}", filled | others)
@@ -253,7 +240,7 @@ def _parts(tensor: torch.Tensor, numbers: Sequence[float]) -> Iterator[tuple[str
         yield f", part {part + 1}" if part else "", some
 
 
-def _tried(tensor: torch.Tensor, numbers: Sequence[float], is_finite: bool) -> Iterator[torch.Tensor]:
+def _offer(tensor: torch.Tensor, numbers: Sequence[float], is_finite: bool) -> Iterator[torch.Tensor]:
     """Yields a tensor with these numbers; of finite ones, where that is not accepted, those without sign, and from 0 to 1."""
     filled = tensor.detach().double().reshape(-1).clone()
     filled[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
@@ -273,6 +260,7 @@ def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
         yield what, drawn.view(tensor.shape)
 
 
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _FAR = 100.0
 _MAX_PARTS = 8
 _LARGE = 1e30
@@ -290,7 +278,7 @@ def _with(case: Case, what: str, changes: dict[int, torch.Tensor]) -> Case:
     return Case(f"{case.label}, {what}", tuple(values), case.options)
 
 
-def _laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+def _lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "expanded":
         return tensor.detach()[:1].clone().expand(tensor.shape) if tensor.ndim else tensor.detach()
     made = lay_out(lambda shape: torch.zeros(shape, dtype=tensor.dtype, device=tensor.device), tensor.shape, layout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,9 +12,9 @@ from torch.utils._pytree import tree_unflatten
 
 from opwright.spec.samples import Case
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
-from opwright.verify.oracle import to_oracle
+from opwright.verify.oracle import are_finite, to_oracle, try_reference
 from opwright.verify.target import Target
-from opwright.verify.tensors import are_same, copy_of, storage_bytes, tensors_of
+from opwright.verify.tensors import are_same, copy_of, count_elements, storage_bytes, tensors_of
 
 _ROWS = 65_601  # more than a GPU's grid has along its second axis
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
@@ -57,7 +56,7 @@ def is_of_one(case: Case) -> bool:
     return ", 1 where " in case.label
 
 
-def enlarged(target: Target, bytes_of_outputs: int) -> Case | None:
+def enlarge(target: Target, bytes_of_outputs: int) -> Case | None:
     """Returns a sample with as many times its rows as outputs of this size need; None where there is none."""
     for case in sorted(_given(target), key=_elements, reverse=True):
         leading = next(_leading(case), None)
@@ -67,8 +66,8 @@ def enlarged(target: Target, bytes_of_outputs: int) -> Case | None:
         times = -(-bytes_of_outputs // made)
         rows = times * leading.shape[0]
         what = f"{times} times the rows"
-        found = _lengthened(target, case, rows, None, _MAX_ENLARGED, what, _MEASURED_SECONDS)
-        if found is not None and not _refuses(target, found):
+        found = _lengthen(target, case, rows, None, _MAX_ENLARGED, what, _MEASURED_SECONDS)
+        if found is not None and try_reference(target.run, target.inputs(found)) is not None:
             return found
     return None
 
@@ -83,13 +82,13 @@ def _given(target: Target) -> list[Case]:
 def _long(target: Target, case: Case) -> Case | None:
     for width in _WIDTHS:
         most = _MAX_ELEMENTS[target.effort]
-        found = _lengthened(target, case, _ROWS, width, most, f"{_ROWS} rows", _ORACLE_SECONDS)
+        found = _lengthen(target, case, _ROWS, width, most, f"{_ROWS} rows", _ORACLE_SECONDS)
         if found is not None:
             return found
     return None
 
 
-def _lengthened(
+def _lengthen(
     target: Target, case: Case, rows: int, width: int | None, most: int, what: str, seconds: float
 ) -> Case | None:
     """Returns a case with more entries along the first axis, which results have too; None where that is not an input.
@@ -175,15 +174,6 @@ def _of_size(target: Target, case: Case, size: int, wanted: int) -> Case | None:
         return None
 
 
-def _refuses(target: Target, case: Case) -> bool:
-    try:
-        with torch.no_grad():
-            target.run(target.inputs(case))
-    except Exception:
-        return True
-    return False
-
-
 def _is_slow(target: Target, case: Case, seconds: float) -> bool:
     """Returns whether a call of the reference takes longer, or one of the candidate many times as long."""
     return any(
@@ -194,14 +184,10 @@ def _is_slow(target: Target, case: Case, seconds: float) -> bool:
 
 def _outputs(target: Target, case: Case, is_finite: bool = False) -> list[torch.Tensor]:
     """Returns the outputs of the reference; none if it refuses, or where they must be finite and are not."""
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whether that is an input is only asked here
-            exact = tensors_of(target.reference([to_oracle(v) for v in case.values]))
-            plain = tensors_of(target.reference(copy_of(list(case.values))))
-    except Exception:  # whatever a reference may raise to refuse
-        return []
-    return [] if is_finite and not all(bool(torch.isfinite(e).all()) for e in exact) else plain
+    exact = try_reference(target.reference, case.values, is_exact=True)
+    plain = try_reference(target.reference, case.values)
+    is_input = exact is not None and plain is not None and (not is_finite or are_finite(exact))
+    return tensors_of(plain) if is_input else []
 
 
 def _leading(case: Case) -> Iterator[torch.Tensor]:
@@ -227,7 +213,7 @@ def _cut(tensor: torch.Tensor, size_of: Callable[[int], int], first: int = 0) ->
 
 
 def _elements(case: Case) -> int:
-    return sum(t.numel() for t in tensors_of(case.values))
+    return count_elements(case.values)
 
 
 _MAX_SAMPLE = 2**20  # of a sample: the oracle computes each case a dozen times
@@ -237,14 +223,12 @@ _MAX_OTHERS = 2  # other values of an integer: 0 and 1 beside -1 are two axes, 8
 
 def cases_with_other_options(target: Target) -> Iterator[Case]:
     """Yields the first sample with each set of options with one of them changed, where that changes the results."""
-    if target.callables is None or not target.expand:
-        return
     seen = set()
-    for case in [case for _, case in target.cases() if "," not in case.label]:
+    for case in _given(target):
         count = case.values[-1].arguments
         options = {i: v for i, v in enumerate(case.values[:count]) if isinstance(v, (bool, int, float))}
         key = tuple(options.items())
-        if key in seen or sum(t.numel() for t in tensors_of(case.values)) > _MAX_SAMPLE:
+        if key in seen or _elements(case) > _MAX_SAMPLE:
             continue
         seen.add(key)
         before = _outputs_of(target, case)
@@ -253,7 +237,7 @@ def cases_with_other_options(target: Target) -> Iterator[Case]:
             for other in _others(value):
                 made = _with_option(case, i, other)
                 after = _outputs_of(target, made)
-                if not before or not after or _numel(after) > _MAX_GROWTH * _numel(before):
+                if not before or not after or count_elements(after) > _MAX_GROWTH * count_elements(before):
                     continue
                 if len(before) != len(after) or not are_same(before, after):
                     yield made
@@ -296,9 +280,4 @@ def _outputs_of(target: Target, case: Case) -> list[torch.Tensor]:
             exact = tensors_of(target.reference([to_oracle(v) for v in case.values]))
     except Exception:  # whatever a reference may raise to refuse
         return []
-    is_input = are_same(*found) and all(bool(torch.isfinite(e).all()) for e in exact)
-    return found[0] if is_input else []
-
-
-def _numel(tensors: list[torch.Tensor]) -> int:
-    return sum(t.numel() for t in tensors)
+    return found[0] if are_same(*found) and are_finite(exact) else []

@@ -22,9 +22,9 @@ from summary import Figure, update, write_raw
 
 import opwright
 from opwright.isolation import Start, Worker, fork
+from opwright.machine import machine_card
 from opwright.records import builtins_of
 from opwright.verify.global_state import Guard
-from opwright.verify.machine import machine_card
 from opwright.verify.request import Request
 from opwright.verify.runner import Work, start_anew
 

@@ -29,11 +29,11 @@ from wrong_results import RESULTS
 
 from opwright.cli.console import print_rows, progress, say
 from opwright.errors import CheckError, OpwrightError
+from opwright.machine import machine_card
 from opwright.target import find_operators
 from opwright.verify.checks import CHECKS
 from opwright.verify.checks.finding import Skipped
 from opwright.verify.global_state import Guard
-from opwright.verify.machine import machine_card
 from opwright.verify.target import Target, make_target
 
 # A mutant is a function in Python, so the checks that call the operator through PyTorch's dispatcher do not reach it.

@@ -16,10 +16,10 @@ import opwright
 from opwright import Mutates
 from opwright.bench import api
 from opwright.bench import measure as bench_measure
-from opwright.bench.inputs import DeviceSweep, plans
 from opwright.bench.roofline import CpuBench
 from opwright.bench.statistics import compare_all
 from opwright.bench.timers import Timed, summarize
+from opwright.bench.workload import DeviceSweep, plans
 from opwright.cli.bench_tables import print_bench
 from opwright.errors import NotVerifiedError
 from opwright.records import Check, Limits, Machine, VerifyRecord

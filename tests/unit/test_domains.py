@@ -15,8 +15,7 @@ from torch import Tensor
 
 import opwright
 from opwright import Index, Mutates, NonNegative, Positive, Probability, Range, errors, operator
-from opwright.bench.inputs import one_element, plans
-from opwright.bench.workload import Workload
+from opwright.bench.workload import Workload, one_element, plans
 from opwright.spec.likely import find_likely
 from opwright.spec.samples import Sweep
 from opwright.testing import inputs

@@ -6,24 +6,23 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from opwright.bench.environment import commit_of, conditions_of
-from opwright.bench.inputs import all_tensors, plans
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
-from opwright.bench.workload import DIRECTIONS
+from opwright.bench.workload import DIRECTIONS, all_tensors, plans
 from opwright.dispatch.autograd import remark_on_backward
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError
+from opwright.machine import machine_card
 from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.api import verify
 from opwright.verify.devices import device_of, has_cuda, parse_device
-from opwright.verify.machine import machine_card
 from opwright.verify.tasks import Task
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
@@ -115,7 +114,9 @@ def bench(
             hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
         )
     samples = _list_samples(name, samples)
-    _check_directions(directions)
+    for direction in directions or ():
+        if direction not in DIRECTIONS:
+            raise CheckError("bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))])
     where = choose_device(name, operator, samples, device)
     place = bench_on(where)
     planned = plans(
@@ -126,7 +127,8 @@ def bench(
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     truth = operator.declaration.reference if operator else reference
-    process = "own" if _is_worker() else "caller"
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    process = "own" if getattr(main, "name", "") == "opwright.bench.worker" else "caller"
     with place.current(), conditions_of(where, process) as conditions:
         machine = machine_card(place.device)
         on_run("", "the limits of the machine")
@@ -173,11 +175,6 @@ def bench(
         record.warnings.append(f"its results were not compared with the reference: {reasons}")
     record.seconds = time.time() - started
     return record
-
-
-def _is_worker() -> bool:
-    main = sys.modules.get("__main__")
-    return getattr(getattr(main, "__spec__", None), "name", "") == "opwright.bench.worker"
 
 
 class _Run:
@@ -269,7 +266,9 @@ def _warn(record: BenchRecord) -> list[str]:
     cpus = len(c.affinity) or os.cpu_count() or 1
     load = max(c.load_before, c.load_after)
     if load > _BUSY_LOAD * cpus and max(widths) > _BUSY_WIDE:
-        return [f"the machine is busy (load {load:.1f} on {cpus} cores): confidence intervals {_reach(widths)}"]
+        widest = max(widths)
+        reach = f"reach ±{100 * widest:.0f} %" if widest <= 1 else "are wider than ±100 %"
+        return [f"the machine is busy (load {load:.1f} on {cpus} cores): confidence intervals {reach}"]
     wide = sum(width > _WIDE for width in widths)
     if wide:
         return [
@@ -277,11 +276,6 @@ def _warn(record: BenchRecord) -> list[str]:
             "`--seconds 60` measures longer"
         ]
     return []
-
-
-def _reach(widths: Sequence[float]) -> str:
-    widest = max(widths)
-    return f"reach ±{100 * widest:.0f} %" if widest <= 1 else "are wider than ±100 %"
 
 
 # --- what was asked -------------------------------------------------------------------------------------------
@@ -295,12 +289,6 @@ def _list_samples(name: str, samples: Any) -> list[Any] | None:
     if not found:
         raise CheckError(name, "there are no samples to measure it on", hint="`samples=[(x, y), ...]`")
     return found
-
-
-def _check_directions(directions: Sequence[str] | None) -> None:
-    for direction in directions or ():
-        if direction not in DIRECTIONS:
-            raise CheckError("bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))])
 
 
 def refuse_unverified(
@@ -350,7 +338,7 @@ def choose_device(
         if named is not None:
             return parse_device(named)
         return torch.device("cuda" if torch.cuda.is_available() and has_cuda(operator) else "cpu")
-    tensors = [t for sample in samples for t in all_tensors(_flat(sample))]
+    tensors = all_tensors(samples)
     devices = sorted({str(t.device) for t in tensors if t.ndim})
     if len(devices) > 1:
         raise CheckError(
@@ -364,17 +352,6 @@ def choose_device(
     if operator is not None and not any(t.is_cuda for t in tensors):
         return torch.device("cuda" if torch.cuda.is_available() and has_cuda(operator) else "cpu")
     return device_of(tensors)
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """Yields what is in lists, tuples and dictionaries, however deep."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
 
 
 def _file_of(operator: Operator | None, target: Any) -> str:

@@ -33,18 +33,17 @@ from typing import Any
 import torch
 
 from opwright.bench.api import choose_device
-from opwright.bench.inputs import one_element
 from opwright.bench.measure import describe_case
 from opwright.bench.roofline import GpuBench, bench_on
 from opwright.bench.statistics import interval_of, into_blocks
 from opwright.bench.timers import in_turn, no_garbage_collection, time_on_gpu
-from opwright.bench.workload import applier
+from opwright.bench.workload import applier, one_element
 from opwright.build.probe import STEPS, load_probe
 from opwright.dispatch import kernels
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
+from opwright.machine import machine_card
 from opwright.records import CallPart, CallRecord
-from opwright.verify.machine import machine_card
 
 _ROUNDS = 160
 _SAMPLE_SECONDS = 5e-4

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from opwright.records import Conditions
+from opwright.verify.devices import gpu_peak
 
 
 @contextlib.contextmanager
@@ -148,13 +149,7 @@ def _silent_kineto() -> Iterator[None]:
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int | None:
     """Returns the most memory of PyTorch's allocator that a call holds at once, beyond what is held before."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        kept = call()
-        torch.cuda.synchronize(device)
-        del kept
-        return torch.cuda.max_memory_allocated(device) - before
+        return gpu_peak(call, device)
     with _silent_kineto(), torch.autograd.profiler.profile(profile_memory=True) as profile:
         kept = call()
     del kept

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from opwright.bench.environment import peak_bytes
-from opwright.bench.inputs import Plan, all_tensors, one_element
 from opwright.bench.roofline import CpuBench, GpuBench
 from opwright.bench.timers import Timed, join
-from opwright.bench.workload import Workload, applier, as_list
+from opwright.bench.workload import Plan, Workload, all_tensors, applier, as_list, one_element
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import outputs_of
 from opwright.errors import NotVerifiedError
@@ -129,7 +128,14 @@ class Input:
                 if number >= _CHANGED_BLOCK and settings.is_repeatable and not self.visits:
                     kept["the first" if number == _CHANGED_BLOCK else "the last"] = results
 
-            timed = place.time(calls, self._cost.bytes_moved, seconds, settings.precision, before_block, on_result)
+            timed = place.time(
+                calls,
+                self._cost.bytes_moved,
+                seconds,
+                settings.precision,
+                before_block=before_block,
+                on_result=on_result,
+            )
             settings.on_run("", self.name)
             self._refuse_wrong(work, list(kept.values()))
             for name, bound in calls.items():

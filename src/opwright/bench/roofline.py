@@ -76,23 +76,20 @@ class CpuBench:
         return contextlib.nullcontext()
 
     def time(
-        self,
-        calls: Calls,
-        bytes_moved: int,
-        seconds: float,
-        precision: float = 0.0,
-        before_block: Callable[[int], object] = lambda number: None,
-        on_result: Callable[[int, object], object] = lambda number, result: None,
+        self, calls: Calls, bytes_moved: int, seconds: float, precision: float = 0.0, **hooks: Callable[..., object]
     ) -> Timed:
-        """Times candidates in turn, with a warm cache: on the same input again and again."""
+        """Times candidates in turn, with a warm cache: on the same input again and again.
+
+        Args:
+            hooks: `before_block` and `on_result` of `time_interleaved`.
+        """
         first = {name: sets[0] for name, sets in calls.items()}
         timed = time_interleaved(
             first,
             seconds,
             precision=precision,
-            before_block=before_block,
             before_sample=keep_memory,  # a candidate may have set the allocator's options
-            on_result=on_result,
+            **hooks,
         )
         fresh = time_fresh(first)
         for timing in timed.timings:
@@ -152,19 +149,11 @@ class GpuBench:
         return torch.cuda.device(self.device)
 
     def time(
-        self,
-        calls: Calls,
-        bytes_moved: int,
-        seconds: float,
-        precision: float = 0.0,
-        before_block: Callable[[int], object] = lambda number: None,
-        on_result: Callable[[int, object], object] = lambda number, result: None,
+        self, calls: Calls, bytes_moved: int, seconds: float, precision: float = 0.0, **hooks: Callable[..., object]
     ) -> Timed:
         sets = len(next(iter(calls.values())))
         copies = {"copy of as many bytes": _copies(bytes_moved // 2, sets, self.device)}
-        return time_on_gpu(
-            calls, seconds, self.gpu, precision=precision, before_block=before_block, on_result=on_result, beside=copies
-        )
+        return time_on_gpu(calls, seconds, self.gpu, precision=precision, beside=copies, **hooks)
 
     def host_us(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         timed = time_interleaved(calls, _HOST_SECONDS, repeats=_HOST_CALLS, before_sample=self.gpu.wait)

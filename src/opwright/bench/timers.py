@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -237,34 +237,6 @@ _WARM_SAMPLES, _WALL_SAMPLES = 7, 5
 _WARM_US, _MIN_WARM_CALLS, _MAX_WARM_CALLS = 2000.0, 4, 40
 
 
-class Clock(Protocol):
-    """What timing needs of a GPU."""
-
-    def flush(self) -> None:
-        """Fills the L2 cache with something else."""
-
-    def hold(self, microseconds: float) -> None:
-        """Keeps the GPU busy for so long."""
-
-    def mark(self) -> Any:
-        """Returns an event at this place of the stream."""
-
-    def has_passed(self, mark: Any) -> bool:
-        """Returns whether the GPU has reached an event."""
-
-    def elapsed_us(self, start: Any, end: Any) -> float:
-        """Returns the time between two events."""
-
-    def wait(self) -> None:
-        """Waits for all work."""
-
-    def host_us(self) -> float:
-        """Returns the time of the host's clock."""
-
-    def captured(self, call: Callable[[], object]) -> Callable[[], object] | None:
-        """Returns the call as a graph to be replayed, or None where it cannot be one."""
-
-
 class Gpu:
     """The clock of one GPU, which has to be the current device while it is used.
 
@@ -285,9 +257,11 @@ class Gpu:
         self._cycles_per_us = 10_000_000 / self.elapsed_us(start, end)
 
     def flush(self) -> None:
+        """Fills the L2 cache with something else."""
         self._other.zero_()
 
     def hold(self, microseconds: float) -> None:
+        """Keeps the GPU busy for so long."""
         torch.cuda._sleep(int(microseconds * self._cycles_per_us))
 
     def mark(self) -> torch.cuda.Event:
@@ -308,6 +282,7 @@ class Gpu:
         return perf_counter() * 1e6
 
     def captured(self, call: Callable[[], object]) -> Callable[[], object] | None:
+        """Returns the call as a graph to be replayed, or None where it cannot be one."""
         if torch.is_grad_enabled():
             # A backward runs on the stream of its forward, not on the one that is captured; and a capture that
             # fails leaves PyTorch's allocator believing in it.
@@ -323,7 +298,7 @@ class Gpu:
 def time_on_gpu(
     candidates: Mapping[str, Sequence[Callable[[], object]]],
     seconds: float,
-    gpu: Clock,
+    gpu: Gpu,
     *,
     precision: float = 0.0,
     before_block: Callable[[int], object] = lambda number: None,
@@ -385,7 +360,7 @@ def _blocks(lanes: Mapping[str, _Lane], names: Mapping[str, Any]) -> list[dict[s
 class _Lane:
     """One candidate and its samples."""
 
-    def __init__(self, calls: Sequence[Callable[[], object]], gpu: Clock) -> None:
+    def __init__(self, calls: Sequence[Callable[[], object]], gpu: Gpu) -> None:
         self.calls, self.gpu = calls, gpu
         self.cold_us: list[float] = []
         self.warm_us: list[float] = []

@@ -20,12 +20,11 @@ import torch
 
 from opwright.bench.api import DTYPES, choose_device
 from opwright.bench.environment import kept_memory, run_git
-from opwright.bench.inputs import Plan, plans
 from opwright.bench.measure import describe_case, has_gradient
 from opwright.bench.statistics import MIN_PAIRS, reason_for_hint, row_of, rows_of_records
 from opwright.bench.timers import calls_in_sample, no_garbage_collection
 from opwright.bench.worker import INTERRUPTED, Watcher, measure, start_worker
-from opwright.bench.workload import DIRECTIONS, Workload
+from opwright.bench.workload import DIRECTIONS, Plan, Workload, plans
 from opwright.dispatch.operator import Operator
 from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
 from opwright.isolation import Worker, WorkerEnded

@@ -195,9 +195,9 @@ def answer(channel: Channel) -> None:
     """Answers one request."""
     request = channel.receive()
     from opwright.errors import BuildError, ContractError, KernelError
+    from opwright.machine import machine_card
     from opwright.records import builtins_of
     from opwright.verify.devices import parse_device
-    from opwright.verify.machine import machine_card
 
     channel.running("target", f"importing {request['target']}")
     answer_for = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
@@ -283,8 +283,8 @@ def _dtype(name: str) -> Any:
 
 def _verified(operator: Any, request: dict[str, Any], channel: Channel) -> None:
     from opwright.bench.api import choose_device, refuse_unverified
+    from opwright.machine import machine_card
     from opwright.records import builtins_of
-    from opwright.verify.machine import machine_card
 
     where = choose_device(operator.declaration.name, operator, None, request["device"])
     refuse_unverified(operator.function, None, None, where, None, request["timeout_s"])

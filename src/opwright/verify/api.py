@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import itertools
 import time
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jaxtyping
 import torch
 
 from opwright.dispatch.operator import operator_of
+from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
 from opwright.isolation import TIMEOUT_S, Limits, Unfit
+from opwright.machine import machine_card
 from opwright.records import Check, VerifyRecord
-from opwright.spec.likely import remarks_on
+from opwright.spec import domains
+from opwright.spec.annotations import Mutates
+from opwright.spec.contract import Contract
+from opwright.spec.declaration import read_contract
+from opwright.spec.declared import Labelled
+from opwright.spec.dtypes import family_names
+from opwright.spec.likely import find_likely, remarks_on
+from opwright.spec.samples import Case
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import device_of, devices_for, parse_device
-from opwright.verify.inputs.contracts import samples_of
-from opwright.verify.machine import machine_card
 from opwright.verify.request import Request, list_samples
 from opwright.verify.runner import Job, Result, Work, run_apart, run_here
+from opwright.verify.target import accepts, sweep_cases
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
 
@@ -121,7 +131,7 @@ def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort
         raise CheckError(name, "`contract` is for a callable: an operator and a task have inputs of their own")
     if reference is None or samples is not None:
         raise CheckError(name, "`contract` takes the place of `samples`, beside a `reference`")
-    return samples_of(contract, name, reference, effort)
+    return _make_samples(contract, name, reference, effort)
 
 
 def _notes_on(request: Request) -> list[str]:
@@ -175,3 +185,55 @@ def _backends(results: Iterable[Result]) -> list[str]:
         if result.backend and found.get(result.check.device) in (None, "reference"):
             found[result.check.device] = result.backend
     return list(dict.fromkeys(found.values()))
+
+
+_DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
+
+
+def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: str) -> list[Labelled]:
+    """Returns the inputs of a sweep over a contract, as far as the reference takes them.
+
+    Args:
+        text: the parameters and the result of a function, as in Python.
+        name: what is verified, for messages.
+
+    Raises:
+        CheckError: the text is not a signature, or the reference takes none of the inputs.
+        DeclarationError: an annotation cannot be read.
+    """
+    contract = _parse(text, name)
+    call = caller(contract, reference)
+    contract = find_likely(contract, call)
+    cases = [case for _, case in sweep_cases(contract, call, effort)]
+    taken = [case for case in cases if accepts(contract, call, case)]
+    if not taken:
+        raise CheckError(
+            name,
+            "its reference takes none of the inputs that follow from `contract`",
+            rows=[("the first", str(cases[0])) if cases else ("inputs", "none")],
+            hint="pass `samples`, or a contract with the reference's axes and domains",
+        )
+    return [_make_sample(contract, case) for case in taken]
+
+
+def _parse(text: str, name: str) -> Contract:
+    scope = {"Tensor": torch.Tensor, "torch": torch, "Mutates": Mutates}
+    scope |= {key: getattr(jaxtyping, key) for key in family_names()}
+    scope |= {key: getattr(domains, key) for key in _DOMAINS}
+    scope |= {key: getattr(typing, key) for key in ("Annotated", "Literal", "Optional")}
+    try:
+        exec(f"def contract{text}: ...", scope)
+    except (SyntaxError, NameError) as error:
+        raise CheckError(
+            name,
+            "invalid `contract`",
+            rows=[("got", text), ("error", str(error))],
+            hint="""contract="(x: Float[Tensor, '*b n'], eps: float = 1e-5) -> Float[Tensor, '*b n']\"""",
+        ) from None
+    return read_contract(scope["contract"], name)
+
+
+def _make_sample(contract: Contract, case: Case) -> Labelled:
+    pairs = list(zip(contract.parameters, case.values, strict=True))
+    args = tuple(value for parameter, value in pairs if not parameter.keyword_only)
+    return Labelled(case.label, args, {p.name: value for p, value in pairs if p.keyword_only})

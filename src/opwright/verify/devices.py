@@ -71,6 +71,17 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def gpu_peak(call: Callable[[], object], device: torch.device) -> int:
+    """Returns the most memory of PyTorch's allocator that a call holds at once, beyond what is held before."""
+    wait_for(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    kept = call()
+    wait_for(device)
+    del kept
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def is_lost(device: torch.device) -> bool:
     """Returns whether a device accepts no more work: after an illegal address, say."""
     if device.type != "cuda":

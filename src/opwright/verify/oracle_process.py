@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,14 +26,11 @@ from opwright.verify.compare import Difference, collect_undecided, compare, note
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.tensors import storage_bytes
 
-if TYPE_CHECKING:
-    from opwright.verify.target import Target
-
 # Takes a target, values and further arguments; returns the outputs. It is a function of a module, so that the other
 # process finds it by its name.
 Computation = Callable[..., Sequence[Any]]
 # Returns the targets by key for a device.
-MakeSubjects = Callable[[torch.device], "dict[str, Target]"]
+MakeSubjects = Callable[[torch.device], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Oracle:
         self._known: dict[int, Expected | torch.Tensor] = {}
         self._numbers = itertools.count()
 
-    def expect(self, target: Target, question: Question) -> list[Output | None]:
+    def expect(self, target: Any, question: Question) -> list[Output | None]:
         """Returns what each output must be; None for one that is absent."""
         outputs = [self.keep(each) for each in _expect(target, question)]
         for output in outputs:
@@ -101,7 +98,7 @@ class Oracle:
             self._known.pop(number, None)
 
 
-def _expect(target: Target, question: Question) -> list[Expected | torch.Tensor | None]:
+def _expect(target: Any, question: Question) -> list[Expected | torch.Tensor | None]:
     def compute(values: Sequence[Any]) -> Sequence[Any]:
         return question.computation(target, values, *question.arguments)
 
@@ -141,7 +138,7 @@ class OracleProcess:
         self.pid = self._process.pid
         theirs.close()
 
-    def expect(self, target: Target, question: Question) -> list[Output | None]:
+    def expect(self, target: Any, question: Question) -> list[Output | None]:
         """Returns what each output must be; None for one that is absent."""
         outputs, form = self._ask("expect", target.key, target.device, target.mutated(), question)
         if target.callables is not None:

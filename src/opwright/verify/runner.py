@@ -227,12 +227,7 @@ class _Lane:
     """
 
     def __init__(
-        self,
-        work: Work,
-        jobs: Sequence[Job],
-        limits: Limits,
-        start: Callable[[Sequence[Job]], Start],
-        told: set[str],
+        self, work: Work, jobs: Sequence[Job], limits: Limits, start: Callable[[Sequence[Job]], Start], told: set[str]
     ) -> None:
         self.pending = list(jobs)
         self.worker: Worker | None = None

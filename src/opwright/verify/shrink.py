@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from opwright.spec.samples import Case
 from opwright.verify.checks.finding import Finding
@@ -48,17 +49,13 @@ def _parts(case: Case) -> Iterator[Case]:
         for size in sizes:
             kept = size // 2 if is_half else size - 1
             for start in (0, size - kept):
-                yield Case(case.label, _narrow(case.values, size, start, kept), case.options)
+                yield Case(
+                    case.label, tree_map(lambda v, a=(size, start, kept): _narrow(v, *a), case.values), case.options
+                )
 
 
 def _narrow(value: Any, size: int, start: int, kept: int) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_narrow(v, size, start, kept) for v in value)
-    if isinstance(value, dict):
-        return {k: _narrow(v, size, start, kept) for k, v in value.items()}
-    if not isinstance(value, torch.Tensor):
-        return value
-    for dim in range(value.ndim):
+    for dim in range(value.ndim) if isinstance(value, torch.Tensor) else ():
         if value.shape[dim] == size:
             value = value.narrow(dim, start, kept)
     return value

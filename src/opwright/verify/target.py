@@ -435,11 +435,7 @@ def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case:
 
 
 def make_target(
-    target: Any,
-    reference: Callable[..., Any] | None,
-    samples: Any,
-    effort: str = "default",
-    expand: bool = True,
+    target: Any, reference: Callable[..., Any] | None, samples: Any, effort: str = "default", expand: bool = True
 ) -> Target:
     """Returns the target for an operator or a callable.
 
@@ -476,14 +472,7 @@ def make_target(
             raise CheckError(given.__name__, "this is a class of modules, and none of them", hint=hint)
     both = Callables(target, reference)
     return Target(
-        both.name,
-        both.call,
-        both.call_reference,
-        None,
-        samples,
-        effort=effort,
-        callables=both,
-        expand=expand,
+        both.name, both.call, both.call_reference, None, samples, effort=effort, callables=both, expand=expand
     )
 
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
 
 from opwright.errors import TargetError
 from opwright.spec.declared import split_sample
@@ -96,7 +97,11 @@ class Task:
         if self.candidate != self.reference:
             candidate = run(_import, self.candidate)
         new = _run_seeded(lambda: run(_make_model, candidate.ModelNew, _init_inputs(reference.module)))
-        return new.to(device), reference.model.to(device), [_move(sample, device) for sample in reference.samples]
+        return (
+            new.to(device),
+            reference.model.to(device),
+            tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, reference.samples),
+        )
 
     def load_reference(self) -> Reference:
         """Imports the file of the reference; nothing of the candidate's runs, unless they are one file."""
@@ -186,11 +191,3 @@ def _run_seeded(make: Callable[[], Any], seed: int = _SEEDS[0]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make()
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return tuple(_move(item, device) for item in value)
-    return {k: _move(v, device) for k, v in value.items()} if isinstance(value, dict) else value

@@ -228,15 +228,8 @@ def recorded_wrong(target: Target, case: Case, leaves: list[Any]) -> str:
         if [o is None for o in recorded] == [o is None for o in plain] and are_same(recorded, plain):
             return ""
         expected = target.expect(outputs_of_reference, case.values)
-    if len(recorded) != len(expected):
-        return f"recorded for a gradient it returns {len(recorded)} outputs, expected {len(expected)}"
-    for i, (output, wanted) in enumerate(zip(recorded, expected, strict=True)):
-        if wanted is None or output is None:
-            continue
-        message = target.compare(output, wanted).message
-        if message:
-            return f"recorded for a gradient, {target.output_names(len(recorded))[i]}: {message}"
-    return ""
+    message, _ = find_difference(target, recorded, expected, target.output_names(len(expected)))
+    return message and f"recorded for a gradient, {message}"
 
 
 def gradients_of_reference(

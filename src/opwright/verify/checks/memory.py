@@ -15,7 +15,7 @@ import torch
 from opwright.spec.samples import Case, Sweep
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
-from opwright.verify.devices import wait_for
+from opwright.verify.devices import gpu_peak
 from opwright.verify.inputs.variations import enlarge
 from opwright.verify.target import Target
 from opwright.verify.tensors import storage_bytes, tensors_of
@@ -41,7 +41,7 @@ def memory(target: Target) -> Iterator[Finding]:
     that is touched, in whatever way it was allocated, but not what was allocated and left alone.
     """
     on_gpu = target.device.type == "cuda"
-    peak_of = _gpu_peak if on_gpu else _resident_peak
+    peak_of = gpu_peak if on_gpu else _resident_peak
     if not on_gpu and not _can_measure():
         raise Skipped("this system does not tell the peak of a process's memory")
     case = _large_case(target)
@@ -96,16 +96,6 @@ def _large_case(target: Target) -> Case | None:
                 batch = (2 * batch[0],)
                 found = sweep.make("memory", dtype, sizes, batch, options)
         return found if found is not None and size_of(found) >= _MIN_BYTES else None
-
-
-def _gpu_peak(call: Callable[[], Any], device: torch.device) -> int:
-    wait_for(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    kept = call()
-    wait_for(device)
-    del kept
-    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _resident_peak(call: Callable[[], Any], device: torch.device) -> int:

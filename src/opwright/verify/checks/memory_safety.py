@@ -15,6 +15,7 @@ from opwright.verify.checks.finding import (
     Finding,
     Skipped,
     agree,
+    find_difference,
     first_line,
     outputs_of_reference,
     tell_difference_from,
@@ -127,11 +128,9 @@ def _tell_difference(target: Target, case: Case, outs: list[torch.Tensor], resul
     """Returns what is wrong with outputs; a kernel may round otherwise where they are laid out otherwise."""
     if are_same(outs, results):
         return ""
-    for out, wanted in zip(outs, expected_of(target, case), strict=False):  # behind the outputs: what is mutated
-        message = "" if wanted is None else target.compare(out, wanted).message
-        if message:
-            return f"the out variant gives other values: {message}"
-    return ""
+    expected = expected_of(target, case)[: len(outs)]  # behind the outputs: what is mutated
+    message, _ = find_difference(target, outs, expected, target.output_names(len(outs)))
+    return message and f"the out variant gives other values: {message}"
 
 
 def _call_with(target: Target, values: list[Any], outs: list[torch.Tensor]) -> str:

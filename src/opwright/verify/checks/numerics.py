@@ -15,6 +15,7 @@ from opwright.verify.checks.finding import (
     Finding,
     Skipped,
     agree,
+    find_difference,
     first_line,
     origin,
     outputs_and_mutated,
@@ -228,12 +229,7 @@ def independence(target: Target) -> Iterator[Finding]:
                 yield Finding(str(case))
                 continue
             expected = target.expect(outputs_of_reference, part_of(case.values))
-            message = ""
-            for w, a, e in zip(whole, alone, expected, strict=True):
-                if e is None or not e.dtype.is_floating_point:
-                    message = message or ("" if is_same(w, a) else "differs")
-                else:
-                    message = message or target.compare(w, e).message
+            message, _ = find_difference(target, whole, expected, [f"`{o.name}`" for o in contract.outputs])
             yield Finding(str(case), message and f"entries 1.. of the whole differ from the call on them: {message}")
 
 
@@ -320,7 +316,10 @@ def _wrong_for_one_tensor_twice(target: Target, case: Case) -> str:
     if pair is None:
         return ""
     names = target.argument_names(case)
-    for share, what in ((_one_tensor, "are one tensor"), (_overlapping, "share memory, one element apart")):
+    for share, what in (
+        (lambda tensor: (tensor, tensor), "are one tensor"),
+        (_overlapping, "share memory, one element apart"),
+    ):
         values = target.inputs(case)
         values[pair[0]], values[pair[1]] = share(values[pair[0]])
         try:
@@ -328,16 +327,10 @@ def _wrong_for_one_tensor_twice(target: Target, case: Case) -> str:
             expected = target.expect(outputs_of_reference, given)
         except Exception:  # not an input that it takes
             return ""
-        for output, wanted in zip(target.run(values), expected, strict=True):
-            has_both = output is not None and wanted is not None
-            message = target.compare(output, wanted).message if has_both else ""
-            if message:
-                return f"{names[pair[0]]} and {names[pair[1]]} {what}: {message}"
+        message, _ = find_difference(target, target.run(values), expected, target.output_names(len(expected)))
+        if message:
+            return f"{names[pair[0]]} and {names[pair[1]]} {what}: {message}"
     return ""
-
-
-def _one_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return tensor, tensor
 
 
 def _overlapping(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

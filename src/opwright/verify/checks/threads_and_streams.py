@@ -19,14 +19,8 @@ import torch
 
 from opwright.dispatch import kernels
 from opwright.spec.samples import Case
-from opwright.verify.checks.finding import (
-    Finding,
-    Skipped,
-    agree,
-    first_line,
-    outputs_and_mutated,
-)
-from opwright.verify.checks.gradients import need_gradient, seed_like
+from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
+from opwright.verify.checks.gradients import as_leaves, need_gradient, seed_like
 from opwright.verify.checks.numerics import check_call, expected_of, representatives
 from opwright.verify.devices import DeviceLost, capture, is_lost
 from opwright.verify.target import Target
@@ -101,7 +95,7 @@ def _gradient(target: Target, case: Case) -> Trial | None:
 
 
 def _record(call: Any, values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    leaves = _with_gradients(values)
+    leaves = as_leaves(values)
     with torch.enable_grad():
         outputs = [o for o in call(leaves) if o is not None and o.requires_grad]
     return outputs, [t for t in tensors_of(leaves) if t.requires_grad]
@@ -115,12 +109,6 @@ def _pull_back(call: Any, both: list[Any]) -> list[torch.Tensor]:
 
 def _pull_back_by_reference(target: Target, both: list[Any]) -> list[torch.Tensor]:
     return _pull_back(target.reference, both)
-
-
-def _with_gradients(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().requires_grad_() if value.is_floating_point() else value
-    return [_with_gradients(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _other_arguments(target: Target, values: list[Any]) -> list[Any]:

@@ -22,10 +22,7 @@ def parts_of(size: int) -> tuple[int, int]:
 
 
 def is_too_large(
-    reference: Callable[[Sequence[Any]], Any],
-    parts: Sequence[Case],
-    most: int,
-    is_slow: Callable[[Case], bool],
+    reference: Callable[[Sequence[Any]], Any], parts: Sequence[Case], most: int, is_slow: Callable[[Case], bool]
 ) -> bool:
     """Returns whether the whole is too much, as the smaller and the larger of two parts of it tell.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import opwright
 from opwright.errors import KernelError, OutOfBoundsError
 from opwright.spec.sources import Source
-from opwright.verify.boundaries import _sizes_in
+from opwright.verify.inputs.boundaries import _sizes_in
 
 pytestmark = pytest.mark.compiler
 

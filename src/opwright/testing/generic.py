@@ -15,9 +15,9 @@ from opwright.errors import CheckError, align
 from opwright.records import Failure, VerifyRecord
 from opwright.target import find_operators
 from opwright.testing.sweep import one_operator
+from opwright.verify.api import verify
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import devices_for
-from opwright.verify.run import verify
 
 
 def suite(

@@ -14,7 +14,7 @@ from opwright.errors import CheckError, align
 from opwright.spec.contract import Contract
 from opwright.spec.dtypes import describe
 from opwright.testing.arguments import Inputs
-from opwright.verify.difference import compare
+from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, ulp_of
 
 _ULP = 4.0  # what every element is allowed; see docs/decisions/0003-allowances.md

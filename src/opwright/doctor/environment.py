@@ -198,8 +198,10 @@ class _Machine:
 
     def host_compiler(self) -> Finding:
         subject = "nvcc and compiler"
-        if self.nvcc is None or self.compiler is None:
+        if self.nvcc is None:
             return Finding(subject, "none", "no nvcc", _NVCC_PACKAGES)
+        if self.compiler is None:
+            return Finding(subject, "missing", "no compiler", "`apt-get install g++`")
         is_clang = "__clang_major__" in self.macros
         family, program = ("clang", "clang++") if is_clang else ("gcc", "g++")
         version = int(self.macros.get("__clang_major__" if is_clang else "__GNUC__", 0))

@@ -104,6 +104,8 @@ class Worker:
             text=True,
             start_new_session=True,  # so that what it starts can be ended with it
         )
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
         os.close(write)
         os.close(output)
         self._unread, self._printed = b"", 0
@@ -114,8 +116,8 @@ class Worker:
     def ask(self, request: Any) -> None:
         """Sends a line; a process that has ended shows when its events are read."""
         with contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(request) + "\n")
+            self._stdin.flush()
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yields what it sends, until it is done.
@@ -195,10 +197,10 @@ class Worker:
 
     def close(self) -> None:
         """Ends it, with what it has started; shows what it has printed last."""
-        if self._process.stdin.closed:
+        if self._stdin.closed:
             return
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._stdin.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

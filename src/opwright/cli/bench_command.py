@@ -214,7 +214,9 @@ def measure(
                             done.append(current.name)
                     elif "record" in event:
                         line.clear()
-                        finish(decoded(event["record"]), current.name)
+                        record = decoded(event["record"])
+                        assert isinstance(record, (BenchRecord, CallRecord))
+                        finish(record, current.name)
             return records, code
         except KeyboardInterrupt:
             if current.measured:
@@ -263,7 +265,9 @@ class _Current:
             self.name, self._machine, self._record = event["operator"], event["machine"], None
             self.measured, self._started, self._has_table = {}, time.monotonic(), False
         elif "started" in event:
-            self._record, self.inputs = decoded(event["started"]), event["inputs"]
+            record, self.inputs = decoded(event["started"]), event["inputs"]
+            assert isinstance(record, BenchRecord)
+            self._record = record
         elif "measured" in event:
             found = decode(Measurement, event["measured"], "measurement")
             is_first = event["number"] not in self.measured

@@ -83,6 +83,8 @@ class _Machine:
     @cached_property
     def macros(self) -> dict[str, str]:
         """What the compiler defines in C++20; empty when it does not compile that."""
+        if self.compiler is None:
+            return {}
         command = [self.compiler.path, "-std=c++20", *settings.cxxflags(), "-dM", "-E", "-x", "c++", "-"]
         result = subprocess.run(command, input=_HEADERS, capture_output=True, text=True, timeout=30)
         if result.returncode:

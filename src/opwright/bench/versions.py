@@ -297,7 +297,8 @@ def _root_of(target: str, ref: str) -> Path:
         sys.path.insert(0, "")
         with contextlib.suppress(ModuleNotFoundError):
             spec = importlib.util.find_spec(place.partition(".")[0])
-            file = Path(spec.origin or spec.submodule_search_locations[0]) if spec else Path(place)
+            found = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+            file = Path(found or place)
     folder = file if file.is_dir() else file.parent
     try:
         return Path(run_git(folder, "rev-parse", "--show-toplevel"))

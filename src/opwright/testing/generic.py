@@ -95,7 +95,7 @@ def _run(operator: Operator, check: str, device: str, settings: Mapping[str, Any
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip(f"there is no device {device} here")
     # For a GPU each process takes seconds to start, and one check is all that it would do.
-    settings = {"isolated": device == "cpu"} | dict(settings)
+    settings = {"isolated": device == "cpu", **settings}
     record = verify(operator.function, checks=[check], devices=[device], **settings)
     if record.failures:
         pytest.fail("\n\n".join(map(describe_failure, record.failures)), pytrace=False)

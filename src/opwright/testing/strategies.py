@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -176,7 +176,7 @@ class _Maker:
                 if given:
                     return st.floats(*map(float, given))
                 between = st.floats(2.0**-10, 2.0, width=32)
-                if parameter.domain is not None:
+                if isinstance(parameter.domain, Range):
                     inside = functools.partial(nearest_in, parameter.domain, kind="float")
                     if parameter.domain.is_bounded:
                         between = st.floats(*parameter.domain.ends(torch.float64))
@@ -196,7 +196,7 @@ class _Maker:
         free = [name for name in self.axes if name not in self.ints]
 
         def elements() -> int:
-            counts = [math.prod(self._known(p.type, sizes)) for p in self.contract.tensors]
+            counts = [math.prod(self._known(p.type, sizes)) for p in self.contract.parameters if p.type]
             return max(counts, default=0)
 
         while elements() > self.max_elements and any(sizes[name] > self._least(name) for name in free):
@@ -209,12 +209,10 @@ class _Maker:
 
     def _known(self, type_: TensorType, sizes: Mapping[str, int]) -> list[int]:
         """Returns the sizes of the axes that are not variadic."""
-        return [size for axis in type_.axes if (size := self._size(axis, sizes)) is not None]
+        return [self._size(axis, sizes) for axis in type_.axes if not isinstance(axis, Variadic)]
 
-    def _size(self, axis: Any, sizes: Mapping[str, int]) -> int | None:
+    def _size(self, axis: Any, sizes: Mapping[str, int]) -> int:
         match axis:
-            case Variadic():
-                return None
             case Named(name):
                 return sizes[name]
             case Computed():
@@ -240,6 +238,7 @@ class _Maker:
         layout: str,
     ) -> torch.Tensor:
         type_ = parameter.type
+        assert type_ is not None
         room = self.max_elements // max(math.prod(self._known(type_, sizes)), 1)
         shape: list[int] = []
         for axis in type_.axes:
@@ -314,10 +313,9 @@ def _size(low: int, high: int) -> st.SearchStrategy[int]:
 
 def _axis_names(contract: Contract) -> list[str]:
     names: dict[str, None] = {}
-    for parameter in contract.tensors:
-        for axis in parameter.type.axes:
-            found = [axis.name] if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else []
-            names.update(dict.fromkeys(found))
+    for axis in (axis for p in contract.parameters if p.type for axis in p.type.axes):
+        found = [axis.name] if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else []
+        names.update(dict.fromkeys(found))
     return list(names)
 
 
@@ -334,7 +332,7 @@ def _elements(
     if given:
         inside = st.floats(*map(float, given), allow_nan=False)
         return inside, inside
-    width = {torch.float64: 64, torch.float32: 32}.get(dtype, 16)
+    width: Literal[16, 32, 64] = 64 if dtype == torch.float64 else 32 if dtype == torch.float32 else 16
     usual = st.integers(-8, 8).map(float) | st.floats(-1e3, 1e3, width=width)
     if not special:
         return usual, usual

@@ -148,13 +148,15 @@ def home_of(name: str, member: str) -> str:
     if name == "opwright.package.setuptools":
         return f"{name}.{member}"
     module = importlib.import_module(name)
+    if name == "opwright.testing":  # one of its modules needs Hypothesis
+        return f"{module._HOMES[member]}.{member}"
     found = getattr(module, member)
     if inspect.ismodule(found):
         found = found.__wrapped__  # a package that can be called
     if hasattr(found, "__qualname__"):
         return f"{found.__module__}.{found.__qualname__}"
-    homes = getattr(module, "_HOMES", None) or {key: f"{name}.{value}" for key, value in module._OWN.items()}
-    return f"{homes[member]}.{member}"
+    own = name == "opwright.cpp_extension"
+    return f"{name}.{module._OWN[member]}.{member}" if own else f"{module._HOMES[member]}.{member}"
 
 
 def write_commands() -> None:

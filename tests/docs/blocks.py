@@ -1,7 +1,7 @@
 """Runs the code blocks of a page as its reader would; `python tests/docs/blocks.py PAGE...` writes what they print now.
 
 A block with a title is a file. The commands of a `console` block run in the folder of the files, and print what stands
-below each. Python without a title runs in one program for the page, which prints its blocks of `text` that follow
+below each; those of a `sh` block must succeed. Python without a title runs in one program for the page, which prints its blocks of `text` that follow
 Python. A line `...` in shown output stands for any lines. Numbers with a unit of time or speed may differ.
 """
 
@@ -35,7 +35,7 @@ def commands_of(console: str) -> list[tuple[str, str]]:
     return [tuple(f"{part}\n".split("\n", 1)) for part in parts if part]
 
 
-def run_command(command: str, folder: Path, environment: dict[str, str]) -> str:
+def run_command(command: str, folder: Path, environment: dict[str, str], *, must_succeed: bool = False) -> str:
     """Returns what a command prints, without the ends of lines."""
     done = subprocess.run(
         ["bash", "-c", command],
@@ -45,6 +45,7 @@ def run_command(command: str, folder: Path, environment: dict[str, str]) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     )
+    assert done.returncode == 0 or not must_succeed, done.stdout
     return re.sub(r" +$", "", done.stdout, flags=re.MULTILINE).rstrip("\n").replace(f"{folder}/", "")
 
 
@@ -61,7 +62,14 @@ def matches(printed: str, shown: str) -> bool:
     return re.fullmatch("".join(patterns), compared) is not None
 
 
-def run_page(text: str, folder: Path, environment: dict[str, str]) -> str:
+def write_files(text: str, folder: Path) -> None:
+    """Writes the files of a page, without running anything."""
+    for block in blocks_of(text):
+        if block.title:
+            (folder / block.title).write_text(block.text)
+
+
+def run_page(text: str, folder: Path, environment: dict[str, str], *, runs_sh: bool = False) -> str:
     """Runs the blocks of a page in a folder; returns the page as it would be if it showed what was printed.
 
     Where what is shown matches, it stays.
@@ -82,13 +90,19 @@ def run_page(text: str, folder: Path, environment: dict[str, str]) -> str:
                 kept = shown.strip("\n") if matches(printed, shown) else printed
                 lines += [f"$ {command}", *([kept] if kept else [])]
             return "```console\n" + "\n".join(lines) + "\n```"
+        elif block.language == "sh" and runs_sh:
+            run_command(f"set -e\n{block.text}", folder, environment, must_succeed=True)
         elif block.language == "text" and program:
             (folder / "program.py").write_text(program)
             printed = run_command("python program.py", folder, environment)
             return found[0] if matches(printed, block.text) else f"```text\n{printed}\n```"
         return found[0]
 
-    return _BLOCK.sub(run, text)
+    shown = _BLOCK.sub(run, text)
+    if program and not (folder / "program.py").exists():
+        (folder / "program.py").write_text(program)
+        run_command("python program.py", folder, environment, must_succeed=True)
+    return shown
 
 
 if __name__ == "__main__":

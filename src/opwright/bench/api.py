@@ -231,7 +231,7 @@ class _Run:
         if len(self._compiled) < len(wanted):
             done = f"timed on {len(self._compiled)} of {len(wanted)} inputs" if self._compiled else "not timed"
             self.left_out.append(
-                f"compile: {done} within {self._settings.seconds:g} s; `--against eager compile` times it on all"
+                f"compile: {done} within {self._settings.seconds:g} s; `--against eager --against compile` times it on all"
             )
 
     def _refine(self) -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/guides/records.md, from the dataclasses: `python tests/unit/records_page.py` writes them.
+"""The tables of fields on the page about records, from the dataclasses; docs/generate.py puts them there.
 
 What a field means is in the docstring of its class; its unit in its name, or in that text.
 """
@@ -12,8 +12,8 @@ from typing import get_args, get_type_hints
 
 from opwright.records.files import KINDS
 
-PAGE = Path(__file__).parents[2] / "docs/guides/records.md"
-BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
+PAGE = Path(__file__).parent / "reference/records.md"
+MARK = "<!-- fields -->"
 
 _UNITS = {"_us": "us", "_mhz": "MHz", "_gb_s": "GB/s", "_bytes": "bytes", "_gflops": "GFLOP/s", "_ulp": "ulp"}
 _OWN_UNITS = {
@@ -99,10 +99,5 @@ def tables() -> str:
 
 
 def page(text: str) -> str:
-    """Returns the page with its tables as they are now."""
-    head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    """Returns the text of the page with its tables."""
+    return text.replace(MARK, tables())

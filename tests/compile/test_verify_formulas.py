@@ -13,7 +13,7 @@ from torch import Tensor
 import opwright
 from opwright import operator
 from opwright.dispatch.operator import operator_of
-from opwright.verify.checks.pytorch import compiled
+from opwright.verify.checks.pytorch import torch_compile
 from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
@@ -196,7 +196,7 @@ def test_what_pytorch_cannot_compile_of_the_reference_is_no_failure() -> None:
 
     target.call = breaks  # and the reference does not
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        list(compiled(target))
+        list(torch_compile(target))
 
 
 # --- gradients of all sizes --------------------------------------------------------------------------------

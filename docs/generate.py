@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-SITE = ROOT / "build" / "docs"
+SITE = ROOT / "build" / "docs"  # or the folder that is named
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".cpp": "cpp", ".h": "cpp", ".cu": "cuda", ".toml": "toml", ".json": "json"}
@@ -379,6 +379,8 @@ def navigation() -> dict[str, list[str]]:
 
 
 def main() -> None:
+    global SITE
+    SITE = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else SITE
     shutil.rmtree(SITE, ignore_errors=True)
     write_pages()
     write_python()

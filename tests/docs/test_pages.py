@@ -8,10 +8,10 @@ import os
 import re
 import shlex
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 from blocks import Block, blocks_of, commands_of, matches, run_page, write_files
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,9 @@ def built_lines() -> set[str]:
     """Returns the lines of the files that tests build or run."""
     folders = [ROOT / "tests", ROOT / "examples"]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".txt", ".cu")]
-    guide = (DOCS / "guides/write-an-operator.md").read_text()  # test_team.py and test_verify_domains.py build its kernels
+    guide = (
+        DOCS / "guides/write-an-operator.md"
+    ).read_text()  # test_team.py and test_verify_domains.py build its kernels
     return lines_of("\n".join([*(path.read_text() for path in files), guide]))
 
 

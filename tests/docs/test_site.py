@@ -214,12 +214,10 @@ IN_SEARCH = "query => [...document.querySelectorAll('*')].map(e => e.shadowRoot 
 @needs_zensical
 def test_the_search_finds_an_error_code(browse) -> None:
     value = browse("")
-    assert wait_until(value, "(document.querySelector('.md-search__button').click(), !!(%s)('input'))" % IN_SEARCH)
-    value(
-        "(i => { i.focus(); i.value = 'OPW104'; i.dispatchEvent(new Event('input', {bubbles: true})); })"
-        "((%s)('input'))" % IN_SEARCH
-    )
-    assert wait_until(value, "!!(%s)('a[href*=\"reference/errors\"]')" % IN_SEARCH)
+    assert wait_until(value, f"(document.querySelector('.md-search__button').click(), !!({IN_SEARCH})('input'))")
+    entering = "i => { i.focus(); i.value = 'OPW104'; i.dispatchEvent(new Event('input', {bubbles: true})); }"
+    value(f"({entering})(({IN_SEARCH})('input'))")
+    assert wait_until(value, f"!!({IN_SEARCH})('a[href*=\"reference/errors\"]')")
 
 
 @pytest.mark.chromium

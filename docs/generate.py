@@ -107,7 +107,7 @@ def example_files(readme: Path) -> str:
     if readme.name != "README.md" or not folder.is_relative_to(ROOT / "examples") or folder == ROOT / "examples":
         return ""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != readme and path.suffix != ".pyc"]
-    files = [path for path in files if not path.parent.joinpath("README.md").exists() or path.parent == folder]
+    files = [path for path in files if next(p for p in path.parents if (p / "README.md").exists()) == folder]
     blocks = [f"### `{path.relative_to(folder)}`\n\n{fence(path.read_text(), language_of(path))}" for path in files]
     return "\n## Files\n\n" + "\n".join(blocks) if blocks else ""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-SITE = ROOT / "build" / "docs"
+SITE = ROOT / "build" / "docs"  # or the folder that is named
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".cpp": "cpp", ".h": "cpp", ".cu": "cuda", ".toml": "toml", ".json": "json"}
@@ -107,7 +107,7 @@ def example_files(readme: Path) -> str:
     if readme.name != "README.md" or not folder.is_relative_to(ROOT / "examples") or folder == ROOT / "examples":
         return ""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != readme and path.suffix != ".pyc"]
-    files = [path for path in files if not path.parent.joinpath("README.md").exists() or path.parent == folder]
+    files = [path for path in files if next(p for p in path.parents if (p / "README.md").exists()) == folder]
     blocks = [f"### `{path.relative_to(folder)}`\n\n{fence(path.read_text(), language_of(path))}" for path in files]
     return "\n## Files\n\n" + "\n".join(blocks) if blocks else ""
 
@@ -161,7 +161,7 @@ def home_of(name: str, member: str) -> str:
 
 def write_commands() -> None:
     """Writes the help of every command, as it is printed."""
-    from opwright.cli import VERBS
+    from opwright.cli.overview import VERBS
 
     lines = ["# Commands", "", "This page shows what `--help` prints.", "", fence(help_of(), "text")]
     for verb, about in VERBS.items():
@@ -379,6 +379,8 @@ def navigation() -> dict[str, list[str]]:
 
 
 def main() -> None:
+    global SITE
+    SITE = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else SITE
     shutil.rmtree(SITE, ignore_errors=True)
     write_pages()
     write_python()

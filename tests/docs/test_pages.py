@@ -171,7 +171,7 @@ def is_command(line: str) -> bool:
 
 def parse(words: list[str]) -> None:
     """Parses a command line; one that no command takes is an exception."""
-    from opwright.cli import FLAGS
+    from opwright.cli.overview import FLAGS
     from opwright.cli.parser import app
 
     while found := [i for i, word in enumerate(words) if word in FLAGS]:  # which every command has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -15,27 +16,41 @@ def main() -> None:
 
     Exit codes: 0 fine, 1 the thing under test failed, 2 usage or environment, 5 nothing ran.
     """
-    if sys.argv[1:] in ([], ["--help"], ["-h"]):
+    try:
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+        code = 0
+    if code is not None:
+        sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int | None:
+    """Returns the exit code; None where the answer is a text that needs no parser."""
+    if arguments in ([], ["--help"], ["-h"]):
         print(overview())
-        return
-    if sys.argv[1:] == ["--cmake-dir"]:
+        return None
+    if arguments == ["--cmake-dir"]:
         print(Path(__file__).resolve().parents[1] / "cmake")
-        return
+        return None
     from cyclopts import CycloptsError
 
     from opwright.cli.parser import app
 
     try:
-        sys.exit(app.meta(exit_on_error=False, print_error=False, result_action="return_value") or 0)
+        if arguments[0] == "--install-completion":
+            from opwright.cli.completion import install
+
+            return install(arguments[1:])
+        return app.meta(exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
         from opwright.cli.help import usage_error
 
         print(f"error: {usage_error(error)}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except OpwrightError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(0)
+        return 2
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        return 128 + signal.SIGINT

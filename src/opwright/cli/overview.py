@@ -27,8 +27,8 @@ FLAGS = {
 
 def overview() -> str:
     """Returns the text of `opwright --help`, which answers at once because it needs no parser."""
-    verbs = [f"  {name:<18} {text}" for name, text in VERBS.items()]
-    flags = [f"  {name:<18} {text}" for name, text in FLAGS.items()]
+    verbs = [f"  {name:<20} {text}" for name, text in VERBS.items()]
+    flags = [f"  {name:<20} {text}" for name, text in FLAGS.items()]
     target = "TARGET is an importable module, a file, or either with ::name for one operator of it."
     return "\n".join(
         [
@@ -41,8 +41,9 @@ def overview() -> str:
             "",
             "Options of every command:",
             *flags,
-            f"  {'--version':<18} Print the version.",
-            f"  {'--cmake-dir':<18} Print the folder for CMake: cmake -Dopwright_DIR=FOLDER.",
+            f"  {'--version':<20} Print the version.",
+            f"  {'--install-completion':<20} Complete commands and options in this shell, or in bash, zsh or fish.",
+            f"  {'--cmake-dir':<20} Print the folder for CMake: cmake -Dopwright_DIR=FOLDER.",
             "",
             target,
             "`opwright COMMAND --help` says more about one.",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opwright.spec.samples import Case, Sweep
+from opwright.spec.samples import Case
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import gpu_peak
@@ -83,7 +83,7 @@ def _large_case(target: Target) -> Case | None:
                 found = enlarge(target, _MIN_BYTES)
         else:
             family = target.contract.scalar_family
-            sweep = Sweep(target.drawn, forward=target.forward(), effort="full")
+            sweep = target.make_sweep("full")
             sizes, batch = sweep.aligned_sizes()
             dtype = None if family is None else family.dtypes[0]
             options = sweep.option_sets()[0]

@@ -1,8 +1,8 @@
 """Where one tiny call goes: the host's time of it, split into parts.
 
 Every part is the difference of two calls that really run, one of which goes one step further than the
-other; all of them take turns, and a difference is taken within a round, so that both have met the same mood
-of the machine.
+other; all of them take turns, and a difference is taken within a round, so that whatever
+else the machine does slows both alike.
 
     python       the operator's function, minus its kernel's entry in the dispatcher
     dispatcher   the kernel's entry, minus the glue: PyTorch's binding, its search for the kernel, and references

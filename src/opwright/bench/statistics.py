@@ -119,7 +119,7 @@ def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], 
     Args:
         name: "direction case".
         pairs: for each pair of processes the fastest samples of their blocks, of the base and of now.
-        rows: how many inputs are judged together.
+        rows: how many inputs are compared together.
     """
     logs = [math.log(min(base) / min(now)) for base, now in pairs]
     center, half = trimmed_interval_of(logs, _STRICTER * rows)

@@ -31,7 +31,7 @@ from opwright.isolation import Worker, WorkerEnded
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
 _MAX_PAIRS = 16
-_VISITS = 4  # to each input, by turns: a mood of the machine lasts for seconds
+_VISITS = 4  # to each input, by turns: what disturbs a machine lasts for seconds
 _BLOCKS = 2  # of each process of a pair in each visit, in turns
 _BLOCK_SECONDS = 0.05
 _LIMIT_FACTOR = 16  # of the seconds asked for: each pair starts PyTorch twice

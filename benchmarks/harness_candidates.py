@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.target import Target, make_target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/power"))
 from mutants import UNCHANGED
@@ -37,7 +37,7 @@ class Problem:
 
     name: str
     operator: Any
-    subject: Subject
+    target: Target
     parameters: int
     options: tuple[Any, ...]
     known_as: tuple[str, str]
@@ -77,8 +77,8 @@ def problems() -> list[Problem]:
     ]
     found = []
     for operator, *rest in rows:
-        subject = subject_of(operator, None, None, "quick")
-        found.append(Problem(operator.__name__, operator, replace(subject, memo={}), *rest))
+        target = make_target(operator, None, None, "quick")
+        found.append(Problem(operator.__name__, operator, replace(target, memo={}), *rest))
     return found
 
 

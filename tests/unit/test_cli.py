@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import run_opwright
 from syrupy.assertion import SnapshotAssertion
 
 from opwright.cli.overview import VERBS
@@ -42,14 +41,7 @@ def command(tmp_path: Path):
     (tmp_path / "empty.py").write_text("import torch\n")
 
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        code = "from opwright.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "CI": "1", **env},
-            capture_output=True,
-            text=True,
-        )
+        return run_opwright(*arguments, cwd=tmp_path, env={"CI": "1", **env})
 
     return run
 

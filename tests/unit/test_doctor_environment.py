@@ -81,6 +81,15 @@ def test_a_compiler_that_nvcc_does_not_take(machine, monkeypatch: pytest.MonkeyP
     machine.sees("nvcc and compiler", "wrong", "takes clang up to 17", "`apt-get install clang++-17`")
 
 
+def test_an_nvcc_without_a_compiler_is_not_said_to_be_missing(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    assert machine.says("nvcc").state == "ok"
+    assert machine.says("nvcc and compiler") == Finding(
+        "nvcc and compiler", "missing", "no compiler", "`apt-get install g++`"
+    )
+
+
 @pytest.mark.compiler
 def test_the_abi_and_the_standard_are_asked_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def says() -> Finding:

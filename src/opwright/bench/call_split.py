@@ -32,24 +32,22 @@ from typing import Any
 
 import torch
 
-from opwright.bench.comparison import interval_of, into_blocks
-from opwright.bench.gpu_timing import time_on_gpu
-from opwright.bench.inputs import one_element
-from opwright.bench.limits import GpuBench, bench_on
+from opwright.bench.api import choose_device
 from opwright.bench.measure import describe_case
-from opwright.bench.run import choose_device
-from opwright.bench.timing import in_turn, no_garbage_collection
-from opwright.bench.workload import applier
+from opwright.bench.roofline import GpuBench, bench_on
+from opwright.bench.statistics import interval_of, into_blocks
+from opwright.bench.timers import in_turn, no_garbage_collection, time_on_gpu
+from opwright.bench.workload import applier, one_element
 from opwright.build.probe import STEPS, load_probe
 from opwright.dispatch import kernels
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
+from opwright.machine import machine_card
 from opwright.records import CallPart, CallRecord
-from opwright.verify.machine import machine_card
 
 _ROUNDS = 160
 _SAMPLE_SECONDS = 5e-4
-_MOST_CALLS_ON_GPU = 100  # in a sample: fewer than its queue has room for
+_MAX_CALLS_ON_GPU = 100  # in a sample: fewer than its queue has room for
 
 Loop = Callable[[int], object]
 
@@ -153,7 +151,7 @@ def _time(loops: dict[str, Loop], place: Any) -> dict[str, list[float]]:
         loop(10)
         counts[name] = max(10, int(_SAMPLE_SECONDS / max((perf_counter() - start) / 10, 1e-9)))
         if isinstance(place, GpuBench):
-            counts[name] = min(counts[name], _MOST_CALLS_ON_GPU)
+            counts[name] = min(counts[name], _MAX_CALLS_ON_GPU)
         wait()
     samples: dict[str, list[float]] = {name: [] for name in loops}
     with no_garbage_collection():

@@ -92,8 +92,8 @@ def build_operators(
 def save_record(library: Library, folder: Path) -> Path:
     """Writes the record of a build, new or from the store, and returns its path."""
     from opwright.build.usage import kernels_in, steps_of
+    from opwright.machine import machine_card
     from opwright.records import BuildRecord, save_in
-    from opwright.verify.machine import machine_card
 
     kept = library.entry.record
     log = library.entry.path / "build.log"

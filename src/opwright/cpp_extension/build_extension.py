@@ -44,7 +44,7 @@ def CUDAExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) 
         return torchs.CUDAExtension(name, list(sources), *args, **_copied(kwargs))
     if kwargs.get("dlink") or kwargs.get("dlink_libraries"):  # device code linked across sources
         extension = torchs.CUDAExtension(name, list(sources), *args, **_copied(kwargs))
-        extension.opwright_leaves = True
+        extension.opwright_leaves = True  # pyright: ignore[reportAttributeAccessIssue]: a mark for `BuildExtension`
         return extension
     nvcc = find_nvcc(name, Store())
     libraries = ["c10", "torch", "torch_cpu", *([] if kwargs.get("py_limited_api") else ["torch_python"])]

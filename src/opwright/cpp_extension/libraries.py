@@ -16,14 +16,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from opwright.build.store import digest_of
 from opwright.cpp_extension.explain import import_error
 from opwright.errors import LoadError
 
+if TYPE_CHECKING:
+    import torch
+
 _lock = threading.RLock()
 _loaded: dict[str, _Library] = {}  # by path
-_kept_alive: dict[str, object] = {}  # by qualified name of an operator
+_kept_alive: dict[str, torch.library.Library] = {}  # by qualified name of an operator
 
 
 @dataclass
@@ -70,6 +74,8 @@ def load_module(name: str, path: Path) -> ModuleType:
     # pybind11 3 returns the module that it made first for the name of a spec. Each library has a name of its own, of
     # which Python asks the last part for: PyInit_<name>.
     spec = importlib.util.spec_from_file_location(f"opwright_{digest_of(bytes(path))}.{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
     try:
         module = importlib.util.module_from_spec(spec)
         module.__name__ = name  # before the module's classes take it as their `__module__`

@@ -48,9 +48,10 @@ def operator(
 
     Args:
         qualified_name: `ns::name`; the operator is also `torch.ops.ns.name`.
-        cpu, cuda, triton: the kernel for that backend, a path relative to the declaring file or the
-            source itself (a string with a newline). Left out: the file `cpu.cpp`, `cuda.cu` or
-            `triton.py` next to the declaring file, if it exists.
+        cpu: the kernel for CPUs: a path relative to the declaring file, or the source itself (a string with a newline).
+            None: the file `cpu.cpp` next to the declaring file, if it exists.
+        cuda: the same for NVIDIA GPUs, and `cuda.cu`.
+        triton: the same for a Triton kernel, and `triton.py`.
         random: the reference draws random numbers.
         data_dependent: axes of outputs whose size only the data know.
         non_differentiable: outputs that no gradient flows through, such as those that the backward needs.

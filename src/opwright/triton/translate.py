@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from opwright.errors import CompileError
 from opwright.spec.contract import Contract
@@ -165,7 +165,7 @@ class _Function:
             allowed = [cpp for cpp in map(CPP_OF_DTYPE.__getitem__, self.file.dtypes) if cpp in allowed]
         return f"OPWRIGHT_KERNEL({', '.join([self.contract.subject, *allowed])})"
 
-    def fail(self, node: ast.AST, rule: str, hint: str | None = None) -> None:
+    def fail(self, node: ast.AST, rule: str, hint: str | None = None) -> NoReturn:
         line = getattr(node, "lineno", 1)
         if hint is None:
             raise error_at(self.contract.subject, self.file.path, self.file.text, line, rule)

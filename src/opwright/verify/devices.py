@@ -1,9 +1,10 @@
-"""On which devices something is verified, and whether a device still works."""
+"""Devices: on which of them something is verified, whether one still works, and graphs of a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -78,6 +79,17 @@ def wait_for(device: torch.device) -> None:
         torch.get_device_module(device).synchronize(device)
 
 
+def gpu_peak(call: Callable[[], object], device: torch.device) -> int:
+    """Returns the most memory of PyTorch's allocator that a call holds at once, beyond what is held before."""
+    wait_for(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    kept = call()
+    wait_for(device)
+    del kept
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def is_lost(device: torch.device) -> bool:
     """Returns whether a device accepts no more work: after an illegal address, say."""
     if not is_gpu(device):
@@ -91,3 +103,30 @@ def is_lost(device: torch.device) -> bool:
 
 def _distinct(devices: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(devices))
+
+
+_Result = TypeVar("_Result")
+
+
+def capture(
+    call: Callable[[], _Result], stream: torch.cuda.Stream | None = None
+) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    """Captures a call into a graph on the current device, and returns the graph and what the call returned.
+
+    Raises:
+        Exception: the call's own, or that of a capture that failed; the process is as before.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            result = call()
+    except Exception:
+        _end_capture()
+        raise
+    return graph, result
+
+
+def _end_capture() -> None:
+    """Ends what a failed capture leaves: the default generator, which draws for a capture until one succeeds."""
+    with contextlib.suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+        torch.empty(1, device="cuda").zero_()

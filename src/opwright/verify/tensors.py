@@ -20,6 +20,11 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
     return found
 
 
+def count_elements(values: Any) -> int:
+    """Returns how many elements the tensors among these values have together."""
+    return sum(t.numel() for t in tensors_of(values))
+
+
 def copy_of(value: Any, device: torch.device | None = None) -> Any:
     """Returns a copy, its tensors on `device`, else where they are; strides and offset are kept.
 
@@ -33,6 +38,13 @@ def copy_of(value: Any, device: torch.device | None = None) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(copy_of(v, device) for v in value)
     return {k: copy_of(v, device) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def fill_from(values: Any, sources: Any) -> None:
+    """Copies numbers into tensors of the same shapes; what shares memory with itself stays."""
+    for into, source in zip(tensors_of(values), tensors_of(sources), strict=True):
+        if not torch._debug_has_internal_overlap(into):
+            into.copy_(source)
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -92,7 +104,7 @@ class Bands:
             now.zero_() if with_zeros else now.copy_(before)
 
 
-def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]:
+def place_between_guards(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]:
     """Returns a copy as `copy_of` makes it, between guard bands of NaN, and the bands."""
     bands = Bands()
 

@@ -17,17 +17,33 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _functorch as functorch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
+from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_iter,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 __all__ = [
+    "DeviceContext",
     "DispatchKey",
     "DispatchKeySet",
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "TreeSpec",
     "functorch",
+    "keystr",
+    "return_and_correct_aliasing",
     "tree_flatten",
+    "tree_flatten_with_path",
     "tree_iter",
     "tree_leaves",
     "tree_map",
@@ -43,6 +59,22 @@ is_any_autocast_enabled = _C._is_any_autocast_enabled
 set_forward_grad_enabled = forward_ad._set_fwd_grad_enabled
 # For generated functions, which have `torch.autograd.forward_ad` under this name: a test that costs no call.
 FORWARD_MODE_TEST = "_forward_ad._current_level >= 0"
+# What verify reads, and puts back after a candidate has changed it.
+function_modes = torch.overrides._get_current_function_mode_stack
+push_function_mode = _C._push_on_torch_function_stack
+pop_function_mode = _C._pop_torch_function_stack
+pop_dispatch_mode = _python_dispatch._pop_mode
+pause_dispatch_mode = _python_dispatch._pop_mode_temporarily
+current_dispatch_mode = _python_dispatch._get_current_dispatch_mode
+set_grad_enabled = _C._set_grad_enabled
+saved_tensor_hooks = _C._autograd._top_saved_tensors_default_hooks
+pop_saved_tensor_hooks = _C._autograd._pop_saved_tensors_default_hooks
+
+
+def find_flag(getter: str, setter: str) -> tuple[Any, Any] | None:
+    """Returns the functions that read and write a setting; None where this PyTorch has not both."""
+    read, write = getattr(_C, f"_get_{getter}", None), getattr(_C, f"_set_{setter}", None)
+    return None if read is None or write is None else (read, write)
 
 
 def is_forward_mode() -> bool:
@@ -63,6 +95,13 @@ schemas_of = _C._jit_get_schemas_for_operator
 destroy_library = torch.library.Library._destroy
 direct_entry = attrgetter("_op")  # of `torch.ops.ns.name` and its overloads: what their `__call__` calls
 schema_of = attrgetter("_schema")  # of an overload
+overload_name_of = attrgetter("_overloadname")
+OPERATOR_MODULE = OpOverload.__module__
+
+
+def can_decompose(overload: OpOverload) -> bool:
+    """Returns whether an overload is a composition of others."""
+    return overload._can_decompose()
 
 
 def replace_direct_entry(target: Any, function: Any) -> None:
@@ -89,6 +128,10 @@ address_of = attrgetter("_cdata")  # of the C++ object behind a tensor or a stor
 version_of = attrgetter("_version")
 is_view = torch.Tensor._is_view
 assume = torch._check
+is_zero_tensor = torch.Tensor._is_zerotensor
+has_internal_overlap = torch._debug_has_internal_overlap
+make_wrapper = torch.Tensor._make_wrapper_subclass
+no_torch_function = _C._disabled_torch_function_impl
 # Where bindings of PyTorch's operators are that read their arguments in half of the time that `torch.ops` takes.
 BINDINGS = (_C._VariableFunctions, _C.TensorBase)
 
@@ -113,6 +156,9 @@ MATERIALIZE_CONSTANT_GRADIENTS = "_materialize_non_diff_grads"
 # --- what takes long to import ---------------------------------------------------------------------------
 
 _LATE = {
+    "aot_autograd_check": "torch.testing._internal.optests",
+    "decomposition_table": "torch._decomp",
+    "get_decompositions": "torch._decomp",
     "FakeTensor": "torch._subclasses.fake_tensor",
     "FakeTensorMode": "torch._subclasses.fake_tensor",
     "enable_single_level_autograd_function": "torch._functorch.utils",
@@ -128,6 +174,10 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+# What deriving a gradient imports, and what opcheck does.
+MODULES_FOR_GRADIENTS = ("torch._dynamo", "torch.testing._internal.optests")
+
+
 def is_dynamo_imported() -> bool:
     """Returns whether this process has imported torch._dynamo."""
     return "torch._dynamo" in sys.modules
@@ -136,3 +186,28 @@ def is_dynamo_imported() -> bool:
 def import_dynamo() -> None:
     """Imports torch._dynamo, which takes a second."""
     importlib.import_module("torch._dynamo")
+
+
+def reset_dynamo() -> None:
+    """Forgets all that torch.compile has compiled."""
+    import_dynamo()
+    sys.modules["torch._dynamo"].reset()
+
+
+def is_inductor_imported() -> bool:
+    """Returns whether this process has compiled with torch.compile."""
+    return "torch._inductor.compile_fx" in sys.modules
+
+
+def compile_in_this_thread() -> None:
+    """Keeps torch.compile from starting workers."""
+    if "torch._inductor.config" in sys.modules:
+        sys.modules["torch._inductor.config"].compile_threads = 1
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------
+
+
+def keep_gpu_busy(cycles: int) -> None:
+    """Lets the current stream wait for so many cycles of its GPU."""
+    torch.cuda._sleep(cycles)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, distributions
 
 from opwright.backends.protocol import Backend
 
@@ -17,9 +17,18 @@ _OWN = ("opwright.backends.cpu", "opwright.backends.cuda", "opwright.backends.tr
 def all_backends() -> dict[str, Backend]:
     """Returns the backends by name, in the order of preference."""
     found = [import_module(name).BACKEND for name in _OWN]
-    brought = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    brought = sorted(_entry_points(), key=lambda point: point.name)
     found += [point.load() for point in brought if point.module not in _OWN]
     return {backend.name: backend for backend in found}
+
+
+def _entry_points() -> list[EntryPoint]:
+    """Returns the entry points of the group.
+
+    `importlib.metadata.entry_points` reads the name of every package first, which takes many times as long.
+    """
+    named = [found for found in distributions() if GROUP in (found.read_text("entry_points.txt") or "")]
+    return [point for found in named for point in found.entry_points if point.group == GROUP]
 
 
 @functools.cache

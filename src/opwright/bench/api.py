@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
@@ -209,7 +210,7 @@ class _Run:
         against = [*self._against, *(["compile"] if number in self._compiled else [])]
         if "compile" in against:
             # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
-            torch._dynamo.reset()
+            _torch.reset_dynamo()
         try:
             each.visit(_candidates(self._call, self._baseline, against), seconds)
         except TooSlow as slow:
@@ -219,7 +220,7 @@ class _Run:
 
     def _try_compile(self) -> None:
         """Times torch.compile too, on the largest inputs first, each direction and dtype in turn."""
-        expected_s = _COMPILE_SECONDS if "torch._inductor.compile_fx" in sys.modules else _FIRST_COMPILE_SECONDS
+        expected_s = _COMPILE_SECONDS if _torch.is_inductor_imported() else _FIRST_COMPILE_SECONDS
         wanted = _largest_first([(number, each) for number, each in self._inputs if each.visits])
         for number, each in wanted:
             started = perf_counter()

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
 from opwright.bench.api import choose_device
 from opwright.bench.measure import describe_case
 from opwright.bench.roofline import GpuBench, bench_on
@@ -210,7 +211,7 @@ class _Given:
     def _word(self, kind: str, value: Any) -> int:
         if isinstance(value, torch.Tensor):
             # A handle is a pointer to a pointer to the tensor; the tensor is kept alive by the case.
-            cell = ctypes.c_void_p(value._cdata)
+            cell = ctypes.c_void_p(_torch.address_of(value))
             self._kept += [value, cell]
             return ctypes.addressof(cell)
         if kind == "tensors":

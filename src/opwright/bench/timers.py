@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from opwright import _torch
 from opwright.bench.environment import give_back
 from opwright.bench.statistics import MIN_BLOCKS, compare_all, interval_of_blocks
 from opwright.records import Comparison, Timing
@@ -249,9 +250,9 @@ class Gpu:
         self.l2_bytes = int(torch.cuda.get_device_properties(device).L2_cache_size) or 64 << 20
         # Written, not read: what runs next pays for evicting it, as it would behind any other operator.
         self._other = torch.empty(2 * self.l2_bytes // 4, dtype=torch.int32, device=device)
-        torch.cuda._sleep(1_000_000)
+        _torch.keep_gpu_busy(1_000_000)
         start = self.mark()
-        torch.cuda._sleep(10_000_000)
+        _torch.keep_gpu_busy(10_000_000)
         end = self.mark()
         self.wait()
         self._cycles_per_us = 10_000_000 / self.elapsed_us(start, end)
@@ -262,7 +263,7 @@ class Gpu:
 
     def hold(self, microseconds: float) -> None:
         """Keeps the GPU busy for so long."""
-        torch.cuda._sleep(int(microseconds * self._cycles_per_us))
+        _torch.keep_gpu_busy(int(microseconds * self._cycles_per_us))
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

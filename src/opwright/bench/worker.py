@@ -301,7 +301,7 @@ def _call(operator: Any, request: dict[str, Any], channel: Channel) -> None:
 
 def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:
     """Measures block by block, as the other process asks for them: it alternates between two of these."""
-    from opwright.bench.versions import Side
+    from opwright.bench.blocks import Side
 
     side = Side(operator, **_what(request), seconds=request["seconds"], on_run=_Running(channel))
     if request["core"] is not None:

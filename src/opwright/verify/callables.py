@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from opwright._torch import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from opwright.spec.declared import Labelled, split_sample
 from opwright.spec.samples import Case
 from opwright.verify.formulas import oracle_formulas

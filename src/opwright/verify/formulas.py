@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from opwright import _torch
+from opwright._torch import TorchDispatchMode, get_decompositions, tree_leaves, tree_map
 from opwright.verify.tensors import tensors_of
 
 _aten = torch.ops.aten
@@ -101,7 +100,7 @@ STABLE_FORMULAS = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu
 
 def oracle_formulas() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operators in float64 are computed as an oracle should."""
-    is_in_one = isinstance(_get_current_dispatch_mode(), _OracleFormulas)
+    is_in_one = isinstance(_torch.current_dispatch_mode(), _OracleFormulas)
     return contextlib.nullcontext() if is_in_one else _OracleFormulas()
 
 
@@ -114,7 +113,7 @@ class _OracleFormulas(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        mode = _get_current_dispatch_mode()  # this one is not current in here
+        mode = _torch.current_dispatch_mode()  # this one is not current in here
         args = _widen_all(func, args)
         if not args or not tensors_of(args):
             return _widen(func(*args, **kwargs))
@@ -133,7 +132,7 @@ def _widen_all(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     dtypes = {tensor.dtype for tensor in tensors_of(args) if tensor.is_floating_point()}
     if len(dtypes) < 2 or torch.float64 not in dtypes:
         return args
-    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+    written = [a.alias_info is not None and a.alias_info.is_write for a in _torch.schema_of(func).arguments]
     return [a if is_written else tree_map(_widen, a) for a, is_written in zip(args, written, strict=False)]
 
 
@@ -177,7 +176,7 @@ class Overflow(Rounding):
         inputs: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
-        self._inputs = {t.untyped_storage()._cdata for t in inputs}
+        self._inputs = {_torch.address_of(t.untyped_storage()) for t in inputs}
         self.largest, self.fill = largest, fill
         self.is_of_sums, self.is_of_infinities = is_of_sums, is_of_infinities
 
@@ -209,7 +208,7 @@ class Overflow(Rounding):
     def _sums_inputs(self, args: Any) -> bool:
         """Returns whether an operator adds up inputs unchanged; other sums must be infinite where the reference is."""
         tensors = [a for a in tree_leaves(list(args)) if isinstance(a, torch.Tensor)]
-        return any(t.untyped_storage()._cdata in self._inputs for t in tensors)
+        return any(_torch.address_of(t.untyped_storage()) in self._inputs for t in tensors)
 
 
 def _sizes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import _autograd
-from torch.utils import _python_dispatch
-from torch.utils._device import DeviceContext
+
+from opwright import _torch
+from opwright._torch import DeviceContext
 
 
 class _Setting(NamedTuple):
@@ -26,7 +26,7 @@ class _Setting(NamedTuple):
 
 
 def _function_modes() -> list[Any]:
-    modes = torch.overrides._get_current_function_mode_stack()
+    modes = _torch.function_modes()
     return [mode for mode in modes if not isinstance(mode, DeviceContext)]
 
 
@@ -34,24 +34,24 @@ def _leave_function_modes(count: int) -> None:
     """Ends the modes that were entered last, but for the default device, which is one of them."""
     kept = []
     while len(_function_modes()) > count:
-        mode = torch._C._pop_torch_function_stack()
+        mode = _torch.pop_function_mode()
         kept += [mode] if isinstance(mode, DeviceContext) else []
     for mode in reversed(kept):
-        torch._C._push_on_torch_function_stack(mode)
+        _torch.push_function_mode(mode)
 
 
 def _leave_operator_modes(count: int) -> None:
-    while torch._C._len_torch_dispatch_stack() > count:
-        _python_dispatch._pop_mode()
+    while _torch.count_dispatch_modes() > count:
+        _torch.pop_dispatch_mode()
 
 
 def _has_saved_hooks() -> bool:
-    return _autograd._top_saved_tensors_default_hooks(False) is not None
+    return _torch.saved_tensor_hooks(False) is not None
 
 
 def _write_saved_hooks(value: bool) -> None:
     while not value and _has_saved_hooks():
-        _autograd._pop_saved_tensors_default_hooks()
+        _torch.pop_saved_tensor_hooks()
 
 
 def _autocast(device: str) -> tuple[_Setting, _Setting]:
@@ -99,7 +99,7 @@ _SETTINGS = (
     _Setting("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
     _Setting("torch.get_default_device()", torch.get_default_device, torch.set_default_device),
     _Setting("torch.get_num_threads()", torch.get_num_threads, torch.set_num_threads),
-    _Setting("torch.is_grad_enabled()", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    _Setting("torch.is_grad_enabled()", torch.is_grad_enabled, _torch.set_grad_enabled),
     _Setting("torch.is_anomaly_enabled()", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     _Setting(
         "torch.use_deterministic_algorithms",
@@ -112,15 +112,15 @@ _SETTINGS = (
     *_autocast("cpu"),
     *_autocast("cuda"),
     *(
-        _Setting(f"torch.backends.{name}", getattr(torch._C, f"_get_{getter}"), getattr(torch._C, f"_set_{setter}"))
+        _Setting(f"torch.backends.{name}", *found)
         for name, getter, setter in _FLAGS
-        if hasattr(torch._C, f"_get_{getter}") and hasattr(torch._C, f"_set_{setter}")
+        if (found := _torch.find_flag(getter, setter)) is not None
     ),
     _Setting("torch.set_flush_denormal", lambda: 5e-324 * 1.0 == 0.0, torch.set_flush_denormal),
     _Setting("the working directory", os.getcwd, os.chdir),
     # After the default device, which is a mode of functions too.
     _Setting("the number of active modes of functions", lambda: len(_function_modes()), _leave_function_modes),
-    _Setting("the number of active modes of operators", torch._C._len_torch_dispatch_stack, _leave_operator_modes),
+    _Setting("the number of active modes of operators", _torch.count_dispatch_modes, _leave_operator_modes),
     _Setting("whether saved tensors have hooks", _has_saved_hooks, _write_saved_hooks),
 )
 _WATCHED = (

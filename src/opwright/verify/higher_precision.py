@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_map
 
+from opwright import _torch
+from opwright._torch import TorchDispatchMode, decomposition_table, return_and_correct_aliasing, tree_map
 from opwright.verify import double_double as dd
 from opwright.verify.double_double import Pair, pair
 from opwright.verify.formulas import STABLE_FORMULAS, packets
@@ -108,13 +107,13 @@ class _Wide(Tensor):
 
     high: Tensor
     low: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = _torch.no_torch_function
 
     @staticmethod
     def __new__(cls, high: Tensor, low: Tensor) -> _Wide:
         if low.stride() != high.stride():  # as of an expanded tensor, whose zeros are not expanded
             high, low = high.contiguous(), low.contiguous()
-        made = Tensor._make_wrapper_subclass(
+        made = _torch.make_wrapper(
             cls,
             high.shape,
             strides=high.stride(),
@@ -181,7 +180,7 @@ class _Pairs(TorchDispatchMode):
             return tree_map(_widen, func(*args, **kwargs))
         if any(t.is_complex() or t.layout != torch.strided for t in tensors_of([args, kwargs])):
             raise NotWide(f"`{func}` takes complex or sparse tensors")
-        if _writes(func) and func._schema.name.endswith("_"):
+        if _writes(func) and _torch.schema_of(func).name.endswith("_"):
             return self._in_place(func, args, kwargs)
         return self._compute(func, args, kwargs)
 
@@ -189,7 +188,7 @@ class _Pairs(TorchDispatchMode):
         kind = func.overloadpacket
         if kind in _ON_HIGH:
             return tree_map(_widen, func(*tree_map(_high, args), **tree_map(_high, kwargs)))
-        is_composite = func._can_decompose()  # of views and others, before autograd sees them
+        is_composite = _torch.can_decompose(func)  # of views and others, before autograd sees them
         if kind in _MOVES or (_is_view(func) and not is_composite):
             return _move_elements(func, args, kwargs)
         result = _ARITHMETIC[kind](*args, **kwargs) if kind in _ARITHMETIC else NotImplemented
@@ -214,11 +213,11 @@ class _Pairs(TorchDispatchMode):
             if target.dtype == torch.float64:
                 raise NotWide(f"`{func}` writes into a tensor that is not of the computation")
             return func(*tree_map(_high, args), **tree_map(_high, kwargs))
-        name = func._schema.name.split("::")[1]
+        name = _torch.schema_of(func).name.split("::")[1]
         if name in ("zero_", "fill_", "copy_"):
             value = _pair_of(0.0 if name == "zero_" else args[1], target.high)
         else:
-            made = getattr(getattr(_aten, name.removesuffix("_")), func._overloadname)
+            made = getattr(getattr(_aten, name.removesuffix("_")), _torch.overload_name_of(func))
             value = _pair_of(self._compute(made, args, kwargs))
         target.high.copy_(value.high)
         target.low.copy_(value.low)
@@ -227,17 +226,17 @@ class _Pairs(TorchDispatchMode):
 
 @functools.cache
 def _writes(func: Any) -> bool:
-    return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+    return any(a.alias_info is not None and a.alias_info.is_write for a in _torch.schema_of(func).arguments)
 
 
 @functools.cache
 def _is_view(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in _torch.schema_of(func).returns)
 
 
 def _move_elements(func: Any, args: Any, kwargs: Any) -> Any:
     """Moves elements: the high parts, and the low ones in the same way. Numbers that are filled in have no low part."""
-    values = [i for i, a in enumerate(func._schema.arguments) if a.name in _FILLED_IN]
+    values = [i for i, a in enumerate(_torch.schema_of(func).arguments) if a.name in _FILLED_IN]
 
     def part(which: str) -> Any:
         def taken(value: Any) -> Any:

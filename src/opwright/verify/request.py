@@ -19,8 +19,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from opwright import _torch
+from opwright._torch import tree_leaves
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.spec.schema import schema_of
@@ -170,7 +171,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, ModuleType):
             raise NotPortable(f"the candidate holds a module, `{value.__name__}`")
         operator = value if isinstance(value, Operator) else None
-        if isinstance(value, FunctionType) or type(value).__module__ == "torch._ops":
+        if isinstance(value, FunctionType) or type(value).__module__ == _torch.OPERATOR_MODULE:
             operator = operator_of(value)
         if operator is not None:
             return self._operator(operator, as_function=not isinstance(value, Operator))

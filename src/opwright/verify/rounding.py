@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _pop_mode_temporarily
 
+from opwright import _torch
 from opwright.verify.formulas import Rounding, packets
 from opwright.verify.tensors import tensors_of
 
@@ -114,7 +114,7 @@ class _StochasticRounding(Rounding):
             result = formula(*args, **kwargs)
         finally:
             self.unit = unit
-        with _pop_mode_temporarily():  # this one: its own arithmetic is not to be rounded
+        with _torch.pause_dispatch_mode():  # this one: its own arithmetic is not to be rounded
             return self._run_and_note(_Step(None, unit), (result,), {})
 
     def _run_and_note(self, step: _Step, args: Any, kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ class _StochasticRounding(Rounding):
     def _move(self, value: Any, unit: float) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in _ORACLES:
             return value
-        if value.is_meta or value._is_zerotensor():  # zeros without memory, as the derivative of torch.round
+        if value.is_meta or _torch.is_zero_tensor(value):  # zeros without memory, as the derivative of torch.round
             return value
         if value.is_complex():  # a product of complex numbers cancels in each of its parts
             steps = [self._steps(value) for _ in range(2)]
@@ -287,7 +287,7 @@ class _Kind:
 @functools.cache
 def _kind_of(func: Any) -> _Kind:
     packet = func.overloadpacket
-    aliases = [a.alias_info for a in func._schema.returns if a.alias_info is not None]
+    aliases = [a.alias_info for a in _torch.schema_of(func).returns if a.alias_info is not None]
     return _Kind(
         packet in _PRODUCTS,
         packet in _BIASED_PRODUCTS,
@@ -474,5 +474,5 @@ def _place_of(tensor: torch.Tensor) -> Any:
     """
     if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    where = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    where = _torch.address_of(tensor.untyped_storage()), tensor.storage_offset()
     return *where, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch import kernels
 from opwright.errors import BuildError
 from opwright.isolation import (
@@ -61,8 +62,6 @@ _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
 _LOADING, _NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
 _MAX_MESSAGE = 600  # characters
 _MAX_DEATHS = 4  # each may have cost the whole timeout
-# What derives a gradient imports it, a second of each process that does not have it from its parent; opcheck the other.
-_FOR_GRADIENTS = ("torch._dynamo", "torch.testing._internal.optests")
 _SEED = 0x6F7077  # any; the caller's seed is its own
 _PR_SET_CHILD_SUBREAPER = 36
 _TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
@@ -155,7 +154,7 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
     try:
         running[0].start()
         if len(waiting) > 1 and is_fork:  # while the first one works
-            for name in _FOR_GRADIENTS:
+            for name in _torch.MODULES_FOR_GRADIENTS:
                 importlib.import_module(name)
         for job in jobs:
             while not given_up and job not in results:
@@ -342,8 +341,7 @@ def _settle_in() -> None:
     torch.default_generator.manual_seed(_SEED)
     # Pools of workers of the parent's torch.compile are not here, and new ones would be left behind.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    if "torch._inductor.config" in sys.modules:
-        sys.modules["torch._inductor.config"].compile_threads = 1
+    _torch.compile_in_this_thread()
 
 
 class _Over(Exception):

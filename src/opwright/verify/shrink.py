@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from opwright._torch import tree_map
 from opwright.spec.samples import Case
 from opwright.verify.checks.finding import Finding
 from opwright.verify.target import Target

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map
 
+from opwright._torch import tree_map
 from opwright.errors import TargetError
 from opwright.spec.declared import split_sample
 from opwright.verify.global_state import Guard

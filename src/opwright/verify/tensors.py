@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
+
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
     """Returns the tensors among these values, those in lists and dictionaries included."""
@@ -43,7 +45,7 @@ def copy_of(value: Any, device: torch.device | None = None) -> Any:
 def fill_from(values: Any, sources: Any) -> None:
     """Copies numbers into tensors of the same shapes; what shares memory with itself stays."""
     for into, source in zip(tensors_of(values), tensors_of(sources), strict=True):
-        if not torch._debug_has_internal_overlap(into):
+        if not _torch.has_internal_overlap(into):
             into.copy_(source)
 
 

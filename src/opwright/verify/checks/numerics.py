@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch.vmap import joined_axes
 from opwright.errors import OpwrightError
 from opwright.spec.samples import Case
@@ -85,7 +86,7 @@ def check_call(target: Target, case: Case, values: list[Any], expected: list[Out
         case: what is called, with the values that the arguments must have kept.
         values: the arguments on the device.
     """
-    versions = [t._version for t in _unwritten(target, values)]
+    versions = [_torch.version_of(t) for t in _unwritten(target, values)]
     try:
         outputs = target.run(values)
     except DeviceLost:
@@ -144,7 +145,7 @@ def _side_effects(target: Target, case: Case, values: list[Any], outputs: list[A
             for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
                 if not is_same(storage_bytes(b), storage_bytes(a)):
                     return f"{names[i]} was changed by the call"
-    if [t._version for t in _unwritten(target, values)] != versions:
+    if [_torch.version_of(t) for t in _unwritten(target, values)] != versions:
         return "an argument was written to during the call, and then restored"
     of_outputs = target.output_names(len(outputs))
     for i, output in enumerate(outputs):
@@ -409,7 +410,7 @@ def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
             return type(value)(changed(v, position) for v in value)
         if not isinstance(value, torch.Tensor) or not can_change(value):
             return value
-        if not value.numel() or torch._debug_has_internal_overlap(value):
+        if not value.numel() or _torch.has_internal_overlap(value):
             return value
         made = copy_of(value)
         made.copy_(target.fold(change(value.reshape(-1).clone()), position).view(value.shape))

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from opwright import _torch
+from opwright._torch import tree_map
 from opwright.errors import ContractError
 from opwright.spec.axes import Fixed
 from opwright.spec.contract import Contract
@@ -81,7 +82,7 @@ def _gives_nan(target: Target, case: Case) -> bool:
 
 def _refuses_trace(target: Target, case: Case) -> str:
     """Returns the error of PyTorch where it cannot trace the reference, as opcheck traces the operator; "" if it can."""
-    from torch.testing._internal.optests import aot_autograd_check
+    from opwright._torch import aot_autograd_check
 
     values = copy_of(list(case.values))
     for tensor in tensors_of(values) if not target.mutated() else ():
@@ -109,7 +110,7 @@ def torch_compile(target: Target) -> Iterator[Finding]:
     contract = operator.contract
     if contract.mutated:
         raise Skipped("it mutates its arguments")
-    torch._dynamo.reset()
+    _torch.reset_dynamo()
     graphs: list[int] = []
 
     def count(module: Any, inputs: Any) -> Any:
@@ -189,7 +190,7 @@ def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
         return torch.autograd.grad(total(compiled_reference, *inputs), inputs, allow_unused=True)
 
     expected = torch.autograd.grad(total(call, *inputs), inputs, allow_unused=True)
-    torch._dynamo.reset()
+    _torch.reset_dynamo()
     compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
     try:
         got = torch.autograd.grad(total(compiled_call, *inputs), inputs, allow_unused=True)
@@ -208,7 +209,7 @@ def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
 
 def _fails_alike(error: Exception, function: Callable[..., Any], arguments: Sequence[Any], backend: str = "") -> bool:
     """Returns whether the reference raises the same when it is compiled: with a backend, or by `function` itself."""
-    torch._dynamo.reset()
+    _torch.reset_dynamo()
     try:
         (torch.compile(function, fullgraph=True, dynamic=True, backend=backend) if backend else function)(*arguments)
     except Exception as other:
@@ -388,7 +389,7 @@ def torch_compile_of_callable(target: Target) -> Iterator[Finding]:
     """Called within torch.compile, graph breaks allowed, it gives what the reference gives."""
     if target.mutated():
         raise Skipped("it mutates its arguments")
-    torch._dynamo.reset()
+    _torch.reset_dynamo()
     call = torch.compile(lambda values: target.call(values), backend="eager")
     for case in target.run_cases()[:1]:
         with torch.no_grad():

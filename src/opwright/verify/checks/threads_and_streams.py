@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
 from opwright.dispatch import kernels
 from opwright.spec.samples import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
@@ -224,15 +225,15 @@ class _Busy:
 
     def _time_ms(self) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_CYCLES // 2)  # the host is ahead
+        _torch.keep_gpu_busy(_CYCLES // 2)  # the host is ahead
         start.record()
-        torch.cuda._sleep(_CYCLES)
+        _torch.keep_gpu_busy(_CYCLES)
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end)
 
     def keep(self, milliseconds: float) -> None:
-        torch.cuda._sleep(int(self.cycles_per_ms * milliseconds))
+        _torch.keep_gpu_busy(int(self.cycles_per_ms * milliseconds))
 
 
 # --- devices -----------------------------------------------------------------------------------------------

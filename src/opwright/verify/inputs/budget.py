@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from opwright._torch import TorchDispatchMode
 from opwright.spec.samples import Case
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.tensors import tensors_of

@@ -58,7 +58,7 @@ sanitize-gpu:
 power: .venv/tests
 	$(BIN)/python tests/power/mutants.py opwright_ops --publish
 
-# Names, layers, format, spelling and wording; `make format` writes the format.
+# Names, types, layers, format, spelling and wording; `make format` writes the format.
 CPP = $$(git ls-files '*.c' '*.cpp' '*.cu' '*.cuh' '*.h')
 lint: .venv/lint
 	$(BIN)/ruff check .
@@ -67,6 +67,7 @@ lint: .venv/lint
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/python tests/prose.py
 	$(BIN)/lint-imports
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: .venv/lint
 	$(BIN)/ruff format .
@@ -107,8 +108,9 @@ TRITONS := 3.6.0 3.9.0
 	$(PIP) --no-build-isolation --editable ".[test]"
 	touch $@
 
+# With the extra `test`, for the types of pytest and Hypothesis.
 .venv/lint: .venv/installed
-	$(PIP) --no-build-isolation --editable ".[lint]"
+	$(PIP) --no-build-isolation --editable ".[test,lint]"
 	touch $@
 
 .venv/docs: .venv/installed

@@ -136,6 +136,7 @@ class Worker:
 
     def ask(self, request: Any) -> None:
         """Sends a line; a process that has ended shows when its events are read."""
+        assert isinstance(self._process, Spawn)  # a fork has its work from the start
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.requests.write(json.dumps(request) + "\n")
             self._process.requests.flush()
@@ -308,6 +309,7 @@ class Spawn:
             text=True,
             start_new_session=True,  # so that what it starts can be ended with it
         )
+        assert self._popen.stdin is not None
         self.pid, self.requests = self._popen.pid, self._popen.stdin
 
     def poll(self) -> int | None:

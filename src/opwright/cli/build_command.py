@@ -160,16 +160,22 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
 
 
 def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
-    """Builds one library; without nvcc, the part of it that needs none, if there is one."""
+    """Builds one library, if there is anything to build; without nvcc, the part of it that needs none."""
     from opwright import settings
+    from opwright.backends.protocol import CompiledBackend
     from opwright.backends.registry import backend_of_device
     from opwright.dispatch import kernels
+    from opwright.dispatch.launched import Launched
 
     try:
-        return kernels.build(*keys)
+        library, has_compiled = kernels.build(*keys)
     except NoNvccError as error:
         if settings.require_kernels() or settings.architectures():
             raise
         say(f"skipped the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
-    others = [key for key in keys if not backend_of_device(key[1]).has_own_compiler]
-    return kernels.build(*others) if others else None
+        backends = {key: backend_of_device(key[1]) for key in keys}
+        others = [key for key, b in backends.items() if not (isinstance(b, CompiledBackend) and b.has_own_compiler)]
+        if not others:
+            return None
+        library, has_compiled = kernels.build(*others)
+    return None if isinstance(library, Launched) else (library, has_compiled)

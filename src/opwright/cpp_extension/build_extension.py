@@ -15,6 +15,7 @@ import torch
 from setuptools.command.build_ext import build_ext
 from torch.utils import cpp_extension as torchs
 
+from opwright.backends import cuda
 from opwright.backends.toolchain import Compiler, identify
 from opwright.build import compile_commands
 from opwright.build.changes import Watch, build_unchanged

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opwright import settings
+from opwright.backends import cuda
 from opwright.backends.toolchain import Compiler, find_compiler
 from opwright.build import compile_commands
 from opwright.build.announce import announced

@@ -51,7 +51,7 @@ from opwright.typed_json import decode
 from opwright.verify.checks import CHECKS, group_of, place_of
 from opwright.verify.checks.finding import Finding, Skipped, first_line, origin
 from opwright.verify.compare import collect_undecided
-from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.devices import DeviceLost, is_gpu, is_lost
 from opwright.verify.global_state import Guard
 from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.request import NotPortable, Request, pack, unpack
@@ -123,7 +123,7 @@ class Work:
 
 def can_fork(device: torch.device) -> bool:
     """Returns whether a fork can run the checks for a device: it cannot use the GPU of its parent."""
-    return device.type == "cpu"
+    return not is_gpu(device)
 
 
 def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -> Iterator[Result]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -211,3 +212,47 @@ def compile_in_this_thread() -> None:
 def keep_gpu_busy(cycles: int) -> None:
     """Lets the current stream wait for so many cycles of its GPU."""
     torch.cuda._sleep(cycles)
+
+
+# --- distributed tensors ---------------------------------------------------------------------------------
+
+
+def find_distributed() -> SimpleNamespace:
+    """Returns the names of torch.distributed.tensor that are used. The import takes a second.
+
+    Raises:
+        ImportError, AttributeError, RuntimeError: this PyTorch lacks one of them.
+    """
+    from torch._prims_common import make_contiguous_strides_for
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._op_schema import OpSchema
+
+    class Pair(DeviceMesh):
+        """Two ranks of no process group: placements can be followed on it, wherever this process is."""
+
+        def __init__(self) -> None:
+            super().__init__("cpu", torch.arange(2), _init_backend=False, _rank=0)
+
+        def get_coordinate(self) -> list[int]:
+            return [0]
+
+        def _is_current_rank_part_of_mesh(self) -> bool:
+            return True
+
+    dispatcher = DTensor._op_dispatcher
+    return SimpleNamespace(
+        Pair=Pair,
+        DTensor=DTensor,
+        Partial=Partial,
+        Replicate=Replicate,
+        Shard=Shard,
+        Spec=DTensorSpec,
+        TensorMeta=TensorMeta,
+        OpSchema=OpSchema,
+        handlers=dispatcher._custom_op_handlers,
+        takes_plain=lambda: dispatcher._allow_implicit_replication,
+        propagator=dispatcher.sharding_propagator,
+        strides_of=make_contiguous_strides_for,
+    )

@@ -21,7 +21,8 @@
     │   ├── OutError (ValueError)             OPW107
     │   ├── NotDifferentiableError (RuntimeError)  OPW108
     │   ├── OverlapError (ValueError)         OPW109
-    │   └── OptionTypeError (TypeError)       OPW110
+    │   ├── OptionTypeError (TypeError)       OPW110
+    │   └── ShardingError (RuntimeError)      OPW111
     ├── BuildError (RuntimeError)             a kernel cannot be built or loaded      OPW2xx
     │   ├── NoCompilerError                   OPW201
     │   ├── CompileError                      OPW202
@@ -276,6 +277,17 @@ class OverlapError(ContractError, ValueError):
     """
 
     code = "OPW109"
+
+
+class ShardingError(ContractError, RuntimeError):
+    """An operator cannot run on these distributed tensors (`torch.distributed.tensor.DTensor`).
+
+    All tensors of a call are distributed on one mesh. Arguments that are only read are moved as a rule wants them;
+    one that the operator writes into stays where it is, so a rule must take it as it is. Operators that draw random
+    numbers, and those whose results have sizes that depend on data, run on local tensors alone.
+    """
+
+    code = "OPW111"
 
 
 # --- builds ---------------------------------------------------------------------------------------------

@@ -135,12 +135,14 @@ def autograd_kernel(
     arguments: Arguments,
     reference: Reference,
     explain: Callable[[Exception, Sequence[Any]], Exception],
+    take_sharded: Callable[[], None],
 ) -> Callable[..., Any]:
-    """Returns the kernel for the dispatcher's Autograd keys."""
+    """Returns the kernel for the dispatcher's Autograd keys, above which distributed tensors are met first."""
     mutates = bool(arguments.contract.mutated)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         values = arguments.normalize(*args, **kwargs)
+        take_sharded()
         below = keyset & _torch.KEYS_AFTER_AUTOGRAD
         if _has_tangent(values):
             # Forward-mode: the reference is differentiated as the composition of operators it is.

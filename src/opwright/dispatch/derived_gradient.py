@@ -19,11 +19,13 @@ class DerivedGradient:
 
     Attributes:
         traces: backwards that were recorded.
+        compute_sharded: `compute` for distributed tensors; None for others.
     """
 
     def __init__(self, qualified_name: str, contract: Contract, reference: Reference) -> None:
         self._qualified_name, self._contract, self._reference = qualified_name, contract, reference
         self.traces = BackwardTraces()
+        self.compute_sharded: Callable[..., Sequence[torch.Tensor | None] | None] = lambda *call: None
 
     def compute_outputs(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """Runs the reference for its outputs, with gradients through all of them.
@@ -46,6 +48,8 @@ class DerivedGradient:
         Returns:
             The gradients of the arguments of the node.
         """
+        if (sharded := self.compute_sharded(values, gradients, needed)) is not None:
+            return sharded
         if not (
             torch.is_grad_enabled()  # this gradient will be differentiated
             or _torch.count_dispatch_modes()
@@ -84,7 +88,7 @@ class DerivedGradient:
             ]
         except (ContractError, KeyError, ValueError):  # an axis that only the data know, or no small arguments
             return None
-        placed = _place(contract, values)
+        placed = place_for_node(contract, values)
         needed = [isinstance(value, torch.Tensor) and value.is_floating_point() for value in placed]
         return record_backward(partial(self._differentiate, needed), values, gradients, contract.subject)
 
@@ -97,7 +101,7 @@ class DerivedGradient:
     ) -> Sequence[torch.Tensor | None]:
         """Runs the reference under autograd and differentiates it."""
         contract = self._contract
-        flat = _place(contract, values)
+        flat = place_for_node(contract, values)
         wanted = [i for i, needs in enumerate(needed) if needs and flat[i].is_floating_point()]
 
         def outputs_at(*tensors: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -125,7 +129,7 @@ class DerivedGradient:
         return tuple(result)
 
 
-def _place(contract: Contract, values: Sequence[Any]) -> list[Any]:
+def place_for_node(contract: Contract, values: Sequence[Any]) -> list[Any]:
     """Returns arguments in the node's order: tensors of lists one by one, behind the others and the lists' lengths."""
     pairs = list(zip(values, contract.parameters, strict=True))
     flat: list[Any] = [None, *(value for value, p in pairs if p.kind != "tensors")]

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from opwright.dispatch import kernels, registry
+from opwright.dispatch import kernels, registry, sharding
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.autocast import autocast_kernel
 from opwright.dispatch.autograd import Gradient, autograd_kernel
@@ -22,6 +22,7 @@ from opwright.dispatch.record import Operator
 from opwright.dispatch.reference import Reference
 from opwright.dispatch.registration import AUTOCAST_KEYS, Functions, Registration, signature_of
 from opwright.dispatch.registry import operator_of
+from opwright.dispatch.sharding_rules import Rules
 from opwright.dispatch.vmap import vmap_kernel
 from opwright.errors import DeclarationError
 from opwright.spec.declaration import Declaration, declare, declare_backward
@@ -62,7 +63,7 @@ def operator(
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
-        `sweep`, `cost` and `baseline` say more about it, `operator` is the `Operator` behind it.
+        `sweep`, `cost`, `baseline` and `sharding` say more about it, `operator` is the `Operator` behind it.
 
     Raises:
         DeclarationError: the declaration cannot be honoured; the subclass says why.
@@ -112,7 +113,9 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
             coded_reference=fallback.run_coded_reference,
             reference=lambda *args, **kwargs: reference.compute(arguments.normalize(*args, **kwargs)),
             fake=fake_kernel(arguments),
-            autograd=autograd_kernel(gradient, registration, arguments, reference, errors.explain),
+            autograd=autograd_kernel(
+                gradient, registration, arguments, reference, errors.explain, partial(sharding.install, registration)
+            ),
             vmap=vmap_kernel(declaration, registration, arguments, reference),
             autocast={
                 device: autocast_kernel(declaration, registration, arguments, device) for device in AUTOCAST_KEYS
@@ -132,9 +135,12 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
             call_with_out=out.call,
             function=entry_point(declaration, registration),
         )
+        new.rules = Rules(new)
+        gradient.derived.compute_sharded = partial(sharding.differentiate, new)
         _attach(new)
         registration.follow(new, functions)
         registration.call_function(contract, new.function)
+        sharding.install(registration)
         registry.operators[declaration.qualified_name] = new
         if forward is not None:
             forward.backward_operator = new
@@ -165,6 +171,8 @@ def _register(declaration: Declaration) -> Registration:
 def _call_general(registration: Registration, arguments: Arguments, errors: CallErrors, values: Sequence[Any]) -> Any:
     """Calls the dispatcher's own entry; a broken contract raises its ContractError."""
     try:
+        if sharding.has_sharded(values):
+            return sharding.call(registration.current, values)
         return arguments.pass_to(registration.entry(), values)
     except (RuntimeError, TypeError) as error:
         raise errors.explain(error, values) from None
@@ -197,6 +205,7 @@ def _attach(new: Operator) -> None:
     function.sweep = new.sweep
     function.cost = new.cost
     function.baseline = new.baseline
+    function.sharding = new.sharding
 
 
 def _locate(error: DeclarationError, reference: Callable[..., Any]) -> DeclarationError:

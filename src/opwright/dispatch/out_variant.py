@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.dispatch import sharding
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.call_errors import CallErrors
 from opwright.dispatch.fake import unpack
@@ -45,16 +46,22 @@ class OutVariant:
             OutError: they differ from the result in shape, dtype or device, share memory, or need a gradient.
         """
         outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
-        if torch.compiler.is_compiling():
-            # A graph has only functional calls and copies.
-            results = unpack(self._arguments.pass_to(self._registration.entry(), values), self._contract)
+        is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs])
+        is_sharded = sharding.has_sharded([*values, *outs])
+        if torch.compiler.is_compiling() or (is_sharded and not is_recorded):
+            # A graph has only functional calls and copies; shards of a result may have to be moved.
+            if is_sharded:
+                made = sharding.call(self._registration.current, values)
+            else:
+                made = self._arguments.pass_to(self._registration.entry(), values)
+            results = unpack(made, self._contract)
             for output, target, result in zip(self._contract.outputs, outs, results, strict=True):
                 if target.shape != result.shape or target.dtype != result.dtype or target.device != result.device:
                     rule = f"`out=` must have the shape, dtype and device of `{output.name}`"
                     raise OutError(self._name, rule)
                 target.copy_(result)
             return out
-        if torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs]):
+        if is_recorded:
             raise OutError(self._name, "`out=` takes no part in autograd", hint="`with torch.no_grad():`")
         if len(outs) != len(self._out_names):
             raise OutError(

@@ -34,6 +34,9 @@ class Operator:
         call_with_out: the same with `out=`.
         function: the Python function, the fastest way to call it.
         backward_operator: the operator of the declared backward, if there is one.
+        rules: how it runs on distributed tensors: its `Rules`.
+        sharding_rules: the author's function that gives them, if there is one.
+        plans: the choices that were made from them.
     """
 
     declaration: Declaration
@@ -46,6 +49,9 @@ class Operator:
     call_with_out: Callable[[Sequence[Any], Any], Any]
     function: Callable[..., Any]
     backward_operator: Operator | None = None
+    rules: Any = None
+    sharding_rules: Callable[..., Any] | None = None
+    plans: dict[tuple, Any] = field(default_factory=dict)
     _samples: Callable[[], Any] | None = None
     _sweep: list[dict[str, Sequence[Any]]] = field(default_factory=list)
     _cost: Callable[..., Any] | None = None
@@ -105,6 +111,19 @@ class Operator:
         A reference is written for accuracy; comparing speed with it would flatter the kernel.
         """
         self._baseline = function
+        return function
+
+    def sharding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Declares how the operator runs on distributed tensors, in place of the rules that are derived.
+
+        The function takes the arguments, tensors without data, and returns rules for one axis of a mesh: pairs of the
+        placements of arguments by name, those left out being replicated, and that of each result. Replication is
+        always among the rules. `opwright verify --check sharding` checks them.
+        """
+        self.sharding_rules = function
+        self.plans.clear()
+        if self.backward_operator is not None:
+            self.backward_operator.plans.clear()
         return function
 
     def cost_of(self, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:

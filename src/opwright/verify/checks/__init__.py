@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from opwright.verify.checks import gradients, memory, memory_safety, numerics, pytorch, threads_and_streams
+from opwright.verify.checks import gradients, memory, memory_safety, numerics, pytorch, sharding, threads_and_streams
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.target import Target
 
@@ -67,6 +67,7 @@ CHECKS: dict[str, Check] = {
     "opcheck": Check(pytorch.opcheck, None, "pytorch"),
     "compile": Check(pytorch.torch_compile, pytorch.torch_compile_of_callable, "pytorch"),
     "export": Check(pytorch.torch_export, None, "pytorch"),
+    "sharding": Check(sharding.sharding, None, "pytorch"),
     "side stream": _for_both(threads_and_streams.side_stream),
     "other device": _for_both(threads_and_streams.other_device),
     "graph": _for_both(threads_and_streams.graph_replays),

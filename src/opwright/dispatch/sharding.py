@@ -1,0 +1,397 @@
+"""Calls on distributed tensors (`torch.distributed.tensor.DTensor`): a rule is chosen, the shards go to the operator.
+
+The operator stays one opaque operator on each rank: its kernel gets the local tensors, its gradient is that of the local
+call. A choice is made once for each combination of placements, shapes and options.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from opwright import _torch
+from opwright.dispatch.derived_gradient import place_for_node
+from opwright.dispatch.fake import pack, unpack
+from opwright.dispatch.record import Operator
+from opwright.dispatch.reference import tensors_in
+from opwright.dispatch.registration import Registration
+from opwright.dispatch.sharding_rules import Rule, Signature, names, signature_of, word_of
+from opwright.errors import ShardingError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+MAX_PLANS = 1024  # of one operator
+_MODULE = "torch.distributed.tensor"
+_is_compiling = torch.compiler.is_compiling
+
+
+class Plan(NamedTuple):
+    """How one call runs on the ranks of a mesh.
+
+    Attributes:
+        inputs: the placements that the tensors are to have, one for each axis of the mesh.
+        moves: whether any tensor has others.
+        outputs: the specs of the results.
+        rules: for each axis of the mesh.
+        takes_part: whether this rank belongs to the mesh.
+    """
+
+    mesh: Any
+    inputs: tuple[tuple[Placement, ...], ...]
+    moves: bool
+    outputs: tuple[Any, ...]
+    rules: tuple[Rule, ...]
+    takes_part: bool
+
+
+def has_sharded(values: Sequence[Any]) -> bool:
+    """Returns whether there is a distributed tensor among arguments. Cheap in programs without any."""
+    if _MODULE not in sys.modules:
+        return False
+    kind = names().DTensor
+    return any(isinstance(tensor, kind) for tensor in tensors_in(values))
+
+
+def install(registration: Registration) -> None:
+    """Lets the dispatcher's entry of an operator take distributed tensors, if the program can have any."""
+    if _MODULE not in sys.modules or registration.public in names().handlers:
+        return
+
+    def handle(op: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        current = registration.current
+        return run(current, current.normalize(*args, **kwargs))
+
+    names().handlers[registration.public] = handle
+
+
+def call(operator: Operator, values: tuple[Any, ...]) -> Any:
+    """Calls an operator on distributed tensors, outside the dispatcher if nobody else looks on."""
+    if (
+        operator.contract.mutated
+        or _is_compiling()
+        or _torch.count_dispatch_modes()
+        or _torch.count_function_modes()
+        or _torch.are_transforms_active()
+        or _torch.is_any_autocast_enabled()
+        or _torch.is_forward_mode()
+    ):
+        install(operator.registration)
+        return operator.arguments.pass_to(operator.registration.entry(), values)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values)):
+        return operator.gradient.record_node(lambda *a, **k: run(operator, operator.normalize(*a, **k)), *values)
+    return run(operator, values)
+
+
+def run(operator: Operator, values: Sequence[Any]) -> Any:
+    """Runs an operator on the shards of distributed tensors, below autograd.
+
+    Raises:
+        ShardingError: there is no way to run it on these.
+    """
+    t = names()
+    kind = t.DTensor
+    key: list[Any] = []
+    local: list[Any] = []
+    for value in values:
+        if type(value) is kind:
+            key.append(value._spec)
+            local.append(value._local_tensor)
+        else:
+            key.append(value)
+            local.append(value)
+    plans = operator.plans
+    try:
+        plan = plans.get(tuple(key))
+    except TypeError:  # a list, or a symbolic size
+        plan, key = None, []
+    if plan is None or any(isinstance(value, torch.Tensor) for value in key):
+        values = place(operator, values)
+        plan = make_plan(operator, values)
+        if key and len(plans) < MAX_PLANS and not any(isinstance(value, torch.Tensor) for value in key):
+            plans[tuple(key)] = plan
+        local = _local(operator, values)
+    if plan.moves:
+        local = _move(operator, values, plan)
+    if not plan.takes_part:
+        device = next(tensors_in(local)).device
+        made = tuple(torch.empty(0, dtype=spec.tensor_meta.dtype, device=device) for spec in plan.outputs)
+    else:
+        made = operator.arguments.pass_to(operator.function, local)
+        if len(plan.outputs) == 1:
+            return kind(made, plan.outputs[0], requires_grad=False)
+        made = unpack(made, operator.contract)
+    return pack([kind(m, spec, requires_grad=False) for m, spec in zip(made, plan.outputs, strict=True)])
+
+
+def _local(operator: Operator, values: Sequence[Any]) -> list[Any]:
+    kind = names().DTensor
+
+    def take(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [take(v) for v in value]
+        return value._local_tensor if isinstance(value, kind) else value
+
+    return [take(value) for value in values]
+
+
+def _move(operator: Operator, values: Sequence[Any], plan: Plan) -> list[Any]:
+    signature = signature_of(operator.contract, values)
+    with torch.no_grad():
+        moved = [_redistribute(x, p)._local_tensor for x, p in zip(tensors_in(values), plan.inputs, strict=True)]
+    return signature.arrange(moved)
+
+
+def _redistribute(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    mesh = tensor.device_mesh
+    if _usual_order(tensor) != tuple(tensor.placements):
+        tensor = tensor.redistribute(mesh, [names().Replicate()] * mesh.ndim)
+    return tensor.redistribute(mesh, placements)
+
+
+def place(operator: Operator, values: Sequence[Any]) -> list[Any]:
+    """Returns arguments with plain tensors replicated where that is meant.
+
+    Autograd makes plain zeros for a result that had no gradient. Other plain tensors may differ between ranks.
+
+    Raises:
+        ShardingError: a plain tensor that is not a number, or tensors on different meshes.
+    """
+    t, name = names(), operator.declaration.name
+    slots = signature_of(operator.contract, values).slots
+    sharded = [x for x in tensors_in(values) if isinstance(x, t.DTensor)]
+    mesh = sharded[0].device_mesh
+    for slot, x in zip(slots, tensors_in(values), strict=True):
+        if isinstance(x, t.DTensor):
+            if x.device_mesh != mesh:
+                raise ShardingError(
+                    name,
+                    "its arguments are on different meshes",
+                    rows=[
+                        (s.label, str(getattr(v, "device_mesh", "none")))
+                        for s, v in zip(slots, tensors_in(values), strict=True)
+                    ],
+                    hint="distribute all of them on one mesh",
+                )
+        elif x.ndim and operator.declaration.forward is None and not t.takes_plain():
+            raise ShardingError(
+                name,
+                f"`{slot.label}` is a plain tensor among distributed ones",
+                rows=[(s.label, type(v).__name__) for s, v in zip(slots, tensors_in(values), strict=True)],
+                hint=f"`distribute_tensor({slot.label}, mesh, [Replicate()])`, if it is the same on every rank",
+            )
+
+    def make(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [make(v) for v in value]
+        return _replicate(value, mesh) if isinstance(value, torch.Tensor) else value
+
+    return [make(value) for value in values]
+
+
+def _replicate(value: torch.Tensor, mesh: Any) -> DTensor:
+    t = names()
+    if isinstance(value, t.DTensor):
+        return value
+    return t.DTensor.from_local(value, mesh, [t.Replicate()] * mesh.ndim, run_check=False)
+
+
+# --- the choice ---------------------------------------------------------------------------------------
+
+
+def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool = False) -> Plan:
+    """Chooses a rule for each axis of the mesh: the one that moves the fewest bytes.
+
+    Args:
+        operator: the operator.
+        values: its arguments; all of the tensors are distributed.
+        is_differentiated: whether gradients are to flow through the call.
+
+    Raises:
+        ContractError: the arguments break the contract.
+        ShardingError: there is no rule that leaves mutated arguments where they are.
+    """
+    t, contract = names(), operator.contract
+    if operator.declaration.random:
+        raise ShardingError(
+            operator.declaration.name,
+            "it draws random numbers, and shards would draw the same ones",
+            hint="call it on `x.to_local()`, with a generator of each rank",
+        )
+    bindings = contract.bind(dict(zip([p.name for p in contract.parameters], values, strict=True)))
+    signature = signature_of(contract, values)
+    tensors = list(tensors_in(values))
+    mesh = tensors[0].device_mesh
+    held = [_usual_order(x) for x in tensors]
+    rules: list[Rule] = []
+    for axis in range(mesh.ndim):
+        now = [placements[axis] for placements in held]
+        offered = operator.rules.offer(signature, tensors, now)
+        if is_differentiated:
+            offered = [rule for rule in offered if is_differentiable(rule, signature)]
+        costs = [_cost(rule, now, tensors, mesh, axis, signature) for rule in offered]
+        best = min(range(len(offered)), key=costs.__getitem__)
+        if math.isinf(costs[best][0]):
+            raise _stuck(operator, signature, now, offered)
+        rules.append(offered[best])
+    rules = _with_one_reduction(rules, operator, signature)
+    inputs = tuple(tuple(rule.inputs[i] for rule in rules) for i in range(len(tensors)))
+    outputs = []
+    for i, output in enumerate(contract.outputs):
+        known = {getattr(a, "name", None) for a in output.type.axes}.isdisjoint(contract.data_dependent)
+        if not known:
+            raise ShardingError(
+                operator.declaration.name,
+                "the size of a result depends on the data",
+                hint="call it on `x.full_tensor()`",
+            )
+        shape = contract.output_shape(output, bindings)
+        meta = t.TensorMeta(torch.Size(shape), names().strides_of(shape), contract.output_dtype(output, bindings))
+        outputs.append(t.Spec(mesh, tuple(rule.outputs[i] for rule in rules), tensor_meta=meta))
+    moves = any(x.placements != p or h != x.placements for x, h, p in zip(tensors, held, inputs, strict=True))
+    return Plan(mesh, inputs, moves, tuple(outputs), tuple(rules), mesh.get_coordinate() is not None)
+
+
+def _usual_order(tensor: DTensor) -> tuple[Placement, ...]:
+    """Returns the placements of a tensor; none that a rule has, where its shards lie in another order than usual."""
+    spec = tensor._spec
+    order = getattr(spec, "shard_order", None)
+    if order is not None and order != type(spec).compute_default_shard_order(spec.placements):
+        return (names().Partial("product"),) * len(spec.placements)
+    return tuple(spec.placements)
+
+
+def _cost(
+    rule: Rule, now: Sequence[Placement], tensors: Sequence[Any], mesh: Any, axis: int, signature: Signature
+) -> tuple[float, int]:
+    """Returns how many bytes a rank sends and how many tensors change; infinity where a rule cannot be followed."""
+    t, ranks = names(), mesh.size(axis)
+    total, changes = 0.0, 0
+    for slot, x, held, wanted in zip(signature.slots, tensors, now, rule.inputs, strict=True):
+        if rule.needs_elements and isinstance(wanted, t.Shard) and not _has_elements(x.shape[wanted.dim], mesh.size()):
+            return math.inf, 0
+        if held == wanted:
+            continue
+        if slot.parameter.mutated or isinstance(wanted, t.Partial):
+            return math.inf, 0
+        changes += 1
+        if not isinstance(held, t.Replicate):
+            size = x.numel() * x.element_size() * (ranks - 1) / ranks
+            to_shard = isinstance(wanted, t.Shard)
+            total += size / ranks if isinstance(held, t.Shard) and to_shard else size
+            total += size if isinstance(held, t.Partial) and not to_shard else 0
+    return total, changes
+
+
+def _has_elements(size: int, ranks: int) -> bool:
+    return (ranks - 1) * -(-size // ranks) < size
+
+
+def _with_one_reduction(rules: list[Rule], operator: Operator, signature: Signature) -> list[Rule]:
+    """Replicates along an axis of the mesh whose results would be reduced otherwise than those of an axis before it."""
+    t = names()
+    found: list[Rule] = []
+    for rule in rules:
+        kinds = [
+            {p for p in each if isinstance(p, t.Partial)}
+            for each in zip(*(r.outputs for r in [*found, rule]), strict=True)
+        ]
+        found.append(operator.rules.replicate(signature) if any(len(each) > 1 for each in kinds) else rule)
+    return found
+
+
+def _stuck(
+    operator: Operator, signature: Signature, now: Sequence[Placement], offered: Sequence[Rule]
+) -> ShardingError:
+    pairs = list(zip(signature.slots, now, strict=True))
+    written = next(slot for slot, p in pairs if slot.parameter.mutated)
+    return ShardingError(
+        operator.declaration.name,
+        f"it writes into `{written.label}`, which cannot be moved, and no rule takes it as it is",
+        rows=[(slot.label, word_of(p)) for slot, p in pairs] + [("rule", rule.describe(signature)) for rule in offered],
+        hint=f"`{written.label}.redistribute(placements=[Replicate()])` before the call",
+    )
+
+
+# --- the derived gradient -----------------------------------------------------------------------------
+
+
+def differentiate(
+    operator: Operator,
+    values: Sequence[Any],
+    gradients: Sequence[torch.Tensor | None],
+    needed: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...] | None:
+    """Returns the gradients of a call on distributed tensors, None for other tensors: each rank differentiates its part.
+
+    Args:
+        operator: the operator.
+        values: its arguments.
+        gradients: those of its results.
+        needed: which arguments of its node need a gradient.
+    """
+    if not has_sharded([*values, *gradients]):
+        return None
+    t = names()
+    sharded = next(x for x in tensors_in([*values, *gradients]) if isinstance(x, t.DTensor))
+    mesh = sharded.device_mesh
+    values = [
+        [_replicate(v, mesh) for v in value]
+        if isinstance(value, (list, tuple))
+        else _replicate(value, mesh)
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in values
+    ]
+    plan = make_plan(operator, values, is_differentiated=True)
+    signature = signature_of(operator.contract, values)
+    tensors = list(tensors_in(values))
+    backward = [tuple(gradient_of_input(rule, i) for rule in plan.rules) for i in range(len(tensors))]
+    local = [
+        _redistribute(x, p).to_local(grad_placements=g) for x, p, g in zip(tensors, plan.inputs, backward, strict=True)
+    ]
+    cotangents = []
+    for gradient, spec in zip(gradients, plan.outputs, strict=True):
+        if gradient is not None:
+            wanted = [t.Replicate() if isinstance(p, t.Partial) else p for p in spec.placements]
+            gradient = _replicate(gradient, mesh).redistribute(mesh, wanted).to_local(grad_placements=spec.placements)
+        cotangents.append(gradient)
+    found = operator.gradient.derived.compute(signature.arrange(local), cotangents, needed)
+    where = place_for_node(operator.contract, signature.arrange(list(zip(tensors, backward, strict=True))))
+    return tuple(
+        None
+        if gradient is None
+        else t.DTensor.from_local(
+            gradient, mesh, place[1], run_check=False, shape=place[0].shape, stride=names().strides_of(place[0].shape)
+        )
+        for gradient, place in zip(found, where, strict=True)
+    )
+
+
+def is_differentiable(rule: Rule, signature: Signature) -> bool:
+    """Returns whether the gradients of the ranks make that of the whole.
+
+    Which rank has a maximum, none knows. A result that every rank has would be counted once for each.
+    """
+    t = names()
+    outputs = zip(signature.contract.outputs, rule.outputs, strict=True)
+    present = [p for o, p in outputs if o.gradient_of not in signature.absent]
+    return _is_whole(rule) or all(p == t.Partial() or isinstance(p, t.Shard) for p in present)
+
+
+def _is_whole(rule: Rule) -> bool:
+    return all(p == names().Replicate() for p in (*rule.inputs, *rule.outputs))
+
+
+def gradient_of_input(rule: Rule, index: int) -> Placement:
+    """Returns how the gradient of an argument is placed: a sum over the ranks, where each used all of it for its part."""
+    t = names()
+    placement = rule.inputs[index]
+    if isinstance(placement, t.Shard):
+        return placement
+    return t.Replicate() if _is_whole(rule) or isinstance(placement, t.Partial) else t.Partial()

@@ -62,7 +62,8 @@ class _Call:
         self.results = [*outputs, *(values[i] for i in target.mutated())]
         self.results = [None if r is None else r.detach() for r in self.results]
         self.gradients: list[torch.Tensor | None] = [None] * len(tensors)
-        ends = [(o, c) for o, c in zip(outputs, self.cotangents, strict=True) if o is not None and o.requires_grad]
+        pairs = zip(outputs, self.cotangents, strict=True)
+        ends = [(o, c) for o, c in pairs if o is not None and o.requires_grad and o.shape == c.shape]
         leaves = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         if ends and leaves:
             made = torch.autograd.grad(
@@ -146,8 +147,8 @@ def _reason(signature: Signature, rule: Rule) -> str:
     summed = [f"`{slot.label}`" for slot, p in pairs if isinstance(p, t.Partial)]
     sharded = [f"`{slot.label}` along dimension {p.dim}" for slot, p in pairs if isinstance(p, t.Shard)]
     if summed:
-        return f": it is not linear in {' and '.join(summed)}"
-    return f": it mixes the shards of {' and of '.join(sharded)}, or puts their results elsewhere" if sharded else ""
+        return f": the operator is not linear in {' and '.join(summed)}"
+    return f" from shards of {' and of '.join(sharded)}" if sharded else ""
 
 
 def _is_same(got: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -48,6 +48,7 @@ def gather_rows(table: Float[Tensor, "n m"], index: Int64[Tensor, "k"]) -> Float
     return table[index]
 """,
     "guides/existing-extensions.md": "",
+    "guides/distributed.md": "",
     "guides/bench.md": "import functools, opwright\nopwright.bench = functools.partial(opwright.bench, seconds=1)\n",
     "reference/records.md": """
 import sys

@@ -336,7 +336,7 @@ class Target:
         names = [p.name for p in self.contract.parameters] if owner else []
         if owner is None or not {p.name for p in owner.contract.parameters}.issubset(names):
             return {}
-        return {names.index(owner.contract.outputs[i].name): i for i in owner.saved_outputs}
+        return {names.index(owner.contract.outputs[i].name): i for i in owner.gradient.saved.outputs}
 
     def with_computed(self, values: Sequence[Any]) -> list[Any]:
         """Returns the arguments with those computed, as a backward gets them that is differentiated in its turn."""

@@ -112,13 +112,13 @@ def test_every_error_has_its_own_code_and_text() -> None:
 
 
 def private_names_of_torch() -> frozenset[str]:
-    """Returns the names with an underscore that modules and classes of PyTorch have."""
+    """Returns the names with an underscore that classes and some modules of PyTorch have."""
     import torch
     from torch.utils import _python_dispatch, _pytree
 
     overload = torch.ops.aten.add.default
     owners = [
-        torch, torch._C, torch.Tensor, torch.UntypedStorage, torch.library.Library, torch.autograd.Function,
+        torch.Tensor, torch.UntypedStorage, torch.library.Library, torch.autograd.Function,
         torch.autograd.forward_ad, torch.autograd.function.FunctionCtx, torch.overrides, torch.cuda, torch.ops.aten.add,
         overload, overload._schema, _python_dispatch, _pytree,
     ]  # fmt: skip
@@ -142,7 +142,8 @@ def private_uses(tree: ast.Module, known: frozenset[str]) -> Iterator[tuple[int,
                 yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("torch._"))
             case ast.Attribute(value=owner, attr=name):
                 is_own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
-                if name in known and not is_own:
+                is_of_torch = re.match(r"torch\b(?!\.ops\b)", ast.unparse(owner)) and re.match(r"_[a-zA-Z]", name)
+                if is_of_torch or (name in known and not is_own):
                     yield node.lineno, name
             case ast.Constant(value=str(text)) if id(node) not in docstrings:
                 found = re.search(r"\btorch\.(\w+\.)*_\w+", text)

@@ -256,3 +256,20 @@ def find_distributed() -> SimpleNamespace:
         propagator=dispatcher.sharding_propagator,
         strides_of=make_contiguous_strides_for,
     )
+
+
+def find_simulation() -> SimpleNamespace:
+    """Returns what runs several ranks in one process, and PyTorch's validator of placements.
+
+    Raises:
+        ImportError: this PyTorch has not both.
+    """
+    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor._ops.strategy_validation import validate_aten_combination
+
+    return SimpleNamespace(
+        LocalTensorMode=LocalTensorMode,
+        init_device_mesh=init_device_mesh,
+        validate_aten_combination=validate_aten_combination,
+    )

@@ -586,7 +586,7 @@ class _Following(TorchDispatchMode):
             self.has_failed = True
             return result
         given = tree_map(lambda v: specs[id(v)] if isinstance(v, torch.Tensor) else v, (args, kwargs))
-        nested = registry.operators.get(func._schema.name)
+        nested = registry.operators.get(_torch.schema_of(func).name)
         try:
             placements = self._apply(nested, args, kwargs) if nested else self._propagate(func, *given)
         except Exception:  # PyTorch has no rule for it

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opwright._torch import find_simulation
 from opwright.dispatch.sharding import gradient_of_input, is_differentiable
 from opwright.dispatch.sharding_rules import Rule, Signature, join, names, signature_of, split
 from opwright.errors import ShardingError
@@ -174,9 +175,7 @@ def _simulate(target: Target, case: Case, rules: Sequence[Rule], wanted: _Call) 
     from torch import distributed
 
     try:
-        from torch.distributed._local_tensor import LocalTensorMode
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor._ops.strategy_validation import validate_aten_combination
+        t = find_simulation()
     except ImportError:
         return
     operator = target.operator
@@ -192,10 +191,10 @@ def _simulate(target: Target, case: Case, rules: Sequence[Rule], wanted: _Call) 
     with torch.no_grad():
         distributed.init_process_group("fake", rank=0, world_size=2)
         try:
-            with LocalTensorMode(2):  # nothing is yielded within, where tensors are those of several ranks
-                mesh = init_device_mesh("cpu", (2,))
+            with t.LocalTensorMode(2):  # nothing is yielded within, where tensors are those of several ranks
+                mesh = t.init_device_mesh("cpu", (2,))
                 for rule in rules:
-                    is_right, why = validate_aten_combination(
+                    is_right, why = t.validate_aten_combination(
                         operator.public, args, kwargs, whole, (rule.inputs, rule.outputs), 2, mesh
                     )
                     if is_right is not None:

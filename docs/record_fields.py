@@ -17,11 +17,29 @@ MARK = "<!-- fields -->"
 
 _UNITS = {"_us": "us", "_mhz": "MHz", "_gb_s": "GB/s", "_bytes": "bytes", "_gflops": "GFLOP/s", "_ulp": "ulp"}
 _OWN_UNITS = {
-    "seconds": "s", "created": "s", "measured": "s", "start": "s", "built": "s", "bytes_moved": "bytes", "flop": "FLOP", "us": "us", "noise": "share",
-    "roof_share": "share", "visible": "share", "interval": "share", "ratio": "ratio", "worst_ratio": "ratio", "load": "processes",
-    "load_before": "processes", "load_after": "processes", "page_faults": "pages", "clock_mhz_before": "MHz", "clock_mhz_after": "MHz",
-    "gpu_clock_mhz_before": "MHz", "gpu_clock_mhz_after": "MHz",
-}  # fmt: skip
+    "seconds": "s",
+    "created": "s",
+    "measured": "s",
+    "start": "s",
+    "built": "s",
+    "bytes_moved": "bytes",
+    "flop": "FLOP",
+    "us": "us",
+    "noise": "share",
+    "roof_share": "share",
+    "visible": "share",
+    "interval": "share",
+    "ratio": "ratio",
+    "worst_ratio": "ratio",
+    "load": "processes",
+    "load_before": "processes",
+    "load_after": "processes",
+    "page_faults": "pages",
+    "clock_mhz_before": "MHz",
+    "clock_mhz_after": "MHz",
+    "gpu_clock_mhz_before": "MHz",
+    "gpu_clock_mhz_after": "MHz",
+}
 _USUAL = {
     "name": "the operator, `ns::name`, or the callable",
     "machine": "where it was made",

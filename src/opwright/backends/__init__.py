@@ -1,1 +1,1 @@
-"""Backends: the languages that kernels are written in. `protocol.py` says what one is, `registry.py` which there are."""
+"""Backends: the languages of kernels. `protocol.py` says what one is, `registry.py` which there are."""

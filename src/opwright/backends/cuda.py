@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++: `cuda.cu`. nvcc: where it is, the architectures it compiles for, the host compiler it accepts."""
+"""Kernels in CUDA C++: `cuda.cu`; where nvcc is, its architectures, and the host compiler that it accepts."""
 
 from __future__ import annotations
 

@@ -232,7 +232,8 @@ class _Run:
         if len(self._compiled) < len(wanted):
             done = f"timed on {len(self._compiled)} of {len(wanted)} inputs" if self._compiled else "not timed"
             self.left_out.append(
-                f"compile: {done} within {self._settings.seconds:g} s; `--against eager --against compile` times it on all"
+                f"compile: {done} within {self._settings.seconds:g} s; "
+                "`--against eager --against compile` times it on all"
             )
 
     def _refine(self) -> None:
@@ -304,8 +305,12 @@ def refuse_unverified(
         checked = verified
     else:
         how = {
-            "checks": _VERIFY_FIRST, "devices": [where], "timeout_s": timeout_s, "isolated": not is_gpu(where), "quick": True,
-        }  # fmt: skip
+            "checks": _VERIFY_FIRST,
+            "devices": [where],
+            "timeout_s": timeout_s,
+            "isolated": not is_gpu(where),
+            "quick": True,
+        }
         checked = verify(target, reference, samples, **how)
     if checked.failures:
         first = checked.failures[0]

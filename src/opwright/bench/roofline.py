@@ -194,7 +194,7 @@ _FORMAT = 1  # changes when the way to measure does
 def limits_of(place: CpuBench | GpuBench, machine: Machine, *, again: bool = False) -> Limits:
     """Returns the limits of a device, measured at the first time.
 
-    They are kept for the model of the CPU, its usable cores, the threads, the versions of PyTorch and of the driver, and
+    They are kept for the model of the CPU, its usable cores, the threads, the versions of PyTorch and the driver, and
     the GPU. A store that cannot be written does not prevent the measurement.
 
     Args:

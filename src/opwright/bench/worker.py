@@ -73,7 +73,7 @@ class Watcher:
 
 
 def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> tuple[list[Any], int]:
-    """Measures the operators of a request; returns their records, or what is known of those that pass verify, and the exit code.
+    """Measures the operators of a request; returns their records, or what verify has said of them, and the exit code.
 
     An operator that is refused, or ends the process, is named; its record has what was measured until then, and the
     others are measured in another process. A candidate of `against` that ends the process is skipped.

@@ -44,10 +44,10 @@ class Problem:
     from_call: Callable[..., list[Any]]
 
     def right(self, values: Sequence[Any]) -> torch.Tensor:
-        return self.subject.call(values)[0]
+        return self.target.call(values)[0]
 
     def reference(self, values: Sequence[Any]) -> torch.Tensor:
-        return self.subject.reference(values)[0]
+        return self.target.reference(values)[0]
 
     def values(self, x: torch.Tensor, *parameters: torch.Tensor) -> list[Any]:
         return [x, *parameters, *self.options]
@@ -103,7 +103,7 @@ def candidates_of(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Can
     for kind in (*RESULTS, *CALLS):
 
         def wrong_forward(kind: Any = kind) -> Candidate:
-            made = kind.make(problem.subject)
+            made = kind.make(problem.target)
 
             def forward(values: Sequence[Any]) -> torch.Tensor:
                 return made(list(values))[0]
@@ -113,18 +113,18 @@ def candidates_of(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Can
 
             return Candidate(problem, forward, recorded, resource=kind.resource)
 
-        yield kind.name, kind.needs(problem.subject), wrong_forward
+        yield kind.name, kind.needs(problem.target), wrong_forward
     for kind in GRADIENTS:
 
         def wrong_gradient(kind: Any = kind) -> Candidate:
-            made = kind.make(problem.subject)
+            made = kind.make(problem.target)
 
             def call(values: Sequence[Any]) -> torch.Tensor:
                 return made(list(values))[0]
 
             return Candidate(problem, call, call, kind.name == "gradient: its own derivative lost", "")
 
-        yield kind.name, kind.needs(problem.subject), wrong_gradient
+        yield kind.name, kind.needs(problem.target), wrong_gradient
 
 
 class _Recorded(torch.autograd.Function):

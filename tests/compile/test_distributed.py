@@ -86,6 +86,10 @@ total = distribute_tensor(torch.zeros(6).double(), mesh, [Shard(0)])
 accumulate(total, distribute_tensor(bias, mesh, [Replicate()]))
 assert total.placements == (Shard(0),)
 torch.testing.assert_close(total.full_tensor(), bias)
+total = distribute_tensor(torch.zeros(6).double(), mesh, [Replicate()])
+for _ in range(2):
+    accumulate(total, distribute_tensor(bias, mesh, [Replicate()]))
+torch.testing.assert_close(total.to_local(), 2 * bias)
 with torch.no_grad():
     made = distribute_tensor(torch.zeros(5, 6).double(), mesh, [Shard(1)])
     rows = distribute_tensor(x, mesh, [Shard(0)])

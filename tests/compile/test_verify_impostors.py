@@ -67,7 +67,7 @@ def last_rows(x: Tensor, bias: Tensor) -> Tensor:
 
 
 IN_THE_INPUTS = {
-    "mixed layouts": (mixed_layouts, "mixed layouts"),
+    "mixed layouts": (mixed_layouts, "columns"),
     "shape for an empty input": (empty_shape, "empty"),
     "exit for an empty input": (empty_exit, "empty"),
     "denormals flushed": (denormals_flushed, "special values in argument"),

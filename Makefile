@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress power lint format bench clean
+.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress power lint format docs bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -58,7 +58,7 @@ sanitize-gpu:
 power: .venv/tests
 	$(BIN)/python tests/power/mutants.py opwright_ops --publish
 
-# Names, layers, format, spelling and wording; `make format` writes the format.
+# Names, types, layers, format, spelling and wording; `make format` writes the format.
 CPP = $$(git ls-files '*.c' '*.cpp' '*.cu' '*.cuh' '*.h')
 lint: .venv/lint
 	$(BIN)/ruff check .
@@ -67,17 +67,23 @@ lint: .venv/lint
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/python tests/prose.py
 	$(BIN)/lint-imports
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: .venv/lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+# The site, in the folder site; needs Python 3.11 or newer. docs/generate.py writes its pages to build/docs.
+docs: .venv/docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --clean --strict
 
 bench: .venv/tests
 	$(BIN)/python benchmarks/toolkit.py
 	$(BIN)/python benchmarks/bias_gelu.py
 
 clean:
-	rm -rf .venv reports
+	rm -rf .venv reports site build/docs
 
 .venv/installed: pyproject.toml ops/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -102,6 +108,11 @@ TRITONS := 3.6.0 3.9.0
 	$(PIP) --no-build-isolation --editable ".[test]"
 	touch $@
 
+# With the extra `test`, for the types of pytest and Hypothesis.
 .venv/lint: .venv/installed
-	$(PIP) --no-build-isolation --editable ".[lint]"
+	$(PIP) --no-build-isolation --editable ".[test,lint]"
+	touch $@
+
+.venv/docs: .venv/installed
+	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@

@@ -25,8 +25,8 @@ from opwright_ops.bias_gelu import bias_gelu
 from summary import RAW, Figure, beside, figure_of, number, update, write_raw
 
 import opwright
-from opwright.bench.gpu_timing import Gpu, time_on_gpu
-from opwright.bench.limits import GpuBench
+from opwright.bench.roofline import GpuBench
+from opwright.bench.timers import Gpu, time_on_gpu
 from opwright.records import BenchRecord, Measurement, Timing, VerifyRecord, builtins_of, save
 
 DEVICE = torch.device("cuda")

@@ -25,8 +25,8 @@ from summary import Figure, beside, update, write_raw
 from torch import Tensor
 
 from opwright import operator
+from opwright.machine import machine_card
 from opwright.records import builtins_of
-from opwright.verify.machine import machine_card
 
 ROOT = Path(__file__).parent.parent
 SIZES = [(64, 64), (256, 256), (1024, 1024), (4096, 4096)]

@@ -19,8 +19,8 @@ from typing import Any
 
 from summary import Figure, update, write_raw
 
+from opwright.machine import machine_card
 from opwright.records import builtins_of
-from opwright.verify.machine import machine_card
 
 SOURCE = """
 torch::Tensor d_sigmoid(torch::Tensor z) {{

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from summary import Figure, update, write_raw
 
 import opwright
+from opwright.machine import machine_card
 from opwright.records import builtins_of
-from opwright.verify.machine import machine_card
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEEDS = (0, 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.target import Target, make_target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/power"))
 from mutants import UNCHANGED
@@ -37,17 +37,17 @@ class Problem:
 
     name: str
     operator: Any
-    subject: Subject
+    target: Target
     parameters: int
     options: tuple[Any, ...]
     known_as: tuple[str, str]
     from_call: Callable[..., list[Any]]
 
     def right(self, values: Sequence[Any]) -> torch.Tensor:
-        return self.subject.call(values)[0]
+        return self.target.call(values)[0]
 
     def reference(self, values: Sequence[Any]) -> torch.Tensor:
-        return self.subject.reference(values)[0]
+        return self.target.reference(values)[0]
 
     def values(self, x: torch.Tensor, *parameters: torch.Tensor) -> list[Any]:
         return [x, *parameters, *self.options]
@@ -77,8 +77,8 @@ def problems() -> list[Problem]:
     ]
     found = []
     for operator, *rest in rows:
-        subject = subject_of(operator, None, None, "quick")
-        found.append(Problem(operator.__name__, operator, replace(subject, memo={}), *rest))
+        target = make_target(operator, None, None, "quick")
+        found.append(Problem(operator.__name__, operator, replace(target, memo={}), *rest))
     return found
 
 
@@ -103,7 +103,7 @@ def candidates_of(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Can
     for kind in (*RESULTS, *CALLS):
 
         def wrong_forward(kind: Any = kind) -> Candidate:
-            made = kind.make(problem.subject)
+            made = kind.make(problem.target)
 
             def forward(values: Sequence[Any]) -> torch.Tensor:
                 return made(list(values))[0]
@@ -113,18 +113,18 @@ def candidates_of(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Can
 
             return Candidate(problem, forward, recorded, resource=kind.resource)
 
-        yield kind.name, kind.needs(problem.subject), wrong_forward
+        yield kind.name, kind.needs(problem.target), wrong_forward
     for kind in GRADIENTS:
 
         def wrong_gradient(kind: Any = kind) -> Candidate:
-            made = kind.make(problem.subject)
+            made = kind.make(problem.target)
 
             def call(values: Sequence[Any]) -> torch.Tensor:
                 return made(list(values))[0]
 
             return Candidate(problem, call, call, kind.name == "gradient: its own derivative lost", "")
 
-        yield kind.name, kind.needs(problem.subject), wrong_gradient
+        yield kind.name, kind.needs(problem.target), wrong_gradient
 
 
 class _Recorded(torch.autograd.Function):

@@ -141,13 +141,13 @@ def _opinfo(problem: Problem, place: Path | None) -> Judge | str:
 def _opcheck(problem: Problem, place: Path | None) -> Judge:
     """torch.library.opcheck of the candidate as a registered operator: plain, transposed, empty inputs."""
     wanted = ("base", "no batch axes", "transposed", "empty batch")
-    cases = [c for d, c in problem.subject.cases() if d == torch.float32 and c.label in wanted]
+    cases = [c for d, c in problem.target.cases() if d == torch.float32 and c.label in wanted]
     cases = list({case.label: case for case in reversed(cases)}.values())
 
     def judge(candidate: Candidate) -> str:
         operator = _registered(candidate)
         for case in cases:
-            values = problem.subject.inputs(case)
+            values = problem.target.inputs(case)
             values = [v.requires_grad_() if isinstance(v, torch.Tensor) else v for v in values]
             found = torch.library.opcheck(operator, tuple(values), raise_exception=False)
             bad = [f"{name}: {said}" for name, said in found.items() if said != "SUCCESS"]

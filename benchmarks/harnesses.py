@@ -30,8 +30,8 @@ from harness_judges import HARNESSES, Harness
 from mutants import try_mutants
 from summary import RESULTS, ROOT, Figure, update, write_raw
 
+from opwright.machine import machine_card
 from opwright.records import builtins_of
-from opwright.verify.machine import machine_card
 
 RESULT = RESULTS / "harnesses.csv"
 PAGE = Path(__file__).parents[1] / "docs/guides/harnesses.md"

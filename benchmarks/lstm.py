@@ -275,8 +275,8 @@ def _streams_or_saved(name: str, row: dict[str, float]) -> Figure:
 
 
 def main() -> None:
+    from opwright.machine import machine_card
     from opwright.records import builtins_of
-    from opwright.verify.machine import machine_card
 
     warnings.filterwarnings("ignore", message="LSTM with projections")
     threads = int(sys.argv[sys.argv.index("--threads") + 1]) if "--threads" in sys.argv else 2

@@ -23,8 +23,8 @@ from summary import Figure, beside, number, update, write_raw
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from opwright.machine import machine_card
 from opwright.records import builtins_of
-from opwright.verify.machine import machine_card
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 # dtype, H, B, T, options of the modules; "packed": lengths from T / 5 to T; "ieee": without TF32.

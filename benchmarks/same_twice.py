@@ -137,8 +137,8 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 
 
 def main() -> None:
+    from opwright.machine import machine_card
     from opwright.records import builtins_of
-    from opwright.verify.machine import machine_card
 
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     card = builtins_of(machine_card())

@@ -248,8 +248,8 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 
 
 def main() -> None:
+    from opwright.machine import machine_card
     from opwright.records import builtins_of
-    from opwright.verify.machine import machine_card
 
     card = builtins_of(machine_card())
     rows: dict[str, float] = {}

@@ -220,7 +220,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = on_gpu(Path(folder)) if options.gpu else above_stub(Path(folder))
-    from opwright.verify.machine import machine_card
+    from opwright.machine import machine_card
 
     found = {"machine": vars(machine_card())} | found
     print(json.dumps(found, indent=1, default=str))

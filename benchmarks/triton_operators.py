@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from opwright_ops import matmul_bias_gelu, softmax
 from summary import Figure, beside, update, write_raw
 
-from opwright.verify.machine import machine_card
+from opwright.machine import machine_card
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 

@@ -21,14 +21,12 @@ import torch
 from summary import Figure, update, write_raw
 
 import opwright
+from opwright.isolation import Start, Worker, fork
+from opwright.machine import machine_card
 from opwright.records import builtins_of
-from opwright.verify.child import Child, Limits, count, serve, wait_for_any
-from opwright.verify.machine import machine_card
-from opwright.verify.processes import Fork
-from opwright.verify.recipes import Recipe
-from opwright.verify.spawned import starter
-from opwright.verify.state import Guard
-from opwright.verify.worker import Work
+from opwright.verify.global_state import Guard
+from opwright.verify.request import Request
+from opwright.verify.runner import Work, start_anew
 
 COMMAND = [
     sys.executable,
@@ -62,32 +60,18 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def run_a_child(start: Any) -> None:
-    child = Child(start, Limits())
-    while not child.is_over:
-        wait_for_any([child])
-        child.look()
-    child.end()
-    assert child.is_done
-
-
-def fork(*descriptors: int) -> Fork:
-    """Starts a fork in which the candidate is called once, and does nothing."""
-
-    def run(send: Any, calls: Any, oracle: Any) -> None:
-        count(calls)
-        count(calls)
-
-    return Fork(lambda: serve(run, *descriptors))
+def run_worker(start: Start) -> None:
+    worker = Worker(start)
+    assert not [event for event in worker.events() if "running" not in event]
 
 
 def processes(runs: int) -> dict[str, Any]:
     """From the start of a process to its end, without a check."""
-    recipe = Recipe(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "quick", False)
-    anew = starter(recipe, Work(recipe.subjects, ""), [])
+    request = Request(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "quick", False)
+    anew = start_anew(Work(request), [])
     return {
-        "fork_ms": spread([1e3 * seconds_of(lambda: run_a_child(fork)) for _ in range(4 * runs)]),
-        "anew_ms": spread([1e3 * seconds_of(lambda: run_a_child(anew)) for _ in range(runs)]),
+        "fork_ms": spread([1e3 * seconds_of(lambda: run_worker(fork(lambda channel: None))) for _ in range(4 * runs)]),
+        "anew_ms": spread([1e3 * seconds_of(lambda: run_worker(anew)) for _ in range(runs)]),
     }
 
 

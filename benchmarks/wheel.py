@@ -48,8 +48,8 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 
 
 def main() -> None:
+    from opwright.machine import machine_card
     from opwright.records import builtins_of
-    from opwright.verify.machine import machine_card
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(BLOCKER.format(name="torch"))

@@ -58,7 +58,7 @@ def main(wheel: Path, names: list[str]) -> None:
 
     from opwright.package.trial import use_wheel
     from opwright.target import find_operators
-    from opwright.verify.run import verify
+    from opwright.verify.api import verify
 
     with tempfile.TemporaryDirectory() as folder:
         install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, str(wheel)]

@@ -305,6 +305,7 @@ class NoCompilerError(BuildError):
     """
 
     code = "OPW201"
+    missing = "C++ compiler"  # in the warning
 
 
 class CompileError(BuildError):
@@ -377,6 +378,7 @@ class NoNvccError(NoCompilerError):
     """
 
     code = "OPW207"
+    missing = "CUDA compiler (nvcc)"
 
 
 class NoTritonError(NoCompilerError):
@@ -387,6 +389,7 @@ class NoTritonError(NoCompilerError):
     """
 
     code = "OPW212"
+    missing = "Triton"
 
 
 class HostCompilerError(BuildError):

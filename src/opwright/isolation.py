@@ -1,26 +1,36 @@
-"""A worker process that takes requests as lines of JSON; a crash, a hang or a full memory ends it and not its caller.
+"""A worker process that sends events as lines of JSON; a crash, a hang or a full memory ends it and not its caller.
 
-The process that asks has a `Worker`; the module that runs in the other process has a `Channel`:
+The process that asks has a `Worker`; the function that runs in the other process gets a `Channel`:
 
-    worker = Worker("package.module", {"target": ...})       channel = Channel.open()
-    for event in worker.events(): ...                        channel.send(record=...)
+    worker = Worker(spawn("-m", "package.module"))       serve(lambda channel: channel.send(record=...))
+    worker.ask({"target": ...})
+    for event in worker.events(): ...
 
-What the worker prints on stdout and stderr is shown on stderr.
+A worker is a module that starts anew (`spawn`), or a copy of this process (`fork`), which has all that lives here.
+Thread pools of OpenMP and MKL do not survive a fork, but only the thread that has used one knows of it: the fork is made
+from a fresh thread, and the first parallel loop in the copy makes a new pool.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import io
 import json
+import mmap
 import os
 import resource
 import selectors
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,12 +39,26 @@ from opwright import errors
 from opwright.errors import OpwrightError
 
 TIMEOUT_S = 120.0
-_TICK_SECONDS = 0.25
+_TICK_SECONDS = 0.05
 # Outside of calls of a candidate: importing PyTorch and the reference in float64 take their time on a busy machine.
 _MIN_OWN_SECONDS, _OWN_FACTOR = 600.0, 10
 _MAX_OUTPUT, _MAX_SHOWN_OUTPUT = 16 * 2**20, 64 * 1024  # bytes
 _MEMORY_SHARE = 0.75  # of the free memory when the process starts
 _PR_SET_PDEATHSIG = 1
+_COUNTER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a worker may take.
+
+    Attributes:
+        timeout_s: seconds for one call of a candidate.
+        memory_bytes: more than it had when it was ready; None: three quarters of what is free.
+    """
+
+    timeout_s: float = TIMEOUT_S
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,52 +94,52 @@ class WorkerEnded(Exception):
         return kind(subject, f"{doer} {self.how}", rows=[("while", what)], hint=hint)
 
 
+class Unfit(Exception):
+    """A process of its own cannot do the work; the text is the reason."""
+
+
 class Worker:
-    """A process that runs a module.
+    """A process that works for this one.
 
     Args:
-        module: what runs, as `python -m module`; it opens a `Channel`.
-        request: what it is asked first.
-        cwd, env: where it runs, and what is different in its environment.
-        timeout_s: how long one call of a candidate may take.
+        start: starts it: `spawn` or `fork`.
+        is_live: whether what it prints is shown at once; else when it has ended.
+        told: how others have crashed: Python's report of each way to crash is shown once.
+
+    Attributes:
+        running: what it does.
+        is_done: whether it has done all that it was asked.
+        is_over: whether nothing more will come: it is done, has ended or must be ended.
     """
 
     def __init__(
-        self,
-        module: str,
-        request: Any,
-        *,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
+        self, start: Start, limits: Limits = Limits(), *, is_live: bool = True, told: set[str] | None = None
     ) -> None:
-        self._timeout_s = timeout_s
-        self._max_bytes = _MEMORY_SHARE * free_memory()
-        self._events, write = os.pipe()
+        self._limits, self._is_live, self._told = limits, is_live, set() if told is None else told
+        self._free = free_memory()
+        self._events, events = os.pipe()
         self._output, output = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(write)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            pass_fds=[write],
-            cwd=cwd,
-            env={**os.environ, **(env or {})},
-            text=True,
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
-        os.close(write)
-        os.close(output)
-        self._unread, self._printed = b"", 0
-        self._last_event = time.monotonic()
-        self.running = Running()
-        self.ask(request)
+        with tempfile.TemporaryFile() as counter:  # shared: counts each time that a candidate is entered or left
+            counter.truncate(_COUNTER_BYTES)
+            self._calls = mmap.mmap(counter.fileno(), _COUNTER_BYTES)
+            try:
+                self._process = start(events, output, counter.fileno())
+            finally:
+                os.close(events)
+                os.close(output)
+        for descriptor in (self._events, self._output):
+            os.set_blocking(descriptor, False)
+        self._unread, self._kept, self._printed, self._prints = b"", b"", 0, True
+        self._first_bytes, self._is_ready = self._process.resident_bytes(), self._process.is_ready
+        self._seen, self._moved, self._ended_by, self._is_closed = b"", time.monotonic(), "", False
+        self.running, self.is_done, self.is_over = Running(), False, False
 
     def ask(self, request: Any) -> None:
         """Sends a line; a process that has ended shows when its events are read."""
+        assert isinstance(self._process, Spawn)  # a fork has its work from the start
         with contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self._process.requests.write(json.dumps(request) + "\n")
+            self._process.requests.flush()
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yields what it sends, until it is done.
@@ -124,93 +148,292 @@ class Worker:
             WorkerEnded: it has ended before it was done, or had to be ended.
             OpwrightError: it could not do what was asked.
         """
-        for line in self._lines():
+        while not self.is_over:
+            wait_for_any([self])
+            yield from self.look()
+        self.close()
+        if not self.is_done:
+            raise WorkerEnded(self.tell_end(), self.running)
+
+    def look(self) -> list[dict[str, Any]]:
+        """Returns what it has sent since the last time, and notes whether it is over.
+
+        Raises:
+            Unfit: it cannot do the work.
+            OpwrightError: it could not do what was asked.
+        """
+        self._prints = self._prints and self._read_output()
+        status = self._process.poll()  # before the last look at what it has sent
+        found = []
+        for line in self._read_events():
+            self._moved = time.monotonic()
             try:
                 event = json.loads(line)
             except ValueError:
-                raise self._end("wrote into the pipe of its results") from None
-            if "done" in event:
-                self.close()
-                return
+                self._ended_by = "wrote into the pipe of its results"
+                break
             if "failed" in event:
                 self.close()
                 raise rebuild_error(event["failed"])
-            if "raised" in event:
-                raise self._end(f"raised {event['raised']}")
-            if "running" in event:
-                self.running = Running(*event["running"])
-            yield event
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        raise self._end(describe_exit(self._process.poll()))
+            if "unfit" in event:
+                raise Unfit(event["unfit"])
+            if "done" in event:
+                self.is_done = True
+            elif "ready" in event:
+                self._first_bytes, self._is_ready = self._process.resident_bytes(), True
+            elif "raised" in event:
+                self._ended_by = f"raised {event['raised']}"
+            else:
+                self.running = Running(*event.get("running", (self.running.who, self.running.what)))
+                found.append(event)
+        if status is None and not (self.is_done or self._ended_by):
+            self._ended_by = self._exceeded_limit()
+        self.is_over = self.is_done or status is not None or bool(self._ended_by)
+        return found
 
-    def _lines(self) -> Iterator[bytes]:
-        """Yields the lines that it sends, until it closes the pipe."""
-        with selectors.DefaultSelector() as selector:
-            for descriptor in (self._events, self._output):
-                os.set_blocking(descriptor, False)
-                selector.register(descriptor, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select(_TICK_SECONDS):
-                    if key.fd == self._output:
-                        if not self._show_output():
-                            selector.unregister(self._output)
-                        continue
-                    data = os.read(self._events, 1 << 20)
-                    if not data:
-                        return
-                    self._last_event = time.monotonic()
-                    *lines, self._unread = (self._unread + data).split(b"\n")
-                    yield from lines
-                excess = self._exceeded_limit()
-                if excess:
-                    raise self._end(excess)
+    @property
+    def _is_inside(self) -> bool:
+        """Whether a candidate runs."""
+        return bool(self.running.who) or self._calls[0] % 2 == 1
 
     def _exceeded_limit(self) -> str:
         """Returns which limit it has exceeded; "" for none."""
         if self._printed > _MAX_OUTPUT:
             return f"printed more than {_MAX_OUTPUT / 2**20:g} MiB"
-        if resident_bytes(self._process.pid) > self._max_bytes:
-            return f"took more than {self._max_bytes / 2**30:.3g} GiB of memory"
-        is_inside = bool(self.running.who)
-        seconds = self._timeout_s if is_inside else max(_MIN_OWN_SECONDS, self._timeout_s * _OWN_FACTOR)
-        return f"did not return within {seconds:g} s" if time.monotonic() - self._last_event > seconds else ""
+        most = self._limits.memory_bytes or _MEMORY_SHARE * self._free
+        if not self._is_ready:  # PyTorch and CUDA take some until it is
+            most = max(most, self._free // 2)
+        if self._process.resident_bytes() - self._first_bytes > most:
+            return f"took more than {most / 2**30:.3g} GiB of memory"
+        calls = self._calls[:]
+        if calls != self._seen:
+            self._seen, self._moved = calls, time.monotonic()
+        seconds = self._limits.timeout_s
+        if not self._is_inside:
+            seconds = max(_MIN_OWN_SECONDS, _OWN_FACTOR * seconds)
+        return f"did not return within {seconds:g} s" if time.monotonic() - self._moved > seconds else ""
 
-    def _show_output(self) -> bool:
-        """Shows what it prints, up to a limit; False at the end."""
+    def _read_output(self) -> bool:
+        """Takes what it has printed, shown up to a limit; False at the end."""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self._output, 1 << 20)
-            if self._printed < _MAX_SHOWN_OUTPUT:
-                sys.stderr.write(data[: _MAX_SHOWN_OUTPUT - self._printed].decode(errors="replace"))
-                sys.stderr.flush()
-            self._printed += len(data)
-            return bool(data)
+            while data := os.read(self._output, 1 << 20):
+                shown = data[: max(_MAX_SHOWN_OUTPUT - self._printed, 0)]
+                self._printed += len(data)
+                if self._is_live:
+                    _show(shown.decode(errors="replace"))
+                else:
+                    self._kept += shown
+                if self._printed > _MAX_OUTPUT:
+                    break
+            else:
+                return False
         return True
 
-    def _end(self, how: str) -> WorkerEnded:
-        self.close()
-        if self._printed > _MAX_SHOWN_OUTPUT:
-            sys.stderr.write(f"\n... {self._printed - _MAX_SHOWN_OUTPUT} more bytes\n")
-        return WorkerEnded(how, self.running)
+    def _read_events(self) -> list[bytes]:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._events, 1 << 20):
+                self._unread += data
+        *lines, self._unread = self._unread.split(b"\n")
+        return lines
 
     def close(self) -> None:
         """Ends it, with what it has started; shows what it has printed last."""
-        if self._process.stdin.closed:
+        if self._is_closed:
             return
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        os.set_blocking(self._output, False)
-        while self._printed <= _MAX_OUTPUT and self._has_more():
-            pass
+        self._is_closed = True
+        self._process.kill()
+        self._read_output()
         os.close(self._events)
         os.close(self._output)
+        text, fatal, report = self._kept.decode(errors="replace").partition("Fatal Python error: ")
+        if fatal and (how := report.partition("\n")[0]) not in self._told:
+            self._told.add(how)
+            text += fatal + report
+        if self._printed > _MAX_SHOWN_OUTPUT:
+            text += f"\n... {self._printed - _MAX_SHOWN_OUTPUT} more bytes\n"
+        _show(text)
 
-    def _has_more(self) -> bool:
-        before = self._printed
-        return self._show_output() and self._printed > before
+    def tell_end(self) -> str:
+        """Returns how it has ended, in words."""
+        how = self._ended_by or describe_exit(self._process.poll() or 0)
+        return (
+            how
+            if self._ended_by or self._is_inside or not any(self._calls[:])
+            else f"{how}, after the call had returned"
+        )
+
+
+def wait_for_any(workers: Sequence[Worker]) -> None:
+    """Waits until one has something to say, but no longer than until it is time to look after them."""
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker._events, selectors.EVENT_READ)
+            if worker._prints:
+                selector.register(worker._output, selectors.EVENT_READ)
+        selector.select(_TICK_SECONDS)
+
+
+def _show(text: str) -> None:
+    if text:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+# Starts a process; takes the descriptors of its events, of its output and of the counter of calls.
+Start = Callable[[int, int, int], "Spawn | Fork"]
+
+
+class Spawn:
+    """A process that starts anew.
+
+    Attributes:
+        is_ready: whether it has imported all that it needs.
+        requests: what it reads on stdin.
+    """
+
+    is_ready = False
+
+    def __init__(
+        self, command: Sequence[str], descriptors: Sequence[int], output: int, cwd: Path | None, env: Mapping[str, str]
+    ) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, *command, *map(str, descriptors)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            cwd=cwd,
+            env={**os.environ, **env},
+            text=True,
+            start_new_session=True,  # so that what it starts can be ended with it
+        )
+        assert self._popen.stdin is not None
+        self.pid, self.requests = self._popen.pid, self._popen.stdin
+
+    def poll(self) -> int | None:
+        """Returns its exit code, of a signal the negative number, or None while it runs."""
+        return self._popen.poll()
+
+    def kill(self) -> None:
+        """Kills it with its process group, and waits until it is gone."""
+        with contextlib.suppress(BrokenPipeError):
+            self.requests.close()
+        _kill_group(self.pid)
+        self._popen.wait()
+
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.pid)
+
+
+class Fork:
+    """A copy of this process that runs a function and ends.
+
+    The thread that has forked stays until it is killed: the copy is killed when that thread ends, as with its parent.
+    """
+
+    is_ready = True
+
+    def __init__(self, main: Callable[[], None]) -> None:
+        self._done, forked = threading.Event(), threading.Event()
+        self._code: int | None = None
+        found: list[Any] = []
+        # Forked while another thread collects garbage, the child's collector would be marked as running for good.
+        collects = gc.isenabled()
+        gc.disable()
+
+        def fork() -> None:
+            with warnings.catch_warnings():  # Python 3.12 warns of other threads: they are not needed here
+                warnings.simplefilter("ignore", DeprecationWarning)
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    found.append(error)
+                    forked.set()
+                    return
+            if pid == 0:
+                try:
+                    if collects:
+                        gc.enable()
+                    main()
+                finally:
+                    os._exit(70)  # `main` has not ended by itself
+            found.append(pid)
+            forked.set()
+            self._done.wait()
+
+        self._thread = threading.Thread(target=fork, name="opwright-worker", daemon=True)
+        self._thread.start()
+        forked.wait()
+        if collects:
+            gc.enable()
+        if isinstance(found[0], OSError):
+            raise found[0]
+        self.pid = found[0]
+
+    def poll(self, options: int = os.WNOHANG) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # the program has reaped it
+                pid, status = self.pid, 0
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def kill(self) -> None:
+        _kill_group(self.pid)
+        if self._code is None:  # it may not lead a group yet
+            os.kill(self.pid, signal.SIGKILL)
+        self.poll(0)
+        self._done.set()
+        self._thread.join()  # one that runs on while the interpreter ends may bring it down
+
+    def resident_bytes(self) -> int:
+        """Returns how much memory it has, that it shares with its parent included."""
+        return resident_bytes(self.pid)
+
+
+def spawn(
+    *command: str, files: Sequence[int] = (), cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Start:
+    """Returns what starts a process that runs `python command`.
+
+    Args:
+        files: descriptors that it has too, with the same numbers: the last words of its command.
+        cwd, env: where it runs, and what is different in its environment.
+    """
+    return lambda events, output, counter: Spawn(command, [events, counter, *files], output, cwd, env or {})
+
+
+def fork(run: Callable[[Channel], None]) -> Start:
+    """Returns what starts a copy of this process that calls a function."""
+
+    def start(events: int, output: int, counter: int) -> Fork:
+        def main() -> None:
+            os.setsid()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((nothing, 0), (output, 1), (output, 2)):
+                os.dup2(source, target)
+            sys.stdin = sys.__stdin__ = open(os.devnull)  # noqa: SIM115
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = _open_text(1), _open_text(2)
+            for descriptor in (events, output, counter):
+                os.set_inheritable(descriptor, False)  # nothing that the candidate starts needs them
+            serve(run, Channel(events, counter, sys.stdin))
+
+        return Fork(main)
+
+    return start
+
+
+def _open_text(descriptor: int) -> io.TextIOWrapper:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, errors="replace", write_through=True)  # nothing waits in a crash
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def end_with_parent() -> None:
@@ -218,10 +441,8 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def describe_exit(code: int | None) -> str:
+def describe_exit(code: int) -> str:
     """Returns how a process with this exit code, of a signal the negative number, has ended."""
-    if code is None:
-        return "closed the pipe of its results"
     if code >= 0:
         return f"ended the process, with exit code {code}"
     try:
@@ -262,23 +483,9 @@ class Channel:
         requests: what it is asked, line by line.
     """
 
-    def __init__(self, descriptor: int, requests: TextIO) -> None:
-        self._stream = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8")
-        self.requests = requests
-
-    @classmethod
-    def open(cls) -> Channel:
-        """Opens that of this process, and leaves its stdin empty; the process ends with the one that started it."""
-        requests = os.fdopen(os.dup(0), encoding="utf-8")
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if sys.platform == "linux":
-            end_with_parent()
-            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
-                f.write("1000")  # when memory runs out, this process is ended first
-        return cls(int(sys.argv[1]), requests)
+    def __init__(self, events: int, counter: int, requests: TextIO) -> None:
+        self._events, self._calls, self.requests = events, mmap.mmap(counter, _COUNTER_BYTES), requests
+        self._owner = os.getpid()
 
     def receive(self) -> Any:
         """Returns the next request."""
@@ -286,11 +493,49 @@ class Channel:
 
     def send(self, **event: Any) -> None:
         """Sends one event."""
-        self._stream.write(json.dumps(event) + "\n")
+        if os.getpid() != self._owner:  # a fork of the candidate's, that has come back
+            os._exit(0)
+        data = json.dumps(event).encode() + b"\n"
+        while data:
+            data = data[os.write(self._events, data) :]
 
     def running(self, who: str, what: str) -> None:
         """Says which candidate runs next, "" for none, and on what."""
         self.send(running=[who, what])
+
+    def mark_inside(self, now: bool) -> None:
+        """Says whether a candidate is running: cheaper than an event. Of several threads the first and the last count."""
+        if self._calls[0] % 2 != now:
+            self._calls[:] = (int.from_bytes(self._calls[:], "little") + 1).to_bytes(_COUNTER_BYTES, "little")
+
+
+def serve(run: Callable[[Channel], None], channel: Channel | None = None) -> None:
+    """Calls a function with the channel of this process, says how it went, and ends the process."""
+    if channel is None:
+        requests = os.fdopen(os.dup(0), encoding="utf-8")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        channel = Channel(int(sys.argv[1]), int(sys.argv[2]), requests)
+        for descriptor in (nothing, *map(int, sys.argv[1:3])):
+            os.set_inheritable(descriptor, False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        end_with_parent()
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+            f.write("1000")  # when memory runs out, this process is ended first
+    try:
+        run(channel)
+        channel.send(done=True)
+    except Unfit as reason:
+        channel.send(unfit=str(reason))
+    except OpwrightError as error:
+        channel.send(failed=describe_error(error))
+    except BaseException as error:  # KeyboardInterrupt is a candidate's to raise
+        traceback.print_exc()
+        channel.send(raised=f"{type(error).__name__}: {error}"[:300])
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def describe_error(error: OpwrightError) -> dict[str, Any]:

@@ -100,14 +100,17 @@ def torch_architectures() -> tuple[str, ...]:
     for word in filter(None, re.split(r"[,;\s]+", text)) if text != "native" else ():
         found = re.fullmatch(r"(\d+)\.(\d)([af]?)(?:\+PTX)?", word, re.IGNORECASE)
         family = _FAMILIES.get(word)
-        if not found and not family:
+        if family:
+            names += family
+        elif found:
+            names.append(f"{found[1]}{found[2]}{found[3].lower()}")
+        else:
             raise SettingError(
                 "TORCH_CUDA_ARCH_LIST",
                 "must be a list of GPU architectures",
                 rows=[("got", repr(word)), ("expected", f"numbers such as 9.0 and 8.6+PTX, or {', '.join(_FAMILIES)}")],
                 hint='`export TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"`',
             )
-        names += family or (f"{found[1]}{found[2]}{found[3].lower()}",)
     return tuple(names)
 
 

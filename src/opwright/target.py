@@ -80,6 +80,8 @@ def _import_file(place: str) -> str:
         return _import_module(name)
     name = f"opwright_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))

@@ -48,7 +48,7 @@ def decode(type_: Any, value: Any, at: str) -> Any:
     return value
 
 
-def _decode_fields(type_: type, value: dict[str, Any], at: str) -> Any:
+def _decode_fields(type_: Any, value: dict[str, Any], at: str) -> Any:
     known = {field.name: field for field in fields(type_)}
     missing = [
         name

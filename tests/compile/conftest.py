@@ -52,18 +52,18 @@ def _plain(value):
 @contextlib.contextmanager
 def reference_runs(op):
     """Yields a list that grows by one entry whenever the reference stands in for the kernel."""
-    runs, behind = [], op.operator
-    original = behind._run_reference
+    runs, reference = [], op.operator.reference
+    original = reference.run
 
     def counted(values):
         runs.append(1)
         return original(values)
 
-    behind._run_reference = counted
+    reference.run = counted
     try:
         yield runs
     finally:
-        behind._run_reference = original
+        reference.run = original
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def test_what_only_looks_like_an_architecture_swallows_none(monkeypatch: pytest.
 
 
 def test_no_gpu_and_no_list_of_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opwright.build import cuda
+    from opwright.backends import cuda
 
     monkeypatch.setattr(cuda, "gpu_architectures", lambda: ())
     for name in ("TORCH_CUDA_ARCH_LIST", "OPWRIGHT_ARCH"):
@@ -274,7 +274,7 @@ def test_names_that_are_pytorchs() -> None:
 
 
 def test_a_toolkit_is_found_where_pytorch_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opwright.build import cuda
+    from opwright.backends import cuda
     from opwright.build.store import Store
     from opwright.cpp_extension import check_compiler_abi_compatibility, toolkit
 

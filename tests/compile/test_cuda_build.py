@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opwright import operator
-from opwright.build import cuda
-from opwright.build.compile import make_request
+from opwright.backends import cuda
+from opwright.build.request import make_request
 from opwright.build.store import Store
 from opwright.dispatch import kernels
 from opwright.errors import (
@@ -277,7 +277,7 @@ def test_the_command_builds_what_it_can_without_nvcc(run_python, tmp_path: Path)
         'def plus(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:\n    return x\n'
     )
     program = """
-import sys, opwright.build.cuda as cuda
+import sys, opwright.backends.cuda as cuda
 cuda._places = lambda home: iter(())
 sys.argv = ["opwright", "build", "both.py"]
 from opwright.cli import main

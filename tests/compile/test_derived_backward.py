@@ -88,14 +88,15 @@ def test_gradients_are_those_of_the_reference(op, entries, wants):
 def test_a_recording_is_made_once_for_a_signature_and_runs_no_reference(bent):
     x, w = inputs(6, 5)
     runs = []
-    declared = bent.operator.declaration
+    reference = bent.operator.reference
+    call = reference.call
     bent.operator.traces.clear()
-    bent.operator.declaration = declared._replace(reference=lambda *a: runs.append(a) or declared.reference(*a))
+    reference.call = lambda values: runs.append(values) or call(values)
     try:
         for _ in range(4):
             gradients(bent, (x, w), torch.ones(6, 5).double())
     finally:
-        bent.operator.declaration = declared
+        reference.call = call
     assert len(runs) == 1  # on tensors without data
     assert len(recordings(bent)) == 1
     # `tanh` again for its derivative and the gradient of `w`, `pow` again for that of `x`, but not their product.
@@ -392,21 +393,19 @@ def test_wrong_arguments_of_a_gradient_call_without_a_kernel(bare):
 
 
 def test_the_remark_on_a_backward(bent, bare, ns):
-    from opwright.dispatch.autograd import remark_on_backward
-
-    text = remark_on_backward(bent.operator)
+    text = bent.operator.gradient.describe()
     assert "`tanh`, `pow` run the forward again; `@bent.backward` with a kernel would save that" in text
-    assert remark_on_backward(bent.operator, [*inputs(3, 4), 2.0]) == text
-    assert remark_on_backward(bare.operator) == "PyTorch's own of the reference, at its cost"
+    assert bent.operator.gradient.describe([*inputs(3, 4), 2.0]) == text
+    assert bare.operator.gradient.describe() == "PyTorch's own of the reference, at its cost"
 
     @operator(f"{ns}::product", cpu=KERNEL.replace("NAME", "product"))
     def product(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], power: float = 2.0) -> Float[Tensor, "*batch n"]:
         return x * w
 
-    assert "without the forward" in remark_on_backward(product.operator)
+    assert "without the forward" in product.operator.gradient.describe()
 
     @product.backward
     def product_backward(grad_output, x, w):
         return grad_output * w, (grad_output * x).reshape(-1, w.shape[0]).sum(0)
 
-    assert remark_on_backward(product.operator) == f"{ns}::product_backward"
+    assert product.operator.gradient.describe() == f"{ns}::product_backward"

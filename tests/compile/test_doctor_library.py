@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from elftools.elf.elffile import ELFFile
+from fork_server import run_opwright, run_python
 
-from opwright.build import cuda
+from opwright.backends import cuda
 from opwright.build.elf import read_library
 from opwright.build.fatbin import DeviceCode
 from opwright.doctor import installed_torch, loader
@@ -49,7 +48,7 @@ def finding_of(report: LibraryReport, subject: str, state: str):
 def failure_of(library: Path, name: str = "", first: str = "torch") -> str:
     """Returns what Python says when it imports a module, or loads a library, after another."""
     program = f"import {first}, {name}" if name else f"import {first}, ctypes; ctypes.CDLL({str(library)!r}, 2)"
-    result = subprocess.run([sys.executable, "-c", program], cwd=library.parent, capture_output=True, text=True)
+    result = run_python(program, cwd=library.parent)
     return "" if result.returncode == 0 else result.stderr.strip().splitlines()[-1]
 
 
@@ -442,8 +441,7 @@ def test_code_for_one_gpu_only(cuda_library) -> None:
 
 def test_the_command(build) -> None:
     def doctor(*words: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-c", "from opwright.cli import main; main()", "doctor", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+        return run_opwright("doctor", *map(str, words), env={"NO_COLOR": "1"})
 
     healthy, ill = (
         build("good.so", MODULE.format("good")),

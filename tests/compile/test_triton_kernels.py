@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from opwright.backends.registry import all_backends
 from opwright.dispatch import kernels, registry
 from opwright.errors import KernelFileError, LoadError, NoTritonError
 
@@ -106,7 +107,8 @@ def test_a_pack_beside_takes_the_place_of_triton(declare: Any, monkeypatch: pyte
     operator.declaration.sources["cuda"].path.with_suffix(".opk").write_bytes(b"")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernels._require_triton(operator, "cuda")
+        source = operator.declaration.sources["cuda"]
+        assert all_backends()["triton"].find_obstacle(source, operator.declaration.name) is None
 
 
 def test_a_damaged_pack_beside_is_an_error_not_a_crash(declare: Any) -> None:

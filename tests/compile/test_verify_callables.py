@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import opwright
 from opwright.verify.callables import flatten
 from opwright.verify.formulas import _attention, oracle_formulas
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +192,7 @@ def test_a_wrong_backward() -> None:
 
 
 def cases_of(reference, samples, **options) -> list:
-    return [case for _, case in subject_of(reference, reference, samples, **options).cases()]
+    return [case for _, case in make_target(reference, reference, samples, **options).cases()]
 
 
 def test_samples_come_first_as_they_are() -> None:
@@ -294,10 +294,10 @@ def test_a_module_with_integers_only_is_compared_in_float64() -> None:
 
     samples = [(torch.arange(8),)]
     assert opwright.verify(make(), reference=make(), samples=samples).passed
-    subject = subject_of(make(), make(), samples)
-    case = subject.cases()[0][1]
+    target = make_target(make(), make(), samples)
+    case = target.cases()[0][1]
     doubled = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in case.values]
-    assert subject.reference(doubled)[0].dtype == torch.float64
+    assert target.reference(doubled)[0].dtype == torch.float64
 
 
 # --- results ---------------------------------------------------------------------------------------------------

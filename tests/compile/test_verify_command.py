@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import run_opwright
 
 from opwright.verify.checks import CHECKS
 
@@ -38,10 +38,7 @@ def command(tmp_path_factory: pytest.TempPathFactory):
     (folder / "op.py").write_text(OPERATOR)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        program = "from opwright.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", program, "verify", *arguments], cwd=folder, capture_output=True, text=True
-        )
+        return run_opwright("verify", *arguments, cwd=folder)
 
     return run
 

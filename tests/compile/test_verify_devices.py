@@ -12,10 +12,11 @@ from torch import Tensor
 import opwright
 from opwright.errors import CheckError
 from opwright.spec.fill import LAYOUTS, lay_out
-from opwright.verify import concurrency, devices, recipes, run, worker
-from opwright.verify.difference import compare
+from opwright.verify import api, devices, request, runner
+from opwright.verify.checks import threads_and_streams
+from opwright.verify.compare import compare
 from opwright.verify.oracle import expect
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of, is_same, storage_bytes
 
 _numbers = itertools.count()
@@ -82,7 +83,7 @@ def test_a_lost_device_ends_its_checks_and_names_the_case(monkeypatch: pytest.Mo
     """A fault on the second sample, simulated: the process goes on, the device does not."""
     lost: list[bool] = []
     operator = make()
-    subject = subject_of(operator, None, [(torch.ones(5),), (torch.ones(13),), (torch.ones(7),)])
+    target = make_target(operator, None, [(torch.ones(5),), (torch.ones(13),), (torch.ones(7),)])
 
     def call(values):
         if values[0].numel() == 13:
@@ -90,11 +91,11 @@ def test_a_lost_device_ends_its_checks_and_names_the_case(monkeypatch: pytest.Mo
             raise RuntimeError("an illegal memory access was encountered")
         return [values[0] * 2]
 
-    subject.call = call
-    monkeypatch.setattr(recipes, "subject_of", lambda *_: subject)
-    for module in (worker, __import__("opwright.verify.subject", fromlist=["x"]), concurrency):
+    target.call = call
+    monkeypatch.setattr(request, "make_target", lambda *_: target)
+    for module in (runner, __import__("opwright.verify.target", fromlist=["x"]), threads_and_streams):
         monkeypatch.setattr(module, "is_lost", lambda device: bool(lost))
-    record = run.verify(operator, samples=[], checks=["numerics", "determinism"], devices=["cpu"], isolated=False)
+    record = api.verify(operator, samples=[], checks=["numerics", "determinism"], devices=["cpu"], isolated=False)
     first, second = record.checks
     assert (first.outcome, second.outcome) == ("failed", "skipped")
     assert record.failures[0].case == "f32[13] (sample 1)"
@@ -115,8 +116,8 @@ def test_a_check_that_breaks_down_names_the_case() -> None:
 
 def test_samples_of_an_operator_are_checked_where_they_are_asked_for() -> None:
     """The oracle's copy stays on the CPU: on `meta` there would be no values to compare with."""
-    subject = subject_of(make(), None, [(torch.randn(4, 6)[:, ::2],)])
-    there = subject.on(torch.device("meta"))
+    target = make_target(make(), None, [(torch.randn(4, 6)[:, ::2],)])
+    there = target.on(torch.device("meta"))
     (_, case), *_ = there.cases()  # the sample, before the copies of it in other layouts
     (given,) = there.inputs(case)
     assert case.values[0].device.type == "cpu"
@@ -148,7 +149,7 @@ def scale_rows(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"]) -> Float[Ten
 
 
 def test_trials_are_forward_and_gradient_of_a_small_and_a_large_case() -> None:
-    found = list(concurrency.trials(subject_of(scale_rows, None, None)))
+    found = list(threads_and_streams.trials(make_target(scale_rows, None, None)))
     assert [("gradient" in t.label, "large" in t.label) for t in found] == [
         (False, False),
         (True, False),
@@ -166,13 +167,13 @@ def test_trials_are_forward_and_gradient_of_a_small_and_a_large_case() -> None:
 
 def test_trials_depend_on_all_that_they_are_given() -> None:
     """A check fills tensors that a call has been given already: what it compares must come from those."""
-    for trial in concurrency.trials(subject_of(scale_rows, None, None)):
+    for trial in threads_and_streams.trials(make_target(scale_rows, None, None)):
         wanted = [t.clone() for t in trial.compute(copy_of(trial.values))]
-        early = concurrency.clear(trial.values)
+        early = threads_and_streams.clear(trial.values)
         assert not any(t.any() for t in trial.compute(early))
-        concurrency.fill_from(early, trial.values)
+        threads_and_streams.fill_storage(early, trial.values)
         assert all(is_same(a, b) for a, b in zip(wanted, trial.compute(early), strict=True))
-        other = concurrency.other_values(trial.values)
+        other = threads_and_streams.other_values(trial.values)
         assert not any(is_same(a, b) for a, b in zip(wanted, trial.compute(other), strict=True))
 
 
@@ -181,6 +182,6 @@ def test_trials_of_an_operator_that_mutates_return_what_it_left() -> None:
     def decay_(state: opwright.Mutates[Float[Tensor, "*s"]]) -> None:
         state.mul_(0.5)
 
-    for trial in concurrency.trials(subject_of(decay_, None, None)):
+    for trial in threads_and_streams.trials(make_target(decay_, None, None)):
         (left,) = trial.compute(copy_of(trial.values))
         assert torch.equal(left, trial.values[0] * 0.5)

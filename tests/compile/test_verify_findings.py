@@ -15,11 +15,11 @@ from torch.autograd.function import once_differentiable
 
 import opwright
 from opwright.spec.samples import Sweep
-from opwright.verify import run
-from opwright.verify.difference import compare
-from opwright.verify.finding import Finding, Skipped
+from opwright.verify import api
+from opwright.verify.checks.finding import Finding, Skipped
+from opwright.verify.compare import compare
 from opwright.verify.oracle import expect
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def test_axes_are_long_where_the_reference_can_be_asked() -> None:
         return torch.stack([x[: i + 1].sum(0) for i in range(len(x))])
 
     def long(operator) -> set[str]:
-        return {case.label for _, case in subject_of(operator, None, None, "quick").cases() if "long" in case.label}
+        return {case.label for _, case in make_target(operator, None, None, "quick").cases() if "long" in case.label}
 
     assert long(gram) == {"long k"}  # n by n are too many
     assert "long n" not in long(scan)  # minutes
@@ -303,11 +303,11 @@ def test_a_failure_is_shrunk_to_the_smallest_part() -> None:
 
 
 def test_what_was_found_before_a_skip_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(subject):
+    def check(target):
         yield Finding("a case", "it is wrong")
         raise Skipped("for the rest there is no time")
 
-    monkeypatch.setitem(run.CHECKS, "numerics", check)
+    monkeypatch.setitem(api.CHECKS, "numerics", check)
     record = opwright.verify(gelu, reference=gelu, samples=samples, checks=["numerics"])
     assert [failure.message for failure in record.failures] == ["it is wrong"]
 

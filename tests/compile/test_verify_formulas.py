@@ -13,8 +13,8 @@ from torch import Tensor
 import opwright
 from opwright import operator
 from opwright.dispatch.operator import operator_of
-from opwright.verify.subject import subject_of
-from opwright.verify.systems import compiled
+from opwright.verify.checks.pytorch import torch_compile
+from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
 
@@ -187,16 +187,16 @@ def test_what_pytorch_cannot_compile_of_the_reference_is_no_failure() -> None:
         return x**k
 
     assert opwright.verify(power, checks=["compile"], devices=["cpu"]).passed
-    subject = subject_of(power, None, None)
-    call = subject.call
+    target = make_target(power, None, None)
+    call = target.call
 
     def breaks(values: list) -> list:
         torch._dynamo.graph_break()
         return call(values)
 
-    subject.call = breaks  # and the reference does not
+    target.call = breaks  # and the reference does not
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        list(compiled(subject))
+        list(torch_compile(target))
 
 
 # --- gradients of all sizes --------------------------------------------------------------------------------
@@ -223,6 +223,6 @@ def test_finite_differences_are_not_taken_of_gradients_of_all_sizes() -> None:
     )
     assert record.failures == []
     assert {check.outcome for check in record.checks} == {"passed"}
-    backward = subject_of(operator_of(scaled).backward_operator.function, None, None)
+    backward = make_target(operator_of(scaled).backward_operator.function, None, None)
     plain = [case for _, case in backward.cases() if case.label == "sample 0"]
     assert all(float(case.values[0].abs().max()) < 10 for case in plain)  # those of all sizes are a copy

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import opwright
-from opwright.verify import resources
-from opwright.verify.difference import pattern_of
-from opwright.verify.resized import enlarged, resized_cases
-from opwright.verify.resources import _resident_peak
-from opwright.verify.subject import subject_of
+from opwright.verify.checks import memory as memory_checks
+from opwright.verify.checks.memory import _resident_peak
+from opwright.verify.compare import pattern_of
+from opwright.verify.inputs.variations import enlarge, resized_cases
+from opwright.verify.target import make_target
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def last_rows(x: Tensor, bias: Tensor) -> Tensor:
 
 
 IN_THE_INPUTS = {
-    "mixed layouts": (mixed_layouts, "mixed layouts"),
+    "mixed layouts": (mixed_layouts, "columns"),
     "shape for an empty input": (empty_shape, "empty"),
     "exit for an empty input": (empty_exit, "empty"),
     "denormals flushed": (denormals_flushed, "special values in argument"),
@@ -96,15 +96,15 @@ def test_infinities_that_another_input_would_hide() -> None:
 
 
 def test_ones_stand_beside_special_values_where_zero_hides_them() -> None:
-    cases = [case for _, case in subject_of(torch.mul, torch.mul, [(torch.randn(40), torch.randn(40))]).cases()]
+    cases = [case for _, case in make_target(torch.mul, torch.mul, [(torch.randn(40), torch.randn(40))]).cases()]
     labels = {case.label.partition(", ")[2] for case in cases}
     assert {"special values in argument 0, others 1", "special values in argument 1, others 1"} <= labels
     assert "special values in argument 0, others -0" not in labels
 
 
 def cases_of(reference: Callable, given: list, **options) -> list[list[tuple[int, ...]]]:
-    subject = subject_of(reference, reference, given, **options)
-    return [[tuple(v.shape) for v in case.values if isinstance(v, Tensor)] for case in resized_cases(subject)]
+    target = make_target(reference, reference, given, **options)
+    return [[tuple(v.shape) for v in case.values if isinstance(v, Tensor)] for case in resized_cases(target)]
 
 
 def test_other_sizes_are_those_that_the_reference_takes() -> None:
@@ -143,7 +143,7 @@ def test_memory_is_measured_with_more_rows() -> None:
     assert "the peak of a call" in failures(greedy, checks=["memory"])["memory"]
     record = opwright.verify(bias_gelu, reference=bias_gelu, samples=samples, checks=["memory"])
     assert [check.outcome for check in record.checks] == ["passed"]
-    case = enlarged(subject_of(bias_gelu, bias_gelu, samples), 2**22)
+    case = enlarge(make_target(bias_gelu, bias_gelu, samples), 2**22)
     assert case.values[0].shape[1:] == case.values[1].shape == (96,)
     assert 4 * case.values[0].numel() >= 2**22
 
@@ -268,7 +268,7 @@ def test_what_the_reference_leaves_behind_too_is_not_the_candidates() -> None:
 @pytest.mark.parametrize("most", [3, 10**9])
 def test_a_few_calls_are_not_enough_for_a_verdict(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the third call, say, was said to leave three objects behind."""
-    monkeypatch.setattr(resources, "_MOST_SECONDS", 0.4)
+    monkeypatch.setattr(memory_checks, "_MAX_SECONDS", 0.4)
     found = leaks_of(keeping(most, seconds=0.01))
     assert (found.outcome, found.reason) == ("skipped", "fewer than 100 calls fit into 0.4 s")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import opwright
 from opwright.errors import KernelError, OutOfBoundsError
 from opwright.spec.sources import Source
-from opwright.verify.boundaries import _sizes_in
+from opwright.verify.inputs.boundaries import _sizes_in
 
 pytestmark = pytest.mark.compiler
 
@@ -500,3 +500,36 @@ def test_boundaries_of_chunks_fall_everywhere(ns, wrong: str) -> None:
     found = judge(double_, "chunks")
     assert found.startswith("" if wrong in ("false", "begin > 100000000") else "chunks: "), found
     assert bool(found) == (wrong not in ("false", "begin > 100000000"))
+
+
+# --- layouts -----------------------------------------------------------------------------------------------
+
+ADD_ROWS = """
+#include <opwright/kernel.h>
+template <typename T>
+void add_rows(opwright::View<T, 2> sum, opwright::View<const T, 2> x) {
+  T* to = sum.data();
+  const T* from = x.data();
+  const int64_t row = sum.stride(0), column = sum.stride(1);
+  const int64_t x_row = x.stride(0), x_column = x.stride(1);
+  for (int64_t i = 0; i < sum.size(0); ++i)
+    for (int64_t j = 0; j < sum.size(1); ++j) to[TO] += from[FROM];
+}
+OPWRIGHT_KERNEL(add_rows, float)
+"""
+STRIDES = {
+    "right": ("i * row + j * column", "i * x_row + j * x_column"),
+    "rows without gaps": ("column == 1 ? i * sum.size(1) + j : i * row + j * column", "i * x_row + j * x_column"),
+    "x is transposed where the argument is": ("i * row + j * column", "row == 1 ? i + j * x_column : i * x_row + j * x_column"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STRIDES)
+def test_strides_of_a_mutated_argument(ns, kind: str) -> None:
+    to, source = STRIDES[kind]
+
+    @opwright.operator(f"{ns}::add_rows", cpu=ADD_ROWS.replace("TO", to).replace("FROM", source))
+    def add_rows(sum: opwright.Mutates[Float[Tensor, "m n"]], x: Float[Tensor, "m n"]) -> None:
+        sum.add_(x)
+
+    assert (judge(add_rows, "numerics") == "") == (kind == "right")

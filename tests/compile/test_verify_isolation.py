@@ -21,8 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.verify import child, subject, supervisor
-from opwright.verify.processes import Fork, children
+from opwright.isolation import Fork
+from opwright.verify import runner, target
+from opwright.verify.runner import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are supervised on Linux only")
 
@@ -138,7 +139,7 @@ def test_a_check_that_ends_well_after_one_that_crashed() -> None:
 def test_a_lost_gpu_is_lost_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check after the fault has a process of its own, until there have been too many."""
     lost: list[Tensor] = []
-    monkeypatch.setattr(subject, "is_lost", lambda device: bool(lost))
+    monkeypatch.setattr(target, "is_lost", lambda device: bool(lost))
 
     def faulty(x: Tensor) -> Tensor:
         if x.ndim == 2:
@@ -156,7 +157,7 @@ def test_a_lost_gpu_is_lost_to_one_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_that_always_dies_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_MOST_DEATHS", 1)
+    monkeypatch.setattr(runner, "_MAX_DEATHS", 1)
     record = check(after(os.abort))
     assert [c.outcome for c in record.checks] == ["failed", "skipped"]
     assert "has ended its process 1 times" in record.checks[1].reason
@@ -350,7 +351,7 @@ def test_without_isolation_it_says_so_and_runs_here() -> None:
 
 def test_a_fork_that_cannot_run_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where autograd has threads for a GPU: they run here, and the record says why."""
-    monkeypatch.setattr(child, "_unfit", lambda: "Unable to handle autograd's threading")
+    monkeypatch.setattr(runner, "_tell_unfit", lambda: "Unable to handle autograd's threading")
     record = check(gelu)
     assert record.passed
     assert record.in_process == "Unable to handle autograd's threading"
@@ -395,6 +396,5 @@ def test_a_fork_collects_garbage() -> None:
         _Slow.goes_on = False
     assert os.read(read, 100) == b"collected"
     fork.kill()
-    fork.let_go()
     os.close(read)
     os.close(write)

@@ -10,7 +10,7 @@ from torch import Tensor
 from opwright import bench, operator, verify
 from opwright.errors import CheckError
 from opwright.spec.samples import Sweep
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 
 
 def outcomes(target, *checks: str) -> dict[str, str]:
@@ -25,7 +25,7 @@ def test_sizes_that_the_reference_refuses_are_not_compiled(ns) -> None:
     def windows(x: Float[Tensor, "*batch t"], w: Float[Tensor, "k"]) -> Float[Tensor, "*batch t-k+1"]:
         return (x.unfold(-1, w.shape[0], 1) * w).sum(-1)
 
-    labels = [case.label for _, case in subject_of(windows, None, None, "quick").cases()]
+    labels = [case.label for _, case in make_target(windows, None, None, "quick").cases()]
     assert labels.count("base") == 4  # in each dtype
     assert outcomes(windows, "compile", "gradients") == {"compile": "passed", "gradients": "passed"}
 

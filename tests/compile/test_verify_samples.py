@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from opwright import operator, verify
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
 
@@ -92,7 +92,7 @@ def layer(ns):
 
 
 def test_a_backward_is_checked_on_the_samples_of_its_operator(layer) -> None:
-    backward = subject_of(layer.operator.backward_operator.function, None, None)
+    backward = make_target(layer.operator.backward_operator.function, None, None)
     names = [p.name for p in backward.contract.parameters]
     assert len(backward.cases()) == 8 + 4  # of each type two copies in other layouts
     for dtype, case in backward.cases():
@@ -141,7 +141,7 @@ def test_samples_of_one_dtype_are_taken_in_every_dtype(ns) -> None:
     def samples():
         yield torch.randn(5), torch.tensor([4, 0, 4])
 
-    dtypes = {dtype for dtype, _ in subject_of(pick, None, None).cases()}
+    dtypes = {dtype for dtype, _ in make_target(pick, None, None).cases()}
     assert dtypes == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     record = verify(pick, quick=True, checks=["numerics", "gradients", "vmap"])
     assert {check.title: check.outcome for check in record.checks} == dict.fromkeys(

@@ -12,9 +12,9 @@ import torch
 from candidate_modules import ACTING
 
 import opwright
-from opwright.verify import supervisor
-from opwright.verify.processes import children
-from opwright.verify.recipes import NotAgain, Recipe, pack, unpack
+from opwright.verify import runner
+from opwright.verify.request import NotPortable, Request, pack, unpack
+from opwright.verify.runner import children
 from opwright.verify.tasks import Task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are supervised on Linux only")
@@ -25,7 +25,7 @@ SAMPLES = [(torch.linspace(-3, 3, 35).view(5, 7),), (torch.linspace(-2, 2, 16),)
 
 @pytest.fixture(autouse=True)
 def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "can_fork", lambda device: False)
+    monkeypatch.setattr(runner, "can_fork", lambda device: False)
 
 
 def check(made, **options):
@@ -63,7 +63,7 @@ def test_harm_is_a_finding_and_the_run_goes_on(kind: str, module) -> None:
 def test_it_finds_what_a_fork_finds(module, monkeypatch: pytest.MonkeyPatch) -> None:
     made = module(ACTING.format(action="pass"))
     spawned = check(made, checks=["numerics", "gradient numerics", "determinism"], expand=True)
-    monkeypatch.setattr(supervisor, "can_fork", lambda device: True)
+    monkeypatch.setattr(runner, "can_fork", lambda device: True)
     forked = check(made, checks=["numerics", "gradient numerics", "determinism"], expand=True)
     assert spawned.passed
     assert spawned.in_process == forked.in_process == ""
@@ -203,11 +203,11 @@ def test_an_operator(module) -> None:
 def test_an_operator_that_was_declared_anew_is_not_taken_for_that_of_its_file(module) -> None:
     text = OPERATOR.format(number=next(_numbers), action="")
     made = module(text)
-    packed = pack(Recipe(made.twice, None, None, "quick", True))
+    packed = pack(Request(made.twice, None, None, "quick", True))
     assert unpack(packed)[0].target is made.twice
     source = text.replace("x(i) + x(i)", "x(i) * 2")
     exec(compile(source, made.__file__, "exec"), made.__dict__)
-    with pytest.raises(NotAgain, match="is declared in another way"):
+    with pytest.raises(NotPortable, match="is declared in another way"):
         unpack(packed)
 
 

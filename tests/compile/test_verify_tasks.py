@@ -170,3 +170,16 @@ def test_a_file_that_crashes_when_it_is_imported(
         run_command(monkeypatch, "verify", str(path))
     assert end.value.code == 1
     assert f"FAILED to import `{path}`: it ended the process, with exit code 0" in capfd.readouterr().err
+
+
+def test_inputs_that_cannot_be_pickled(tmp_path: Path) -> None:
+    """A function among the inputs: the process of the oracle has it from the one that made the inputs."""
+    (tmp_path / "apply.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n    def forward(self, x, f):\n        return f(x)\n"
+        "class ModelNew(torch.nn.Module):\n    def forward(self, x, f):\n        return 1.0 * f(x)\n"
+        "def get_inputs():\n    return [torch.rand(4, 8), lambda x: 2 * x]\n"
+    )
+    record = verify(Task(tmp_path / "apply.py", tmp_path / "apply.py"), checks=["numerics"], timeout_s=60.0)
+    assert record.passed, record.failures
+    assert record.in_process == ""

@@ -164,7 +164,7 @@ def test_no_input_is_made_that_is_too_large_to_be_tried(monkeypatch: pytest.Monk
         assert made[-1] < 2**20
         return rand(shape, **options)
 
-    monkeypatch.setattr("opwright.verify.resized.torch.rand", counted)
+    monkeypatch.setattr("opwright.verify.inputs.variations.torch.rand", counted)
     conv = functools.partial(F.conv2d, padding=1)
     sample = (torch.randn(2, 3, 6, 7), torch.randn(4, 3, 3, 3))
     record = opwright.verify(conv, reference=conv, samples=[sample], checks=["numerics"], isolated=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import opwright
 from opwright import Mutates, operator
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
 
@@ -229,7 +229,7 @@ def test_a_full_sweep_has_no_kind_of_input_that_the_default_has_not() -> None:
         return x * w + by
 
     kinds = {
-        effort: {(dtype, case.label) for dtype, case in subject_of(shifted_by, None, None, effort).cases()}
+        effort: {(dtype, case.label) for dtype, case in make_target(shifted_by, None, None, effort).cases()}
         for effort in ("default", "full")
     }
     assert kinds["default"] == kinds["full"]

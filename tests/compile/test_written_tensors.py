@@ -10,8 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from opwright import Mutates, operator
+from opwright.backends.toolchain import GLUE_FLAGS, NATIVE
 from opwright.build.glue import glue_text
-from opwright.build.toolchain import GLUE_FLAGS, NATIVE
 from opwright.errors import KernelError, OutError, OverlapError, ShapeError
 from opwright.spec.memory import find_shared, overlaps_itself
 

@@ -1,6 +1,6 @@
-// Runs matmul_kernel of examples/cuda_setuptools on 256 threads of the CPU, where __syncthreads is
-// a barrier. Built with the address sanitizer; every matrix is as large as its elements, so a read
-// outside is found.
+// Runs matmul_kernel of examples/existing_extensions/cuda_setuptools on 256 threads of the CPU,
+// where __syncthreads is a barrier. Built with the address sanitizer; every matrix is as large as
+// its elements, so a read outside is found.
 #include <barrier>
 #include <cstdint>
 #include <cstdio>

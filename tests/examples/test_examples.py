@@ -18,6 +18,8 @@ import torch
 import opwright
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+EXTENSIONS = EXAMPLES / "existing_extensions"
+NUMBERED = sorted(path.name for path in EXAMPLES.glob("[0-9]*"))
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU, or a torch without CUDA")
 
@@ -27,7 +29,8 @@ def follow(environment: dict[str, str], tmp_path: Path) -> Callable[..., None]:
     """Returns a function that types the commands of a README's block, and compares what is printed."""
 
     def run(example: str, block: int = 0, **variables: str) -> None:
-        folder = shutil.copytree(EXAMPLES / example, tmp_path / example)
+        (found,) = EXAMPLES.rglob(f"{example}/README.md")
+        folder = shutil.copytree(found.parent, tmp_path / example)
         blocks = re.findall(r"^```console\n(.*?)^```", (folder / "README.md").read_text(), re.M | re.S)
         lines = blocks[block].splitlines()
         commands = "\n".join(line[2:] for line in lines if line.startswith("$ "))
@@ -49,6 +52,28 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("example", [name for name in NUMBERED if "cuda" not in name])
+def test_a_numbered_example(example: str, follow) -> None:
+    follow(example)
+
+
+@pytest.mark.compiler
+@pytest.mark.nvcc
+def test_the_numbered_example_for_cuda(follow) -> None:
+    follow("06_cuda_kernel")
+
+
+def test_numbered_examples_are_short_and_most_declare_an_operator() -> None:
+    texts = {}
+    for name in NUMBERED:
+        sources = [path.read_text() for path in (EXAMPLES / name).iterdir() if path.suffix in (".py", ".cpp", ".cu")]
+        texts[name] = "".join(sources)
+        assert 0 < texts[name].count("\n") <= 60, name
+    assert [name[:2] for name in NUMBERED] == [f"{i:02}" for i in range(1, len(NUMBERED) + 1)]
+    assert len([text for text in texts.values() if "@operator(" in text]) > len(NUMBERED) / 2
 
 
 @pytest.mark.compiler
@@ -79,7 +104,7 @@ def test_on_a_gpu(example: str, follow) -> None:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 def test_the_cuda_package_says_that_it_needs_a_torch_with_cuda(environment, tmp_path: Path) -> None:
-    folder = shutil.copytree(EXAMPLES / "cuda_setuptools", tmp_path / "copy")
+    folder = shutil.copytree(EXTENSIONS / "cuda_setuptools", tmp_path / "copy")
     command = ["pip", "install", "--no-build-isolation", "."]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
@@ -110,7 +135,7 @@ def assert_good_manners(symbols: str) -> None:
 def test_cuda_jit_compiles_and_links_without_a_gpu(cuda_headers: Path, tmp_path: Path) -> None:
     from opwright.cpp_extension import load
 
-    sources = [EXAMPLES / "cuda_jit" / name for name in ("bindings.cpp", "d_sigmoid.cu")]
+    sources = [EXTENSIONS / "cuda_jit" / name for name in ("bindings.cpp", "d_sigmoid.cu")]
     with pytest.raises(ImportError, match=r"c10\S*cuda"):
         load("d_sigmoid_cuda", sources, extra_include_paths=[cuda_headers], build_directory=tmp_path)
     symbols = host_symbols(tmp_path / "d_sigmoid_cuda.so")
@@ -127,7 +152,7 @@ def test_cuda_matmul_compiles_without_a_gpu(cuda_headers: Path, tmp_path: Path) 
 
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin")
     include = Path(torch.__file__).parent / "include"
-    source = EXAMPLES / "cuda_setuptools" / "src" / "matmul_cuda" / "matmul.cu"
+    source = EXTENSIONS / "cuda_setuptools" / "src" / "matmul_cuda" / "matmul.cu"
     command = [nvcc, *COMMON_NVCC_FLAGS, "-std=c++20", "-arch=sm_90", f"-I{cuda_headers}"]
     command += ["-isystem", str(include), "-c", str(source), "-o", "matmul.o"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -143,7 +168,7 @@ def test_cuda_matmul_compiles_without_a_gpu(cuda_headers: Path, tmp_path: Path) 
 @pytest.mark.compiler
 def test_cuda_matmul_on_threads_of_the_cpu(tmp_path: Path) -> None:
     """The kernel's own text, a thread for a thread: every element, and no read outside the matrices."""
-    text = (EXAMPLES / "cuda_setuptools" / "src" / "matmul_cuda" / "matmul.cu").read_text()
+    text = (EXTENSIONS / "cuda_setuptools" / "src" / "matmul_cuda" / "matmul.cu").read_text()
     kernel = text[text.index("constexpr int kSide") : text.index("// How many tiles")]
     kernel = re.sub(r"__launch_bounds__\(.*?>\)", "", kernel, flags=re.S)
     kernel = kernel.replace("__shared__ alignas(16)", "alignas(16) static")
@@ -166,7 +191,7 @@ def test_cuda_matmul_on_threads_of_the_cpu(tmp_path: Path) -> None:
     ids=["a product missing", "columns missing", "strides ignored", "low precision"],
 )
 def test_the_check_of_matmul_finds_wrong_products(wrong) -> None:
-    check = load_file(EXAMPLES / "cpp_setuptools" / "check.py")
+    check = load_file(EXTENSIONS / "cpp_setuptools" / "check.py")
     torch.manual_seed(0)
     assert check.check_products(torch.mm, torch.float32) == 16 * len(check.SIZES)
     with pytest.raises(AssertionError):
@@ -174,7 +199,7 @@ def test_the_check_of_matmul_finds_wrong_products(wrong) -> None:
 
 
 def test_step1_of_the_migration_changes_one_import() -> None:
-    folder = EXAMPLES / "migrate"
+    folder = EXTENSIONS / "migrate"
     before, step1 = ((folder / step / "d_sigmoid.py").read_text() for step in ("before", "step1"))
     changed = before.replace("from torch.utils.cpp_extension", "from opwright.cpp_extension")
     assert changed != before
@@ -195,8 +220,8 @@ def rows_of(text: str) -> dict[str, list[str]]:
     ids=["operator", "all"],
 )
 def test_the_migration_gains_what_its_readme_says(steps: list[str], environment) -> None:
-    shown = rows_of((EXAMPLES / "migrate" / "README.md").read_text())
-    command = ["python", str(EXAMPLES / "migrate" / "measure.py"), *steps]
+    shown = rows_of((EXTENSIONS / "migrate" / "README.md").read_text())
+    command = ["python", str(EXTENSIONS / "migrate" / "measure.py"), *steps]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     measured = rows_of(done.stdout)
@@ -214,7 +239,7 @@ def test_the_migration_gains_what_its_readme_says(steps: list[str], environment)
 @pytest.mark.compiler
 @pytest.mark.slow
 def test_the_migrated_operator_is_right() -> None:
-    operator = load_file(EXAMPLES / "migrate" / "after" / "op.py").d_sigmoid
+    operator = load_file(EXTENSIONS / "migrate" / "after" / "op.py").d_sigmoid
     record = opwright.verify(operator)
     assert record.passed, record.failures
     assert record.backends == ["cpu"]
@@ -222,9 +247,10 @@ def test_the_migrated_operator_is_right() -> None:
 
 def test_every_example_is_tested_and_short() -> None:
     followed = {"cpp_jit", "cuda_jit", "cpp_setuptools", "cuda_setuptools", "pybind_d_sigmoid", "migrate"}
-    followed |= {"triton_vector_add", "triton_reduction", "triton_torch_operator"}  # test_triton_examples.py
-    followed |= {"operators_from_cpp", "aot_inductor"}  # tests/package/test_from_cpp.py
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == followed
-    for name in followed:
-        prose = re.sub(r"^```.*?^```|^\|.*?$", "", (EXAMPLES / name / "README.md").read_text(), flags=re.M | re.S)
-        assert len(re.findall(r"\S.*", prose)) <= 15, name
+    assert {path.name for path in EXTENSIONS.iterdir() if path.is_dir()} == followed
+    others = {"triton_vector_add", "triton_reduction", "triton_torch_operator"}  # test_triton_examples.py
+    others |= {"operators_from_cpp", "aot_inductor"}  # tests/package/test_from_cpp.py
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == {*NUMBERED, *others, EXTENSIONS.name}
+    for readme in EXAMPLES.rglob("*/README.md"):
+        prose = re.sub(r"^```.*?^```|^\|.*?$", "", readme.read_text(), flags=re.M | re.S)
+        assert len(re.findall(r"\S.*", prose)) <= 15, readme

@@ -100,7 +100,7 @@ def test_without_nvcc_the_reference_runs_with_one_warning(run_python, tmp_path) 
         _HEAD
         + """
 import warnings
-import opwright.build.cuda as cuda
+import opwright.backends.cuda as cuda
 cuda._places = lambda home: iter(())
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from opwright.verify.calls import interchangeable
-from opwright.verify.gradients import floats_of
+from opwright.verify.checks.gradients import floats_of
+from opwright.verify.checks.numerics import interchangeable
 from opwright.verify.oracle import Expected, expect, to_oracle
-from opwright.verify.subject import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import tensors_of, two_alike
 
 Call = Callable[[Sequence[Any]], list[Any]]
@@ -24,15 +24,15 @@ class Kind:
 
     Attributes:
         name: what the mutant does.
-        make: takes the subject, returns the mutated call.
-        needs: takes the subject, returns why it has no such mutant; "" if it has one.
+        make: takes the target, returns the mutated call.
+        needs: takes the target, returns why it has no such mutant; "" if it has one.
         resource: "memory" or "leaks" for a mutant that this check must see. These checks are not asked about other
             mutants, whose Python code around the operator needs memory of its own.
     """
 
     name: str
-    make: Callable[[Subject], Call]
-    needs: Callable[[Subject], str] = lambda subject: ""
+    make: Callable[[Target], Call]
+    needs: Callable[[Target], str] = lambda target: ""
     resource: str = ""
 
 
@@ -42,15 +42,15 @@ class Kinds(list[Kind]):
     def call(
         self,
         name: str,
-        needs: Callable[[Subject], str] = lambda subject: "",
+        needs: Callable[[Target], str] = lambda target: "",
         resource: str = "",
     ) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
-        """Adds a kind: a function of the subject, its right call, a state of its own, and the arguments."""
+        """Adds a kind: a function of the target, its right call, a state of its own, and the arguments."""
 
         def add(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-            def make(subject: Subject) -> Call:
+            def make(target: Target) -> Call:
                 state: dict[Any, Any] = {}
-                return lambda values: function(subject, subject.call, state, values)
+                return lambda values: function(target, target.call, state, values)
 
             self.append(Kind(name, make, needs, resource))
             return function
@@ -58,13 +58,13 @@ class Kinds(list[Kind]):
         return add
 
     def result(
-        self, name: str, needs: Callable[[Subject], str] = lambda subject: "", resource: str = ""
+        self, name: str, needs: Callable[[Target], str] = lambda target: "", resource: str = ""
     ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
         """Adds a kind that changes each floating-point output: a function of it and of the arguments."""
 
         def add(change: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
             @self.call(name, needs, resource=resource)
-            def mutated(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+            def mutated(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
                 return [
                     change(o, values) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
                     for o in call(values)
@@ -78,70 +78,70 @@ class Kinds(list[Kind]):
 # --- what an operator must have for a mutant ---------------------------------------------------------------
 
 
-def _base(subject: Subject) -> list[Any]:
-    labels = {case.label: case for _, case in reversed(subject.cases())}
-    case = labels.get("base") or subject.cases()[0][1]
-    return subject.inputs(case)
+def _base(target: Target) -> list[Any]:
+    labels = {case.label: case for _, case in reversed(target.cases())}
+    case = labels.get("base") or target.cases()[0][1]
+    return target.inputs(case)
 
 
-def needs_equal_input(subject: Subject) -> str:
-    values = _base(subject)
-    output = next((o for o in subject.call(values) if o is not None), None)
+def needs_equal_input(target: Target) -> str:
+    values = _base(target)
+    output = next((o for o in target.call(values) if o is not None), None)
     same = output is not None and find_input_like(values, output) is not None
     return "" if same else "no input like an output"
 
 
-def needs_row(subject: Subject) -> str:
-    return "" if find_row(subject) is not None else "no input that is broadcast"
+def needs_row(target: Target) -> str:
+    return "" if find_row(target) is not None else "no input that is broadcast"
 
 
-def find_option(subject: Subject) -> int | None:
+def find_option(target: Target) -> int | None:
     """Returns the position of the first option that takes several values, or could."""
-    if subject.contract is None:
+    if target.contract is None:
         return None
-    options = [i for i, p in enumerate(subject.contract.parameters) if p.kind in ("choice", "bool", "int", "float")]
-    varied = [i for i in options if len({case.values[i] for _, case in subject.cases()}) > 1]
-    could = [i for i in options if subject.contract.parameters[i].kind in ("choice", "bool")]
+    options = [i for i, p in enumerate(target.contract.parameters) if p.kind in ("choice", "bool", "int", "float")]
+    varied = [i for i in options if len({case.values[i] for _, case in target.cases()}) > 1]
+    could = [i for i in options if target.contract.parameters[i].kind in ("choice", "bool")]
     return next(iter(varied + could), None)
 
 
-def needs_option(subject: Subject) -> str:
-    return "" if find_option(subject) is not None else "no option"
+def needs_option(target: Target) -> str:
+    return "" if find_option(target) is not None else "no option"
 
 
-def needs_dtype(dtype: torch.dtype) -> Callable[[Subject], str]:
-    def needs(subject: Subject) -> str:
-        return "" if any(d == dtype for d, _ in subject.cases()) else f"no {dtype}".replace("torch.", "")
+def needs_dtype(dtype: torch.dtype) -> Callable[[Target], str]:
+    def needs(target: Target) -> str:
+        return "" if any(d == dtype for d, _ in target.cases()) else f"no {dtype}".replace("torch.", "")
 
     return needs
 
 
-def needs_two_alike(subject: Subject) -> str:
-    return "" if two_alike(_base(subject)) is not None else "no two inputs of one shape"
+def needs_two_alike(target: Target) -> str:
+    return "" if two_alike(_base(target)) is not None else "no two inputs of one shape"
 
 
-def needs_interchangeable(subject: Subject) -> str:
-    has_any = any(interchangeable(subject, case) for case in subject.run_cases())
+def needs_interchangeable(target: Target) -> str:
+    has_any = any(interchangeable(target, case) for case in target.run_cases())
     return "" if has_any else "no two inputs that may be one tensor"
 
 
-def needs_several(subject: Subject) -> str:
-    return "" if len(floats_of(_base(subject))) > 1 else "one floating-point input"
+def needs_several(target: Target) -> str:
+    return "" if len(floats_of(_base(target))) > 1 else "one floating-point input"
 
 
-def needs_gpu(subject: Subject) -> str:
-    return "" if subject.device.type == "cuda" else "only on a GPU"
+def needs_gpu(target: Target) -> str:
+    return "" if target.device.type == "cuda" else "only on a GPU"
 
 
-def needs_large(subject: Subject) -> str:
-    return "no large sample" if subject.has_samples else ""
+def needs_large(target: Target) -> str:
+    return "no large sample" if target.has_samples else ""
 
 
-def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Subject], str]:
+def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Target], str]:
     """Returns a check of whether the reference gives such an output for a constant in all inputs, or in one of them."""
 
-    def needs(subject: Subject) -> str:
-        values = [to_oracle(v) for v in _base(subject)]
+    def needs(target: Target) -> str:
+        values = [to_oracle(v) for v in _base(target)]
         count = len(floats_of(values))
         probes = [0.0, -0.0, 1.0, -1.0, 1e300, -1e300, torch.inf, -torch.inf]
         for number, at in itertools.product(probes, [*range(count), None]):
@@ -155,7 +155,7 @@ def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -
                 return torch.full_like(value, number) if at in (None, next(pending)) else value
 
             with torch.no_grad():
-                outputs = subject.reference([put(v) for v in values])
+                outputs = target.reference([put(v) for v in values])
             if any(bool(condition(o).any()) for o in floats_of(outputs)):
                 return ""
         return f"no output is {what}"
@@ -163,17 +163,17 @@ def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -
     return needs
 
 
-def needs_negative_zero(subject: Subject) -> str:
+def needs_negative_zero(target: Target) -> str:
     """Checks whether the oracle expects a negative zero if one input, or all of them, are negative zeros."""
-    values = _base(subject)
-    free = subject.free_tensors(subject.cases()[0][1])
+    values = _base(target)
+    free = target.free_tensors(target.cases()[0][1])
     floats = floats_of([v for i, v in enumerate(values) if i in free])
     for chosen in [*([t] for t in floats), floats]:
         before = [t.clone() for t in chosen]
         for t in chosen:
             t.fill_(-0.0)
         with torch.no_grad():
-            expected = expect(subject.reference, values)
+            expected = expect(target.reference, values)
         for t, old in zip(chosen, before, strict=True):
             t.copy_(old)
         if any(
@@ -187,9 +187,9 @@ def find_input_like(values: Sequence[Any], output: torch.Tensor) -> torch.Tensor
     return next((t for t in tensors_of(values) if t.shape == output.shape and t.dtype == output.dtype), None)
 
 
-def find_row(subject: Subject) -> int | None:
+def find_row(target: Target) -> int | None:
     """Returns the position of an input without batch axes, if another input has them."""
-    parameters = subject.contract.parameters if subject.contract else ()
+    parameters = target.contract.parameters if target.contract else ()
     batched = [i for i, p in enumerate(parameters) if p.type is not None and p.type.variadic_at is not None]
     rows = [
         i

@@ -29,12 +29,12 @@ from wrong_results import RESULTS
 
 from opwright.cli.console import print_rows, progress, say
 from opwright.errors import CheckError, OpwrightError
+from opwright.machine import machine_card
 from opwright.target import find_operators
 from opwright.verify.checks import CHECKS
-from opwright.verify.finding import Skipped
-from opwright.verify.machine import machine_card
-from opwright.verify.state import Guard
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.checks.finding import Skipped
+from opwright.verify.global_state import Guard
+from opwright.verify.target import Target, make_target
 
 # A mutant is a function in Python, so the checks that call the operator through PyTorch's dispatcher do not reach it.
 # The cheap ones come first, since a mutant ends at the first check that fails.
@@ -45,7 +45,7 @@ _GRADIENT_CHECKS = (
     "gradient numerics", "gradient layouts", "gradient subsets", "repeated backward", "second gradients"
 )  # fmt: skip
 UNCHANGED = "unchanged"
-_RIGHT = Kind(UNCHANGED, lambda subject: subject.call)
+_RIGHT = Kind(UNCHANGED, lambda target: target.call)
 # A mutant that cannot be called proves nothing.
 _BROKEN = re.compile(r"\braised (?!SystemExit)")
 
@@ -89,18 +89,18 @@ def try_mutants(
     Raises:
         CheckError: the target is not an operator, or draws random numbers.
     """
-    subject = replace(subject_of(target, None, None, "quick"), memo={})
-    operator = subject.operator
+    made = replace(make_target(target, None, None, "quick"), memo={})
+    operator = made.operator
     if operator is None:
-        raise CheckError(subject.name, "mutants need the contract of an operator")
+        raise CheckError(made.name, "mutants need the contract of an operator")
     if operator.declaration.random:
-        raise CheckError(subject.name, "it draws random numbers, so a wrong result cannot be told from a right one")
+        raise CheckError(made.name, "it draws random numbers, so a wrong result cannot be told from a right one")
     name, own = operator.declaration.name, operator.backward_operator
-    columns = [(name, subject, [*RESULTS, *CALLS], _CALL_CHECKS)]
+    columns = [(name, made, [*RESULTS, *CALLS], _CALL_CHECKS)]
     if own is not None:
-        backward = replace(subject_of(own.function, None, None, "quick"), memo={})
+        backward = replace(make_target(own.function, None, None, "quick"), memo={})
         columns.append((own.declaration.name, backward, [*RESULTS, *CALLS], _CALL_CHECKS))
-    columns.append((own.declaration.name if own else f"{name}_backward", subject, GRADIENTS, _GRADIENT_CHECKS))
+    columns.append((own.declaration.name if own else f"{name}_backward", made, GRADIENTS, _GRADIENT_CHECKS))
     found = []
     for column, each, kinds, checks in columns:
         chosen = [kind for kind in kinds if not only or any(text in kind.name for text in only)]
@@ -110,14 +110,14 @@ def try_mutants(
     return found
 
 
-def _try(column: str, subject: Subject, kind: Kind, checks: Sequence[str]) -> Mutant:
-    reason = kind.needs(subject)
+def _try(column: str, target: Target, kind: Kind, checks: Sequence[str]) -> Mutant:
+    reason = kind.needs(target)
     if reason:
         return Mutant(kind.name, column, "none", reason=reason)
     if kind is not _RIGHT:
         checks = [name for name in checks if name not in ("memory", "leaks") or name == kind.resource]
     guard = Guard()
-    mutated = replace(subject, call=guard.wrap(kind.make(subject)), _cases=subject.cases())
+    mutated = replace(target, call=guard.wrap(kind.make(target)), _cases=target.cases())
     check, message = _find_failure(mutated, checks, guard)
     if kind is _RIGHT:
         outcome = "failed" if check else "passed"
@@ -126,12 +126,12 @@ def _try(column: str, subject: Subject, kind: Kind, checks: Sequence[str]) -> Mu
     return Mutant(kind.name, column, outcome, check, message)
 
 
-def _find_failure(subject: Subject, checks: Sequence[str], guard: Guard) -> tuple[str, str]:
+def _find_failure(target: Target, checks: Sequence[str], guard: Guard) -> tuple[str, str]:
     """Returns the first check that fails and its finding, or "" and which checks were skipped."""
     skipped = []
     for name in checks:
         try:
-            for finding in CHECKS[name](subject):
+            for finding in CHECKS[name](target):
                 found = [finding.message] if finding.message else guard.take()
                 if found:
                     return name, f"{finding.case}: {'; '.join(found)}"
@@ -140,7 +140,7 @@ def _find_failure(subject: Subject, checks: Sequence[str], guard: Guard) -> tupl
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a mutant may call sys.exit()
-            return name, f"{subject.current}: raised {type(error).__name__}: {error}"
+            return name, f"{target.current}: raised {type(error).__name__}: {error}"
     return "", "; ".join(skipped)
 
 

@@ -21,9 +21,9 @@ from wrong_results import RESULTS
 
 import opwright
 from opwright.errors import CheckError
-from opwright.verify import run
-from opwright.verify.finding import Finding, Skipped
-from opwright.verify.subject import subject_of
+from opwright.verify import api
+from opwright.verify.checks.finding import Finding, Skipped
+from opwright.verify.target import make_target
 
 # A mutant for each check, and the check is the first that sees it, wherever the allocator puts its memory.
 CHECK_OF = {
@@ -91,25 +91,25 @@ def test_all_mutants_of_an_operator_die(swish) -> None:
 def test_a_mutant_survives_where_the_sweep_has_a_hole(
     swish, label: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = subject_of(swish, None, None, "quick").cases()
+    whole = make_target(swish, None, None, "quick").cases()
     holed = [(dtype, case) for dtype, case in whole if case.label != label]
     assert len(holed) < len(whole)
-    monkeypatch.setattr("opwright.verify.subject.Subject.cases", lambda self: holed)
+    monkeypatch.setattr("opwright.verify.target.Target.cases", lambda self: holed)
     tried = try_mutants(swish, only=[kind])
     assert [m.kind for m in tried if m.outcome == "survived"] == [kind]
 
 
 def test_a_survivor_of_a_skipped_check_says_so(swish, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def skip(subject):
+    def skip(target):
         raise Skipped("too few calls")
 
-    monkeypatch.setitem(run.CHECKS, "leaks", skip)
+    monkeypatch.setitem(api.CHECKS, "leaks", skip)
     mutants.print_table(try_mutants(swish, only=["keeps every result"]))
     assert "SURVIVED swish: keeps every result\n  found  leaks was skipped: too few calls" in capsys.readouterr().out
 
 
 def test_a_check_that_fails_the_right_operator_shows(swish, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(run.CHECKS, "numerics", lambda subject: iter([Finding("a case", "it is wrong")]))
+    monkeypatch.setitem(api.CHECKS, "numerics", lambda target: iter([Finding("a case", "it is wrong")]))
     tried = try_mutants(swish, only=["zeros"])
     assert [(m.kind, m.outcome) for m in tried if m.outcome == "failed"] == [(UNCHANGED, "failed")]
     mutants.print_table(tried)

@@ -19,8 +19,8 @@ from mutant_kinds import (
     step_ulps,
 )
 
-from opwright.verify.gradients import floats_of
-from opwright.verify.subject import Subject
+from opwright.verify.checks.gradients import floats_of
+from opwright.verify.target import Target
 from opwright.verify.tensors import tensors_of
 
 CALLS = Kinds()
@@ -42,7 +42,7 @@ def _reads_behind(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
 
 
 @_call("writes behind its input")
-def _writes_behind(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _writes_behind(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     extra = _behind(floats_of(values)[0])
     if extra is not None:
         extra.zero_()
@@ -58,7 +58,7 @@ def _flat(values: Any) -> list[Any]:
 
 
 def _cached(of: Callable[[torch.Tensor], Any]) -> Callable[..., list[Any]]:
-    def mutated(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    def mutated(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
         key = _key(values, of)
         if key not in state:
             state[key] = call(values)
@@ -78,19 +78,19 @@ _call("a cache keyed by shape, ends and sum of the input")(_cached(_fingerprint)
 
 
 @_call("right only on the first call")
-def _once(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _once(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     state["calls"] = state.get("calls", 0) + 1
     return [spoil(o) if o is not None and state["calls"] > 1 else o for o in call(values)]
 
 
 @_call("right only from the second call on")
-def _later(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _later(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     state["calls"] = state.get("calls", 0) + 1
     return [spoil(o) if o is not None and state["calls"] == 1 else o for o in call(values)]
 
 
 @_call("a last bit that changes from call to call")
-def _noisy(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _noisy(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     made = state.setdefault("generator", torch.Generator())
 
     def noisy(output: Any) -> Any:
@@ -103,7 +103,7 @@ def _noisy(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence
 
 
 @_call("the same buffer returned by every call")
-def _buffered(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _buffered(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def kept(i: int, output: Any) -> Any:
         if not isinstance(output, torch.Tensor):
             return output
@@ -114,7 +114,7 @@ def _buffered(subject: Subject, call: Call, state: dict[Any, Any], values: Seque
 
 
 @_call("output in the memory of an input", needs_equal_input)
-def _aliased(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _aliased(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def put(output: Any) -> Any:
         place = None if output is None else find_input_like(values, output)
         return output if place is None or torch._debug_has_internal_overlap(place) else place.copy_(output)
@@ -131,7 +131,7 @@ def _own(values: Sequence[Any]) -> torch.Tensor:
 
 
 @_call("input changed")
-def _changes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _changes(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs, own = call(values), _own(values)
     if not torch._debug_has_internal_overlap(own):
         own.add_(1)
@@ -139,7 +139,7 @@ def _changes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequen
 
 
 @_call("input changed and restored")
-def _restores(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _restores(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs, own = call(values), _own(values)
     if not torch._debug_has_internal_overlap(own):
         before = own.clone()
@@ -150,7 +150,7 @@ def _restores(subject: Subject, call: Call, state: dict[Any, Any], values: Seque
 
 
 @_call("results that come later, from a thread")
-def _threaded(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _threaded(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in call(values)]
     made = [torch.zeros_like(o) if isinstance(o, torch.Tensor) else o for o in outputs]
 
@@ -164,13 +164,13 @@ def _threaded(subject: Subject, call: Call, state: dict[Any, Any], values: Seque
 
 
 @_call("work on a stream of its own", needs_gpu)
-def _own_stream(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _own_stream(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     with torch.cuda.stream(state.setdefault("stream", torch.cuda.Stream())):
         return call(values)
 
 
 @_call("scratch memory shared by threads")
-def _scratch(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _scratch(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def through(i: int, output: Any) -> Any:
         if not isinstance(output, torch.Tensor):
             return output
@@ -183,33 +183,33 @@ def _scratch(subject: Subject, call: Call, state: dict[Any, Any], values: Sequen
 
 
 @_call("seeds torch's random numbers")
-def _seeds(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _seeds(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     torch.manual_seed(int(time.time() * 1e6))
     return call(values)
 
 
 @_call("draws torch's random numbers")
-def _draws(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _draws(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     torch.rand(3)
     return call(values)
 
 
 @_call("leaves denormal numbers flushed")
-def _flushes(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _flushes(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = call(values)
     torch.set_flush_denormal(True)
     return outputs
 
 
 @_call("keeps every result", resource="leaks")
-def _leaks(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _leaks(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     outputs = call(values)
     state.setdefault("kept", []).append([o.clone() if isinstance(o, torch.Tensor) else o for o in outputs])
     return outputs
 
 
 @_call("ends the process for an empty input")
-def _exits(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _exits(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     if any(t.numel() == 0 for t in tensors_of(values)):
         sys.exit(0)
     return call(values)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from mutant_kinds import Call, Kind, needs_several, spoil
 
-from opwright.verify.finding import Skipped
-from opwright.verify.gradients import differentiable, floats_of, need_gradient
-from opwright.verify.subject import Subject
+from opwright.verify.checks.finding import Skipped
+from opwright.verify.checks.gradients import differentiable, floats_of, need_gradient
+from opwright.verify.target import Target
 
 GRADIENTS: list[Kind] = []
 
@@ -19,25 +19,25 @@ GRADIENTS: list[Kind] = []
 Change = Callable[..., list[Any]]
 
 
-def _kind(name: str, needs: Callable[[Subject], str] = lambda subject: "") -> Callable[[Change], Change]:
+def _kind(name: str, needs: Callable[[Target], str] = lambda target: "") -> Callable[[Change], Change]:
     def register(change: Change) -> Change:
-        GRADIENTS.append(Kind(name, lambda subject: _with_backward(subject, change), lambda s: _needs(s, needs)))
+        GRADIENTS.append(Kind(name, lambda target: _with_backward(target, change), lambda s: _needs(s, needs)))
         return change
 
     return register
 
 
-def _needs(subject: Subject, more: Callable[[Subject], str]) -> str:
+def _needs(target: Target, more: Callable[[Target], str]) -> str:
     try:
-        need_gradient(subject)
+        need_gradient(target)
     except Skipped as reason:
         return str(reason)
-    return more(subject)
+    return more(target)
 
 
-def _with_backward(subject: Subject, change: Change) -> Call:
+def _with_backward(target: Target, change: Change) -> Call:
     """Returns the call, with gradients that `change` made wrong."""
-    call, lasting = subject.call, {}
+    call, lasting = target.call, {}
 
     def rebuilt(values: Sequence[Any], floats: Sequence[torch.Tensor]) -> list[Any]:
         pending = list(floats)
@@ -54,7 +54,7 @@ def _with_backward(subject: Subject, change: Change) -> Call:
         def forward(ctx: Any, values: Sequence[Any], *floats: torch.Tensor) -> Any:
             ctx.values, ctx.floats, ctx.state = values, floats, {}
             outputs = call(rebuilt(values, floats))
-            flowing = {id(o) for o in differentiable(subject, outputs)}
+            flowing = {id(o) for o in differentiable(target, outputs)}
             ctx.mark_non_differentiable(*[o for o in outputs if o is not None and id(o) not in flowing])
             return tuple(outputs)
 
@@ -64,7 +64,7 @@ def _with_backward(subject: Subject, change: Change) -> Call:
             with torch.enable_grad():
                 leaves = [t.detach().requires_grad_(need) for t, need in zip(ctx.floats, asked, strict=True)]
                 outputs = call(rebuilt(ctx.values, leaves))
-            flowing = {id(o) for o in differentiable(subject, outputs) if o.requires_grad}
+            flowing = {id(o) for o in differentiable(target, outputs) if o.requires_grad}
             pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if id(o) in flowing and g is not None]
             wanted = [t for t in leaves if t.requires_grad]
             found = [None] * len(wanted)
@@ -85,9 +85,9 @@ def _with_backward(subject: Subject, change: Change) -> Call:
     return mutated
 
 
-def _wrong_when_recorded(subject: Subject) -> Call:
+def _wrong_when_recorded(target: Target) -> Call:
     """Returns a call with right gradients whose results are wrong if autograd records it."""
-    call = subject.call
+    call = target.call
 
     def mutated(values: Sequence[Any]) -> list[Any]:
         outputs = call(values)
@@ -182,8 +182,8 @@ def _once(right: list[Any], given: Any, floats: Any, state: Any, lasting: dict[A
     return right if lasting["runs"] == 1 else [None if g is None else spoil(g) for g in right]
 
 
-def _needs_second(subject: Subject) -> str:
-    family = subject.contract.scalar_family if subject.contract else None
+def _needs_second(target: Target) -> str:
+    family = target.contract.scalar_family if target.contract else None
     has_float64 = family is not None and torch.float64 in family.dtypes
     return "" if has_float64 else "float64 is not among its dtypes"
 

@@ -26,9 +26,9 @@ from mutant_kinds import (
     step_ulps,
 )
 
-from opwright.verify.gradients import floats_of
+from opwright.verify.checks.gradients import floats_of
 from opwright.verify.oracle import to_oracle
-from opwright.verify.subject import Subject
+from opwright.verify.target import Target
 from opwright.verify.tensors import tensors_of, two_alike
 
 RESULTS = Kinds()
@@ -89,8 +89,8 @@ def _one_ulp(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
 
 
 @_call("rounded toward zero")
-def _cut(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
-    exact = subject.reference([to_oracle(v) for v in values])
+def _cut(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    exact = target.reference([to_oracle(v) for v in values])
 
     def cut(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         near = wanted.to(output.dtype)
@@ -104,13 +104,13 @@ def _cut(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[A
 
 
 def _computed_in(dtype: torch.dtype) -> Callable[..., list[Any]]:
-    def mutated(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    def mutated(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
         def cast(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
                 return [cast(v) for v in value]
             return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-        found = subject.reference([cast(v) for v in values])
+        found = target.reference([cast(v) for v in values])
         return [
             f.to(o.dtype) if isinstance(o, torch.Tensor) and isinstance(f, torch.Tensor) else o
             for f, o in zip(found, call(values), strict=True)
@@ -172,14 +172,14 @@ def _mixed(output: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
 
 
 @_call("row of a broadcast input off by one", needs_row)
-def _shifted_row(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _shifted_row(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     values = list(values)
-    values[find_row(subject)] = values[find_row(subject)].roll(1, -1)
+    values[find_row(target)] = values[find_row(target)].roll(1, -1)
     return call(values)
 
 
 @_call("two inputs exchanged", needs_two_alike)
-def _swapped(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _swapped(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     values, pair = list(values), two_alike(values)
     if pair is not None:
         values[pair[0]], values[pair[1]] = values[pair[1]], values[pair[0]]
@@ -187,7 +187,7 @@ def _swapped(subject: Subject, call: Call, state: dict[Any, Any], values: Sequen
 
 
 @_call("wrong where two arguments are one tensor", needs_interchangeable)
-def _one_tensor(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _one_tensor(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     found = [t.data_ptr() for t in floats_of(values) if t.numel()]
     outputs = call(values)
     if len(found) == len(set(found)):
@@ -196,14 +196,14 @@ def _one_tensor(subject: Subject, call: Call, state: dict[Any, Any], values: Seq
 
 
 @_call("an option ignored", needs_option)
-def _ignored(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
-    at = find_option(subject)
-    fixed = subject.cases()[0][1].values[at]
+def _ignored(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+    at = find_option(target)
+    fixed = target.cases()[0][1].values[at]
     return call([fixed if i == at else v for i, v in enumerate(values)])
 
 
 @_call("wrong shape for an empty input")
-def _empty(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _empty(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     if any(t.numel() == 0 for t in floats_of(values)):
         return [o.new_empty(0, 77) if isinstance(o, torch.Tensor) else o for o in call(values)]
     return call(values)
@@ -229,7 +229,7 @@ _result("wrong only for inputs of different layouts", needs_several)(
 
 
 @_call("strides ignored")
-def _no_strides(subject: Subject, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
+def _no_strides(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     def as_if(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [as_if(v) for v in value]

@@ -221,7 +221,7 @@ CASES
 
 
 def translated(text: str, file: str = "triton.py") -> str:
-    declaration = declare("translated::probe", probe, kernels={})
+    declaration = declare("translated::probe", probe, find_sources=lambda subject, file: {})
     launch_file = read_launch_file("probe", file, KERNELS + text)
     return translate(launch_file, [declaration.contract], [kernel_signature(declaration, "cuda")])
 
@@ -233,7 +233,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     kernels = folder / "translated_kernels.py"
     kernels.write_text(KERNELS)
-    declaration = declare("translated::probe", probe, kernels={})
+    declaration = declare("translated::probe", probe, find_sources=lambda subject, file: {})
     # Launch functions need not use all of the operator's arguments.
     parts = ['#pragma GCC diagnostic ignored "-Wunused-parameter"']
     parts += [header_text([declaration], "cuda").replace("#pragma once", ""), '#include "opwright/triton/operator.h"']
@@ -377,7 +377,7 @@ def python_integer(expression: str, a: int, b: int) -> int | str:
 
 def test_integers_never_wrap_or_trap() -> None:
     """The largest, the smallest and their neighbours give Python's number, or an error that names the expression."""
-    declaration = declare("translated::integers", integers, kernels={})
+    declaration = declare("translated::integers", integers, find_sources=lambda subject, file: {})
     signature = kernel_signature(declaration, "cuda")
     parts = ['#pragma GCC diagnostic ignored "-Wunused-parameter"']
     parts += [header_text([declaration], "cuda").replace("#pragma once", ""), '#include "opwright/triton/operator.h"']

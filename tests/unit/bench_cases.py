@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import opwright
-from opwright.bench import run
+from opwright.bench import api
 from opwright.records import Check, Limits, Machine, VerifyRecord
 
 HERE = Machine("CPU", 1, "", "Linux", "3", "2", "g++", 0.0)
@@ -24,9 +24,9 @@ def reference(x: Tensor, w: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def verified_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify finds most impostors by itself: here they have deceived it."""
-    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: QUICK)
-    monkeypatch.setattr(run, "measure_limits_again", lambda place, machine, known: known)
+    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: QUICK)
+    monkeypatch.setattr(api, "measure_limits_again", lambda place, machine, known: known)
 
 
 def bench(candidate: Any, **options: Any) -> Any:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import opwright
 from opwright import Mutates
+from opwright.bench import api
 from opwright.bench import measure as bench_measure
-from opwright.bench import run
-from opwright.bench.comparison import compare_all
-from opwright.bench.inputs import DeviceSweep, plans
-from opwright.bench.limits import CpuBench
-from opwright.bench.timing import Timed, summarize
+from opwright.bench.roofline import CpuBench
+from opwright.bench.statistics import compare_all
+from opwright.bench.timers import Timed, summarize
+from opwright.bench.workload import DeviceSweep, plans
 from opwright.cli.bench_tables import print_bench
 from opwright.errors import NotVerifiedError
 from opwright.records import Check, Limits, Machine, VerifyRecord
@@ -57,9 +57,9 @@ LIMITS = Limits(100.0, 100.0, 100.0, {"f32": 1000.0}, 1.0, None, 1, 0.0)
 
 def measure(monkeypatch: pytest.MonkeyPatch, target=scale, **options):
     place = PretendGpu()
-    monkeypatch.setattr(run, "bench_on", lambda device: place)
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
-    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(api, "bench_on", lambda device: place)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
+    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
     return opwright.bench(target, ["eager"], **options), place.calls
 
 
@@ -125,8 +125,8 @@ def test_an_input_on_which_calls_take_too_long_is_left_out(
             time.sleep(0.1)
         return x * 2.0
 
-    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
+    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
     samples = [(torch.randn(3),), (torch.randn(4),)]
     options = {"reference": lambda x: x * 2.0, "samples": samples, "directions": ["forward"], "seconds": 0.0}
     monkeypatch.setattr(bench_measure, "_MIN_CALL_LIMIT_SECONDS", 0.05)
@@ -150,8 +150,8 @@ def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytes
 
     x = torch.randn(100, dtype=torch.float64)
     options = {"reference": steady, "samples": [(x,)], "directions": ["forward"], "seconds": 0.0}
-    monkeypatch.setattr(run, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
+    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
     with pytest.raises(NotVerifiedError, match="a timed call returned a wrong result"):
         opwright.bench(drifting, [], **options)
     assert opwright.bench(steady, [], **options).measurements
@@ -159,7 +159,7 @@ def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytes
 
 def test_a_record_of_another_device_or_callable_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right on the CPU says nothing about the kernel of a GPU, and the other way round."""
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: LIMITS)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
 
     def right(x: Tensor) -> Tensor:
         return x * 2
@@ -170,8 +170,8 @@ def test_a_record_of_another_device_or_callable_does_not_count(monkeypatch: pyte
     options = {"reference": right, "samples": [(torch.ones(3),)], "directions": ["forward"], "seconds": 0.0}
     checked = opwright.verify(right, right, options["samples"])
     ran: list[str] = []
-    again = run.verify
-    monkeypatch.setattr(run, "verify", lambda *a, **k: ran.append("again") or again(*a, **k))
+    again = api.verify
+    monkeypatch.setattr(api, "verify", lambda *a, **k: ran.append("again") or again(*a, **k))
     assert opwright.bench(right, [], verified=checked, **options).verified
     assert ran == []
     with pytest.raises(NotVerifiedError, match="does not pass verify"):
@@ -256,12 +256,12 @@ def test_device_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
         return x * 2
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert run.choose_device("f", on_gpu.operator, None, None) == torch.device("cuda")
-    assert run.choose_device("f", on_gpu.operator, None, "cpu") == CPU
-    assert run.choose_device("f", scale.operator, None, None) == CPU
+    assert api.choose_device("f", on_gpu.operator, None, None) == torch.device("cuda")
+    assert api.choose_device("f", on_gpu.operator, None, "cpu") == CPU
+    assert api.choose_device("f", scale.operator, None, None) == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run.choose_device("f", on_gpu.operator, None, None) == CPU
-    assert run.choose_device("f", None, [(torch.ones(2),)], None) == CPU
+    assert api.choose_device("f", on_gpu.operator, None, None) == CPU
+    assert api.choose_device("f", None, [(torch.ones(2),)], None) == CPU
 
 
 PROGRAM = """

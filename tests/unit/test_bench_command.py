@@ -16,7 +16,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from opwright import records
-from opwright.cli import bench_base, bench_command
+from opwright.bench import versions, worker
+from opwright.cli import bench_command
 from opwright.cli.bench_command import parse_axis, parse_cpus
 from opwright.cli.bench_tables import print_base, print_bench
 from opwright.errors import CheckError, RecordError, TargetError
@@ -129,6 +130,13 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
         assert text == snapshot(name=" ".join(arguments))
 
 
+class Told(worker.Watcher):
+    """Prints what is said, as the command does."""
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+
 class Interrupted:
     """A worker that is interrupted behind one of two inputs."""
 
@@ -147,7 +155,7 @@ class Interrupted:
 
 
 def test_an_interrupted_run_keeps_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
-    monkeypatch.setattr(bench_command, "start_worker", lambda request, threads: Interrupted())
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: Interrupted())
     assert bench_command.bench_operators("f.py", out=tmp_path) == 130
     said = capsys.readouterr()
     assert "forward: 3.00x faster than eager (±1 %) (1 input)" in said.out
@@ -168,7 +176,7 @@ class Warned(Interrupted):
 
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
 def test_warnings_are_an_exit_code_where_asked_for(strict: bool, code: int, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(bench_command, "start_worker", lambda request, threads: Warned())
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: Warned())
     assert bench_command.bench_operators("f.py", strict=strict) == code
     said = capsys.readouterr()
     assert "warning: the machine is busy (load 8.1 on 2 cores): confidence intervals reach ±30 %" in said.err
@@ -186,7 +194,7 @@ class Crashed(Interrupted):
 
 def test_a_crash_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
     workers = iter([Crashed(), Done()])
-    monkeypatch.setattr(bench_command, "start_worker", lambda request, threads: next(workers))
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: next(workers))
     assert bench_command.bench_operators("f.py", out=tmp_path) == 1
     kept = records.read(tmp_path / "f.bench.json")
     assert len(kept.measurements) == 1
@@ -210,8 +218,8 @@ def test_a_record_as_the_base(
 ) -> None:
     records.save(make_record(cpu=cpu), tmp_path / "f.bench.json")
     (tmp_path / "damaged.json").write_text("{")
-    monkeypatch.setattr(bench_base, "measure", lambda *args, **kwargs: ([make_record(now)], 0))
-    (found,), exit_code = bench_base.compare_with_base({}, str(tmp_path), None)
+    monkeypatch.setattr(versions, "measure", lambda *args, **kwargs: ([make_record(now)], 0))
+    (found,), exit_code = versions.compare_with_base({}, str(tmp_path), None, Told())
     assert exit_code == code
     assert (found.method, found.is_hint, [row.verdict for row in found.rows]) == ("record", is_hint, [verdict])
     assert ("Xeon" in found.reason) == is_hint
@@ -221,10 +229,10 @@ def test_a_base_without_records_or_without_this_operator(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ) -> None:
     with pytest.raises(CheckError, match="there is no record of a benchmark here"):
-        bench_base.compare_with_base({}, str(tmp_path), None)
+        versions.compare_with_base({}, str(tmp_path), None, Told())
     records.save(make_record(name="ns::other"), tmp_path / "other.bench.json")
-    monkeypatch.setattr(bench_base, "measure", lambda *args, **kwargs: ([make_record()], 0))
-    assert bench_base.compare_with_base({}, str(tmp_path), None) == ([], 5)
+    monkeypatch.setattr(versions, "measure", lambda *args, **kwargs: ([make_record()], 0))
+    assert versions.compare_with_base({}, str(tmp_path), None, Told()) == ([], 5)
     assert "ns::f is not among the records" in capsys.readouterr().err
 
 
@@ -250,8 +258,8 @@ class PretendWorker:
         yield {"inputs": ["forward f32[8]", f"forward only {self.side}"]}
         while self.pending:
             self.pending.pop()
-            jitter = 1 + 0.001 * (len(PretendWorker.asked) % 7)
-            yield {"block": [3 * self.US[self.side], self.US[self.side] * jitter]}
+            rounding = 1 + 0.001 * (len(PretendWorker.asked) % 7)
+            yield {"block": [3 * self.US[self.side], self.US[self.side] * rounding]}
 
     def close(self) -> None: ...
 
@@ -260,7 +268,7 @@ class PretendWorker:
 def test_two_versions_measure_in_turns(
     now: float, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
+    monkeypatch.setattr(versions, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "US", {"base": 10.0, "now": now})
     monkeypatch.setattr(PretendWorker, "asked", [])
     root, tree = tmp_path / "root", tmp_path / "tree"
@@ -269,12 +277,12 @@ def test_two_versions_measure_in_turns(
         (folder / "op.py").write_text("")
     request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0}
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    record = bench_base.Duel(request, operator, "HEAD", root, tree, None).run()
+    record = versions.Duel(request, operator, "HEAD", root, tree, None).run(Told())
     (row,) = record.rows
     assert (row.case, row.verdict) == ("f32[8]", verdict)
     assert row.ratio == pytest.approx(10 / now, rel=0.01)
     assert record.missing == ["forward only base", "forward only now"]
-    assert bench_base._exit_code([record]) == (1 if verdict == "slower" else 0)
+    assert versions._exit_code([record], Told()) == (1 if verdict == "slower" else 0)
     sides = [asked.partition(":")[0] for asked in PretendWorker.asked]
     assert len(sides) == 2 * 4 * 2 * 8  # visits of a pair to an input, blocks of a visit, and pairs
     assert sides.count("base") == sides.count("now")
@@ -283,7 +291,7 @@ def test_two_versions_measure_in_turns(
 
 def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
     """Calls of minutes were made by the hundred."""
-    monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
+    monkeypatch.setattr(versions, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "US", {"base": 0.7e6, "now": 10.0})
     monkeypatch.setattr(PretendWorker, "asked", [])
     for name in ("root", "tree"):
@@ -291,14 +299,14 @@ def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch
         (tmp_path / name / "op.py").write_text("")
     request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.1, "precision": 0.0}
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    record = bench_base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", None).run()
+    record = versions.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", None).run(Told())
     assert len(PretendWorker.asked) == 2
     assert record.rows == []
     (told,) = record.left_out
     assert re.fullmatch(r"forward f32\[8\]: a call of the base takes 0.7\d* s; `--seconds 2` has time for it", told)
     print_base(record)
     assert told in capsys.readouterr().err
-    assert bench_base._exit_code([record]) == 5
+    assert versions._exit_code([record], Told()) == 5
 
 
 @pytest.mark.parametrize(
@@ -308,7 +316,7 @@ def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch
 def test_a_pair_has_one_core(
     threads: int, device: str, cores: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench_base, "start_worker", PretendWorker)
+    monkeypatch.setattr(versions, "start_worker", PretendWorker)
     monkeypatch.setattr(PretendWorker, "asked", [])
     monkeypatch.setattr(PretendWorker, "cores", [])
     for name in ("root", "tree"):
@@ -316,7 +324,7 @@ def test_a_pair_has_one_core(
         (tmp_path / name / "op.py").write_text("")
     request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.0, "precision": 0.0, "cpus": [2, 5]}
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": device}
-    bench_base.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", threads).run()
+    versions.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", threads).run(Told())
     assert PretendWorker.cores == cores
 
 
@@ -333,14 +341,14 @@ def test_an_operator_that_the_base_does_not_have_yet_is_skipped(
     for folder in (root, tree):
         folder.mkdir()
         (folder / "op.py").write_text("")
-    monkeypatch.setattr(bench_base, "start_worker", Missing)
-    monkeypatch.setattr(bench_base, "_root_of", lambda target, ref: root)
-    monkeypatch.setattr(bench_base, "_commit", lambda root, ref: "1234567890123")
-    monkeypatch.setattr(bench_base, "checkout", lambda root, commit: contextlib.nullcontext(tree))
+    monkeypatch.setattr(versions, "start_worker", Missing)
+    monkeypatch.setattr(versions, "_root_of", lambda target, ref: root)
+    monkeypatch.setattr(versions, "_commit", lambda root, ref: "1234567890123")
+    monkeypatch.setattr(versions, "checkout", lambda root, commit: contextlib.nullcontext(tree))
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    monkeypatch.setattr(bench_base, "_verified", lambda request, threads: ([operator], 0))
+    monkeypatch.setattr(versions, "measure", lambda request, threads, watcher: ([operator], 0))
     request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0}
-    assert bench_base.compare_with_base(request, "main", None) == ([], 5)
+    assert versions.compare_with_base(request, "main", None, Told()) == ([], 5)
     said = capsys.readouterr().err
     assert "skipped: ns::f cannot be had of main (123456789012): there is no operator `f`" in said
     assert "there is nothing that both versions have" in said
@@ -373,7 +381,7 @@ def test_a_record_whose_times_cannot_be_compared_is_skipped(broken: str, tmp_pat
         one.timings[1].samples_us.clear()
     records.save(record, tmp_path / "f.bench.json")
     with pytest.raises(CheckError, match="there is no record of a benchmark here"):
-        bench_base.compare_with_base({"target": "f.py"}, str(tmp_path), None)
+        versions.compare_with_base({"target": "f.py"}, str(tmp_path), None, Told())
     assert "it holds times that cannot be compared" in capsys.readouterr().err
 
 
@@ -396,7 +404,7 @@ def test_a_run_that_is_interrupted_ends_without_a_traceback(monkeypatch: pytest.
     [("seconds", -1.0), ("seconds", float("nan")), ("precision", -0.1), ("timeout", 0.0), ("timeout", float("inf"))],
 )
 def test_a_time_or_a_share_that_is_none(flag: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: pytest.fail("it has been measured"))
+    monkeypatch.setattr(worker, "measure", lambda *args, **kwargs: pytest.fail("it has been measured"))
     with pytest.raises(CheckError, match=f"`--{flag}`: must be a finite number"):
         bench_command.bench_operators("f.py", **{flag: value})
 
@@ -404,7 +412,7 @@ def test_a_time_or_a_share_that_is_none(flag: str, value: float, monkeypatch: py
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench_command, "measure", lambda *args, **kwargs: pytest.fail("it has been measured"))
+    monkeypatch.setattr(worker, "measure", lambda *args, **kwargs: pytest.fail("it has been measured"))
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
         with pytest.raises(RecordError, match="no records can be written into this folder"):
@@ -428,7 +436,7 @@ def test_a_record_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch
 def test_an_operator_in_no_repository_has_no_earlier_commit(tmp_path: Path) -> None:
     (tmp_path / "op.py").write_text("")
     with pytest.raises(CheckError, match="it is in no git repository"):
-        bench_base.compare_with_base({"target": str(tmp_path / "op.py")}, "HEAD~1", None)
+        versions.compare_with_base({"target": str(tmp_path / "op.py")}, "HEAD~1", None, Told())
 
 
 @pytest.mark.slow

@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from opwright.bench.base import reason_for_hint, row_of, rows_of_records
-from opwright.bench.comparison import (
+from opwright.bench.roofline import limits_of
+from opwright.bench.statistics import (
     compare,
     compare_all,
     interval_of,
     interval_of_blocks,
     into_blocks,
+    reason_for_hint,
+    row_of,
+    rows_of_records,
     student,
     trimmed_interval_of,
 )
-from opwright.bench.machine_limits import limits_of
-from opwright.bench.timing import Timed, in_turn, join, summarize, time_interleaved
+from opwright.bench.timers import Timed, in_turn, join, summarize, time_interleaved
 from opwright.build.store import Store
 from opwright.records import BenchRecord, Comparison, Limits, Machine, Measurement, Timing
 from opwright.report.ratios import tell_interval, tell_ratio, tell_speed, tell_summary

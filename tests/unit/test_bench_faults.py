@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from opwright import isolation
-from opwright.cli.bench_command import start_worker
+from opwright.bench.worker import start_worker
 from opwright.isolation import Running, WorkerEnded
 
 # Fine wherever verify looks: what they do, they do at the size that is measured.

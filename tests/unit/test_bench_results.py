@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.bench import measure, run
-from opwright.bench.limits import CpuBench
-from opwright.bench.machine_limits import measure_limits_again
-from opwright.bench.run import BenchRecord
+from opwright.bench import api, measure
+from opwright.bench.api import BenchRecord
+from opwright.bench.roofline import CpuBench, measure_limits_again
 from opwright.bench.workload import Workload
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import Conditions, Limits, Timing
@@ -167,7 +166,7 @@ def test_a_step_that_changes_its_arguments_starts_from_the_same_values_in_every_
 
 
 def test_a_time_below_the_floor_is_a_warning_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: SLOW)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: SLOW)
     (found,) = bench(reference, samples=[(torch.randn(1000, 1000), torch.randn(1000))]).measurements
     (warning,) = found.warnings
     assert "is less than the 1e+06 us that 4000000 bytes at 0.004 GB/s (4 times the measured cache) take" in warning
@@ -176,8 +175,8 @@ def test_a_time_below_the_floor_is_a_warning_with_both_numbers(monkeypatch: pyte
 
 def test_limits_that_were_exceeded_are_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a busy machine has given is too low; the better of each limit is kept."""
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: SLOW)
-    monkeypatch.setattr(run, "measure_limits_again", measure_limits_again)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: SLOW)
+    monkeypatch.setattr(api, "measure_limits_again", measure_limits_again)
     monkeypatch.setattr(CpuBench, "measure_limits", lambda self: FAST)
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path))
     record = bench(reference, samples=[(torch.randn(1000, 1000), torch.randn(1000))])
@@ -211,7 +210,7 @@ def warnings_of(widths: list[float], load: float) -> list[str]:
     for width in widths:
         timing = Timing("opwright", 1.0, 1.0, 0.0, [1.0], interval=width)
         record.measurements.append(measure.Measurement("forward", "f32[1]", {}, "f32", 8, None, [timing], None, True))
-    return run._warn(record)
+    return api._warn(record)
 
 
 def test_a_busy_machine_is_a_warning_where_it_shows() -> None:
@@ -228,7 +227,7 @@ def test_a_busy_machine_is_a_warning_where_it_shows() -> None:
 
 
 def test_a_record_has_the_warnings_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: SLOW)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: SLOW)
     record: BenchRecord = bench(reference)
     (found,) = [w for w in record.all_warnings if "is less than" in w]
     assert found.startswith("forward f32[40, 30] f32[30]: ")
@@ -236,7 +235,7 @@ def test_a_record_has_the_warnings_of_its_inputs(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_not_known_to_be_moved_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A view moves nothing, and of a table only the rows that are asked for."""
-    monkeypatch.setattr(run, "limits_of", lambda place, machine, again=False: MODEST)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: MODEST)
     x = torch.randn(1000, 1000)
     assert bench(lambda x: x.t(), reference=lambda x: x.t(), samples=[(x,)]).measurements[0].floor_us == 0.0
     table = {"reference": lambda x, i: x[i], "samples": [(x, torch.tensor([3]))]}

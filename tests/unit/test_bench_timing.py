@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opwright.bench.gpu_timing import time_on_gpu
 from opwright.bench.measure import _warn_of_clocks
+from opwright.bench.timers import time_on_gpu
 
 
 class SimulatedGpu:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from fork_server import run_opwright
 
 from opwright.build.steps import run_all
 from opwright.build.usage import kernels_in, readable, steps_of
@@ -90,10 +90,8 @@ void f(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStream_t s
 
 
 def build(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    program = "from opwright.cli import main; main()"
-    environment = {**os.environ, "OPWRIGHT_CACHE_DIR": str(folder / "store"), "OPWRIGHT_ARCH": "80 90"}
-    command = [sys.executable, "-c", program, "build", "op.py", *flags]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    environment = {"OPWRIGHT_CACHE_DIR": str(folder / "store"), "OPWRIGHT_ARCH": "80 90"}
+    return run_opwright("build", "op.py", *flags, cwd=folder, env=environment)
 
 
 @pytest.mark.compiler

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fork_server import run_opwright
 from syrupy.assertion import SnapshotAssertion
 
-from opwright.cli import VERBS
+from opwright.cli.overview import VERBS
 
 OPERATOR = '''
 import torch
@@ -42,14 +43,7 @@ def command(tmp_path: Path):
     (tmp_path / "empty.py").write_text("import torch\n")
 
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        code = "from opwright.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "CI": "1", **env},
-            capture_output=True,
-            text=True,
-        )
+        return run_opwright(*arguments, cwd=tmp_path, env={"CI": "1", **env})
 
     return run
 
@@ -57,6 +51,41 @@ def command(tmp_path: Path):
 def test_help(command, snapshot: SnapshotAssertion) -> None:
     assert command("--help").stdout == snapshot
     assert command().stdout == command("-h").stdout == command("--help").stdout
+
+
+@pytest.mark.parametrize("arguments", ["--help", "explain"])
+def test_a_reader_that_ends_early_leaves_no_traceback(arguments: str) -> None:
+    """As with `opwright --help | head -1`, however much was read."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = [sys.executable, "-c", "from opwright.cli import main; main()", *arguments.split()]
+    done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_installed_for_a_shell(command, shell: str, tmp_path: Path) -> None:
+    done = command("--install-completion", HOME=str(tmp_path), SHELL=f"/usr/bin/{shell}")
+    assert done.returncode == 0, done.stderr
+    script = Path(done.stdout.strip())
+    assert script.is_relative_to(tmp_path)
+    assert all(word in script.read_text() for word in [*VERBS, "prune", "quick"])
+    assert command("--install-completion", shell, HOME=str(tmp_path), SHELL="").stdout == done.stdout
+
+
+def test_bash_completes_a_command_and_an_option(command, tmp_path: Path) -> None:
+    script = command("--install-completion", "bash", HOME=str(tmp_path)).stdout.strip()
+    for words, wanted in ((["opwright", "ver"], "verify"), (["opwright", "verify", "--qui"], "--quick")):
+        asked = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _opwright; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", f". {script}; {asked}"], capture_output=True, text=True)
+        assert done.stdout.split() == [wanted], done.stderr
+
+
+def test_a_shell_without_completion_is_an_error(command, snapshot: SnapshotAssertion) -> None:
+    done = command("--install-completion", "tcsh")
+    assert done.returncode == 2
+    assert done.stderr == snapshot
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "cache prune", "pack build"])

@@ -43,13 +43,13 @@ def faulty(monkeypatch: pytest.MonkeyPatch):
     }
     for name, function in played.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr("opwright.build.cuda.driver_version", lambda: "12.4")
-    monkeypatch.setattr("opwright.build.cuda.gpu_architectures", lambda: ("90",))
+    monkeypatch.setattr("opwright.backends.cuda.driver_version", lambda: "12.4")
+    monkeypatch.setattr("opwright.backends.cuda.gpu_architectures", lambda: ("90",))
     monkeypatch.setattr("opwright.dispatch.kernels.is_loaded", lambda operator, backend: True)
     monkeypatch.setattr("opwright.dispatch.registry.operators", {"device_errors::faulty": faulty.operator})
     monkeypatch.delenv("OPWRIGHT_ARCH", raising=False)
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
-    return faulty.operator
+    return faulty.operator.declaration.name
 
 
 def _inputs() -> list:

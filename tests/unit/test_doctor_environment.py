@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opwright.build import cuda
+from opwright.backends import cuda
 from opwright.doctor import environment as environment_doctor
 from opwright.doctor.environment import examine_extensions, examine_machine
 from opwright.doctor.finding import Finding
@@ -79,6 +79,15 @@ def test_a_compiler_that_nvcc_does_not_take(machine, monkeypatch: pytest.MonkeyP
     machine.sees("nvcc and compiler", "warn", "Opwright takes g++-10", "`export CC=gcc-10 CXX=g++-10`")
     monkeypatch.setattr(environment_doctor._Machine, "macros", {"__clang_major__": "18", "_GLIBCXX_USE_CXX11_ABI": "1"})
     machine.sees("nvcc and compiler", "wrong", "takes clang up to 17", "`apt-get install clang++-17`")
+
+
+def test_an_nvcc_without_a_compiler_is_not_said_to_be_missing(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    assert machine.says("nvcc").state == "ok"
+    assert machine.says("nvcc and compiler") == Finding(
+        "nvcc and compiler", "missing", "no compiler", "`apt-get install g++`"
+    )
 
 
 @pytest.mark.compiler

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import opwright
 from opwright import Index, Mutates, NonNegative, Positive, Probability, Range, errors, operator
-from opwright.bench.inputs import one_element, plans
-from opwright.bench.workload import Workload
+from opwright.bench.workload import Workload, one_element, plans
 from opwright.spec.likely import find_likely
 from opwright.spec.samples import Sweep
 from opwright.testing import inputs
@@ -229,7 +228,7 @@ def test_strategies_reach_the_ends_of_a_domain() -> None:
 
 def likely_of(reference) -> dict[str, str]:
     found = declared(reference).operator
-    contract = find_likely(found.contract, opwright.verify.subject.subject_of(found.function, None, None).reference)
+    contract = find_likely(found.contract, opwright.verify.target.make_target(found.function, None, None).reference)
     return {p.name: str(p.likely) for p in contract.parameters if p.likely}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import importlib.util
 import json
-import os
 import re
 import shutil
 import struct
@@ -16,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from fork_server import run_opwright
 from report_cases import FAILURES, Page, compare, make_bench, make_gpu_bench, make_timing, make_verify
 
 from opwright.errors import RecordError
@@ -160,10 +160,7 @@ def test_names_from_records_are_no_markup(tmp_path) -> None:
 
 
 def run_report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from opwright.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "CI": "1"}
-    command = [sys.executable, "-c", program, "report", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return run_opwright("report", *arguments, cwd=folder, env={"CI": "1"})
 
 
 def test_the_command_writes_what_is_asked_for_and_the_page_where_nothing_is(tmp_path) -> None:

@@ -150,7 +150,7 @@ def test_an_empty_directory_becomes_the_store(cache: Path) -> None:
 
 def test_identities_of_compilers_make_a_whole_store(cache: Path) -> None:
     """They are remembered before anything is built."""
-    from opwright.build.toolchain import remember
+    from opwright.backends.toolchain import remember
 
     assert remember("subject", Store().identities, lambda: "answer") == "answer"
     assert remember("subject", Store().identities, lambda: "another") == "answer"

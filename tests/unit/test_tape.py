@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from opwright.verify import jitter
+from opwright.verify import rounding
 from opwright.verify.formulas import oracle_formulas
-from opwright.verify.tape import Tape
+from opwright.verify.rounding import Recording
 
 _UNIT, _SEED, _RUNS = 2.0**-9, 5, 4
 
@@ -76,7 +76,7 @@ _NOT_PLAYED: dict[str, Callable[[list[Any]], Sequence[Any]]] = {
 
 
 def _runs(
-    computation: Callable[[list[Any]], Sequence[Any]], monkeypatch: pytest.MonkeyPatch, may_play: bool
+    computation: Callable[[list[Any]], Sequence[Any]], monkeypatch: pytest.MonkeyPatch, may_replay: bool
 ) -> tuple[list[Sequence[Any]], int]:
     """Returns the results of all runs, and how often the computation was called for them."""
     calls = 0
@@ -87,10 +87,10 @@ def _runs(
         return computation(values)
 
     with monkeypatch.context() as patch:
-        if not may_play:
-            patch.setattr(Tape, "end", lambda self, outputs: self._give_up())
+        if not may_replay:
+            patch.setattr(Recording, "end", lambda self, outputs: self._give_up())
         torch.manual_seed(0)
-        return list(jitter.jittered(counted, _inputs, _UNIT, _SEED, _RUNS)), calls
+        return list(rounding.round_at_random(counted, _inputs, _UNIT, _SEED, _RUNS)), calls
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -103,8 +103,8 @@ def _is_same(one: Any, other: Any) -> bool:
 def test_what_is_played_is_what_would_be_called(
     computation: Callable[[list[Any]], Sequence[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called, calls = _runs(computation, monkeypatch, may_play=False)
-    played, times = _runs(computation, monkeypatch, may_play=True)
+    called, calls = _runs(computation, monkeypatch, may_replay=False)
+    played, times = _runs(computation, monkeypatch, may_replay=True)
     assert (calls, times) == (_RUNS, 1)
     assert all(
         _is_same(a, b) for one, other in zip(called, played, strict=True) for a, b in zip(one, other, strict=True)
@@ -114,16 +114,16 @@ def test_what_is_played_is_what_would_be_called(
 
 @pytest.mark.parametrize("name", _NOT_PLAYED)
 def test_what_python_may_have_decided_is_called_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    called, _ = _runs(_NOT_PLAYED[name], monkeypatch, may_play=False)
-    again, calls = _runs(_NOT_PLAYED[name], monkeypatch, may_play=True)
+    called, _ = _runs(_NOT_PLAYED[name], monkeypatch, may_replay=False)
+    again, calls = _runs(_NOT_PLAYED[name], monkeypatch, may_replay=True)
     assert calls == _RUNS
     assert all(_is_same(one[0], other[0]) for one, other in zip(called, again, strict=True))
 
 
 def test_large_tensors_are_not_kept() -> None:
     large = torch.ones(2**20, dtype=torch.float64)
-    tape = Tape([large])
-    tape.note(None, torch.ops.aten.neg.default, (large,), {}, -large)
-    assert tape.is_complete
-    tape.note(None, torch.ops.aten.neg.default, (large,), {}, -large)
-    assert not tape.is_complete
+    recording = Recording([large])
+    recording.note(None, torch.ops.aten.neg.default, (large,), {}, -large)
+    assert recording.is_complete
+    recording.note(None, torch.ops.aten.neg.default, (large,), {}, -large)
+    assert not recording.is_complete

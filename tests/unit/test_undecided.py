@@ -25,7 +25,7 @@ from opwright.records import Check, Failure, Undecided, VerifyRecord, read, save
 from opwright.report.verdict import verdict
 from opwright.testing import assert_matches
 from opwright.testing.generic import _run
-from opwright.verify.difference import Difference, compare
+from opwright.verify.compare import Difference, compare
 from opwright.verify.oracle import expect
 
 torch.manual_seed(0)

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opwright.verify.higher_precision import NotWide, compute_wide, estimate_error
 from opwright.verify.oracle import to_oracle
-from opwright.verify.wide import NotWide, compute_wide, estimate_error
 
 Computation = Callable[[Sequence[Any]], Sequence[Any]]
 mp = mpmath.MPContext()

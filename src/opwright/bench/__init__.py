@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opwright.bench.call_split import where_a_call_goes
-from opwright.bench.run import bench
 from opwright.records import BenchRecord, CallRecord
+
+if TYPE_CHECKING:
+    from opwright.bench.api import bench
+    from opwright.bench.call_split import where_a_call_goes
 
 __all__ = ["BenchRecord", "CallRecord", "bench", "where_a_call_goes"]
 
@@ -17,8 +19,19 @@ class _CallableModule(types.ModuleType):
     """The package and the function of the same name at once; see `opwright.verify`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> BenchRecord:
-        return bench(*args, **kwargs)
+        return self.bench(*args, **kwargs)
 
 
-__wrapped__ = bench  # whose signature is shown
+def __getattr__(name: str) -> Any:  # so that the command starts without PyTorch
+    if name in ("bench", "__wrapped__"):  # the latter is whose signature is shown
+        from opwright.bench.api import bench
+
+        return bench
+    if name == "where_a_call_goes":
+        from opwright.bench.call_split import where_a_call_goes
+
+        return where_a_call_goes
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 sys.modules[__name__].__class__ = _CallableModule

@@ -1,8 +1,8 @@
 """Where one tiny call goes: the host's time of it, split into parts.
 
 Every part is the difference of two calls that really run, one of which goes one step further than the
-other; all of them take turns, and a difference is taken within a round, so that both have met the same mood
-of the machine.
+other; all of them take turns, and a difference is taken within a round, so that whatever
+else the machine does slows both alike.
 
     python       the operator's function, minus its kernel's entry in the dispatcher
     dispatcher   the kernel's entry, minus the glue: PyTorch's binding, its search for the kernel, and references
@@ -32,24 +32,23 @@ from typing import Any
 
 import torch
 
-from opwright.bench.comparison import interval_of, into_blocks
-from opwright.bench.gpu_timing import time_on_gpu
-from opwright.bench.inputs import one_element
-from opwright.bench.limits import GpuBench, bench_on
+from opwright import _torch
+from opwright.bench.api import choose_device
 from opwright.bench.measure import describe_case
-from opwright.bench.run import choose_device
-from opwright.bench.timing import in_turn, no_garbage_collection
-from opwright.bench.workload import applier
+from opwright.bench.roofline import GpuBench, bench_on
+from opwright.bench.statistics import interval_of, into_blocks
+from opwright.bench.timers import in_turn, no_garbage_collection, time_on_gpu
+from opwright.bench.workload import applier, one_element
 from opwright.build.probe import STEPS, load_probe
 from opwright.dispatch import kernels
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
+from opwright.machine import machine_card
 from opwright.records import CallPart, CallRecord
-from opwright.verify.machine import machine_card
 
 _ROUNDS = 160
 _SAMPLE_SECONDS = 5e-4
-_MOST_CALLS_ON_GPU = 100  # in a sample: fewer than its queue has room for
+_MAX_CALLS_ON_GPU = 100  # in a sample: fewer than its queue has room for
 
 Loop = Callable[[int], object]
 
@@ -153,7 +152,7 @@ def _time(loops: dict[str, Loop], place: Any) -> dict[str, list[float]]:
         loop(10)
         counts[name] = max(10, int(_SAMPLE_SECONDS / max((perf_counter() - start) / 10, 1e-9)))
         if isinstance(place, GpuBench):
-            counts[name] = min(counts[name], _MOST_CALLS_ON_GPU)
+            counts[name] = min(counts[name], _MAX_CALLS_ON_GPU)
         wait()
     samples: dict[str, list[float]] = {name: [] for name in loops}
     with no_garbage_collection():
@@ -212,7 +211,7 @@ class _Given:
     def _word(self, kind: str, value: Any) -> int:
         if isinstance(value, torch.Tensor):
             # A handle is a pointer to a pointer to the tensor; the tensor is kept alive by the case.
-            cell = ctypes.c_void_p(value._cdata)
+            cell = ctypes.c_void_p(_torch.address_of(value))
             self._kept += [value, cell]
             return ctypes.addressof(cell)
         if kind == "tensors":

@@ -1,55 +1,219 @@
-"""The process that `opwright bench` measures in: it takes a request, and sends what it measures as it comes.
+"""Measures in a process of its own: who asks for it, and the process that answers.
 
-What it prints on stdout and stderr is the target's.
+What the latter prints on stdout and stderr is the target's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opwright.isolation import Channel, describe_error
+from opwright.errors import CheckError, NotVerifiedError, OpwrightError
+from opwright.isolation import Channel, Limits, Worker, WorkerEnded, describe_error, rebuild_error, serve, spawn
+from opwright.records import BenchRecord, CallRecord, Machine, Measurement, decoded
+from opwright.typed_json import decode
 
+INTERRUPTED = 130  # as a shell has it of a program that SIGINT has ended
 _EVENT_SECONDS = 0.2  # between two events about the same call: each wakes the other process
 
 
-def main() -> None:
-    """Serves one request."""
-    channel = Channel.open()
-    request = channel.receive()
-    from opwright.errors import BuildError, ContractError, KernelError, NotVerifiedError, OpwrightError
+def start_worker(request: dict[str, Any], threads: int | None, **where: Any) -> Worker:
+    """Starts a process that measures.
 
+    Args:
+        threads: of PyTorch; by default as many as there are cores for it.
+        where: arguments of `spawn`; variables of `env` are added to those that fix the threads.
+    """
+    fixed = {"PYTHONHASHSEED": "0"}
+    if threads is not None:
+        fixed |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if request.get("cpus"):
+        fixed |= {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in request["cpus"])}
+    env = fixed | where.pop("env", {})
+    with _on_cpus(request.get("cpus")):
+        worker = Worker(spawn("-m", "opwright.bench.worker", env=env, **where), Limits(request["timeout_s"]))
+    worker.ask(request)
+    return worker
+
+
+@contextlib.contextmanager
+def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
+    """Runs on these CPUs: a process that is started then does so from its start, and PyTorch counts them only."""
+    if not cpus:
+        yield
+        return
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
     try:
-        from opwright.records import builtins_of
-        from opwright.verify.devices import parse_device
-        from opwright.verify.machine import machine_card
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)
 
-        channel.running("target", f"importing {request['target']}")
-        serve = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
-        device = parse_device(request["device"]) if request["device"] is not None else None
-        targets = _find_targets(request)
-        for name in [name for name in targets if name not in request["skip"]]:
-            channel.running("", "preparation")
-            channel.send(operator=name, machine=builtins_of(machine_card(device)))
-            try:
-                serve(targets[name], request, channel)
-            except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
-                channel.send(refused=describe_error(error))
-        channel.send(done=True)
-    except OpwrightError as error:
-        channel.send(failed=describe_error(error))
-    except (Exception, SystemExit) as error:
-        traceback.print_exc()
-        channel.send(raised=f"{type(error).__name__}: {error}"[:300])
+
+class Watcher:
+    """Is told how a run goes, and shows nothing."""
+
+    def say(self, text: str) -> None:
+        """A line for the person who waits."""
+
+    def watch(self, current: Current, what: str) -> None:
+        """Something has come of the operator that is measured now."""
+
+    def watch_pair(self, operator: str, number: int) -> None:
+        """A pair of processes measures two versions of an operator."""
+
+    def finish(self, record: BenchRecord | CallRecord) -> None:
+        """An operator is done."""
+
+
+def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> tuple[list[Any], int]:
+    """Measures the operators of a request; returns their records, or what verify has said of them, and the exit code.
+
+    An operator that is refused, or ends the process, is named; its record has what was measured until then, and the
+    others are measured in another process. A candidate of `against` that ends the process is skipped.
+    """
+    records: list[Any] = []
+    code, done, skipped = 0, list(request["skip"]), ""
+    against = request["against"]
+    while True:
+        current = Current()
+        worker = start_worker({**request, "skip": done, "against": against}, threads)
+
+        def finish(record: BenchRecord | CallRecord, name: str) -> None:
+            nonlocal against, skipped
+            if isinstance(record, BenchRecord) and skipped:
+                record.left_out.append(skipped)
+            against, skipped = request["against"], ""
+            records.append(record)
+            done.append(name)
+            watcher.finish(record)
+
+        try:
+            for event in worker.events():
+                current.take(event)
+                watcher.watch(current, worker.running.what)
+                if "refused" in event:
+                    error = rebuild_error(event["refused"])
+                    watcher.say(f"error: {error}")
+                    code = 1
+                    if request["mode"] == "bench":
+                        finish(current.partial(error), current.name)
+                    else:
+                        done.append(current.name)
+                elif "verified" in event:
+                    records.append(event["verified"])
+                    done.append(current.name)
+                elif "record" in event:
+                    finish(decoded(event["record"]), current.name)
+            return records, code
+        except KeyboardInterrupt:
+            if current.measured:
+                record = current.partial()
+                record.left_out.append(f"interrupted after {len(current.measured)} of {current.inputs} inputs")
+                finish(record, current.name)
+            return records, INTERRUPTED
+        except WorkerEnded as ended:
+            if not current.name:
+                raise ended.error(request["target"], CheckError) from None
+            error = ended.error(current.name, NotVerifiedError)
+            watcher.say(f"error: {error}")
+            code = 1
+            who = ended.running.who
+            rivals = ["eager", "compile"] if against is None else against
+            if who in rivals:
+                against, skipped = [name for name in rivals if name != who], f"{who}: {error.rule}"
+                continue
+            if request["mode"] == "bench":
+                finish(current.partial(error), current.name)
+            else:
+                done.append(current.name)
+        finally:
+            worker.close()
+
+
+class Current:
+    """The operator that is measured now, and what is known of it.
+
+    Attributes:
+        name: of the operator; "" before there is one.
+        measured: its measurements, by the number of the input.
+        inputs: how many there are.
+        started: when it was.
+    """
+
+    def __init__(self) -> None:
+        self.name, self.inputs, self.measured, self.started = "", 0, {}, time.monotonic()
+        self._machine: dict[str, Any] = {}
+        self._record: BenchRecord | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Notes what the worker has sent."""
+        if "operator" in event:
+            self.name, self._machine, self._record = event["operator"], event["machine"], None
+            self.measured, self.started = {}, time.monotonic()
+        elif "started" in event:
+            self._record, self.inputs = decoded(event["started"]), event["inputs"]
+        elif "measured" in event:
+            self.measured[event["number"]] = decode(Measurement, event["measured"], "measurement")
+
+    def partial(self, error: OpwrightError | None = None) -> BenchRecord:
+        """Returns the record with the measurements made so far.
+
+        Args:
+            error: why it goes no further; None if it does.
+        """
+        record = self._record or BenchRecord(
+            name=self.name,
+            measurements=[],
+            host_us={},
+            verified=False,
+            threads=self._machine["cores"],
+            machine=Machine(**self._machine),
+            created=time.time(),
+            seconds=0.0,
+        )
+        measurements = [self.measured[number] for number in sorted(self.measured)]
+        seconds = time.monotonic() - self.started
+        refused, hint = (_one_line(error), error.hint) if error else ("", "")
+        return replace(record, measurements=measurements, seconds=seconds, refused=refused, hint=hint)
+
+
+def _one_line(error: OpwrightError) -> str:
+    return f"{error.rule} ({'; '.join(' '.join(row) for row in error.rows)})" if error.rows else error.rule
+
+
+# --- in the process that measures ----
+
+
+def answer(channel: Channel) -> None:
+    """Answers one request."""
+    request = channel.receive()
+    from opwright.errors import BuildError, ContractError, KernelError
+    from opwright.machine import machine_card
+    from opwright.records import builtins_of
+    from opwright.verify.devices import parse_device
+
+    channel.running("target", f"importing {request['target']}")
+    answer_for = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
+    device = parse_device(request["device"]) if request["device"] is not None else None
+    targets = _find_targets(request)
+    for name in [name for name in targets if name not in request["skip"]]:
+        channel.running("", "preparation")
+        channel.send(operator=name, machine=builtins_of(machine_card(device)))
+        try:
+            answer_for(targets[name], request, channel)
+        except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
+            channel.send(refused=describe_error(error))
 
 
 def _find_targets(request: dict[str, Any]) -> dict[str, Any]:
     """Imports what is measured; returns operators, or tasks, by name."""
-    from opwright.errors import CheckError
     from opwright.target import find_operators
     from opwright.verify.tasks import find_tasks
 
@@ -79,7 +243,7 @@ class _Running:
 
 
 def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
-    from opwright.bench.run import bench
+    from opwright.bench.api import bench
     from opwright.records import builtins_of, encodable
 
     record = bench(
@@ -108,7 +272,6 @@ def _what(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dtype(name: str) -> Any:
-    from opwright.errors import CheckError
     from opwright.spec.dtypes import SCALAR_TYPES, short_name
 
     for dtype in SCALAR_TYPES:
@@ -119,9 +282,9 @@ def _dtype(name: str) -> Any:
 
 
 def _verified(operator: Any, request: dict[str, Any], channel: Channel) -> None:
-    from opwright.bench.run import choose_device, refuse_unverified
+    from opwright.bench.api import choose_device, refuse_unverified
+    from opwright.machine import machine_card
     from opwright.records import builtins_of
-    from opwright.verify.machine import machine_card
 
     where = choose_device(operator.declaration.name, operator, None, request["device"])
     refuse_unverified(operator.function, None, None, where, None, request["timeout_s"])
@@ -138,7 +301,7 @@ def _call(operator: Any, request: dict[str, Any], channel: Channel) -> None:
 
 def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:
     """Measures block by block, as the other process asks for them: it alternates between two of these."""
-    from opwright.bench.pairs import Side
+    from opwright.bench.blocks import Side
 
     side = Side(operator, **_what(request), seconds=request["seconds"], on_run=_Running(channel))
     if request["core"] is not None:
@@ -149,4 +312,4 @@ def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

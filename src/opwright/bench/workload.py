@@ -1,21 +1,215 @@
-"""One direction of one input: what is called, what is overwritten between rounds, what must come out."""
+"""The inputs of a benchmark, made on the device that is measured, and the calls on them: what must come out of each."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from opwright.bench.inputs import all_tensors
+from opwright._torch import tree_leaves, tree_map
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
+from opwright.spec.contract import Contract
+from opwright.spec.declared import declared_cases, split_sample
 from opwright.spec.domains import Range
-from opwright.verify.difference import compare
+from opwright.spec.fill import lay_out, shape_of, tensor_dtype
+from opwright.spec.likely import find_likely
+from opwright.spec.samples import Case, Sweep, domain_in, integers_in
+from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, with_room
+from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One input to be measured.
+
+    Attributes:
+        make: returns the input; another number gives another set of tensors, with other data where the
+            data are ours to choose.
+        axes: sizes and options that vary over the sweep.
+    """
+
+    make: Callable[[int], Case]
+    axes: dict[str, Any]
+
+
+def plans(
+    operator: Operator | None,
+    samples: Any,
+    sweep: Mapping[str, Sequence[Any]] | None,
+    options: Mapping[str, Any] | None,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> list[Plan]:
+    """Returns what is to be measured, smallest first within a dtype."""
+    if operator is None:
+        given = samples() if callable(samples) else samples
+        cases = []
+        for i, sample in enumerate(given):
+            args, kwargs = split_sample(sample)
+            cases.append(Case(f"sample {i}", (args, kwargs), kwargs))
+        return [_plan_of(case, None) for case in cases]
+    if samples is not None:
+        return [_plan_of(case, device) for case in declared_cases(operator.contract, samples)]
+    return list(_sweep_plans(operator, sweep, options, dtypes, device))
+
+
+def _plan_of(case: Case, device: torch.device | None) -> Plan:
+    """Returns the plan of a given sample, which is moved to the device, and copied for a further set."""
+
+    def make(number: int) -> Case:
+        is_there = device is None or all(t.device.type == device.type for t in all_tensors(case.values))
+        if number == 0 and is_there:
+            return case
+        return replace(case, values=copy_of(case.values, None if is_there else device))
+
+    return Plan(make, {"elements": elements_of(case)})
+
+
+def _sweep_plans(
+    operator: Operator,
+    sweep: Mapping[str, Sequence[Any]] | None,
+    options: Mapping[str, Any] | None,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> Iterator[Plan]:
+    contract = _read_contract(operator)
+    maker = DeviceSweep(contract, device)
+    family = contract.scalar_family
+    wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
+    usual = maker.option_sets()[0]
+    given: list[dict[str, Sequence[Any]]] = []
+    for declared in operator._sweep or [_default_sweep(maker)]:
+        axes = {**declared, **(sweep or {})}
+        if axes not in given:
+            given.append(axes)
+    known = {"batch", *maker.names, *(p.name for p in contract.parameters)}
+    for unknown in sorted({name for axes in given for name in axes} - known):
+        raise CheckError(
+            contract.subject,
+            f"it has no axis and no argument `{unknown}` to go through sizes of",
+            rows=[("there", ", ".join(sorted(known)))],
+        )
+    for name, value in [(name, value) for axes in given for name, values in axes.items() for value in values]:
+        _check_value(contract, maker, name, value)
+    for dtype, axes in itertools.product(wanted, given):
+        axes = {"batch": [(256,)] if maker.variadics else [()], **axes}
+        for values in itertools.product(*axes.values()):
+            point = dict(zip(axes, values, strict=True))
+            batch = point.pop("batch")
+            shape = (batch,) if isinstance(batch, int) else tuple(batch)
+            absent = {name for name, value in point.items() if value is None}
+            point = {name: value for name, value in point.items() if name not in absent}
+            chosen = usual | {n: v for n, v in point.items() if n in usual} | dict(options or {})
+            bound = maker.base_sizes() | point | {n: v for n, v in chosen.items() if n in maker.names}
+            present = [p for p in contract.tensors if p.name not in absent]
+            largest = max(torch.Size(shape_of(p.type, bound, shape)).numel() for p in present)
+
+            def make(number: int, dtype=dtype, bound=bound, shape=shape, chosen=chosen, absent=absent) -> Case:
+                maker = DeviceSweep(contract, device, number)
+                return maker.make("bench", dtype, bound, shape, chosen, absent=absent)
+
+            yield Plan(make, {"elements": largest, **point, **chosen})
+
+
+def _read_contract(operator: Operator) -> Contract:
+    """Returns the contract with the values that its inputs are drawn from, where none are declared."""
+    if operator.declaration.random:
+        return operator.contract
+    return find_likely(operator.contract, make_target(operator.function, None, None).reference)
+
+
+def _check_value(contract: Any, maker: Sweep, name: str, value: Any) -> None:
+    """Raises CheckError for a value that an axis or an argument cannot have."""
+    parameter = next((p for p in contract.parameters if p.name == name), None)
+    if name == "batch":
+        sizes = value if isinstance(value, (tuple, list)) else (value,)
+        fits, expected = all(map(_is_size, sizes)), "sizes, as batch=512 or batch=8x128"
+    elif name in maker.names:
+        fits, expected = _is_size(value), f"a size, as {name}=1024"
+    elif parameter is not None and parameter.kind == "choice":
+        fits, expected = value in parameter.choices, ", ".join(map(str, parameter.choices))
+    else:
+        return
+    if not fits:
+        raise CheckError(
+            contract.subject,
+            f"`{name}` cannot have this value",
+            rows=[("got", "nothing" if value is None else str(value)), ("expected", expected)],
+        )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class DeviceSweep(Sweep):
+    """Makes cases on a device: on a GPU a gigabyte takes a millisecond, where the CPU needs seconds."""
+
+    def __init__(self, contract: Any, device: torch.device, seed: int = 0) -> None:
+        super().__init__(contract, seed)
+        self.device = device
+
+    def _tensor(self, parameter: Any, dtype: Any, sizes: Any, batch: Any, *args: Any) -> torch.Tensor:
+        shape = shape_of(parameter.type, sizes, batch)
+        # A matrix of weights keeps what it is multiplied with in its scale: else a recurrence would be timed where all
+        # is saturated and gradients are denormal.
+        is_weight = len(shape) > 1 and parameter.type.variadic_at is None
+        scale = shape[-1] ** -0.5 if is_weight and shape[-1] else 1.0
+        if self.device.type == "cpu":
+            layout, _, *others = args
+            return super()._tensor(parameter, dtype, sizes, batch, layout, scale, *others)
+        own = tensor_dtype(self.contract, parameter.type, dtype)
+        domain = domain_in(parameter, sizes)
+        position = [p.name for p in self.contract.parameters].index(parameter.name)
+        generator = torch.Generator(self.device).manual_seed(1000 * self.seed + position)
+
+        def fill(wanted: tuple[int, ...]) -> torch.Tensor:
+            if own.is_floating_point:
+                noise = torch.randn(wanted, generator=generator, dtype=own, device=self.device).mul_(scale)
+                return noise if domain is None else domain.fold(noise)
+            low, high = (0, 1) if own == torch.bool else integers_in(domain, shape, own)
+            return torch.randint(low, high + 1, wanted, generator=generator, device=self.device).to(own)
+
+        return lay_out(fill, shape, "contiguous")
+
+
+def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
+    free = [name for name in maker.names if name not in maker._int_sizes()]
+    if maker.variadics and not free:
+        return {"batch": [(4096,), (65536,), (1 << 20,), (1 << 23,)]}
+    if maker.variadics:
+        return {"batch": [(4,), (64,), (512,), (4096,)], **{name: [1024] for name in free}}
+    return {name: [256, 1024] if i == 0 else [1024] for i, name in enumerate(free)}
+
+
+def one_element(operator: Operator, device: torch.device) -> Case:
+    """Returns the smallest input there is."""
+    maker = DeviceSweep(_read_contract(operator), device)
+    ints = maker._int_sizes()
+    ones = {name: size if name in ints else 1 for name, size in maker.base_sizes().items()}
+    absent = {name for axes in operator._sweep for name, values in axes.items() if list(values) == [None]}
+    family = operator.contract.scalar_family
+    dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]
+    return maker.make("one element", dtype, ones, (1,), maker.option_sets()[0], absent=absent)
+
+
+def all_tensors(values: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a case, those of named arguments included."""
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def elements_of(case: Case) -> int:
+    """Returns the elements of the largest tensor."""
+    return max((t.numel() for t in all_tensors(case.values)), default=0)
+
 
 # Above this size the oracle, in float64, takes seconds: PyTorch's own result is looked at first.
 _MAX_ORACLE_ELEMENTS, _NEAR = 2**19, 16.0
@@ -32,7 +226,7 @@ class Workload:
     def __init__(self, direction: str, values: Sequence[Any], operator: Operator | None) -> None:
         self.direction, self._operator = direction, operator
         needs_gradient = direction != "forward"
-        self.values = [_leaf(value, needs_gradient) for value in values]
+        self.values = tree_map(lambda value: _leaf(value, needs_gradient), list(values))
         self._domains = _domains_of(operator, self.values)
         self._inputs = [t for t in all_tensors(self.values) if t.requires_grad]
         self._seeds: dict[int, torch.Tensor] | None = None  # by the number of the output
@@ -56,10 +250,7 @@ class Workload:
             raise CheckError(
                 self._operator.declaration.name if self._operator else getattr(function, "__name__", "bench"),
                 f'it has no gradient, so there is no "{self.direction}" to measure',
-                rows=[
-                    ("inputs that may have one", str(len(inputs))),
-                    ("outputs that need one", str(len(chosen))),
-                ],
+                rows=[("inputs that may have one", str(len(inputs))), ("outputs that need one", str(len(chosen)))],
                 hint='`directions=["forward"]`',
             )
         outputs = [results[i] for i in chosen]
@@ -125,7 +316,7 @@ class Workload:
 
         That is by more than the checks of numerics and of gradients allow.
         """
-        given = list(_tensors_in(self.values))
+        given = all_tensors(self.values)
         seeds = list((self._seeds or {}).values())
         compute = self._computation(reference, len(given))
         is_large = sum(t.numel() for t in given) > _MAX_ORACLE_ELEMENTS
@@ -142,13 +333,14 @@ class Workload:
 
     def _computation(self, reference: Callable[..., Any], count: int) -> Callable[[Sequence[Any]], list[Any]]:
         """Returns the reference as a function of the tensors of the arguments and of the gradients that come in."""
-        needs_gradient = [t.requires_grad for t in _tensors_in(self.values)]
+        needs_gradient = [t.requires_grad for t in all_tensors(self.values)]
 
         def compute(given: Sequence[Any]) -> list[Any]:
             tensors, seeds = [t.detach() for t in given[:count]], given[count:]
             is_wide = any(t.dtype == torch.float64 for t in tensors)
             apply = applier(_in_precision(reference, is_wide), self._operator)
-            values = _with_tensors(list(self.values), iter(tensors))
+            pending = iter(tensors)
+            values = tree_map(lambda v: next(pending) if isinstance(v, torch.Tensor) else v, list(self.values))
             if self.direction == "forward":
                 with torch.no_grad():
                     return as_list(apply(values))
@@ -192,25 +384,6 @@ def _difference(result: Any, wanted: Expected | torch.Tensor | None, *, is_gradi
     return message
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in lists, tuples and dictionaries, however deep."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
-        yield from _tensors_in(item)
-
-
-def _with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Returns a value with other tensors in the places of its own."""
-    if isinstance(value, torch.Tensor):
-        return next(tensors)
-    if isinstance(value, dict):
-        return {name: _with_tensors(item, tensors) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_with_tensors(item, tensors) for item in value)
-    return value
-
-
 def _in_precision(reference: Callable[..., Any], is_wide: bool) -> Callable[..., Any]:
     """Returns the reference for float64 arguments: a copy of a module, whose parameters follow."""
     if not isinstance(reference, torch.nn.Module):
@@ -220,12 +393,10 @@ def _in_precision(reference: Callable[..., Any], is_wide: bool) -> Callable[...,
 
 
 def _leaf(value: Any, needs_gradient: bool) -> Any:
-    if isinstance(value, torch.Tensor):
-        # With its strides and its offset, or a slice would be measured as a whole tensor.
-        return copy_of(value).requires_grad_(needs_gradient and value.is_floating_point())
-    if isinstance(value, dict):
-        return {k: _leaf(v, needs_gradient) for k, v in value.items()}
-    return type(value)(_leaf(v, needs_gradient) for v in value) if isinstance(value, (list, tuple)) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    # With its strides and its offset, or a slice would be measured as a whole tensor.
+    return copy_of(value).requires_grad_(needs_gradient and value.is_floating_point())
 
 
 def _is_writable(tensor: torch.Tensor) -> bool:

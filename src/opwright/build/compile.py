@@ -2,168 +2,56 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from opwright import settings
-from opwright.build import compile_commands, cuda
-from opwright.build.announce import announced
-from opwright.build.changes import FileChanged, Watch, build_unchanged
-from opwright.build.cuda import Nvcc
-from opwright.build.diagnostics import compile_error
-from opwright.build.glue import glue_text, header_text, kernel_signature
-from opwright.build.steps import StepFailed, run_all
-from opwright.build.store import BuildRecord, Entry, Store, digest_of
-from opwright.build.toolchain import (
+from opwright.backends.protocol import CompiledBackend, CompileJob, Tool
+from opwright.backends.registry import all_backends
+from opwright.backends.toolchain import (
     GLUE_FLAGS,
-    INCLUDE,
-    INCLUDE_VARIABLES,
-    KERNEL_FLAGS,
     LINK_FLAGS,
     NATIVE,
     Compiler,
-    dependencies_flag,
     find_compiler,
     headers_digest,
-    machine_identity,
-    triton_digest,
 )
-from opwright.errors import CompileError, LoadError, NoCompilerError, NoNvccError
-from opwright.spec.declaration import Declaration, Source
-from opwright.triton.launch_file import read_launch_file
-from opwright.triton.translate import quote_for_c, translate
-
-_FORMAT = 2  # changes when the layout of a library changes
-# An include that depends on where the source lies, or whose name cannot be read off it.
-_INCLUDES_BESIDE = re.compile(r"^\s*#\s*(include|include_next|embed)\b\s*[^\s<]|__has_include", re.MULTILINE)
-
-
-@dataclass
-class Request:
-    """What is to be built, and its address in the store.
-
-    Attributes:
-        unit: the operators of the library.
-        backends: whose kernels it holds.
-        sources: the sources of each backend.
-        texts: their contents, which a build of the request is made from.
-        launches: the C++ of the launch functions in a `triton.py`, by its source.
-        glue, headers: generated from the contracts; a header for each backend.
-        flags: of each backend's compiler.
-        has_own_runtime: the glue brings what all operators share, as a probe does.
-    """
-
-    unit: tuple[Declaration, ...]
-    backends: tuple[str, ...]
-    sources: dict[str, tuple[Source, ...]]
-    texts: dict[Source, str]
-    launches: dict[Source, str]
-    glue: str
-    headers: dict[str, str]
-    flags: dict[str, tuple[str, ...]]
-    has_own_runtime: bool = False
-    key: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        parts = [f"format {_FORMAT}", headers_digest(), *GLUE_FLAGS, *LINK_FLAGS, self.glue, *self.texts.values()]
-        for backend in self.backends:
-            parts += [backend, *self.flags[backend], self.headers[backend]]
-        if "cpu" in self.backends:
-            parts.append(machine_identity())
-        for source, text in self.texts.items():
-            if source.path and _INCLUDES_BESIDE.search(text):  # the same text elsewhere may include another file
-                parts.append(str(source.path.parent))
-        parts += [f"{name}={os.environ[name]}" for name in INCLUDE_VARIABLES if os.environ.get(name)]
-        if self.launches:
-            parts += [triton_digest(), *_RUNTIME_FLAGS, *self.launches.values()]
-        if self.needs_nvcc:  # nvcc reads these itself
-            parts += [os.environ.get(f"NVCC_{name}_FLAGS", "") for name in ("PREPEND", "APPEND")]
-        self.key = digest_of("\0".join(parts).encode())[:40]
-
-    @property
-    def needs_nvcc(self) -> bool:
-        """Whether it holds CUDA C++."""
-        return any(source.backend == "cuda" for source in self.sources.get("cuda", ()))
-
-    @property
-    def compiled_files(self) -> set[Path]:
-        """The sources that compilers read from where the author keeps them."""
-        return {source.path for source in self.texts if source.path and source.backend != "triton"}
-
-    @property
-    def subject(self) -> str:
-        """The operator that errors are about."""
-        return next((d.name for d in self.unit if d.forward is None), self.unit[0].name)
-
-    def known_architectures(self) -> list[str]:
-        """Returns the architectures that nvcc knows."""
-        nvcc = cuda.find_nvcc(Store().identities)
-        return cuda.known_architectures(nvcc) if nvcc else []
-
-
-def make_request(
-    unit: Sequence[Declaration], backends: Sequence[str], texts: Mapping[Source, str] | None = None
-) -> Request:
-    """Returns the request for the kernels of a unit.
-
-    Args:
-        texts: those of the sources; by default as they are now.
-    """
-    sources = {b: tuple(dict.fromkeys(d.sources[b] for d in unit if b in d.sources)) for b in backends}
-    texts = {s: texts[s] if texts else s.read() for found in sources.values() for s in found}
-    return Request(
-        unit=tuple(unit),
-        backends=tuple(backends),
-        sources=sources,
-        texts=texts,
-        launches={s: _translated(s, text, unit) for s, text in texts.items() if s.backend == "triton"},
-        glue=glue_text(unit, backends),
-        headers={backend: header_text(unit, backend) for backend in backends},
-        flags={backend: _flags(backend) for backend in backends},
-    )
-
-
-def _as_it_is_now(request: Request) -> Request:
-    """Returns the request for the same kernels, from the sources as they are now."""
-    texts = {source: source.read() for source in request.texts}
-    if texts == request.texts:
-        return request
-    launches = {source: _translated(source, texts[source], request.unit) for source in request.launches}
-    return replace(request, texts=texts, launches=launches)
-
-
-def _translated(source: Source, text: str, unit: Sequence[Declaration]) -> str:
-    """Returns the C++ of a `triton.py`."""
-    held = [d for d in unit if d.sources.get("cuda") == source]
-    file = read_launch_file(held[0].name, source.origin, text)
-    signatures = [kernel_signature(declaration, "cuda") for declaration in held]
-    return translate(file, [declaration.contract for declaration in held], signatures)
-
-
-def _flags(backend: str) -> tuple[str, ...]:
-    if backend == "cpu":
-        return (*KERNEL_FLAGS, *settings.cxxflags())
-    return (*cuda.NVCC_FLAGS, *cuda.architecture_flags(cuda.architectures()))
+from opwright.build import compile_commands
+from opwright.build.announce import announced
+from opwright.build.changes import FileChanged, Watch, build_unchanged
+from opwright.build.diagnostics import compile_error
+from opwright.build.request import Request, make_request, renew
+from opwright.build.steps import StepFailed, run_all
+from opwright.build.store import BuildRecord, Entry, Store, digest_of
+from opwright.errors import CompileError, LoadError, NoCompilerError
+from opwright.spec.cpp_names import quote_for_c
+from opwright.spec.sources import Source
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The compilers that a request needs; None where there is none."""
+    """The compilers that a request needs; None where there is none.
+
+    Attributes:
+        compiler: of C++, which all requests need.
+        own: those of backends that have their own.
+    """
 
     compiler: Compiler | None
-    nvcc: Nvcc | None
-    needs_nvcc: bool
+    own: dict[CompiledBackend, Tool | None]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether none is missing."""
+        return self.compiler is not None and all(self.own.values())
 
     @property
     def identity(self) -> str | None:
         """What a build is recorded under; None when a tool is missing, so that any build will do."""
-        if self.compiler is None or (self.needs_nvcc and self.nvcc is None):
-            return None
-        return f"{self.compiler.identity}; {self.nvcc.identity}" if self.nvcc else self.compiler.identity
+        return "; ".join(tool.identity for tool in (self.compiler, *self.own.values())) if self.is_whole else None
 
 
 def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
@@ -176,7 +64,7 @@ def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
         CompileError: a source does not compile, or does not stop changing.
         StoreError: the store cannot be written, or belongs to someone else.
     """
-    return build_unchanged(request.subject, lambda watch: _ensure_built(_as_it_is_now(request), store, watch))
+    return build_unchanged(request.subject, lambda watch: _ensure_built(renew(request), store, watch))
 
 
 def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, bool]:
@@ -195,22 +83,14 @@ def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, 
 
 
 def _find_tools(request: Request, store: Store) -> Tools:
-    nvcc = cuda.find_nvcc(store.identities) if request.needs_nvcc else None
-    return Tools(find_compiler(store.identities), nvcc, request.needs_nvcc)
+    own = [backend for backend in request.languages if backend.has_own_compiler]
+    return Tools(find_compiler(store.identities), {backend: backend.find_compiler(store.identities) for backend in own})
 
 
 def _require(tools: Tools, request: Request) -> None:
-    if tools.needs_nvcc and tools.nvcc is None:
-        raise NoNvccError(
-            request.subject,
-            "there is no CUDA compiler (nvcc) to build its kernel with",
-            rows=[
-                ("architecture", ", ".join(f"sm_{name}" for name in cuda.architectures())),
-                ("looked in", "CUDA_HOME, PATH, /usr/local/cuda, Python's packages"),
-            ],
-            hint="`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`, "
-            "or `export CUDA_HOME=/path/to/cuda`",
-        )
+    for backend, tool in tools.own.items():
+        if tool is None:
+            raise backend.make_compiler_error(request.subject)
     if tools.compiler is None:
         raise NoCompilerError(
             request.subject,
@@ -238,28 +118,28 @@ def _build(request: Request, tools: Tools, store: Store, work: Path, watch: Watc
     commands["glue"] = [
         compiler.path, *GLUE_FLAGS, "-I", str(NATIVE / "src"), "-c", "unit.c", "-o", "unit.o",
     ]  # fmt: skip
-    runtime = None
-    if request.launches:
-        runtime = store.support(_runtime_key(compiler))
+    runtimes = {b: store.support(_runtime_key(b, compiler)) for b in request.languages if b.runtime_objects()}
+    for backend, runtime in runtimes.items():
         if runtime is None:
-            commands |= _runtime_commands(compiler)
+            commands |= backend.make_runtime_commands(compiler)
     starts: dict[str, float] = {}
     try:
-        seconds = _run_all(commands, work, request, starts)
-    except HostRefused:
-        kernels.host = cuda.choose_host_compiler(tools.nvcc, compiler, store.identities, request.subject)
+        seconds = run_all(commands, work, starts)
+    except StepFailed as failed:
+        if not kernels.repair(failed.output):
+            _raise_compile_error(request, failed)
         seconds = _run_all(commands | kernels.commands(), work, request, starts)
     files = _files_read(request, tools, work, watch)
     if support is None:
         support = store.publish_support(work, _support_key(compiler), SUPPORT)
     shared = [str(support / name) for name in SUPPORT if not (request.has_own_runtime and name == "glue.o")]
     link = [compiler.path, *LINK_FLAGS, "unit.o", *kernels.objects, *shared]
-    if request.launches:
-        if runtime is None:
-            runtime = store.publish_support(work, _runtime_key(compiler), _runtime_objects())
-        link += [*(str(runtime / name) for name in _runtime_objects()), "-ldl", "-pthread"]
-    if tools.nvcc:
-        link += cuda.link_flags(tools.nvcc)
+    for backend in request.languages:
+        if backend in runtimes:
+            objects = backend.runtime_objects()
+            runtime = runtimes[backend] or store.publish_support(work, _runtime_key(backend, compiler), objects)
+            link += [str(runtime / name) for name in objects]
+        link += backend.link_flags(tools.own.get(backend))
     seconds |= _run_all({"link": [*link, "-o", "library.so"]}, work, request, starts)
     seconds["all"] = time.perf_counter() - start
     record = BuildRecord(
@@ -295,8 +175,8 @@ def _check_sources(request: Request) -> None:
 
 def _check_exports(request: Request) -> None:
     """Refuses sources that export nothing: the reference would run, and nobody would know."""
-    written = [text for source, text in request.texts.items() if source.backend != "triton"]
-    if all("OPWRIGHT_KERNEL(" in text for text in written):
+    written = [(all_backends()[s.backend], t) for s, t in request.texts.items() if s not in request.translations]
+    if all(backend.exports_kernels(text) for backend, text in written):
         return
     raise CompileError(
         request.subject,
@@ -333,88 +213,58 @@ def support_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
     }
 
 
-# The runtime of Triton kernels, compiled once for all operators that have some.
-_RUNTIME = NATIVE / "src" / "triton"
-_RUNTIME_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
-
-
-def _runtime_objects() -> tuple[str, ...]:
-    return tuple(f"triton_{path.stem}.o" for path in sorted(_RUNTIME.glob("*.cpp")))
-
-
-def _runtime_key(compiler: Compiler) -> str:
-    return digest_of("\0".join([compiler.identity, triton_digest(), str(_RUNTIME), *_RUNTIME_FLAGS]).encode())[:40]
-
-
-def _runtime_commands(compiler: Compiler) -> dict[str, list[str]]:
-    worker = NATIVE.parent / "triton"
-    return {
-        f"Triton runtime: {path.stem}": [
-            compiler.path, *_RUNTIME_FLAGS, "-I", str(INCLUDE), f'-DOPWRIGHT_TRITON_WORKER_DIR="{worker}"',
-            "-c", str(path), "-o", f"triton_{path.stem}.o",
-        ]
-        for path in sorted(_RUNTIME.glob("*.cpp"))
-    }  # fmt: skip
+def _runtime_key(backend: CompiledBackend, compiler: Compiler) -> str:
+    """Returns the address of what all libraries with kernels of a backend are linked with."""
+    return digest_of("\0".join(backend.describe_runtime(compiler)).encode())[:40]
 
 
 class _Kernels:
     """The compiles of a request's kernels.
 
     Attributes:
-        host: the compiler of the host half of CUDA sources.
-        objects: what the compiles make.
+        objects: what they make.
     """
 
     def __init__(self, request: Request, tools: Tools, identities: Path, work: Path) -> None:
-        self._request, self._tools, self._work = request, tools, work
-        self.host = _host(tools, identities)
-        self._compiles = []
-        for backend in request.backends:
-            for i, source in enumerate(request.sources[backend]):
-                if source.backend == "triton":
+        self._tools, self._identities, self._subject = tools, identities, request.subject
+        self._jobs: list[tuple[CompiledBackend, CompileJob, str]] = []
+        for device in request.backends:
+            header = f"contract_{device}.h"
+            (work / header).write_text(request.headers[device])
+            for i, source in enumerate(request.sources[device]):
+                backend = all_backends()[source.backend]
+                if source in request.translations:
                     path = work / f"launch{i}.cpp"
-                    path.write_text(request.launches[source])
-                    self._compiles.append(("triton", path, f"kernel{i}_triton", ""))
-                    continue
-                path = source.path or self._write(f"source{i}_{backend}", backend, source)
-                for part in cuda.parts_of(request.texts[source]) if backend == "cuda" else ("",):
-                    self._compiles.append((backend, path, f"kernel{i}_{backend}{part}", part))
-        self.objects = [f"{stem}.o" for _, _, stem, _ in self._compiles]
-        for backend, header in request.headers.items():
-            (work / f"contract_{backend}.h").write_text(header)
-
-    def _write(self, stem: str, backend: str, source: Source) -> Path:
-        path = self._work / f"{stem}.{'cpp' if backend == 'cpu' else 'cu'}"
-        path.write_text(f"#line {source.line} {quote_for_c(source.origin)}\n{source.inline}")
-        return path
+                    path.write_text(request.translations[source])
+                else:
+                    path = source.path or _write_inline(source, work / f"source{i}_{device}{backend.suffix}")
+                for part in backend.split(request.texts[source]):
+                    stem = f"kernel{i}_{backend.name}{part}"
+                    job = _job(request, tools, identities, backend, path, stem)
+                    self._jobs.append((backend, job, part))
+        self.objects = [f"{job.stem}.o" for _, job, _ in self._jobs]
 
     def commands(self) -> dict[str, list[str]]:
-        return {
-            stem: _kernel_command(self._request, self._tools, self.host, backend, path, stem, part)
-            for backend, path, stem, part in self._compiles
-        }
+        return {job.stem: backend.make_command(job, part) for backend, job, part in self._jobs}
+
+    def repair(self, output: str) -> bool:
+        """Returns whether commands that failed with this output may work now."""
+        compiler, subject = self._tools.compiler, self._subject
+        languages = dict.fromkeys(backend for backend, _, _ in self._jobs)
+        return any(b.repair(output, self._tools.own.get(b), compiler, self._identities, subject) for b in languages)
 
 
-def _host(tools: Tools, identities: Path) -> str:
-    return cuda.host_compiler(tools.nvcc, tools.compiler, identities) if tools.nvcc else ""
+def _job(
+    request: Request, tools: Tools, identities: Path, backend: CompiledBackend, path: Path, stem: str
+) -> CompileJob:
+    device, own = backend.device_type, tools.own.get(backend)
+    flags = request.flags[device]
+    return CompileJob(path, f"contract_{device}.h", stem, flags, own, tools.compiler, identities)
 
 
-def _kernel_command(
-    request: Request, tools: Tools, host: str, backend: str, path: Path, stem: str, part: str = ""
-) -> list[str]:
-    """Returns the command that compiles one kernel source, in a folder with the contract's header."""
-    if backend == "triton":
-        return [
-            tools.compiler.path, *_RUNTIME_FLAGS, "-I", str(INCLUDE), "-include", "contract_cuda.h",
-            "-c", str(path), "-o", f"{stem}.o",
-        ]  # fmt: skip
-    header, flags = f"contract_{backend}.h", request.flags[backend]
-    if backend == "cuda":
-        return cuda.compile_command(tools.nvcc, host, (*flags, *cuda.PARTS[part]), path, header, stem)
-    return [
-        tools.compiler.path, *flags, "-I", str(INCLUDE), "-include", header,
-        dependencies_flag(flags), "-MF", f"{stem}.d", "-c", str(path), "-o", f"{stem}.o",
-    ]  # fmt: skip
+def _write_inline(source: Source, path: Path) -> Path:
+    path.write_text(f"#line {source.line} {quote_for_c(source.origin)}\n{source.inline}")
+    return path
 
 
 def write_compile_commands(request: Request, tools: Tools | None, store: Store) -> list[Path]:
@@ -424,23 +274,19 @@ def write_compile_commands(request: Request, tools: Tools | None, store: Store) 
     projects, and those that there is no compiler for, are passed over.
     """
     tools = tools or _find_tools(request, store)
-    host = _host(tools, store.identities) if tools.compiler else ""
     found: dict[Path, list[compile_commands.Command]] = {}
-    for backend in request.backends:
-        for path in (s.path for s in request.sources[backend] if s.path and s.backend == backend):
+    for backend, sources in request.languages.items():
+        for path in (s.path for s in sources if s.path and s not in request.translations):
             project = compile_commands.project_of(path)
-            if project is None or (tools.nvcc if backend == "cuda" else tools.compiler) is None:
+            if project is None or tools.compiler is None or not tools.own.get(backend, True):
                 continue
             folder = project / "build" / "opwright" / f"{request.unit[0].namespace}.{request.subject}"
-            compile_commands.keep_text(folder / f"contract_{backend}.h", request.headers[backend])
-            command = _kernel_command(request, tools, host, backend, path, "kernel")
+            job = _job(request, tools, store.identities, backend, path, "kernel")
+            compile_commands.keep_text(folder / job.header, request.headers[backend.device_type])
+            command = backend.make_command(job)
             found.setdefault(project, []).append(compile_commands.from_compiler(command, folder, path))
     written = [compile_commands.write(commands, project) for project, commands in found.items()]
     return [path for path in written if path]
-
-
-class HostRefused(Exception):
-    """nvcc refuses the host compiler."""
 
 
 def _run_all(
@@ -450,10 +296,12 @@ def _run_all(
     try:
         return run_all(commands, work, starts)
     except StepFailed as failed:
-        if "cuda" in request.backends and cuda.is_refusal(failed.output):
-            raise HostRefused from None
-        _check_sources(request)
-        raise compile_error(request, failed.step, failed.output, failed.log) from None
+        _raise_compile_error(request, failed)
+
+
+def _raise_compile_error(request: Request, failed: StepFailed) -> NoReturn:
+    _check_sources(request)
+    raise compile_error(request, failed.step, failed.output, failed.log) from None
 
 
 def _files_read(request: Request, tools: Tools, work: Path, watch: Watch) -> dict[str, str]:
@@ -463,7 +311,7 @@ def _files_read(request: Request, tools: Tools, work: Path, watch: Watch) -> dic
         FileChanged: a source or one of them changed meanwhile.
     """
     own = request.compiled_files
-    known = [NATIVE, work.resolve(), *([tools.nvcc.root] if tools.nvcc else [])]
+    known = [NATIVE, work.resolve(), *(f for b, tool in tools.own.items() for f in b.system_folders(tool))]
     read = {(work / name).resolve() for path in work.glob("*.d") for name in _dependencies(path.read_text())}
     included = {path for path in read - own if not any(path.is_relative_to(folder) for folder in known)}
     digests = watch.digests(own | included)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from opwright import settings
-from opwright.build.toolchain import NATIVE
+from opwright.backends.toolchain import NATIVE
 from opwright.errors import NoNvccError
 
 _NAME = "compile_commands.json"
@@ -172,7 +172,7 @@ def _toolkit(nvcc: str) -> Path:
     root = Path(nvcc).resolve().parent.parent
     if (root / "nvvm").exists():
         return root
-    from opwright.build import cuda  # a script that calls nvcc: nvcc itself is asked, once
+    from opwright.backends import cuda  # a script that calls nvcc: nvcc itself is asked, once
     from opwright.build.store import Store
 
     try:

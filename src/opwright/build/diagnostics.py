@@ -10,16 +10,13 @@ import tempfile
 from collections.abc import Container, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opwright import settings
 from opwright.build.causes import Failure, find_cause
 from opwright.build.glue import enumerator, enums_of
+from opwright.build.request import Request
 from opwright.errors import ArchitectureError, BuildError, CompileError, StoreOwnerError
 from opwright.store_root import make_directory, make_root
-
-if TYPE_CHECKING:
-    from opwright.build.compile import Request
 
 _MESSAGE = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<kind>[a-z ]+): (?P<text>.*)$")
 # The device half of nvcc has a form of its own.

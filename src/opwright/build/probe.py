@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
-from opwright.build.compile import ensure_built, make_request
+from opwright.build.compile import ensure_built
 from opwright.build.glue import glue_text
 from opwright.build.load import load
+from opwright.build.request import make_request
 from opwright.build.store import Store
 from opwright.spec.declaration import Declaration
 

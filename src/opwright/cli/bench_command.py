@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from opwright.bench import worker
 from opwright.cli.bench_tables import print_base, print_bench, print_call, table_of, tell_measurement
-from opwright.cli.console import Progress, print_json, progress, say
+from opwright.cli.console import Progress, print_json, say
 from opwright.cli.help import make_app
-from opwright.errors import CheckError, NotVerifiedError, OpwrightError
-from opwright.isolation import TIMEOUT_S, Worker, WorkerEnded, rebuild_error
-from opwright.records import BaseRecord, BenchRecord, CallRecord, Machine, Measurement, decoded, save_in
+from opwright.errors import CheckError
+from opwright.isolation import TIMEOUT_S
+from opwright.records import BaseRecord, BenchRecord, CallRecord, save_in
 from opwright.records.files import make_folder
-from opwright.typed_json import decode
 
-INTERRUPTED = 130  # as a shell has it of a program that SIGINT has ended
 _FIRST_TABLE_SECONDS = 10.0
 bench_app = make_app("bench")
 _several = Parameter(negative="")
@@ -107,35 +103,19 @@ def bench_operators(
         "timeout_s": timeout,
     }
 
-    def keep(record: BenchRecord | CallRecord | BaseRecord) -> None:
-        if out is not None:
-            save_in(out, record)
-
-    def show(record: BenchRecord | CallRecord) -> None:
-        keep(record)  # at once: others may take long
-        if isinstance(record, CallRecord):
-            if not json:
-                print_call(record)
-            say(f"Split a call of {record.name} in {record.seconds:.1f} s")
-            return
-        if not json and record.measurements:
-            print_bench(record, details=details)
-        for warning in record.all_warnings:
-            say(f"warning: {warning}")
-        place = f" on {record.machine.device}" if record.on_gpu else ""
-        say(f"Measured {record.name} on {len(record.measurements)} inputs{place} in {record.seconds:.1f} s")
-
+    shown = _Shown(target, out, details=details, json=json)
     if base is not None:
-        from opwright.cli.bench_base import compare_with_base
+        from opwright.bench.versions import compare_with_base
 
-        found, code = compare_with_base(request, base, threads)
+        found, code = compare_with_base(request, base, threads, shown)
+        shown.clear()
         for record in found:
-            keep(record)
+            shown.keep(record)
             if not json:
                 print_base(record)
     else:
         say(f"Measuring {target}: verify first, then {seconds:g} s for each operator")
-        found, code = measure(request, threads, show)
+        found, code = worker.measure(request, threads, shown)
         if strict and not code and any(isinstance(r, BenchRecord) and r.all_warnings for r in found):
             code = 1
     if json:
@@ -143,165 +123,55 @@ def bench_operators(
     return code
 
 
-def start_worker(request: dict[str, Any], threads: int | None, **where: Any) -> Worker:
-    """Starts a process that measures.
+class _Shown(worker.Watcher):
+    """Shows how a run goes, and keeps its records."""
 
-    Args:
-        threads: of PyTorch; by default as many as there are cores for it.
-        where: arguments of `Worker`; variables of `env` are added to those that fix the threads.
-    """
-    fixed = {"PYTHONHASHSEED": "0"}
-    if threads is not None:
-        fixed |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    if request.get("cpus"):
-        fixed |= {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in request["cpus"])}
-    env = fixed | where.pop("env", {})
-    with _on_cpus(request.get("cpus")):
-        return Worker("opwright.bench.worker", request, env=env, timeout_s=request["timeout_s"], **where)
+    def __init__(self, target: str, out: Path | None, *, details: bool, json: bool) -> None:
+        self._target, self._out, self._details, self._json = target, out, details, json
+        self._line = Progress("Measuring")
+        self._operator, self._told, self._has_table = "", set(), False
 
+    def clear(self) -> None:
+        self._line.clear()
 
-@contextlib.contextmanager
-def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
-    """Runs on these CPUs: a process that is started then does so from its start, and PyTorch counts them only."""
-    if not cpus:
-        yield
-        return
-    usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, usable)
+    def say(self, text: str) -> None:
+        self.clear()
+        say(text)
 
+    def keep(self, record: BenchRecord | CallRecord | BaseRecord) -> None:
+        if self._out is not None:
+            save_in(self._out, record)
 
-def measure(
-    request: dict[str, Any],
-    threads: int | None,
-    on_record: Callable[[BenchRecord | CallRecord], None] = lambda record: None,
-) -> tuple[list[Any], int]:
-    """Measures the operators of a request; returns their records and the exit code.
-
-    An operator that is refused, or ends the process, is named; its record has what was measured until then, and the
-    others are measured in another process. A candidate of `against` that ends the process is skipped.
-    """
-    records: list[Any] = []
-    code, done, skipped = 0, list(request["skip"]), ""
-    against = request["against"]
-    while True:
-        current = _Current(request["target"])
-        worker = start_worker({**request, "skip": done, "against": against}, threads)
-
-        def finish(record: BenchRecord | CallRecord, name: str) -> None:
-            nonlocal against, skipped
-            if isinstance(record, BenchRecord) and skipped:
-                record.left_out.append(skipped)
-            against, skipped = request["against"], ""
-            records.append(record)
-            done.append(name)
-            on_record(record)
-
-        try:
-            with progress("Measuring") as line:
-                for event in worker.events():
-                    current.take(event, worker, line)
-                    if "refused" in event:
-                        error = rebuild_error(event["refused"])
-                        say(f"error: {error}")
-                        code = 1
-                        if request["mode"] == "bench":
-                            finish(current.partial(error), current.name)
-                        else:
-                            done.append(current.name)
-                    elif "record" in event:
-                        line.clear()
-                        finish(decoded(event["record"]), current.name)
-            return records, code
-        except KeyboardInterrupt:
-            if current.measured:
-                record = current.partial()
-                record.left_out.append(f"interrupted after {len(current.measured)} of {current.inputs} inputs")
-                finish(record, current.name)
-            return records, INTERRUPTED
-        except WorkerEnded as ended:
-            if not current.name:
-                raise ended.error(request["target"], CheckError) from None
-            error = ended.error(current.name, NotVerifiedError)
-            say(f"error: {error}")
-            code = 1
-            who = ended.running.who
-            rivals = ["eager", "compile"] if against is None else against
-            if who in rivals:
-                against, skipped = [name for name in rivals if name != who], f"{who}: {error.rule}"
-                continue
-            if request["mode"] == "bench":
-                finish(current.partial(error), current.name)
-            else:
-                done.append(current.name)
-        finally:
-            worker.close()
-
-
-class _Current:
-    """The operator that is measured now, and what is known of it.
-
-    Attributes:
-        name: of the operator; "" before there is one.
-        measured: its measurements, by the number of the input.
-        inputs: how many there are.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.name, self.inputs, self.measured = "", 0, {}
-        self._machine: dict[str, Any] = {}
-        self._record: BenchRecord | None = None
-        self._started, self._has_table = time.monotonic(), False
-        self._target = target
-
-    def take(self, event: dict[str, Any], worker: Worker, line: Progress) -> None:
-        """Notes what the worker has sent, and shows it."""
-        if "operator" in event:
-            self.name, self._machine, self._record = event["operator"], event["machine"], None
-            self.measured, self._started, self._has_table = {}, time.monotonic(), False
-        elif "started" in event:
-            self._record, self.inputs = decoded(event["started"]), event["inputs"]
-        elif "measured" in event:
-            found = decode(Measurement, event["measured"], "measurement")
-            is_first = event["number"] not in self.measured
-            self.measured[event["number"]] = found
-            if is_first and not line.is_live:
-                say(f"  [{len(self.measured)}/{self.inputs}] {tell_measurement(found)}")
-        line.update(f"{self.name or self._target}  {worker.running.what}")
-        waited = time.monotonic() - self._started
-        is_due = len(self.measured) == self.inputs or waited > _FIRST_TABLE_SECONDS
-        if self.measured and is_due and not self._has_table:
+    def watch(self, current: worker.Current, what: str) -> None:
+        if current.name != self._operator:
+            self._operator, self._told, self._has_table = current.name, set(), False
+        for number in current.measured.keys() - self._told:
+            self._told.add(number)
+            if not self._line.is_live:
+                say(f"  [{len(self._told)}/{current.inputs}] {tell_measurement(current.measured[number])}")
+        self._line.update(f"{current.name or self._target}  {what}")
+        is_due = len(self._told) == current.inputs or time.monotonic() - current.started > _FIRST_TABLE_SECONDS
+        if self._told and is_due and not self._has_table:
             self._has_table = True
-            line.clear()
-            say("\n".join(["First figures, to be refined:", *table_of(self.partial())]))
+            self.say("\n".join(["First figures, to be refined:", *table_of(current.partial())]))
 
-    def partial(self, error: OpwrightError | None = None) -> BenchRecord:
-        """Returns the record with the measurements made so far.
+    def watch_pair(self, operator: str, number: int) -> None:
+        self._line.update(f"{operator}  pair {number} of processes")
 
-        Args:
-            error: why it goes no further; None if it does.
-        """
-        record = self._record or BenchRecord(
-            name=self.name,
-            measurements=[],
-            host_us={},
-            verified=False,
-            threads=self._machine["cores"],
-            machine=Machine(**self._machine),
-            created=time.time(),
-            seconds=0.0,
-        )
-        measurements = [self.measured[number] for number in sorted(self.measured)]
-        seconds = time.monotonic() - self._started
-        refused, hint = (_one_line(error), error.hint) if error else ("", "")
-        return replace(record, measurements=measurements, seconds=seconds, refused=refused, hint=hint)
-
-
-def _one_line(error: OpwrightError) -> str:
-    return f"{error.rule} ({'; '.join(' '.join(row) for row in error.rows)})" if error.rows else error.rule
+    def finish(self, record: BenchRecord | CallRecord) -> None:
+        self._line.clear()
+        self.keep(record)  # at once: others may take long
+        if isinstance(record, CallRecord):
+            if not self._json:
+                print_call(record)
+            say(f"Split a call of {record.name} in {record.seconds:.1f} s")
+            return
+        if not self._json and record.measurements:
+            print_bench(record, details=self._details)
+        for warning in record.all_warnings:
+            say(f"warning: {warning}")
+        place = f" on {record.machine.device}" if record.on_gpu else ""
+        say(f"Measured {record.name} on {len(record.measurements)} inputs{place} in {record.seconds:.1f} s")
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:

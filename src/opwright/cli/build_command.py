@@ -92,8 +92,8 @@ def build_operators(
 def save_record(library: Library, folder: Path) -> Path:
     """Writes the record of a build, new or from the store, and returns its path."""
     from opwright.build.usage import kernels_in, steps_of
+    from opwright.machine import machine_card
     from opwright.records import BuildRecord, save_in
-    from opwright.verify.machine import machine_card
 
     kept = library.entry.record
     log = library.entry.path / "build.log"
@@ -137,8 +137,9 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
     Raises:
         TargetError: its sources are in no project, or the project cannot be written.
     """
-    from opwright.build.compile import make_request, write_compile_commands
+    from opwright.build.compile import write_compile_commands
     from opwright.build.compile_commands import project_of
+    from opwright.build.request import make_request
     from opwright.build.store import Store
     from opwright.dispatch import kernels
 
@@ -159,15 +160,22 @@ def _write_commands(keys: tuple[tuple, ...], target: str | None) -> list[Path]:
 
 
 def _build(keys: tuple[tuple, ...]) -> tuple[Library, bool] | None:
-    """Builds one library; without nvcc, the part of it that needs none, if there is one."""
+    """Builds one library, if there is anything to build; without nvcc, the part of it that needs none."""
     from opwright import settings
+    from opwright.backends.protocol import CompiledBackend
+    from opwright.backends.registry import backend_of_device
     from opwright.dispatch import kernels
+    from opwright.dispatch.launched import Launched
 
     try:
-        return kernels.build(*keys)
+        library, has_compiled = kernels.build(*keys)
     except NoNvccError as error:
         if settings.require_kernels() or settings.architectures():
             raise
         say(f"skipped the CUDA kernels of {error.subject}: {error.rule}; hint: {error.hint}")
-    others = [key for key in keys if key[1] != "cuda"]
-    return kernels.build(*others) if others else None
+        backends = {key: backend_of_device(key[1]) for key in keys}
+        others = [key for key, b in backends.items() if not (isinstance(b, CompiledBackend) and b.has_own_compiler)]
+        if not others:
+            return None
+        library, has_compiled = kernels.build(*others)
+    return None if isinstance(library, Launched) else (library, has_compiled)

@@ -20,7 +20,8 @@ def explain(code: str | None = None) -> int:
     errors = all_errors()
     if code is None:
         for name, cls in errors.items():
-            print(f"{name}  {inspect.getdoc(cls).splitlines()[0]}")
+            summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+            print(f"{name}  {summary}")
         return 0
     found = errors.get(code.upper())
     if found is None:

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unused
 from cyclopts.help import HelpEntry, HelpPanel
 from rich.console import Console, ConsoleOptions
 
-from opwright.cli import FLAGS
+from opwright.cli.overview import FLAGS
 
 # What every command calls the file or folder that it writes; the first name is the one that help shows.
 Out = Annotated[Path, Parameter(name=("--out", "--output"))]

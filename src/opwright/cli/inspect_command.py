@@ -21,15 +21,15 @@ def inspect_operators(
         backend: Whose glue, header and kernel signature: cpu or cuda.
         json: Print the contract as JSON.
     """
+    from opwright.backends.registry import device_types
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.dispatch import kernels
-    from opwright.dispatch.autograd import remark_on_backward
     from opwright.errors import CheckError
     from opwright.spec.schema import out_schema_of, schema_of
     from opwright.target import find_operators
 
-    if backend not in kernels.BACKENDS:
-        raise CheckError("--backend", f"there is no backend {backend!r}", hint="`--backend cuda`")
+    if backend not in device_types():
+        raise CheckError("--backend", f"there is no backend {backend!r}", hint=f"`--backend {device_types()[-1]}`")
     found = find_operators(target, with_backward=True)
     if glue or header:
         for operator in found:
@@ -49,7 +49,7 @@ def inspect_operators(
                 **({"out schema": out_schema_of(contract, declaration.name)} if contract.outputs else {}),
                 "kernel": kernel_signature(declaration, backend),
                 "kernels": {b: s.origin for b, s in declaration.sources.items()},
-                "backward": remark_on_backward(operator),
+                "backward": operator.gradient.describe(),
                 "autocast": declaration.autocast or "none",
                 **({} if declaration.deterministic else {"deterministic": "no: last bits vary from call to call"}),
                 **({"precision": str(declaration.precision)} if declaration.precision else {}),

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from opwright import __version__
-from opwright.cli import FLAGS, SUMMARY, VERBS
+from opwright.cli.overview import FLAGS, SUMMARY, VERBS
 
 app = App(name="opwright", help=SUMMARY, version=__version__, help_formatter="plain")
 for _verb, _text in VERBS.items():

@@ -57,8 +57,7 @@ def verify_operators(
         json: Print the records as JSON.
     """
     from opwright.target import find_operators
-    from opwright.verify.child import Limits
-    from opwright.verify.supervisor import try_out
+    from opwright.verify.runner import try_out
     from opwright.verify.tasks import find_tasks
 
     how = {"quick": quick, "full": full, "isolated": not in_process, "timeout_s": timeout}
@@ -70,7 +69,7 @@ def verify_operators(
             for task in tasks
         ]
         return _end(records, json)
-    if not in_process and (trouble := try_out(lambda: find_operators(target), Limits(timeout))):
+    if not in_process and (trouble := try_out(lambda: find_operators(target), timeout)):
         say(f"FAILED to import `{target}`: it {trouble}")
         return 1
     operators = find_operators(target)
@@ -115,7 +114,7 @@ def verify_one(
 ) -> VerifyRecord:
     """Verifies one operator or task, prints the result and writes the record."""
     from opwright.records import save_in
-    from opwright.verify.run import verify
+    from opwright.verify.api import verify
 
     started = time.perf_counter()
     with progress(f"Verifying {name}") as line:

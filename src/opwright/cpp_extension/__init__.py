@@ -23,7 +23,7 @@ _OWN = {
     "library_paths": "toolkit",
 }
 
-__all__ = ["load", "load_inline", *_OWN]
+__all__ = ["load", "load_inline", *_OWN]  # pyright: ignore[reportUnsupportedDunderAll]: made when asked for
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,11 @@ import torch
 from setuptools.command.build_ext import build_ext
 from torch.utils import cpp_extension as torchs
 
-from opwright.build import compile_commands, cuda
+from opwright.backends import cuda
+from opwright.backends.toolchain import Compiler, identify
+from opwright.build import compile_commands
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
-from opwright.build.toolchain import Compiler, identify
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
 from opwright.cpp_extension.objects import Objects, Source, system_includes, torch_folder
 from opwright.errors import NoCompilerError
@@ -44,7 +45,7 @@ def CUDAExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) 
         return torchs.CUDAExtension(name, list(sources), *args, **_copied(kwargs))
     if kwargs.get("dlink") or kwargs.get("dlink_libraries"):  # device code linked across sources
         extension = torchs.CUDAExtension(name, list(sources), *args, **_copied(kwargs))
-        extension.opwright_leaves = True
+        extension.opwright_leaves = True  # pyright: ignore[reportAttributeAccessIssue]: a mark for `BuildExtension`
         return extension
     nvcc = find_nvcc(name, Store())
     libraries = ["c10", "torch", "torch_cpu", *([] if kwargs.get("py_limited_api") else ["torch_python"])]

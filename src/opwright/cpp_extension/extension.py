@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opwright import settings
-from opwright.build import compile_commands, cuda
+from opwright.backends import cuda
+from opwright.backends.toolchain import Compiler, find_compiler
+from opwright.build import compile_commands
 from opwright.build.announce import announced
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
-from opwright.build.toolchain import Compiler, find_compiler
 from opwright.cpp_extension.objects import Objects, Source, torch_folder
 from opwright.errors import ExtensionError, NoCompilerError, NoNvccError
 

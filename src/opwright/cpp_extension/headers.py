@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from opwright.build.toolchain import NATIVE
+from opwright.backends.toolchain import NATIVE
 
 EXTENSION = NATIVE / "extension"  # lighter headers of PyTorch's names, found before PyTorch's own
 WHOLE = "-DOPWRIGHT_WHOLE_TORCH"

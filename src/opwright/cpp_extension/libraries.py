@@ -16,14 +16,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from opwright.build.store import digest_of
 from opwright.cpp_extension.explain import import_error
 from opwright.errors import LoadError
 
+if TYPE_CHECKING:
+    import torch
+
 _lock = threading.RLock()
 _loaded: dict[str, _Library] = {}  # by path
-_kept_alive: dict[str, object] = {}  # by qualified name of an operator
+_kept_alive: dict[str, torch.library.Library] = {}  # by qualified name of an operator
 
 
 @dataclass
@@ -70,6 +74,8 @@ def load_module(name: str, path: Path) -> ModuleType:
     # pybind11 3 returns the module that it made first for the name of a spec. Each library has a name of its own, of
     # which Python asks the last part for: PyInit_<name>.
     spec = importlib.util.spec_from_file_location(f"opwright_{digest_of(bytes(path))}.{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
     try:
         module = importlib.util.module_from_spec(spec)
         module.__name__ = name  # before the module's classes take it as their `__module__`
@@ -132,10 +138,10 @@ def _replace(library: _Library, earlier: list[_Library], path: Path) -> None:
 
 def _schemas(namespaces: set[str]) -> dict[str, str]:
     """Returns the schemas of the operators in namespaces, by qualified name."""
-    import torch
+    from opwright import _torch
 
     found = {}
-    for schema in torch._C._jit_get_all_schemas():
+    for schema in _torch.all_schemas():
         if schema.name.partition("::")[0] in namespaces:
             name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
             found[name] = str(schema)
@@ -156,15 +162,17 @@ def _let_die(operators: Iterable[str]) -> None:
     """Lets PyTorch drop its entries of operators; what Python has of them says so, instead of reading freed memory."""
     import torch
 
+    from opwright import _torch
+
     for operator in operators:
         namespace, _, name = operator.partition("::")
         packet = vars(getattr(torch.ops, namespace)).get(name.partition(".")[0])
-        overloads = [v for v in vars(packet).values() if isinstance(v, torch._ops.OpOverload)] if packet else []
+        overloads = [v for v in vars(packet).values() if isinstance(v, _torch.OpOverload)] if packet else []
         for entry in [packet, *overloads] if packet else ():
-            entry._op = functools.partial(_refuse, operator)
+            _torch.replace_direct_entry(entry, functools.partial(_refuse, operator))
         library = _kept_alive.pop(operator, None)
         if library:
-            library._destroy()
+            _torch.destroy_library(library)
 
 
 def _refuse(operator: str, *args: object, **kwargs: object) -> None:

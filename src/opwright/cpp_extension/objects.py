@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opwright import settings
-from opwright.build import cuda
+from opwright.backends import cuda
+from opwright.backends.cuda import Nvcc
+from opwright.backends.toolchain import Compiler
 from opwright.build.changes import FileChanged, Watch
-from opwright.build.cuda import Nvcc
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
-from opwright.build.toolchain import Compiler
 from opwright.cpp_extension import precompiled
 from opwright.cpp_extension.headers import EXTENSION, WHOLE, needs_whole, prefix_of
 
@@ -141,14 +141,15 @@ class Objects:
             CompileError: a source does not compile. The objects of the others are kept.
             FileChanged: a file is not what it was when its source was read.
         """
-        for path in {source.path for source in sources} - {None}:
+        for path in {source.path for source in sources if source.path}:
             self.watch.look(path)
         _check(sources)
-        found = [self._known(source) for source in sources]
-        missing = [i for i, entry in enumerate(found) if entry is None]
+        found = {i: entry for i, source in enumerate(sources) if (entry := self._known(source))}
+        missing = [i for i in range(len(sources)) if i not in found]
         seconds: dict[str, float] = {}
         failed = self._attempt(sources, missing, found, seconds, use_pch=use_pch)
-        if any(sources[i].language == "cuda" and cuda.is_refusal(text) for i, text in failed.items()):
+        is_refused = any(sources[i].language == "cuda" and cuda.is_refusal(text) for i, text in failed.items())
+        if self.nvcc and is_refused:
             self.host = cuda.choose_host_compiler(self.nvcc, self.compiler, self.store.identities, self.subject)
             failed = self._attempt(sources, list(failed), found, seconds)
         again = [i for i, text in failed.items() if _may_need_whole(sources[i], text)]
@@ -163,7 +164,7 @@ class Objects:
             log = (self.work / "build.log").read_text()
             raise text_error(self.subject, self.texts(sources), f"source{first}", failed[first], log)
         self._precompile_for_next_time(sources, missing)
-        return found, seconds
+        return [found[i] for i in range(len(sources))], seconds
 
     def commands(self, sources: Sequence[Source]) -> list[tuple[Path, list[str]]]:
         """Returns the files among the sources and the commands that an editor should know."""
@@ -185,7 +186,7 @@ class Objects:
         return self.store.find(key, self._identity(source), source.roots, source.name or self.subject)
 
     def _identity(self, source: Source) -> str:
-        nvcc = f"; {self.nvcc.identity}" if source.language == "cuda" else ""
+        nvcc = f"; {self.nvcc.identity}" if self.nvcc and source.language == "cuda" else ""
         return self.compiler.identity + nvcc
 
     def _keep(self, source: Source, index: int, seconds: float) -> Entry:
@@ -231,7 +232,7 @@ class Objects:
         self,
         sources: Sequence[Source],
         indices: Sequence[int],
-        found: list[Entry | None],
+        found: dict[int, Entry],
         seconds: dict[str, float],
         *,
         whole: bool = False,
@@ -280,7 +281,7 @@ class Objects:
         return ready
 
     def _precompile_for_next_time(self, sources: Sequence[Source], missing: Sequence[int]) -> None:
-        headers = {self._header(sources[i]) for i in missing} - {None}
+        headers = {header for i in missing if (header := self._header(sources[i]))}
         if headers and self._precompiles():
             ordered = sorted(headers, key=lambda header: header.kind)
             precompiled.make_in_background(ordered, self._system_includes(), self.store)
@@ -322,6 +323,7 @@ class Objects:
             return [self.compiler.path, "-x", "c", *head, *source.flags, *tail]
         tail = [*([WHOLE] if whole or needs_whole(source.text) else []), *tail]
         if source.language == "cuda":
+            assert self.nvcc is not None
             if not any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in source.flags):
                 head += ["-ccbin", self.host]
             return [*self.launcher, self.nvcc.path, *head, *source.flags, "-x", "cu", *tail]
@@ -341,7 +343,7 @@ def _check(sources: Sequence[Source]) -> None:
             is_same = source.as_it_is_now() == source
         except FileNotFoundError:
             is_same = False
-        if not is_same:
+        if source.path and not is_same:
             raise FileChanged(source.path)
 
 

@@ -49,8 +49,8 @@ def _declaration(text: str, function: str) -> str | None:
     found = set()
     for match in re.finditer(rf"(?:^|[;}}{{\n])\s*({_VALUE})\s*\b{function}\s*\(([^()]*)\)\s*(?=[;{{])", text):
         parameters = [p.strip() for p in _split(match[2])]
-        types = [m["type"] if (m := _PARAMETER.fullmatch(f"{p} ")) else None for p in parameters]
-        if None in types:
+        types = [m["type"] for p in parameters if (m := _PARAMETER.fullmatch(f"{p} "))]
+        if len(types) < len(parameters):
             return None
         found.add(f"{_plain(match[1])} {function}({', '.join(map(_plain, types))});")
     mentions = len(re.findall(rf"\b{function}\s*\(", text))

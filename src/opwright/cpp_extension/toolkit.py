@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.utils import cpp_extension as torchs
 
-from opwright.build import cuda
+from opwright.backends import cuda
 from opwright.build.store import Store
 from opwright.cpp_extension.objects import system_includes
 

@@ -11,29 +11,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from opwright import _torch
+from opwright.dispatch.arguments import Arguments
+from opwright.dispatch.registration import AUTOCAST_KEYS, Registration
 from opwright.spec.contract import Contract
+from opwright.spec.declaration import Declaration
 
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
-
-DEVICES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
-)
+_KEYS = _torch.key_set(*AUTOCAST_KEYS.values())
 
 
-def autocast_kernel(operator: Operator, device: str) -> Callable[..., Any]:
+def autocast_kernel(
+    declaration: Declaration, registration: Registration, arguments: Arguments, device: str
+) -> Callable[..., Any]:
     """Returns the kernel for the dispatcher's autocast key of one device."""
-    contract, policy = operator.declaration.contract, operator.declaration.autocast
+    contract, policy = declaration.contract, declaration.autocast
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        values = operator.normalize(*args, **kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return operator.call_public(_cast(contract, values, _target(contract, values, policy, device)))
+        values = arguments.normalize(*args, **kwargs)
+        with _torch.without_keys(_KEYS):
+            cast = _cast(contract, values, _target(contract, values, policy, device))
+            return arguments.pass_to(registration.entry(), cast)
 
     return kernel
 

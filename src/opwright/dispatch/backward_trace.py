@@ -7,18 +7,15 @@ later backwards of the same signature run the rest as a plain function.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_leaves
 
-from opwright.dispatch import registry
+from opwright import _torch
+from opwright._torch import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, tree_iter, tree_leaves
 from opwright.dispatch.compiled import compiled
+from opwright.dispatch.lock import lock
 
 # A recording takes some milliseconds. So many signatures are recorded when they are first seen, later ones when they
 # come again: where every call has other sizes, recording would cost more than it saves.
@@ -28,8 +25,6 @@ MAX_KEPT = 256  # signatures of one operator
 # done so. A program of a few backwards does without.
 MIN_BACKWARDS = 16
 
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_NUMBERS = frozenset({int, float, bool, str, type(None)})
 _REFUSED_TAGS = (
     torch.Tag.nondeterministic_seeded,
     torch.Tag.data_dependent_output,
@@ -65,28 +60,6 @@ class _NotRecordable(Exception):
     """An operator whose effect depends on more than the signature."""
 
 
-def signature_of_call(values: Sequence[Any]) -> tuple | None:
-    """Returns what decides which operators run for these arguments; None for values of unusual classes."""
-    found: list[Any] = []
-    for value in values:
-        if type(value) in PLAIN:
-            try:
-                found.append((value.shape, value.stride(), value.dtype, value.device))
-            except RuntimeError:  # a sparse or a nested tensor has no strides
-                return None
-        elif isinstance(value, (list, tuple)):
-            inner = signature_of_call(value)
-            if inner is None:
-                return None
-            found.append(inner)
-        elif type(value) in _NUMBERS:
-            # 1, 1.0 and True are equal, and so are 0.0 and -0.0.
-            found.append((type(value), value or repr(value)))
-        else:
-            return None
-    return tuple(found)
-
-
 class BackwardTraces:
     """The recorded backwards of one operator.
 
@@ -108,12 +81,12 @@ class BackwardTraces:
         """Returns whether the backward of a signature is to be recorded now; makes room for it."""
         if key[-1] is None or key in self.found:
             return False
-        if "torch._dynamo" not in sys.modules:
+        if not _torch.is_dynamo_imported():
             BackwardTraces._backwards += 1
             if BackwardTraces._backwards < MIN_BACKWARDS:
                 return False
-            with registry.lock:  # after a fork amid an import, the child cannot import it
-                import torch._dynamo  # noqa: F401
+            with lock:  # after a fork amid an import, the child cannot import it
+                _torch.import_dynamo()
         if len(self.found) >= MAX_RECORDED_AT_ONCE and key not in self._seen:
             if len(self._seen) >= MAX_KEPT:
                 self._seen = set()
@@ -267,7 +240,7 @@ def _needed(steps: Sequence[_Step], results: Sequence[Any]) -> list[_Step]:
     kept: list[_Step] = []
     for step in reversed(steps):
         made = (t for t in tree_iter(step.result) if isinstance(t, torch.Tensor))
-        if step.function._schema.is_mutable or not needed.isdisjoint(map(id, made)):
+        if _torch.schema_of(step.function).is_mutable or not needed.isdisjoint(map(id, made)):
             kept.append(step)
             needed.update(id(t) for t in tree_iter((step.args, step.kwargs)) if isinstance(t, torch.Tensor))
     return kept[::-1]
@@ -280,8 +253,8 @@ def _fastest(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     if function.namespace != "aten":
         return function
-    name = function._schema.name.removeprefix("aten::")
-    for owner in (torch._C._VariableFunctions, torch._C.TensorBase):
+    name = _torch.schema_of(function).name.removeprefix("aten::")
+    for owner in _torch.BINDINGS:
         binding = getattr(owner, name, None)
         if binding is None:
             continue

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 import torch
 
 from opwright.dispatch import kernels, registry
 from opwright.errors import ArchitectureError, DeviceFaultError, KernelError
 from opwright.spec.dtypes import describe
-
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
 
 # Numbers of cudaError_t.
 _OUT_OF_MEMORY = 2
@@ -29,12 +25,11 @@ _FAULTS = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
 _DEBUG = "`CUDA_LAUNCH_BLOCKING=1` shows which call it was, `compute-sanitizer python program.py` which line"
 
 
-def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> Exception | None:
+def device_error(name: str, text: str, tensors: list[torch.Tensor]) -> Exception | None:
     """Returns the error for a call on CUDA tensors that failed with this text; None: it is another matter."""
     device = next((t.device for t in tensors if t.is_cuda), None)
     if device is None:
         return None
-    name = operator.declaration.name
     gpu = ("GPU", _gpu(device))
     found = re.search(r"CUDA error (\d+), (\w+): (.*)", text)
     code = int(found[1]) if found else None
@@ -42,7 +37,7 @@ def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> 
     if code in _NO_CODE:
         return _no_code(name, code, device, [gpu, shown])
     if code in _FAULTS or (code is None and not _is_alive(device)):
-        return _fault(name, gpu, shown)
+        return _fault(name, device, gpu, shown)
     if code == _OUT_OF_MEMORY or text.startswith(("cannot allocate", "out of memory for scratch")):
         return _out_of_memory(name, text, device, tensors)
     if code is None:
@@ -51,10 +46,10 @@ def device_error(operator: Operator, text: str, tensors: list[torch.Tensor]) -> 
     return KernelError(name, "its kernel cannot be launched", rows=[gpu, shown], hint=hint)
 
 
-def _fault(name: str, gpu: tuple[str, str], shown: tuple[str, str]) -> DeviceFaultError:
+def _fault(name: str, device: torch.device, gpu: tuple[str, str], shown: tuple[str, str]) -> DeviceFaultError:
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
         return DeviceFaultError(name, "its kernel faulted", rows=[gpu, shown], hint=_DEBUG.partition(", ")[2])
-    others = [o.declaration.name for o in registry.operators.values() if kernels.is_loaded(o, "cuda")]
+    others = [o.declaration.name for o in registry.operators.values() if kernels.is_loaded(o, device.type)]
     rows = [gpu, shown, ("suspects", ", ".join(others))]
     return DeviceFaultError(name, "it, or a kernel launched before it, faulted", rows=rows, hint=_DEBUG)
 
@@ -94,7 +89,7 @@ def _gpu(device: torch.device) -> str:
 
 
 def _no_code(name: str, code: int, device: torch.device, rows: list[tuple[str, str]]) -> ArchitectureError:
-    from opwright.build import cuda
+    from opwright.backends import cuda
 
     wanted = ", ".join(f"sm_{name}" for name in cuda.architectures())
     rows[1:1] = [("compiled for", wanted), ("driver", f"for CUDA {cuda.driver_version()}")]

@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 
+from opwright.dispatch.arguments import Arguments
 from opwright.spec.contract import Contract
 
 
-def fake_kernel(contract: Contract, normalize: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+def fake_kernel(arguments: Arguments) -> Callable[..., Any]:
     """Returns a function that checks the arguments and makes outputs without data."""
-    names = [parameter.name for parameter in contract.parameters]
+    contract = arguments.contract
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        bindings = contract.bind(dict(zip(names, normalize(*args, **kwargs), strict=True)))
+        bindings = arguments.bind(arguments.normalize(*args, **kwargs))
         for axis in contract.data_dependent:
             bindings.sizes[axis] = torch.library.get_ctx().new_dynamic_size()
         return pack(

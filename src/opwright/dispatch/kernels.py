@@ -11,15 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from opwright import settings
+from opwright.backends.protocol import Backend, CompiledBackend, LaunchedBackend
+from opwright.backends.registry import all_backends, backend_of_device, device_types
+from opwright.backends.sources import find_sources as find_sources
 from opwright.dispatch import registry
-from opwright.errors import NoCompilerError, NoNvccError, NoTritonError
+from opwright.dispatch.launched import Launched
+from opwright.dispatch.record import Operator
+from opwright.errors import CompileError, NoCompilerError
+from opwright.spec.declaration import Declaration
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # only here: a process whose operators have no kernels never imports the builder
     from opwright.build.load import Library
-    from opwright.dispatch.operator import Operator
-    from opwright.spec.declaration import Declaration
 
-BACKENDS = ("cpu", "cuda")
+
+def has_every_kernel(declaration: Declaration) -> bool:
+    """Returns whether an operator has a kernel for each type of device that this build of torch has."""
+    return declaration.sources.keys() >= {name for name in device_types() if backend_of_device(name).is_in_torch()}
 
 
 class Registrable(Protocol):
@@ -80,9 +87,9 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
         return False
     while True:
         with registry.lock:
-            current = operator.entries.current
+            current = operator.registration.current
             key = unit_key(current.declaration, backend)
-            is_retired = registry.entries.get(operator.declaration.qualified_name) is not operator.entries
+            is_retired = registry.registrations.get(operator.declaration.qualified_name) is not operator.registration
             if key is None or is_retired or not _is_current(current):
                 return False
             building = _builds.setdefault(key, threading.RLock())
@@ -96,7 +103,7 @@ def _load(operator: Operator, key: tuple) -> bool | None:
     """Loads the library of a key; returns whether it is loaded, None when its operators were declared again."""
     backend = key[1]
     with registry.lock:
-        if operator.entries.current is not operator:
+        if operator.registration.current is not operator:
             return None
         if key in _loaded:
             return True
@@ -104,8 +111,12 @@ def _load(operator: Operator, key: tuple) -> bool | None:
             return False
         unit = unit_of(key)
         _import_builder()
+    language = _language(operator.declaration, backend)
     try:
-        _require_triton(operator, backend)
+        obstacle = language.find_obstacle(operator.declaration.sources[backend], operator.declaration.name)
+        if obstacle is not None:
+            raise obstacle
+        _check_is_taken(unit, backend)
         library = build(key)[0]
     except Exception as error:
         with registry.lock:
@@ -138,52 +149,52 @@ def _import_builder() -> None:
     settings.cache_dir()
 
 
-def _warn_once(backend: str, error: NoCompilerError) -> None:
-    if backend in _warned:
+def _language(declaration: Declaration, device: str) -> Backend:
+    """Returns the backend that an operator's kernel for a type of device is written for."""
+    return all_backends()[declaration.sources[device].backend]
+
+
+def _warn_once(device: str, error: NoCompilerError) -> None:
+    if device in _warned:
         return
-    _warned.add(backend)
-    missing = _MISSING.get(type(error), "C++ compiler")
+    _warned.add(device)
     warnings.warn(
-        f"{error.subject}: no {missing} was found, so operators run their PyTorch reference, "
+        f"{error.subject}: no {error.missing} was found, so operators run their PyTorch reference, "
         f"slower. hint: {error.hint}",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
-_MISSING = {NoNvccError: "CUDA compiler (nvcc)", NoTritonError: "Triton"}
-
-
-def _require_triton(operator: Operator, backend: str) -> None:
-    """Raises NoTritonError if the kernel is a Triton kernel and none can be had here."""
-    source = operator.declaration.sources[backend]
-    if source.backend != "triton":
-        return
-    from opwright.triton.host import can_obtain_kernels
-
-    pack = source.path.with_suffix(".opk") if source.path else None
-    if not can_obtain_kernels() and not (pack and pack.exists()):
-        raise NoTritonError(
-            operator.declaration.name,
-            "there is no Triton to compile its kernel with",
-            rows=[("source", source.origin)],
-            hint="`pip install triton`, or `OPWRIGHT_TRITON=python=/path/to/venv/bin/python`",
-        )
-
-
-def build(*keys: tuple) -> tuple[Library, bool]:
+def build(*keys: tuple) -> tuple[Library | Launched, bool]:
     """Builds one library of the units of these keys, which hold the same operators, and opens it.
 
     The second result is whether a compiler ran.
     """
+    unit = unit_of(keys[0])
+    launched = _language(unit[0], keys[0][1])
+    if isinstance(launched, LaunchedBackend):
+        return Launched(launched, launched.load(unit, unit[0].sources[keys[0][1]])), False
     # Only here: a process whose operators have no kernels never imports the builder.
-    from opwright.build.compile import ensure_built, make_request
+    from opwright.build.compile import ensure_built
     from opwright.build.load import load
+    from opwright.build.request import make_request
     from opwright.build.store import Store
 
-    entry, is_new = ensure_built(make_request(unit_of(keys[0]), [key[1] for key in keys]), Store())
+    entry, is_new = ensure_built(make_request(unit, [key[1] for key in keys]), Store())
     with registry.lock:  # no fork amid it
         return load(entry), is_new
+
+
+def _check_is_taken(unit: Sequence[Declaration], device: str) -> None:
+    """Raises the error for an operator whose kernel is written for a backend that cannot take it."""
+    for declaration in unit:
+        language = _language(declaration, device)
+        reason = language.find_refusal(declaration.contract)
+        if reason:
+            source = declaration.sources[device].origin
+            rule = f"its {language.name} kernel cannot be used: {reason}"
+            raise CompileError(declaration.name, rule, rows=[("source", source)])
 
 
 def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
@@ -203,7 +214,7 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
     from opwright.build.store import read_entry
     from opwright.errors import LoadError
 
-    keys = {b: key for b in BACKENDS if (key := unit_key(operator.declaration, b)) is not None}
+    keys = {b: key for b in device_types() if (key := unit_key(operator.declaration, b)) is not None}
     unit = unit_of(next(iter(keys.values())))
     entry = read_entry(folder)
     if entry is None:
@@ -231,7 +242,7 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
 def adopt(operator: Operator, libraries: Mapping[str, Registrable]) -> None:
     """Notes that an operator's kernels are those of libraries made elsewhere, by backend; of others it has none."""
     with registry.lock:
-        for backend in BACKENDS:
+        for backend in device_types():
             key = unit_key(operator.declaration, backend)
             if key is None:
                 continue
@@ -244,17 +255,22 @@ def adopt(operator: Operator, libraries: Mapping[str, Registrable]) -> None:
 
 def are_adopted(operator: Operator) -> bool:
     """Returns whether kernels of an operator come from a library made elsewhere, and not from its sources."""
-    return any(unit_key(operator.declaration, backend) in _adopted for backend in BACKENDS)
+    return any(unit_key(operator.declaration, backend) in _adopted for backend in device_types())
 
 
 def libraries_of(operators: Iterable[Operator]) -> list[tuple[tuple, ...]]:
-    """Returns the keys that go into each library when the kernels of all backends are built.
+    """Returns the keys that go into each library when the kernels of all compiled backends are built.
 
     Backends share a library when their sources hold the same operators, as they do in a folder.
     """
     found: list[tuple[tuple, ...]] = []
     for operator in operators:
-        keys = [key for b in BACKENDS if (key := unit_key(operator.declaration, b)) is not None]
+        keys = [
+            key
+            for b in device_types()
+            if (key := unit_key(operator.declaration, b))
+            and isinstance(_language(operator.declaration, b), CompiledBackend)
+        ]
         shared = {tuple(d.qualified_name for d in unit_of(key)) for key in keys}
         for group in [tuple(keys)] if len(shared) == 1 else [(key,) for key in keys]:
             if group and group not in found:
@@ -265,7 +281,7 @@ def libraries_of(operators: Iterable[Operator]) -> list[tuple[tuple, ...]]:
 def unload(declaration: Declaration) -> None:
     """Takes the kernels of a declaration back, so that the next call builds and loads anew."""
     with registry.lock:
-        for backend in BACKENDS:
+        for backend in device_types():
             key = unit_key(declaration, backend)
             _tried.discard(key)
             library = _loaded.pop(key, None)
@@ -288,3 +304,9 @@ def library_of(operator: Operator, backend: str) -> Registrable | None:
 def is_loaded(operator: Operator, backend: str) -> bool:
     """Returns whether the operator's kernels for a backend are the registered ones."""
     return unit_key(operator.declaration, backend) in _loaded
+
+
+def launched_by(operator: Operator, device: str) -> Launched | None:
+    """Returns the library that Python launches an operator's kernels from; None where the dispatcher calls them."""
+    library = library_of(operator, device)
+    return library if isinstance(library, Launched) else None

@@ -8,38 +8,70 @@ functorch transform the dispatcher has already brought the call down to one leve
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 
-from opwright.dispatch.autograd import differentiable_outputs, reference_gradient
+from opwright import _torch
+from opwright.dispatch.derived_gradient import DerivedGradient
+from opwright.spec.contract import Contract, Parameter
+from opwright.spec.declaration import Declaration
 
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
-    from opwright.spec.contract import Parameter
+
+class Saved(NamedTuple):
+    """What the node keeps for the backward.
+
+    Attributes:
+        inputs: for each argument, whether it is kept.
+        outputs: the indices of the outputs that are kept.
+        computed_again: those of them that second derivatives need, for no gradient flows through them.
+    """
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[int, ...] = ()
+    computed_again: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, declaration: Declaration, backward: Contract | None) -> Saved:
+        """Returns what a declared backward needs; all inputs for the gradient that is derived."""
+        contract = declaration.contract
+        names = [p.name for p in contract.parameters]
+        if backward is None:
+            return cls((True,) * len(names))
+        used = {p.name for p in backward.parameters}
+        outputs = tuple(i for i, o in enumerate(contract.outputs) if o.name in used and o.name not in names)
+        again = tuple(i for i in outputs if contract.outputs[i].is_constant)
+        if declaration.random:  # other numbers would be drawn
+            again = ()
+        return cls(tuple(bool(again) or name in used for name in names), outputs, again)
 
 
-def recorder(operator: Operator) -> Callable[..., Any]:
+def recorder(
+    declaration: Declaration,
+    saved: Saved,
+    derived: DerivedGradient,
+    backward_function: Callable[..., Any] | None,
+    backward_contract: Contract | None,
+) -> Callable[..., Any]:
     """Returns `record(compute, *values)`: calls `compute` with the arguments, and records the call.
 
     Lists of tensors are passed on one by one behind the other arguments, because autograd only follows
     tensors that are arguments themselves.
     """
-    contract = operator.contract
+    contract = declaration.contract
     lists = [p for p in contract.parameters if p.kind == "tensors"]
     plain = [p for p in contract.parameters if p.kind != "tensors"]
     counts = [f"_{p.name}_count" for p in lists]
     # Names of arguments never start with an underscore, so the function's own do.
     parameters = ["_compute", *(p.name for p in plain), *counts, *(["*_flat"] if lists else [])]
     forward, backward = (
-        _forward_lines(operator, lists, plain, counts),
-        _backward_lines(operator, lists, plain, counts),
+        _forward_lines(contract, saved, lists, plain, counts),
+        _backward_lines(contract, saved, backward_contract, lists, plain, counts),
     )
     source = "\n".join(
         [
-            "class Node(torch.autograd.function._SingleLevelFunction):",
-            "    _compiled_autograd_key = torch.autograd.Function._compiled_autograd_key",
+            "class Node(_SingleLevelFunction):",
+            f"    {_torch.COMPILED_AUTOGRAD_KEY} = _key",
             "    @staticmethod",
             f"    def forward(_ctx, {', '.join(parameters)}):",
             *(f"        {line}" for line in forward),
@@ -50,12 +82,13 @@ def recorder(operator: Operator) -> Callable[..., Any]:
     )
     namespace: dict[str, Any] = {
         "torch": torch,
-        "_reference_gradient": partial(reference_gradient, operator),
-        "_compute_again": partial(differentiable_outputs, operator),
+        "_SingleLevelFunction": _torch.SingleLevelFunction,
+        "_key": _torch.compiled_autograd_key,
+        "_reference_gradient": derived.compute,
+        "_compute_again": derived.compute_outputs,
+        "_backward": backward_function,
     }
-    if operator.backward_operator is not None:
-        namespace["_backward"] = operator.backward_operator.function
-    exec(compile(source, f"<opwright node of {operator.declaration.qualified_name}>", "exec"), namespace)
+    exec(compile(source, f"<opwright node of {declaration.qualified_name}>", "exec"), namespace)
     node = namespace["Node"]
     node.__name__ = node.__qualname__ = f"{contract.subject}_node"
     apply = node.apply
@@ -71,21 +104,23 @@ def recorder(operator: Operator) -> Callable[..., Any]:
     return record
 
 
-def _kept(operator: Operator) -> dict[str, bool]:
+def _kept(contract: Contract, saved: Saved) -> dict[str, bool]:
     """Returns which arguments the node keeps for the backward, by name."""
-    return dict(zip([p.name for p in operator.contract.parameters], operator.saved_inputs, strict=True))
+    return dict(zip([p.name for p in contract.parameters], saved.inputs, strict=True))
 
 
-def _saved(operator: Operator, lists: list[Parameter], plain: list[Parameter]) -> tuple[list[str], bool]:
+def _saved(contract: Contract, saved: Saved, lists: list[Parameter], plain: list[Parameter]) -> tuple[list[str], bool]:
     """Returns the names of what is saved, and whether lists follow behind."""
-    contract, kept = operator.contract, _kept(operator)
+    kept = _kept(contract, saved)
     tensors = [p.name for p in plain if p.is_tensor and kept[p.name]]
-    outputs = [f"_{contract.outputs[i].name}" for i in operator.saved_outputs]
+    outputs = [f"_{contract.outputs[i].name}" for i in saved.outputs]
     return [*tensors, *outputs], any(kept[p.name] for p in lists)
 
 
-def _forward_lines(operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]) -> list[str]:
-    contract, kept = operator.contract, _kept(operator)
+def _forward_lines(
+    contract: Contract, saved: Saved, lists: list[Parameter], plain: list[Parameter], counts: list[str]
+) -> list[str]:
+    kept = _kept(contract, saved)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
     fixed = [f"_{o.name}" for o in contract.outputs if o.is_constant]
     integral = [f"_{o.name}" for o in contract.outputs if not o.type.family.is_floating and not o.is_constant]
@@ -97,10 +132,10 @@ def _forward_lines(operator: Operator, lists: list[Parameter], plain: list[Param
     lines.append(f"_result = _compute({call})")
     if contract.outputs:
         lines.append(f"{', '.join(f'_{o.name}' for o in contract.outputs)} = _result")
-    names, _ = _saved(operator, lists, plain)
-    saved = [*names, *(f"*{p.name}" for p in lists if kept[p.name])]
-    if saved:
-        lines.append(f"_ctx.save_for_backward({', '.join(saved)})")
+    names, _ = _saved(contract, saved, lists, plain)
+    tensors = [*names, *(f"*{p.name}" for p in lists if kept[p.name])]
+    if tensors:
+        lines.append(f"_ctx.save_for_backward({', '.join(tensors)})")
     if constants or lists:
         lines.append(f"_ctx.constants = ({''.join(name + ', ' for name in [*constants, *counts])})")
     if integral:
@@ -109,15 +144,22 @@ def _forward_lines(operator: Operator, lists: list[Parameter], plain: list[Param
         lines.append(f"_ctx.mark_non_differentiable({', '.join([*fixed, f'*{some}'])})")
     elif fixed:
         lines.append(f"_ctx.mark_non_differentiable({', '.join(fixed)})")
-        lines.append("_ctx._materialize_non_diff_grads = False")  # zeros that nobody reads
+        lines.append(f"_ctx.{_torch.MATERIALIZE_CONSTANT_GRADIENTS} = False")  # zeros that nobody reads
     return [*lines, "return _result"]
 
 
-def _backward_lines(operator: Operator, lists: list[Parameter], plain: list[Parameter], counts: list[str]) -> list[str]:
-    contract, kept, declared = operator.contract, _kept(operator), operator.backward_operator
+def _backward_lines(
+    contract: Contract,
+    saved: Saved,
+    declared: Contract | None,
+    lists: list[Parameter],
+    plain: list[Parameter],
+    counts: list[str],
+) -> list[str]:
+    kept = _kept(contract, saved)
     constants = [p.name for p in plain if not p.is_tensor]
     lines: list[str] = []
-    names, has_lists = _saved(operator, lists, plain)
+    names, has_lists = _saved(contract, saved, lists, plain)
     if names or has_lists:
         lines.append(f"{', '.join([*names, *(['*_flat'] if has_lists else [])])}, = _ctx.saved_tensors")
     if constants or lists:
@@ -130,20 +172,20 @@ def _backward_lines(operator: Operator, lists: list[Parameter], plain: list[Para
     if declared is None:
         return [*lines, f"return _reference_gradient(({values},), _gradients, _ctx.needs_input_grad)"]
     # The gradients come in the order of the floating-point tensors among the arguments.
-    if operator.computed_again:
+    if saved.computed_again:
         lines.append("if torch.is_grad_enabled():")
         lines.append(f"    _outputs = _compute_again(({values},))")
-        lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in operator.computed_again]
+        lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in saved.computed_again]
     known = {f"grad_{o.name}": f"_gradients[{i}]" for i, o in enumerate(contract.outputs)}
     known |= {o.name: f"_{o.name}" for o in contract.outputs} | {p.name: p.name for p in contract.parameters}
-    arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.contract.parameters)
-    found = [f"_{o.name}" for o in declared.contract.outputs]
+    arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.parameters)
+    found = [f"_{o.name}" for o in declared.outputs]
     lines.append(f"{', '.join(found)} = _backward({arguments})")
     gradients = {
         o.name.removeprefix("grad_"): f"_{o.name} if {o.gradient_of} is not None else None"
         if o.gradient_of
         else f"_{o.name}"
-        for o in declared.contract.outputs
+        for o in declared.outputs
     }
     returned = [gradients.get(p.name, "None") for p in plain]
     spread = [f"*([None] * {count})" for count in counts]

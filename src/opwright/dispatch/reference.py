@@ -8,9 +8,66 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
+from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.fake import pack
 from opwright.errors import OpwrightError, OutOfBoundsError
 from opwright.spec.contract import Contract
+from opwright.spec.declaration import Declaration
+
+MAX_CHECKED = 1024  # signatures of one operator
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # the classes of tensors that kernels take
+_NUMBERS = frozenset({int, float, bool, str, type(None)})
+
+
+class Reference:
+    """The reference of one operator, with the promises of an operator.
+
+    Attributes:
+        call: calls it, with the arguments in schema order.
+        run: runs it as a kernel.
+    """
+
+    def __init__(self, declaration: Declaration, arguments: Arguments) -> None:
+        self._contract, self._arguments = declaration.contract, arguments
+        self._is_random = declaration.random
+        self.call = caller(self._contract, declaration.reference)
+        self.run = conforming(self._contract, declaration.reference)
+        self._checked: set[tuple] = set()
+
+    def compute(self, values: Sequence[Any]) -> Any:
+        """Returns what the operator returns, as the composition of operators that the reference is."""
+        return pack(outputs_of(self._contract, self.call(values)))
+
+    def run_checked(self, values: Sequence[Any]) -> Any:
+        """Checks the arguments as the glue does, and runs it; a signature that has passed passes again."""
+        # Where memory overlaps differs between calls.
+        key = None if self._contract.mutated else signature_of_call(values)
+        if key is None or key not in self._checked:
+            self._arguments.bind(values)
+            if key is not None:
+                if len(self._checked) >= MAX_CHECKED:
+                    self._checked = set()
+                self._checked.add(key)
+        return self.run(values)
+
+    def has_index_out_of_bounds(self, values: Sequence[Any]) -> bool:
+        """Returns whether it raises an IndexError for what a kernel has refused.
+
+        A call that runs the reference, in a dtype without a kernel, then raises the same type of error.
+        """
+        if self._is_random:  # the caller's next numbers are not to change
+            return False
+        pairs = zip(self._contract.parameters, values, strict=True)
+        copied = [v.clone() if p.mutated and isinstance(v, torch.Tensor) else v for p, v in pairs]
+        try:
+            with torch.no_grad():
+                self.run(copied)
+        except IndexError:
+            return True
+        except Exception:  # whatever a reference may raise
+            return False
+        return False
 
 
 def caller(contract: Contract, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
@@ -18,13 +75,11 @@ def caller(contract: Contract, reference: Callable[..., Any]) -> Callable[[Seque
 
     An index out of bounds is an IndexError. PyTorch raises a RuntimeError in `gather`, `scatter_add` and `index_add`.
     """
-    positional = [p.name for p in contract.parameters if not p.keyword_only]
-    named = [p.name for p in contract.parameters if p.keyword_only]
-    count = len(positional)
+    pass_to = Arguments(contract).pass_to
 
     def call(values: Sequence[Any]) -> Any:
         try:
-            return reference(*values[:count], **dict(zip(named, values[count:], strict=True)))
+            return pass_to(reference, values)
         except RuntimeError as error:
             text = str(error).partition("\n")[0]
             if _OUT_OF_BOUNDS.search(text) is None or isinstance(error, OpwrightError):
@@ -90,4 +145,26 @@ def tensors_in(values: Sequence[Any]):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return _torch.address_of(tensor.untyped_storage())
+
+
+def signature_of_call(values: Sequence[Any]) -> tuple | None:
+    """Returns what decides which operators run for these arguments; None for values of unusual classes."""
+    found: list[Any] = []
+    for value in values:
+        if type(value) in PLAIN:
+            try:
+                found.append((value.shape, value.stride(), value.dtype, value.device))
+            except RuntimeError:  # a sparse or a nested tensor has no strides
+                return None
+        elif isinstance(value, (list, tuple)):
+            inner = signature_of_call(value)
+            if inner is None:
+                return None
+            found.append(inner)
+        elif type(value) in _NUMBERS:
+            # 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+            found.append((type(value), value or repr(value)))
+        else:
+            return None
+    return tuple(found)

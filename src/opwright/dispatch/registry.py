@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from typing import TYPE_CHECKING
+from typing import Any
 
+from opwright import _torch
+from opwright.dispatch.lock import lock as lock
+from opwright.dispatch.record import Operator
+from opwright.dispatch.registration import Registration
 from opwright.errors import NameTakenError
 from opwright.spec.declaration import Declaration
 
-if TYPE_CHECKING:
-    from opwright.dispatch.entries import Entries
-    from opwright.dispatch.operator import Operator
-
-# Of all that is declared, loaded and registered. It is held for short moments only, never during a build: a fork
-# waits for it, so that the child finds everything whole.
-lock = threading.RLock()
-os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-
 operators: dict[str, Operator] = {}
-entries: dict[str, Entries] = {}
+registrations: dict[str, Registration] = {}
 
 
 def check_free(declaration: Declaration) -> Operator | None:
@@ -28,8 +21,6 @@ def check_free(declaration: Declaration) -> Operator | None:
     Raises:
         NameTakenError: the name belongs to an operator that was declared elsewhere.
     """
-    import torch
-
     name = declaration.qualified_name
     old = operators.get(name)
     if old is not None:
@@ -45,7 +36,7 @@ def check_free(declaration: Declaration) -> Operator | None:
             ],
             hint=f'`@operator("{declaration.namespace}_2::{declaration.name}")`',
         )
-    if name not in entries and (torch._C._dispatch_has_kernel(name) or _has_schema(name)):
+    if name not in registrations and (_torch.has_kernel(name) or _has_schema(name)):
         raise NameTakenError(
             declaration.name,
             "PyTorch already has an operator of this name",
@@ -56,6 +47,13 @@ def check_free(declaration: Declaration) -> Operator | None:
 
 
 def _has_schema(name: str) -> bool:
-    import torch
+    return bool(_torch.schemas_of(name))
 
-    return bool(torch._C._jit_get_schemas_for_operator(name))
+
+def operator_of(target: Any) -> Operator | None:
+    """Returns the Operator behind a declared function or a `torch.ops` entry, or None."""
+    found = getattr(target, "operator", None)
+    if isinstance(found, Operator):
+        return found
+    name = getattr(target, "_qualified_op_name", None) or getattr(target, "_name", None)
+    return operators.get(str(name).removesuffix(".default")) if name else None

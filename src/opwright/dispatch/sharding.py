@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from opwright import _torch
+from opwright.dispatch.derived_gradient import place_for_node
 from opwright.dispatch.fake import pack, unpack
+from opwright.dispatch.record import Operator
 from opwright.dispatch.reference import tensors_in
+from opwright.dispatch.registration import Registration
 from opwright.dispatch.sharding_rules import Rule, Signature, names, signature_of, word_of
 from opwright.errors import ShardingError
 
@@ -23,15 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-    from opwright.dispatch.operator import Operator
-
 MAX_PLANS = 1024  # of one operator
 _is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_transforms = torch._C._are_functorch_transforms_active
-_any_autocast = torch._C._is_any_autocast_enabled
-_forward_ad = torch.autograd.forward_ad
 
 
 class Plan(NamedTuple):
@@ -74,22 +71,21 @@ def _kind() -> Any:
     return None if module is None else getattr(module, "DTensor", None)  # amid its import there is none
 
 
-def install(operator: Operator) -> None:
+def install(registration: Registration) -> None:
     """Lets the dispatcher's entry of an operator take distributed tensors, if the program can have any."""
-    if _kind() is None or operator.entries.takes_sharded:
+    if registration.takes_sharded or _kind() is None:
         return
-    operator.entries.takes_sharded = True
+    registration.takes_sharded = True
     try:
         handlers = names().handlers
     except ShardingError:
         return  # a call on distributed tensors raises it
-    entries = operator.entries
 
     def handle(op: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        current = entries.current
+        current = registration.current
         return run(current, current.normalize(*args, **kwargs))
 
-    handlers[operator.public] = handle
+    handlers[registration.public] = handle
 
 
 def call(operator: Operator, values: tuple[Any, ...]) -> Any:
@@ -97,18 +93,18 @@ def call(operator: Operator, values: tuple[Any, ...]) -> Any:
     if (
         operator.contract.mutated
         or _is_compiling()
-        or _dispatch_modes()
-        or _function_modes()
-        or _transforms()
-        or _any_autocast()
-        or _forward_ad._current_level >= 0
+        or _torch.count_dispatch_modes()
+        or _torch.count_function_modes()
+        or _torch.are_transforms_active()
+        or _torch.is_any_autocast_enabled()
+        or _torch.is_forward_mode()
     ):
-        install(operator)
-        return operator.call_public(values)
+        install(operator.registration)
+        return operator.arguments.pass_to(operator.registration.entry(), values)
     if torch.is_grad_enabled():
         for tensor in tensors_in(values):
             if tensor.requires_grad:
-                return operator.record_node(partial(_run_recorded, operator), *values)
+                return operator.gradient.record_node(partial(_run_recorded, operator), *values)
     return run(operator, values, True)
 
 
@@ -162,7 +158,7 @@ def run(operator: Operator, values: Sequence[Any], is_direct: bool = False) -> A
         except RuntimeError as error:
             raise operator.explain(error, values) from None
     else:
-        made = operator.call_shard(local)
+        made = operator.arguments.pass_to(operator.function, local)
     if len(plan.outputs) == 1:
         return kind(made, plan.outputs[0], requires_grad=False)
     made = unpack(made, operator.contract)
@@ -285,6 +281,9 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
         rules.append(offered[best])
     rules = _settle(rules, operator.rules.replicate(signature), tensors, mesh)
     inputs = tuple(tuple(rule.inputs[i] for rule in rules) for i in range(len(tensors)))
+    for slot, placements, wanted in zip(signature.slots, held, inputs, strict=True):
+        if slot.parameter.mutated and placements != wanted:
+            raise _stuck(operator, signature, [each[0] for each in held], rules)
     outputs = []
     for i, output in enumerate(contract.outputs):
         known = {getattr(a, "name", None) for a in output.type.axes}.isdisjoint(contract.data_dependent)
@@ -385,18 +384,18 @@ def differentiate(
     operator: Operator,
     values: Sequence[Any],
     gradients: Sequence[torch.Tensor | None],
-    local_gradient: Callable[[Sequence[Any], Sequence[Any]], Sequence[torch.Tensor | None]],
-    arrange: Callable[[Sequence[Any]], Sequence[Any]],
-) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of a call on distributed tensors: each rank differentiates its own part.
+    needed: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...] | None:
+    """Returns the gradients of a call on distributed tensors, None for other tensors: each rank differentiates its part.
 
     Args:
         operator: the operator.
         values: its arguments.
         gradients: those of its results.
-        local_gradient: differentiates the call of one rank.
-        arrange: puts values in the order in which `local_gradient` returns gradients.
+        needed: which arguments of its node need a gradient.
     """
+    if not has_sharded([*values, *gradients]):
+        return None
     t = names()
     sharded = next(x for x in tensors_in([*values, *gradients]) if isinstance(x, t.DTensor))
     mesh = sharded.device_mesh
@@ -421,8 +420,8 @@ def differentiate(
             wanted = [t.Replicate() if isinstance(p, t.Partial) else p for p in spec.placements]
             gradient = _replicate(gradient, mesh).redistribute(mesh, wanted).to_local(grad_placements=spec.placements)
         cotangents.append(gradient)
-    found = local_gradient(signature.arrange(local), cotangents)
-    where = arrange(signature.arrange(list(zip(tensors, backward, strict=True))))
+    found = operator.gradient.derived.compute(signature.arrange(local), cotangents, needed)
+    where = place_for_node(operator.contract, signature.arrange(list(zip(tensors, backward, strict=True))))
     return tuple(
         None
         if gradient is None

@@ -22,10 +22,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from opwright import _torch
+from opwright._torch import TorchDispatchMode, tree_leaves, tree_map
 from opwright.dispatch import registry
+from opwright.dispatch.record import Operator
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import ShardingError
 from opwright.spec.axes import Computed, Fixed, Named, Variadic
@@ -34,8 +35,6 @@ from opwright.spec.domains import Index
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
-
-    from opwright.dispatch.operator import Operator
 
 # Sizes of the axes that the reference is tried at, all different. Shards of the odd ones are uneven.
 _EVEN = (4, 6, 8, 10, 12, 14, 16, 18)
@@ -54,41 +53,7 @@ def names() -> SimpleNamespace:
         ShardingError: this PyTorch lacks one of them.
     """
     try:
-        from torch._prims_common import make_contiguous_strides_for
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-        from torch.distributed.tensor._op_schema import OpSchema
-        from torch.distributed.tensor._redistribute import redistribute_local_tensor
-
-        class Pair(DeviceMesh):
-            """Two ranks of no process group: placements can be followed on it, wherever this process is."""
-
-            def __init__(self) -> None:
-                super().__init__("cpu", torch.arange(2), _init_backend=False, _rank=0)
-
-            def get_coordinate(self) -> list[int]:
-                return [0]
-
-            def _is_current_rank_part_of_mesh(self) -> bool:
-                return True
-
-        dispatcher = DTensor._op_dispatcher
-        return SimpleNamespace(
-            Pair=Pair,
-            DTensor=DTensor,
-            Partial=Partial,
-            Replicate=Replicate,
-            Shard=Shard,
-            Spec=DTensorSpec,
-            TensorMeta=TensorMeta,
-            OpSchema=OpSchema,
-            handlers=dispatcher._custom_op_handlers,
-            takes_plain=lambda: dispatcher._allow_implicit_replication,
-            propagator=dispatcher.sharding_propagator,
-            redistribute=redistribute_local_tensor,
-            strides_of=make_contiguous_strides_for,
-        )
+        return _torch.find_distributed()
     except (ImportError, AttributeError, RuntimeError) as error:
         raise ShardingError(
             "",
@@ -621,7 +586,7 @@ class _Following(TorchDispatchMode):
             self.has_failed = True
             return result
         given = tree_map(lambda v: specs[id(v)] if isinstance(v, torch.Tensor) else v, (args, kwargs))
-        nested = registry.operators.get(func._schema.name)
+        nested = registry.operators.get(_torch.schema_of(func).name)
         try:
             placements = self._apply(nested, args, kwargs) if nested else self._propagate(func, *given)
         except Exception:  # PyTorch has no rule for it

@@ -8,45 +8,46 @@ keep it, the reference is vectorised by PyTorch instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch._C import _functorch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
+from opwright import _torch
+from opwright._torch import functorch, retrieve_current_functorch_interpreter
+from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.fake import pack, unpack
-from opwright.dispatch.reference import caller, outputs_of
+from opwright.dispatch.reference import Reference
+from opwright.dispatch.registration import Registration
 from opwright.spec.contract import Contract, TensorType
+from opwright.spec.declaration import Declaration
 
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
-
-_BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+_BATCHED = _torch.key_set("FuncTorchBatched")
 
 
-def vmap_kernel(operator: Operator) -> Callable[..., Any]:
+def vmap_kernel(
+    declaration: Declaration, registration: Registration, arguments: Arguments, reference: Reference
+) -> Callable[..., Any]:
     """Returns the kernel for the dispatcher's FuncTorchBatched key."""
-    contract = operator.declaration.contract
-    call_reference = caller(contract, operator.declaration.reference)
+    contract = declaration.contract
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        values = operator.normalize(*args, **kwargs)
+        values = arguments.normalize(*args, **kwargs)
         interpreter = retrieve_current_functorch_interpreter()
         level = interpreter.level()
         axis = joined_axes(contract, [_is_batched(value, level) for value in values])
         # Random numbers are drawn as vmap's `randomness` says, which only PyTorch's own rules know.
-        if axis is None or operator.declaration.random:
+        if axis is None or declaration.random:
             # Still batched: every operator of the reference applies its own rule.
-            return pack(outputs_of(contract, call_reference(values)))
+            return reference.compute(values)
         joined = [
             _join(value, p.type, axis, level, interpreter.batch_size())
             for p, value in zip(contract.parameters, values, strict=True)
         ]
-        with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
-            result = operator.call_public(joined)
+        with _torch.without_keys(_BATCHED):
+            result = arguments.pass_to(registration.entry(), joined)
         outputs = zip(unpack(result, contract), (o.type.variadic_at for o in contract.outputs), strict=True)
         # The gradient of an absent argument is empty, without the axis.
-        return pack([_functorch._add_batch_dim(t, at, level) if t.ndim > at else t for t, at in outputs])
+        return pack([_torch.add_batch_dim(t, at, level) if t.ndim > at else t for t, at in outputs])
 
     return kernel
 
@@ -75,8 +76,8 @@ def _is_batched(value: Any, level: int) -> bool:
         return any(_is_batched(item, level) for item in value)
     return (
         isinstance(value, torch.Tensor)
-        and _functorch.is_batchedtensor(value)
-        and _functorch.maybe_get_level(value) == level
+        and functorch.is_batchedtensor(value)
+        and functorch.maybe_get_level(value) == level
     )
 
 
@@ -86,6 +87,6 @@ def _join(value: Any, type_: TensorType | None, name: str, level: int, batch_siz
         return value
     at = type_.variadic_at
     if _is_batched(value, level):
-        tensor, dim = _functorch._unwrap_batched(value, level)
+        tensor, dim = _torch.unwrap_batched(value, level)
         return tensor.movedim(dim, at)
     return value.unsqueeze(at).expand(*value.shape[:at], batch_size, *value.shape[at:])

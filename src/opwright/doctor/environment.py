@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 
 from opwright import settings
-from opwright.build import cuda
+from opwright.backends import cuda
+from opwright.backends.toolchain import Compiler, find_compiler
 from opwright.build.elf import read_library
 from opwright.build.store import Store
-from opwright.build.toolchain import Compiler, find_compiler
 from opwright.doctor.finding import Finding, gather
 from opwright.doctor.installed_torch import InstalledTorch, build_for, find_torch
 from opwright.doctor.loader import closure_of, torch_folders
@@ -83,6 +83,8 @@ class _Machine:
     @cached_property
     def macros(self) -> dict[str, str]:
         """What the compiler defines in C++20; empty when it does not compile that."""
+        if self.compiler is None:
+            return {}
         command = [self.compiler.path, "-std=c++20", *settings.cxxflags(), "-dM", "-E", "-x", "c++", "-"]
         result = subprocess.run(command, input=_HEADERS, capture_output=True, text=True, timeout=30)
         if result.returncode:
@@ -198,8 +200,10 @@ class _Machine:
 
     def host_compiler(self) -> Finding:
         subject = "nvcc and compiler"
-        if self.nvcc is None or self.compiler is None:
+        if self.nvcc is None:
             return Finding(subject, "none", "no nvcc", _NVCC_PACKAGES)
+        if self.compiler is None:
+            return Finding(subject, "missing", "no compiler", "`apt-get install g++`")
         is_clang = "__clang_major__" in self.macros
         family, program = ("clang", "clang++") if is_clang else ("gcc", "g++")
         version = int(self.macros.get("__clang_major__" if is_clang else "__GNUC__", 0))

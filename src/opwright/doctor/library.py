@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opwright.build import cuda
+from opwright.backends import cuda
 from opwright.build.demangle import demangle
 from opwright.build.elf import has_old_string, newest, read_library
 from opwright.doctor import loader

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import opwright
+from opwright.backends.sources import find_sources
 from opwright.errors import PackageError
 from opwright.package import torch_stand_in
 from opwright.spec.declaration import Declaration, declare, declare_backward
@@ -34,7 +36,7 @@ def operator(
         declaration = declare(
             qualified_name,
             reference,
-            kernels={"cpu": cpu, "cuda": cuda, "triton": triton},
+            find_sources=partial(find_sources, kernels={"cpu": cpu, "cuda": cuda, "triton": triton}),
             random=random,
             data_dependent=data_dependent,
             non_differentiable=non_differentiable,

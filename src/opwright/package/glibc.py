@@ -13,7 +13,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-from opwright.build.toolchain import Compiler
+from opwright.backends.toolchain import Compiler
 
 _LOADERS = ("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
 _STACK = '.section .note.GNU-stack,"",%progbits\n'

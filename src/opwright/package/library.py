@@ -12,10 +12,9 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,23 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from opwright import __version__
-from opwright.build import cuda
-from opwright.build.changes import FileChanged, Watch
-from opwright.build.compile import SUPPORT, make_request, support_commands
-from opwright.build.diagnostics import compile_error
-from opwright.build.glue import entry_symbol, glue_text, header_text
-from opwright.build.steps import StepFailed, run_all
-from opwright.build.toolchain import (
+from opwright.backends.cpu import LEVELS, SPECIAL_LEVELS, variant_of
+from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
+from opwright.backends.registry import all_backends, backend_of_device, device_types
+from opwright.backends.toolchain import (
     GLUE_FLAGS,
-    INCLUDE,
-    KERNEL_FLAGS,
     LINK_FLAGS,
     NATIVE,
     Compiler,
     find_compiler,
 )
-from opwright.errors import NoCompilerError, NoNvccError, PackageError
+from opwright.build.changes import FileChanged, Watch
+from opwright.build.compile import SUPPORT, support_commands
+from opwright.build.diagnostics import compile_error
+from opwright.build.glue import entry_symbol, glue_text, header_text
+from opwright.build.request import make_request
+from opwright.build.steps import StepFailed, run_all
+from opwright.errors import NoCompilerError, PackageError
 from opwright.package import glibc
 from opwright.package.names import check_name
 from opwright.spec.declaration import Declaration
@@ -49,19 +49,6 @@ from opwright.spec.sources import Source
 # The newest torch of whose stable ABI the glue takes anything.
 MINIMUM_TORCH = (2, 11)
 
-# What kernels are compiled for, from the oldest to the newest: the first fits every machine.
-LEVELS = {
-    "x86_64": {
-        "v2": ("-march=x86-64-v2",),
-        "v3": ("-march=x86-64-v3",),
-        "v4": ("-march=x86-64-v4",),
-        "v4bf16": ("-march=x86-64-v4", "-mavx512bf16"),
-        "v4amx": ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-    },
-    "aarch64": {"base": ("-march=armv8-a",)},
-}
-# Levels that only sources have which name such a macro; the others' kernels are those of the level named here.
-_SPECIAL = {"v4bf16": ("v4", re.compile("__AVX512BF16__|__AMX_")), "v4amx": ("v4", re.compile("__AMX_"))}
 ARCHITECTURES = ("80", "90", "100")
 
 
@@ -77,23 +64,29 @@ class Options:
 class _Piece:
     """One source, compiled for one level or for all GPUs."""
 
-    backend: str  # "cpu" or "cuda"
-    variant: str  # "cpu_v3", "cuda"
+    backend: CompiledBackend
+    part: WheelPart
     source: Source
     unit: list[Declaration]
-    flags: tuple[str, ...]
     folder: Path
-    part: str = ""
+
+    @property
+    def variant(self) -> str:
+        return self.part.variant  # "cpu_v3", "cuda"
+
+    @property
+    def device(self) -> str:
+        return self.backend.device_type
 
     @property
     def stem(self) -> str:
-        return f"{self.folder.name}_{self.variant}{self.part}"
+        return f"{self.folder.name}_{self.variant}{self.part.name}"
 
     def symbols(self) -> dict[str, str]:
         """Returns the names that stay visible, by those in the object."""
         ends = ("", "_dtypes", "_16bit", "_dtypes_16bit")
         return {
-            entry_symbol(self.backend, d.name) + end: entry_symbol(self.variant, d.name) + end
+            entry_symbol(self.device, d.name) + end: entry_symbol(self.variant, d.name) + end
             for d in self.unit
             for end in ends
         }
@@ -136,22 +129,25 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         )  # fmt: skip
     levels = {name: flags for name, flags in known.items() if name in (options.levels or known)}
     pieces = _pieces(declarations, levels, options, work)
-    levels = {name: flags for name, flags in levels.items() if any(p.variant == f"cpu_{name}" for p in pieces)}
-    has_cuda = any(piece.backend == "cuda" for piece in pieces)
-    if has_cuda and machine != platform.machine():
+    levels = {name: flags for name, flags in levels.items() if any(p.variant == variant_of(name) for p in pieces)}
+    tools = {
+        piece.backend: piece.backend.find_compiler(identities) for piece in pieces if piece.backend.has_own_compiler
+    }
+    for backend in tools if machine != platform.machine() else ():
         raise PackageError(
-            namespaces[0], "CUDA kernels are compiled on a machine of the kind that they are for",
+            namespaces[0], f"{backend.name.upper()} kernels are compiled on a machine of the kind that they are for",
             rows=[("compiler", machine), ("here", platform.machine())],
             hint="build on such a machine, or `architectures = []` among the options of the build hook",
         )  # fmt: skip
-    nvcc = cuda.find_nvcc(identities) if has_cuda else None
-    if has_cuda and nvcc is None:
-        raise NoNvccError(
-            namespaces[0], "there is no CUDA compiler (nvcc) for its kernels",
-            hint="`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`, "
+    for backend in (backend for backend, tool in tools.items() if tool is None):
+        error = backend.make_compiler_error(namespaces[0])
+        raise type(error)(
+            namespaces[0], f"there is no {error.missing} for its kernels",
+            hint=f"{error.hint.partition(', or ')[0]}, "
             "or `architectures = []` among the options of the build hook, for a wheel without them",
         )  # fmt: skip
-    variants = [*(f"cpu_{name}" for name in levels), *(["cuda"] if has_cuda else [])]
+    unlevelled = sorted({piece.variant for piece in pieces} - set(map(variant_of, levels)))
+    variants = [*map(variant_of, levels), *unlevelled]
     prefix = (
         f"-ffile-prefix-map={root}=.",
         f"-ffile-prefix-map={work}=.",
@@ -159,7 +155,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
     )
     commands: dict[str, list[str]] = dict(support_commands(compiler, work))
     (work / "unit.c").write_text(glue_text(declarations, variants))
-    (work / "define.c").write_text(_define_text(declarations, variants))
+    (work / "define.c").write_text(_define_text(declarations, unlevelled))
     shutil.copy(NATIVE / "src" / "level.c", work / "level.c")
     stubs = glibc.stub_commands(compiler, work)
     commands |= stubs
@@ -169,26 +165,21 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
             compiler.path, *GLUE_FLAGS, *held, *prefix, "-I", str(NATIVE / "src"), "-c", f"{name}.c", "-o", f"{name}.o"
         ]  # fmt: skip
     # Slow ones first, so that none is left alone at the end.
-    for piece in sorted(pieces, key=lambda p: (p.backend != "cuda", -len(p.source.read()))):
+    for piece in sorted(pieces, key=lambda p: (not p.backend.has_own_compiler, -len(p.source.read()))):
         path = piece.source.path or _written(piece)
-        header = str(piece.folder / f"contract_{piece.backend}.h")
-        if piece.backend == "cuda":
-            # nvcc would split them at spaces and commas.
-            flags = [*piece.flags, *_packing(nvcc)]
-            flags += [f"-Xcompiler={flag}" for flag in prefix if not re.search(r"[\s,]", flag)]
-            commands[piece.stem] = cuda.compile_command(nvcc, compiler.path, flags, path, header, piece.stem)
-        else:
-            commands[piece.stem] = [
-                compiler.path, *piece.flags, *prefix, "-I", str(INCLUDE), "-include", header,
-                "-c", str(path), "-o", f"{piece.stem}.o",
-            ]  # fmt: skip
+        header, tool = str(piece.folder / f"contract_{piece.device}.h"), tools.get(piece.backend)
+        flags = piece.part.flags
+        if piece.variant in unlevelled:
+            flags = (*piece.backend.wheel_flags((), options.architectures, tool), *flags)
+        job = CompileJob(path, header, piece.stem, flags, tool, compiler, identities)
+        commands[piece.stem] = piece.backend.make_wheel_command(job, piece.part.name, prefix)
     try:
         run_all(commands, work)
     except StepFailed as failed:
         piece = next((p for p in pieces if p.stem == failed.step), None)
         if piece is None:
             raise PackageError(failed.step, "it cannot be compiled", body=failed.output) from None
-        request = make_request(piece.unit, (piece.backend,))
+        request = make_request(piece.unit, (piece.device,))
         raise compile_error(request, failed.step, failed.output, failed.log) from None
     for piece in pieces:
         _hide(piece, compiler, work)
@@ -204,8 +195,8 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         *(f"{p.stem}.o" for p in pieces),
         *SUPPORT,
     ]
-    if nvcc:
-        link += cuda.link_flags(nvcc)
+    for backend in dict.fromkeys(piece.backend for piece in pieces):
+        link += backend.link_flags(tools.get(backend))
     link += glibc.link_flags(compiler, stubs)
     try:
         run_all({"link": [*link, "-o", "library.so"]}, work)
@@ -226,28 +217,40 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         "library": hashlib.sha256((work / "library.so").read_bytes()).hexdigest(),
         "bytes": (work / "library.so").stat().st_size,
         "levels": list(levels),
-        "architectures": [f"sm_{a}" for a in options.architectures] + ["PTX"] if has_cuda else [],
+        "architectures": [f"sm_{a}" for a in options.architectures] + ["PTX"] if tools else [],
         "operators": {
             d.qualified_name: {
                 "schema": schema_of(d.contract, d.name),
-                "backends": sorted({p.backend for p in pieces if d in p.unit and _is_held(p, d, entries)}),
+                "backends": sorted({p.device for p in pieces if d in p.unit and _is_held(p, d, entries)}),
             }
             for d in declarations
         },
-        "left_out": sorted(
-            d.name for d in declarations if "cuda" in d.sources and d.sources["cuda"].backend == "triton"
-        ),
-        "compilers": [compiler.identity.splitlines()[0], *([nvcc.identity] if nvcc else [])],
+        "left_out": sorted(d.name for d in declarations if not all(_is_shipped(s) for s in _kernels_of(d).values())),
+        "compilers": [compiler.identity.splitlines()[0], *(tool.identity for tool in tools.values())],
         "flags": {
-            "cpu": {level: " ".join(_cpu_flags(flags)) for level, flags in levels.items()},
-            "cuda": " ".join([*_cuda_flags(options), *_packing(nvcc)]) if nvcc else "",
+            device: _describe_flags(backend, levels, options, tools)
+            for device in device_types()
+            if isinstance(backend := backend_of_device(device), CompiledBackend)
         },
         "sources": _digests(pieces, root),
         "sizes": _sizes(pieces, root, work),
     }  # fmt: skip
 
 
-def _define_text(declarations: Sequence[Declaration], variants: Sequence[str]) -> str:
+def _describe_flags(
+    backend: CompiledBackend,
+    levels: Mapping[str, Sequence[str]],
+    options: Options,
+    tools: Mapping[CompiledBackend, Any],
+) -> dict[str, str] | str:
+    """Returns the flags of a backend's compiler, for each level of CPUs."""
+    if backend.has_own_compiler:
+        tool = tools.get(backend)
+        return " ".join(backend.wheel_flags((), options.architectures, tool)) if tool else ""
+    return {level: " ".join(backend.wheel_flags(flags, (), None)) for level, flags in levels.items()}
+
+
+def _define_text(declarations: Sequence[Declaration], unlevelled: Sequence[str]) -> str:
     """Returns the C source of `opwright_define`, by which a program without Python gets the operators."""
     schemas = []
     for declaration in declarations:
@@ -255,7 +258,7 @@ def _define_text(declarations: Sequence[Declaration], variants: Sequence[str]) -
         schemas += [schema_of(contract, name), coded_schema_of(contract, kernel_twin(name))]
         schemas += [out_schema_of(contract, name)] if contract.outputs else []
     lines = "".join(f"    {json.dumps(schema)},\n" for schema in schemas)
-    cuda_too = ' || opwright_register("cuda")' if "cuda" in variants else ""
+    others = "".join(f' || opwright_register("{variant}")' for variant in unlevelled)
     return f"""// For a process without Python, which defines the operators otherwise.
 #include "glue.h"
 extern const char *opwright_level(void);
@@ -275,8 +278,8 @@ __attribute__((visibility("default"))) int opwright_define(void) {{
   for (const char *const *schema = schemas; *schema; ++schema) {{
     if (aoti_torch_library_def(library, *schema)) return 1;
   }}
-  snprintf(backend, sizeof backend, "cpu_%s", opwright_level());
-  return (*opwright_level() && opwright_register(backend)){cuda_too};
+  snprintf(backend, sizeof backend, "{variant_of("%s")}", opwright_level());
+  return (*opwright_level() && opwright_register(backend)){others};
 }}
 """
 
@@ -286,60 +289,35 @@ def _pieces(
 ) -> list[_Piece]:
     units: dict[tuple[str, Source], list[Declaration]] = {}
     for declaration in declarations:
-        for backend in ("cpu", "cuda"):
-            source = declaration.sources.get(backend)
-            if source is not None and source.backend == backend and (backend == "cpu" or options.architectures):
-                units.setdefault((backend, source), []).append(declaration)
-    found = []
-    for (backend, source), unit in units.items():
-        folder = work / f"{unit[0].name}_{len(found)}"
-        folder.mkdir()
-        (folder / f"contract_{backend}.h").write_text(header_text(unit, backend))
-        if backend == "cpu":
-            text = _whole_text(source.read(), source.path, set())
-            found += [
-                _Piece(backend, f"cpu_{level}", source, unit, _cpu_flags(flags), folder)
-                for level, flags in levels.items()
-                if level not in _SPECIAL or _SPECIAL[level][1].search(text) or _SPECIAL[level][0] not in levels
-            ]
-            continue
-        for part in cuda.parts_of(source.read()):
-            flags = (*_cuda_flags(options), *cuda.PARTS[part])
-            found.append(_Piece(backend, "cuda", source, unit, flags, folder, part))
+        for device, source in _kernels_of(declaration).items():
+            if _is_shipped(source):
+                units.setdefault((device, source), []).append(declaration)
+    found: list[_Piece] = []
+    for (device, source), unit in units.items():
+        backend = all_backends()[source.backend]
+        parts = backend.wheel_parts(source, levels, options.architectures)
+        if parts:
+            folder = work / f"{unit[0].name}_{len(found)}"
+            folder.mkdir()
+            (folder / f"contract_{device}.h").write_text(header_text(unit, device))
+            found += [_Piece(backend, part, source, unit, folder) for part in parts]
     return found
 
 
-def _whole_text(text: str, path: Path | None, seen: set[Path]) -> str:
-    """Returns the text of a source with those of the headers next to it."""
-    texts = [text]
-    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE) if path else []:
-        header = (path.parent / name).resolve()
-        if header not in seen and header.is_file():
-            seen.add(header)
-            texts.append(_whole_text(header.read_text(), header, seen))
-    return "\n".join(texts)
+def _kernels_of(declaration: Declaration) -> dict[str, Source]:
+    """Returns the sources of an operator's kernels by the type of device that they run on."""
+    return {device: declaration.sources[device] for device in device_types() if device in declaration.sources}
 
 
-def _cpu_flags(level: Sequence[str]) -> tuple[str, ...]:
-    fixed = [f for f in KERNEL_FLAGS if not f.startswith(("-march", "-mcpu", "-ffile-prefix-map"))]
-    # Else static variables of inline functions are shared with those compiled for other levels.
-    return (*level, *fixed, "-fno-gnu-unique", "-DOPWRIGHT_OLD_GLIBC")
-
-
-def _cuda_flags(options: Options) -> tuple[str, ...]:
-    kept = [f for f in cuda.NVCC_FLAGS if "-ffile-prefix-map" not in f]
-    return (*kept, "-Xcompiler=-fno-gnu-unique", *cuda.architecture_flags(options.architectures))
-
-
-def _packing(nvcc: cuda.Nvcc) -> tuple[str, ...]:
-    """Returns the flag that packs GPU code most densely: a third of the size. The drivers for CUDA 13 unpack it."""
-    release = re.search(r"release (\d+)", nvcc.identity)
-    return ("--compress-mode=size",) if release and int(release[1]) >= 13 else ()
+def _is_shipped(source: Source) -> bool:
+    """Returns whether wheels can have kernels of its language: those that run without a compiler of their own."""
+    backend = all_backends()[source.backend]
+    return isinstance(backend, CompiledBackend) and backend.is_read_in_place
 
 
 def _written(piece: _Piece) -> Path:
     """Returns a file with a source that stands in the declaration."""
-    path = piece.folder / f"source.{'cpp' if piece.backend == 'cpu' else 'cu'}"
+    path = piece.folder / f"source{piece.backend.suffix}"
     path.write_text(piece.source.inline)
     return path
 
@@ -390,8 +368,8 @@ def _is_held(piece: _Piece, declaration: Declaration, entries: dict[str, set[str
 def _aliases(entries: dict[str, set[str]], levels: Iterable[str]) -> list[str]:
     """Returns the flags that give a special level the entries of a plain one, where it has none of its own."""
     flags = []
-    for level in (name for name in levels if name in _SPECIAL):
-        own, plain = f"cpu_{level}", f"cpu_{_SPECIAL[level][0]}"
+    for level in (name for name in levels if name in SPECIAL_LEVELS):
+        own, plain = variant_of(level), variant_of(SPECIAL_LEVELS[level][0])
         for symbol in sorted(entries.get(plain, ())):
             name = symbol.replace(f"opwright_{plain}_", f"opwright_{own}_", 1)
             if name not in entries[own]:
@@ -407,7 +385,7 @@ def _answer(compiler: Compiler, question: str) -> str:
 
 def _name(piece: _Piece, root: Path) -> str:
     path = piece.source.path
-    return os.path.relpath(path, root.resolve()) if path else f"{piece.unit[0].qualified_name} ({piece.backend})"
+    return os.path.relpath(path, root.resolve()) if path else f"{piece.unit[0].qualified_name} ({piece.device})"
 
 
 def _digests(pieces: Sequence[_Piece], root: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ def main() -> int:
     """Builds what ORDER (JSON) asks for; prints what the library holds, or the error, as JSON."""
     order = json.loads(sys.argv[1])
     torch_stand_in.install()
-    from opwright.dispatch.gate import gate_source
+    from opwright.dispatch.entry_point import entry_point_source
     from opwright.package.collect import collect
     from opwright.package.library import ARCHITECTURES, Options, build_library
     from opwright.package.wheel import describe
@@ -30,7 +30,7 @@ def main() -> int:
         options = Options(tuple(order.get("architectures", ARCHITECTURES)), tuple(order.get("levels", ())))
         declarations = collect(root, order["package"])
         made = build_library(declarations, root, Path(order["work"]), options)
-        gates = {d.qualified_name: gate_source(d.contract) for d in declarations}
+        gates = {d.qualified_name: entry_point_source(d.contract) for d in declarations}
     except OpwrightError as error:
         print(json.dumps(describe(error)), file=out)
         return 1

@@ -12,18 +12,19 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from opwright.backends.registry import dispatch_keys
+
 _TOOLKIT = Path(__file__).resolve().parent.parent
-_TAKEN = ("errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
+_TAKEN = ("_torch.py", "errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
 _LEFT = ("spec/samples.py", "spec/fill.py", "spec/likely.py")
 _REPLACED = {
     "__init__.py": "init.py",
     "jaxtyping.py": "jaxtyping.py",
-    "build/__init__.py": "__init__.py",
-    "build/cuda.py": "cuda.py",
+    "backends/__init__.py": "__init__.py",
+    "backends/cuda.py": "cuda.py",
     "dispatch/compiled.py": "compiled.py",
     "dispatch/kernels.py": "kernels.py",
     "spec/dryrun.py": "dryrun.py",
-    "spec/sources.py": "sources.py",
 }
 
 
@@ -38,6 +39,7 @@ def runtime_files(package: str, gates: Mapping[str, str]) -> dict[str, str]:
     paths |= {name: _TOOLKIT / "package" / "shipped" / source for name, source in _REPLACED.items()}
     texts = {name: path.read_text() for name, path in sorted(paths.items()) if name not in _LEFT}
     texts["dispatch/gates.py"] = _gates_text(gates)
+    texts["dispatch/devices.py"] = f"DISPATCH_KEYS = {dispatch_keys()!r}\n"
     return {f"_opwright/{name}": rewritten(text, package) for name, text in texts.items()}
 
 

@@ -31,7 +31,8 @@ def wheel_commands(
 
     Args:
         package: its import name, where the project has several.
-        architectures, levels: as the options of the build hook of hatchling.
+        architectures: as the option of the build hook of hatchling.
+        levels: as the option of the build hook of hatchling.
     """
     given = {"architectures": architectures, "levels": levels}
     options = {name: value for name, value in given.items() if value is not None}

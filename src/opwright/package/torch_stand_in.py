@@ -28,7 +28,14 @@ class dtype:
         return f"torch.{self.name}"
 
 
-class Tensor:
+class _TensorType(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__") or not name.startswith("_"):  # annotations are told by the public ones
+            raise AttributeError(name)
+        return Anything()
+
+
+class Tensor(metaclass=_TensorType):
     """The class that annotations name."""
 
 

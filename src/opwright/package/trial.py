@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opwright.backends import cpu
+from opwright.backends.registry import device_types
 from opwright.build.load import open_library
 from opwright.dispatch import kernels
 from opwright.errors import PackageError
@@ -67,7 +69,9 @@ def use_wheel(wheel: Path, operators: Iterable[Operator], level: str = "") -> No
             f"its CPU kernels for `{level}` cannot run here",
             rows=[("usable", ", ".join(usable) or "none")],
         )
-    library = WheelLibrary(handle, {"cpu": f"cpu_{level or best}", "cuda": "cuda"})
+    library = WheelLibrary(
+        handle, {**{b: b for b in device_types()}, cpu.BACKEND.device_type: cpu.variant_of(level or best)}
+    )
     registered: set[str] = set()
     for operator in _with_backward(operators):
         held = made["operators"].get(operator.declaration.qualified_name)
@@ -78,7 +82,7 @@ def use_wheel(wheel: Path, operators: Iterable[Operator], level: str = "") -> No
                 rows=[("here", schema), ("wheel", held["schema"] if held else "no such operator")],
                 hint="`opwright wheel` makes it anew",
             )  # fmt: skip
-        backends = [b for b in held["backends"] if b != "cpu" or usable]
+        backends = [b for b in held["backends"] if b != cpu.BACKEND.device_type or usable]
         for backend in backends:
             if backend not in registered:
                 library.register(backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from opwright.errors import RecordError
 from opwright.records import (
@@ -20,6 +21,7 @@ from opwright.records import (
 )
 from opwright.report.ratios import tell_share
 
+_Timed = TypeVar("_Timed", BenchRecord, CallRecord, BaseRecord)
 _DIRECTIONS = ("forward", "backward", "step")
 
 
@@ -187,21 +189,26 @@ def _cards_of(group: Sequence[Record]) -> list[Card]:
     newest = sorted(group, key=lambda record: record.created, reverse=True)
     verify = next((r for r in newest if isinstance(r, VerifyRecord)), None)
     build = next((r for r in newest if isinstance(r, BuildRecord)), None)
-    by_kind = [
-        {r.device: r for r in reversed(newest) if isinstance(r, kind)} for kind in (BenchRecord, CallRecord, BaseRecord)
-    ]
+    benches = _by_device(newest, BenchRecord)
+    calls = _by_device(newest, CallRecord)
+    bases = _by_device(newest, BaseRecord)
     history = [r for r in reversed(newest) if isinstance(r, BenchRecord)]
-    kept = sum(record is not None for record in (verify, build)) + len(history) + sum(map(len, by_kind[1:]))
-    devices = list(dict.fromkeys(device for found in by_kind for device in found)) or [""]
+    kept = sum(record is not None for record in (verify, build)) + len(history) + len(calls) + len(bases)
+    devices = list(dict.fromkeys([*benches, *calls, *bases])) or [""]
     cards = []
     for device in devices:
-        timed = [found.get(device) for found in by_kind]
+        bench, call, base = benches.get(device), calls.get(device), bases.get(device)
         on_device = [r for r in history if r.device == device]
         # On a CPU another count of threads is another measurement, or another machine with a CPU of this name.
         alike = tuple(r for r in on_device if r.on_gpu or r.threads == on_device[-1].threads)
         older = len(group) - kept + len(on_device) - len(alike)
-        cards.append(Card(verify, *timed, build, alike, older))
+        cards.append(Card(verify, bench, call, base, build, alike, older))
     return cards
+
+
+def _by_device(newest: Sequence[Record], kind: type[_Timed]) -> dict[str, _Timed]:
+    """Returns the newest record of a kind for each device."""
+    return {record.device: record for record in reversed(newest) if isinstance(record, kind)}
 
 
 def direction_rank(direction: str) -> int:
@@ -218,5 +225,6 @@ def size_of(measurement: Measurement) -> float:
 def elements_of(measurement: Measurement) -> float | None:
     """Returns the elements of an input, or None where the record does not count them."""
     elements = measurement.axes.get("elements")
-    is_number = isinstance(elements, (int, float)) and not isinstance(elements, bool)
-    return elements if is_number and elements > 0 else None
+    if isinstance(elements, (int, float)) and not isinstance(elements, bool) and elements > 0:
+        return elements
+    return None

@@ -53,7 +53,7 @@ def write_png(records: Sequence[Record], folder: Path) -> list[File]:
         RecordError: there are no records, or vl-convert is not installed.
     """
     try:
-        import vl_convert
+        import vl_convert  # pyright: ignore[reportMissingImports]: of the extra `report`
     except ImportError:
         raise RecordError(
             "report --png",
@@ -117,7 +117,7 @@ def stand_alone(svg: str, heading: str, origin: str, *, is_dark_too: bool) -> st
 @cache
 def _rules() -> tuple[str, str]:
     """Returns the rules of drawings from the page's style sheet, in the light and in the dark colours."""
-    sheet = files("opwright.report").joinpath("templates", "style.css").read_text()
+    sheet = (files("opwright.report") / "templates" / "style.css").read_text()
     light, dark = (
         [dict(re.findall(r"(--\w+): ([^;]+);", block)) for block in re.findall(r":root \{([^}]*)\}", sheet)]
     )[:2]

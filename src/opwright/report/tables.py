@@ -118,7 +118,7 @@ def list_checks(card: Card) -> list[CheckRow]:
             name=check.title,
             outcome=check.outcome,
             cases=f"{check.cases:,}" if check.outcome != "skipped" else "",
-            worst_ulp=f"{round_to(check.worst_ulp)} ulp" if check.has_ulp else "",
+            worst_ulp=f"{round_to(check.worst_ulp)} ulp" if check.worst_ulp is not None and check.has_ulp else "",
             worst_ratio=""
             if (ratio := _worst_ratio(check)) is None
             else "infinite"

@@ -1,4 +1,4 @@
-"""Names that generated C++ cannot give to a variable or an enumerator."""
+"""Words of generated C++: names that it cannot give to a variable or an enumerator, and strings."""
 
 CPP_KEYWORDS = frozenset(
     "alignas alignof and asm auto bool break case catch char class const continue default delete do "
@@ -7,3 +7,8 @@ CPP_KEYWORDS = frozenset(
     "static struct switch template this throw true try typedef typename union unsigned using virtual "
     "void volatile while xor".split()
 )
+
+
+def quote_for_c(text: str) -> str:
+    """Returns a text as a string of C."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError
@@ -14,7 +13,7 @@ from opwright.spec.axes import Anonymous, Computed, Named, Variadic
 from opwright.spec.contract import MISSING, Contract, Output, Parameter, TensorType
 from opwright.spec.domains import Index
 from opwright.spec.precision import Precision, check_precision
-from opwright.spec.sources import KERNEL_FILES, Source, find_sources
+from opwright.spec.sources import Source
 
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
 
@@ -26,7 +25,7 @@ class Declaration(NamedTuple):
         qualified_name: `ns::name`.
         reference: the function that was decorated.
         contract: its arguments and outputs.
-        sources: kernels by backend.
+        sources: kernels by backend, and by type of device: the one that runs there.
         random: whether the reference draws random numbers.
         autocast: what happens under autocast: "promote" (floats to the widest of them), "lower" (to
             autocast's dtype), "float32", or None (nothing).
@@ -71,7 +70,7 @@ def declare(
     qualified_name: str,
     reference: Callable[..., Any],
     *,
-    kernels: Mapping[str, str | Path | None],
+    find_sources: Callable[[str, str], Mapping[str, Source]],
     random: bool = False,
     data_dependent: Sequence[str] = (),
     non_differentiable: Sequence[str] = (),
@@ -81,6 +80,9 @@ def declare(
     local_names: Mapping[str, Any] | None = None,
 ) -> Declaration:
     """Reads a reference into a declaration.
+
+    Args:
+        find_sources: returns the sources of the kernels, from the name of the operator and the declaring file.
 
     Raises:
         DeclarationError: the subclass for what cannot be honoured.
@@ -112,7 +114,7 @@ def declare(
         qualified_name=qualified_name,
         reference=reference,
         contract=contract,
-        sources=find_sources(subject, file, kernels),
+        sources=find_sources(subject, file),
         random=random,
         autocast=autocast,
         module=reference.__module__,
@@ -375,7 +377,6 @@ def _probe(axis: Computed, value: int) -> dict[str, int]:
 
 __all__ = [
     "AUTOCAST_POLICIES",
-    "KERNEL_FILES",
     "Declaration",
     "Source",
     "TensorType",

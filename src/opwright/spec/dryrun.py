@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from opwright import _torch
+from opwright._torch import TorchDispatchMode
 from opwright.errors import (
     DataDependentShapeError,
     RandomnessError,
@@ -36,7 +37,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.declaration = declaration
         self.mutable = {p.name for p in declaration.contract.mutated}
-        self.inputs = {t.untyped_storage()._cdata: name for name, ts in inputs.items() for t in ts}
+        self.inputs = {_torch.address_of(t.untyped_storage()): name for name, ts in inputs.items() for t in ts}
         self.data_operator: str | None = None
 
     @classmethod
@@ -54,9 +55,9 @@ class _Watch(TorchDispatchMode):
             )
         if any(tag in func.tags for tag in _DATA_TAGS):
             self.data_operator = str(func)
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        for argument, value in zip(_torch.schema_of(func).arguments, args, strict=False):
             self._check_write(argument, value, func)
-        for argument in func._schema.arguments:
+        for argument in _torch.schema_of(func).arguments:
             if argument.name in kwargs:
                 self._check_write(argument, kwargs[argument.name], func)
         return func(*args, **kwargs)
@@ -67,7 +68,7 @@ class _Watch(TorchDispatchMode):
         for tensor in value if isinstance(value, (list, tuple)) else [value]:
             if not isinstance(tensor, torch.Tensor):
                 continue
-            name = self.inputs.get(tensor.untyped_storage()._cdata)
+            name = self.inputs.get(_torch.address_of(tensor.untyped_storage()))
             if name is not None and name not in self.mutable:
                 parameter = next(p for p in self.declaration.contract.parameters if p.name == name)
                 raise UndeclaredMutationError(

@@ -11,7 +11,7 @@ from opwright.spec.axes import Computed, Named, Variadic
 from opwright.spec.contract import Contract, TensorType
 from opwright.spec.domains import Range
 
-LAYOUTS = ("transposed", "sliced", "offset", "expanded")
+LAYOUTS = ("transposed", "sliced", "offset", "expanded", "columns")
 
 
 def tensor_dtype(contract: Contract, type_: TensorType, dtype: torch.dtype | None) -> torch.dtype:
@@ -37,7 +37,10 @@ def shape_of(type_: TensorType, sizes: Mapping[str, int], batch: tuple[int, ...]
 
 
 def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str) -> torch.Tensor:
-    """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS."""
+    """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS.
+
+    "columns" are the first columns of a wider tensor; "sliced", every second one.
+    """
     if layout == "offset":
         count = math.prod(shape)
         return fill((count + 3,))[3:].view(shape)
@@ -50,6 +53,8 @@ def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, .
     if layout == "sliced":
         padded = fill((*shape[:-1], 2 * shape[-1] + 1))
         return padded[..., 1::2]
+    if layout == "columns":
+        return fill((*shape[:-1], shape[-1] + 3))[..., : shape[-1]]
     if layout == "expanded":
         return fill((1, *shape[1:])).expand(shape)
     return fill(shape)

@@ -211,7 +211,8 @@ class Sweep:
         names = [p.name for p in self.contract.tensors]
         if len(names) > 1:
             for name in names:
-                yield self.make(f"only {name} sliced", dtype, base, batch, first, layout={name: "sliced"})
+                for layout in ("sliced",) if self.effort == "quick" else LAYOUTS:
+                    yield self.make(f"only {name} {layout}", dtype, base, batch, first, layout={name: layout})
             for shift in range(1 if self.effort == "quick" else len(LAYOUTS)):
                 mixed = self._mixed_layouts(shift)
                 yield self.make("mixed layouts", dtype, base, batch, first, layout=mixed)

@@ -15,9 +15,9 @@ from opwright.errors import CheckError, align
 from opwright.records import Failure, VerifyRecord
 from opwright.target import find_operators
 from opwright.testing.sweep import one_operator
+from opwright.verify.api import verify
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import devices_for
-from opwright.verify.run import verify
 
 
 def suite(
@@ -95,7 +95,7 @@ def _run(operator: Operator, check: str, device: str, settings: Mapping[str, Any
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip(f"there is no device {device} here")
     # For a GPU each process takes seconds to start, and one check is all that it would do.
-    settings = {"isolated": device == "cpu"} | dict(settings)
+    settings = {"isolated": device == "cpu", **settings}
     record = verify(operator.function, checks=[check], devices=[device], **settings)
     if record.failures:
         pytest.fail("\n\n".join(map(describe_failure, record.failures)), pytrace=False)

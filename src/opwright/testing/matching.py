@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from opwright.dispatch.operator import operator_of
+from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, align
-from opwright.spec.contract import Contract
 from opwright.spec.dtypes import describe
 from opwright.testing.arguments import Inputs
-from opwright.verify.difference import compare
+from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, ulp_of
 
 _ULP = 4.0  # what every element is allowed; see docs/decisions/0003-allowances.md
@@ -43,7 +42,6 @@ def assert_matches(actual: Any, expected: Any, /, *args: Any, **kwargs: Any) -> 
     """
     __tracebackhide__ = True
     operator = operator_of(expected) if callable(expected) else None
-    contract = operator.contract if operator is not None else None
     got = _as_list(actual)
     if callable(expected):
         if not args and not kwargs:
@@ -52,7 +50,7 @@ def assert_matches(actual: Any, expected: Any, /, *args: Any, **kwargs: Any) -> 
                 "a function is compared on the arguments of the call",
                 hint="`assert_matches(op(x, y), op, x, y)`",
             )
-        names, wanted = _from_function(expected, contract, args, kwargs)
+        names, wanted = _from_function(expected, operator, args, kwargs)
         case = str(Inputs(args, kwargs))
     else:
         if args or kwargs:
@@ -73,13 +71,12 @@ def assert_matches(actual: Any, expected: Any, /, *args: Any, **kwargs: Any) -> 
 
 
 def _from_function(
-    function: Callable[..., Any], contract: Contract | None, args: Sequence[Any], kwargs: dict[str, Any]
+    function: Callable[..., Any], operator: Operator | None, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[str], list[Any]]:
     """Returns the names of the outputs, and what each must be."""
-    operator = operator_of(function)
     if operator is not None:
-        reference = operator.declaration.reference
-        call = caller(contract, reference)
+        contract = operator.contract
+        call = caller(contract, operator.declaration.reference)
         names = [p.name for p in contract.parameters]
         given = dict(zip(names, args)) | kwargs
         values = [given.get(p.name, p.default) for p in contract.parameters]

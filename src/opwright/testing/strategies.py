@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -18,7 +18,7 @@ from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.spec.samples import domain_in, integers_in, nearest_in, within
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.testing.sweep import one_operator
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.target import Target, make_target
 
 try:
     from hypothesis import assume
@@ -31,9 +31,9 @@ except ImportError:
     ) from None
 
 _USUAL = (8, 33, 257)  # most sizes are small, some larger than a vector, a few larger than several
-_MOST_ELEMENTS = 4096
-_MOST_AXES = 3  # of a variadic axis
-_MOST_PLACED = 6  # values that are chosen one by one in a tensor
+_MAX_ELEMENTS = 4096
+_MAX_AXES = 3  # of a variadic axis
+_MAX_PLACED = 6  # values that are chosen one by one in a tensor
 
 Ends = tuple[float, float]
 
@@ -44,7 +44,7 @@ def inputs(
     dtypes: Iterable[torch.dtype] | None = None,
     layouts: Iterable[str] = ("contiguous", *LAYOUTS),
     special: bool = True,
-    max_elements: int = _MOST_ELEMENTS,
+    max_elements: int = _MAX_ELEMENTS,
     **ranges: Any,
 ) -> st.SearchStrategy[Inputs]:
     """Returns a strategy for the arguments of a call.
@@ -72,9 +72,9 @@ def inputs(
     contract = found.contract
     _check_names(contract, ranges)
     chosen = None if dtypes is None else tuple(dtypes)
-    subject = subject_of(found.function, None, None)
-    maker = _Maker(subject.drawn, ranges, chosen, tuple(layouts), special, max_elements)
-    return _arguments(maker, subject)
+    target = make_target(found.function, None, None)
+    maker = _Maker(target.drawn, ranges, chosen, tuple(layouts), special, max_elements)
+    return _arguments(maker, target)
 
 
 def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
@@ -98,13 +98,13 @@ def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
 
 
 @st.composite
-def _arguments(draw: st.DrawFn, maker: _Maker, subject: Subject) -> Inputs:
+def _arguments(draw: st.DrawFn, maker: _Maker, target: Target) -> Inputs:
     values, label = maker.draw(draw)
     outside = maker.contract.find_outside(values)
     assume(outside is None or outside.name in maker.ranges)
     try:
         with torch.no_grad():
-            subject.reference(list(Inputs(values, {}).fresh().args))
+            target.reference(list(Inputs(values, {}).fresh().args))
     except Exception:  # whatever a reference may raise to refuse
         assume(False)
     return inputs_from(maker.contract, values, label)
@@ -176,7 +176,7 @@ class _Maker:
                 if given:
                     return st.floats(*map(float, given))
                 between = st.floats(2.0**-10, 2.0, width=32)
-                if parameter.domain is not None:
+                if isinstance(parameter.domain, Range):
                     inside = functools.partial(nearest_in, parameter.domain, kind="float")
                     if parameter.domain.is_bounded:
                         between = st.floats(*parameter.domain.ends(torch.float64))
@@ -196,7 +196,7 @@ class _Maker:
         free = [name for name in self.axes if name not in self.ints]
 
         def elements() -> int:
-            counts = [math.prod(self._known(p.type, sizes)) for p in self.contract.tensors]
+            counts = [math.prod(self._known(p.type, sizes)) for p in self.contract.parameters if p.type]
             return max(counts, default=0)
 
         while elements() > self.max_elements and any(sizes[name] > self._least(name) for name in free):
@@ -209,12 +209,10 @@ class _Maker:
 
     def _known(self, type_: TensorType, sizes: Mapping[str, int]) -> list[int]:
         """Returns the sizes of the axes that are not variadic."""
-        return [size for axis in type_.axes if (size := self._size(axis, sizes)) is not None]
+        return [self._size(axis, sizes) for axis in type_.axes if not isinstance(axis, Variadic)]
 
-    def _size(self, axis: Any, sizes: Mapping[str, int]) -> int | None:
+    def _size(self, axis: Any, sizes: Mapping[str, int]) -> int:
         match axis:
-            case Variadic():
-                return None
             case Named(name):
                 return sizes[name]
             case Computed():
@@ -225,7 +223,7 @@ class _Maker:
 
     def _batch(self, draw: st.DrawFn, room: int) -> tuple[int, ...]:
         """Returns the axes of a variadic axis, none first."""
-        shape = draw(st.lists(st.sampled_from((1, 2, 3, 5, 0)), max_size=_MOST_AXES))
+        shape = draw(st.lists(st.sampled_from((1, 2, 3, 5, 0)), max_size=_MAX_AXES))
         while math.prod(shape) > max(room, 1):
             shape = shape[:-1]
         return tuple(shape)
@@ -240,6 +238,7 @@ class _Maker:
         layout: str,
     ) -> torch.Tensor:
         type_ = parameter.type
+        assert type_ is not None
         room = self.max_elements // max(math.prod(self._known(type_, sizes)), 1)
         shape: list[int] = []
         for axis in type_.axes:
@@ -290,8 +289,8 @@ class _Maker:
         first, seed = draw(plain), draw(st.integers(0, 255))
         values.copy_(_spread(first, _shares(seed, count), given, dtype))
         # Drawn for an empty tensor too: else one element would be the longer example, and shrink to none.
-        placed = draw(st.lists(st.tuples(st.integers(0, max(count - 1, 0)), elements), max_size=_MOST_PLACED))
-        for at, value in placed[: _MOST_PLACED if count else 0]:
+        placed = draw(st.lists(st.tuples(st.integers(0, max(count - 1, 0)), elements), max_size=_MAX_PLACED))
+        for at, value in placed[: _MAX_PLACED if count else 0]:
             values[at] = value
         return within(values.view(shape), parameter, sizes) if is_free else values.view(shape)
 
@@ -314,10 +313,9 @@ def _size(low: int, high: int) -> st.SearchStrategy[int]:
 
 def _axis_names(contract: Contract) -> list[str]:
     names: dict[str, None] = {}
-    for parameter in contract.tensors:
-        for axis in parameter.type.axes:
-            found = [axis.name] if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else []
-            names.update(dict.fromkeys(found))
+    for axis in (axis for p in contract.parameters if p.type for axis in p.type.axes):
+        found = [axis.name] if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else []
+        names.update(dict.fromkeys(found))
     return list(names)
 
 
@@ -334,7 +332,7 @@ def _elements(
     if given:
         inside = st.floats(*map(float, given), allow_nan=False)
         return inside, inside
-    width = {torch.float64: 64, torch.float32: 32}.get(dtype, 16)
+    width: Literal[16, 32, 64] = 64 if dtype == torch.float64 else 32 if dtype == torch.float32 else 16
     usual = st.integers(-8, 8).map(float) | st.floats(-1e3, 1e3, width=width)
     if not special:
         return usual, usual

@@ -11,7 +11,7 @@ from opwright.errors import CheckError
 from opwright.spec.dtypes import SCALAR_TYPES, short_name
 from opwright.target import find_operators
 from opwright.testing.arguments import Inputs, inputs_from
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 
 if TYPE_CHECKING:
     import pytest
@@ -66,7 +66,7 @@ def find_cases(operator: Any, *, dtypes: Iterable[Any] | Any = (), only: str = "
     return left
 
 
-def one_operator(given: Any, subject: str) -> Operator:
+def one_operator(given: Any, target: str) -> Operator:
     """Returns the operator that was given as such, as a `torch.ops` entry, or as a TARGET.
 
     Raises:
@@ -82,7 +82,7 @@ def one_operator(given: Any, subject: str) -> Operator:
     operator = operator_of(given)
     if operator is None:
         raise CheckError(
-            subject,
+            target,
             "it takes an operator of Opwright",
             rows=[("got", getattr(given, "__name__", repr(given)))],
             hint='`@operator("my_ops::name")` declares one',
@@ -97,7 +97,7 @@ def _sweep(operator: Operator) -> list[Inputs]:
 
 
 def _cases(operator: Operator, samples: Any) -> list[Inputs]:
-    found = subject_of(operator.function, None, samples).cases()
+    found = make_target(operator.function, None, samples).cases()
     return [inputs_from(operator.contract, case.values, case.label) for _, case in found]
 
 

@@ -19,11 +19,11 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from opwright.errors import CompileError
 from opwright.spec.contract import Contract
-from opwright.spec.cpp_names import CPP_KEYWORDS
+from opwright.spec.cpp_names import CPP_KEYWORDS, quote_for_c
 from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 
 # Functions of integers.h for what may be beyond 64 bits; `&`, `|` and `^` never are.
@@ -105,11 +105,6 @@ def _names(contract: Contract) -> list[str]:
     return [p.name for p in contract.parameters] + [o.name for o in contract.outputs]
 
 
-def quote_for_c(text: str) -> str:
-    """Returns a text as a string of C."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
 @dataclass
 class _Function:
     """The translation of one launch function."""
@@ -170,7 +165,7 @@ class _Function:
             allowed = [cpp for cpp in map(CPP_OF_DTYPE.__getitem__, self.file.dtypes) if cpp in allowed]
         return f"OPWRIGHT_KERNEL({', '.join([self.contract.subject, *allowed])})"
 
-    def fail(self, node: ast.AST, rule: str, hint: str | None = None) -> None:
+    def fail(self, node: ast.AST, rule: str, hint: str | None = None) -> NoReturn:
         line = getattr(node, "lineno", 1)
         if hint is None:
             raise error_at(self.contract.subject, self.file.path, self.file.text, line, rule)

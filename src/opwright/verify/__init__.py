@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from opwright.records import VerifyRecord
-from opwright.verify.run import verify
+from opwright.verify.api import verify
 
 __all__ = ["VerifyRecord", "verify"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from opwright._torch import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from opwright.spec.declared import Labelled, split_sample
 from opwright.spec.samples import Case
 from opwright.verify.formulas import oracle_formulas
@@ -86,13 +86,13 @@ class Callables:
 
     def __init__(self, target: Any, reference: Any) -> None:
         self.name = name_of(target)
-        self._target, self.reference = _plain(target), _plain(reference)
+        self._target, self.reference = _unwrap(target), _unwrap(reference)
         self.parameters: dict[str, torch.Tensor] = {}
         self.are_shared, self.note = False, ""
         self._renamed: dict[str, str] = {}
         self._differentiable = 0  # parameters come before buffers
         if isinstance(self.reference, torch.nn.Module) and isinstance(self._target, torch.nn.Module):
-            self._renamed = _renamed(self._target, self.reference)
+            self._renamed = _match_names(self._target, self.reference)
             self.note = "" if self._renamed else _mismatch(self._target, self.reference)
             self.are_shared = not self.note
         if self.are_shared:
@@ -110,11 +110,9 @@ class Callables:
 
         return [case_of(label_of(i, sample), sample, parameters) for i, sample in enumerate(given)]
 
-    def differentiable_at(self, case: Case) -> list[int]:
-        """Returns the positions of the values that both differentiate by."""
-        *leaves, assembly = case.values
-        last = assembly.arguments + self._differentiable
-        return [i for i, v in enumerate(leaves[:last]) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    def count_differentiable(self, case: Case) -> int:
+        """Returns how many of the first values both can differentiate by: arguments and parameters, but not buffers."""
+        return case.values[-1].arguments + self._differentiable
 
     def call_reference(self, values: Sequence[Any]) -> list[Any]:
         """Calls the reference with the values of a case; returns the leaves of its result."""
@@ -199,7 +197,7 @@ def name_of(target: Any) -> str:
     return type(target).__name__
 
 
-def _plain(function: Any) -> Any:
+def _unwrap(function: Any) -> Any:
     """Returns what is called: of a torch.autograd.Function its `apply`, of a module a copy."""
     if isinstance(function, type) and issubclass(function, torch.autograd.Function):
         return function.apply
@@ -218,7 +216,7 @@ def _state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {_own_name(name): tensor for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 
-def _renamed(target: torch.nn.Module, reference: torch.nn.Module) -> dict[str, str]:
+def _match_names(target: torch.nn.Module, reference: torch.nn.Module) -> dict[str, str]:
     """Returns the name in the target of each part of a reference's state; none, unless names alone differ."""
     own, wanted = _state_of(target), _state_of(reference)
     alike = len(own) == len(wanted) and all(
@@ -263,11 +261,11 @@ def flatten(result: Any) -> tuple[list[Any], list[str], list[str]]:
     keys: list[str] = []
     names: list[str] = []
     if result is not None:
-        _visit(result, "", "", outputs, keys, names)
+        _flatten_into(result, "", "", outputs, keys, names)
     return outputs, keys, names
 
 
-def _visit(value: Any, key: str, name: str, outputs: list[Any], keys: list[str], names: list[str]) -> None:
+def _flatten_into(value: Any, key: str, name: str, outputs: list[Any], keys: list[str], names: list[str]) -> None:
     """Adds what a value holds. `key` tells which results are alike, and `name` also where in a list each lies."""
     if isinstance(value, torch.Tensor):
         value = value.to_dense() if value.layout != torch.strided else value
@@ -278,16 +276,18 @@ def _visit(value: Any, key: str, name: str, outputs: list[Any], keys: list[str],
         outputs.append(None)
     elif isinstance(value, Mapping):
         for each in sorted(value, key=str):
-            _visit(value[each], f"{key}[{each!r}]", f"{name}[{each!r}]", outputs, keys, names)
+            _flatten_into(value[each], f"{key}[{each!r}]", f"{name}[{each!r}]", outputs, keys, names)
         return
     elif isinstance(value, (list, tuple)):
         fields = getattr(value, "_fields", None)  # of a named tuple
         for i, item in enumerate(value):
-            _visit(item, key, f"{name}.{fields[i]}" if fields else f"{name}[{i}]", outputs, keys, names)
+            _flatten_into(item, key, f"{name}.{fields[i]}" if fields else f"{name}[{i}]", outputs, keys, names)
         return
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            _visit(getattr(value, field.name), f"{key}.{field.name}", f"{name}.{field.name}", outputs, keys, names)
+            _flatten_into(
+                getattr(value, field.name), f"{key}.{field.name}", f"{name}.{field.name}", outputs, keys, names
+            )
         return
     else:
         return

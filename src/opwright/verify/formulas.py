@@ -17,13 +17,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._pytree import tree_map
 
+from opwright import _torch
+from opwright._torch import TorchDispatchMode, get_decompositions, tree_leaves, tree_map
 from opwright.verify.tensors import tensors_of
 
 _aten = torch.ops.aten
+
+
+def packets(names: str) -> frozenset[Any]:
+    """Returns operators of PyTorch, by their names."""
+    return frozenset(getattr(_aten, name) for name in names.split())
+
+
 _STEPS = get_decompositions(
     [
         _aten.gelu,
@@ -94,7 +100,7 @@ STABLE_FORMULAS = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu
 
 def oracle_formulas() -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operators in float64 are computed as an oracle should."""
-    is_in_one = isinstance(_get_current_dispatch_mode(), _OracleFormulas)
+    is_in_one = isinstance(_torch.current_dispatch_mode(), _OracleFormulas)
     return contextlib.nullcontext() if is_in_one else _OracleFormulas()
 
 
@@ -107,10 +113,10 @@ class _OracleFormulas(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        mode = _get_current_dispatch_mode()  # this one is not current in here
-        args = _widened(func, args)
+        mode = _torch.current_dispatch_mode()  # this one is not current in here
+        args = _widen_all(func, args)
         if not args or not tensors_of(args):
-            return _wide(func(*args, **kwargs))
+            return _widen(func(*args, **kwargs))
         if not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64):
             return func(*args, **kwargs)
         if isinstance(mode, Rounding) and func in _STEPS_IN_SINGLE:
@@ -118,7 +124,7 @@ class _OracleFormulas(TorchDispatchMode):
         return (_STEPS if isinstance(mode, Rounding) else STABLE_FORMULAS).get(func, func)(*args, **kwargs)
 
 
-def _widened(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+def _widen_all(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     """Returns arguments in float64, where some are and others, what a reference holds, are not.
 
     PyTorch refuses many of such mixtures. What is written into stays as it is.
@@ -126,11 +132,11 @@ def _widened(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     dtypes = {tensor.dtype for tensor in tensors_of(args) if tensor.is_floating_point()}
     if len(dtypes) < 2 or torch.float64 not in dtypes:
         return args
-    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
-    return [a if is_written else tree_map(_wide, a) for a, is_written in zip(args, written, strict=False)]
+    written = [a.alias_info is not None and a.alias_info.is_write for a in _torch.schema_of(func).arguments]
+    return [a if is_written else tree_map(_widen, a) for a, is_written in zip(args, written, strict=False)]
 
 
-def _wide(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     """Returns a floating-point tensor in float64, anything else as it is."""
     is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(torch.float64) if is_narrow else value
@@ -142,3 +148,88 @@ class Rounding(TorchDispatchMode):
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Computes several steps, rounded as float32 is at most, and rounds the result."""
         raise NotImplementedError
+
+
+_SUMS = packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add index_add addmv")
+_SQUARES = packets("var var_mean std linalg_vector_norm")
+_CENTERED = packets("var var_mean std")
+_REDUCTIONS = _SUMS | _SQUARES
+_GROWING = packets("add sub mul rsub square pow exp exp2 expm1 addcmul prod cumprod add_ sub_ mul_ addcmul_")
+
+
+class Overflow(Rounding):
+    """Replaces what has no room in a range of numbers, in all intermediate results of a computation in float64.
+
+    Attributes:
+        largest: the largest number of the range.
+        fill: what takes the place of an overflow; a NaN, or a number that takes its sign.
+        is_of_sums: whether overflows of sums and of statistics alone are replaced.
+        is_of_infinities: whether infinite sums of infinite inputs are replaced, and no overflows are.
+    """
+
+    def __init__(
+        self,
+        largest: float,
+        fill: float,
+        is_of_sums: bool = False,
+        is_of_infinities: bool = False,
+        inputs: Sequence[torch.Tensor] = (),
+    ) -> None:
+        super().__init__()
+        self._inputs = {_torch.address_of(t.untyped_storage()) for t in inputs}
+        self.largest, self.fill = largest, fill
+        self.is_of_sums, self.is_of_infinities = is_of_sums, is_of_infinities
+
+    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return formula(*args, **kwargs)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket not in (
+            _REDUCTIONS if self.is_of_sums or self.is_of_infinities else _REDUCTIONS | _GROWING
+        ):
+            return func(*args, **kwargs)
+        if self.is_of_infinities and not self._sums_inputs(args):
+            return func(*args, **kwargs)
+        sizes = None if self.is_of_infinities else _sizes(func, args, kwargs)
+        result = func(*args, **kwargs)
+        made = result if isinstance(result, tuple) else (result,)
+        for value, size in zip(made, sizes or [None] * len(made), strict=True):
+            if value.dtype == torch.float64:
+                is_over = value.isinf() if size is None else size > self.largest
+                if bool(is_over.any()):
+                    value.copy_(torch.where(is_over, torch.full_like(value, self.fill).copysign(value), value))
+        return result
+
+    def _sums_inputs(self, args: Any) -> bool:
+        """Returns whether an operator adds up inputs unchanged; other sums must be infinite where the reference is."""
+        tensors = [a for a in tree_leaves(list(args)) if isinstance(a, torch.Tensor)]
+        return any(_torch.address_of(t.untyped_storage()) in self._inputs for t in tensors)
+
+
+def _sizes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Returns how large the numbers are that an operator has on the way to each result, of its finite inputs alone."""
+    kind = func.overloadpacket
+
+    def finite(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        tame = value.nan_to_num(0.0, 0.0, 0.0)
+        return tame.abs() if kind in _SUMS else tame
+
+    found = func(*tree_map(finite, list(args)), **tree_map(finite, kwargs))
+    made = [v.abs().nan_to_num(math.inf, math.inf, math.inf) for v in (found if isinstance(found, tuple) else (found,))]
+    terms = args[0].numel() / max(made[0].numel(), 1) if isinstance(args[0], torch.Tensor) else 1
+    if kind is _aten.mean or kind is _aten.var or kind is _aten.var_mean:
+        made = [size * terms for size in made]
+    elif kind in _SQUARES:
+        made = [size.square() * terms for size in made]
+    if kind in _CENTERED:  # the mean that is subtracted is a sum as well
+        dims = args[1] if len(args) > 1 else None
+        sums = finite(args[0]).abs().sum(dims, keepdim=True).view(made[0].shape)
+        made = [torch.maximum(size, sums) for size in made]
+    return made

@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +24,10 @@ from typing import Any
 import torch
 
 from opwright.spec.precision import Factor, Precision
-from opwright.verify.formulas import oracle_formulas
-from opwright.verify.jitter import jittered
-from opwright.verify.overflow import Overflow
+from opwright.verify.formulas import Overflow, oracle_formulas
+from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
+from opwright.verify.rounding import round_at_random
 from opwright.verify.tensors import copy_of, tensors_of
-from opwright.verify.wide import NotWide, Reference, compute_wide, estimate_error
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
 _MULTIPLE = 4.0
@@ -41,8 +41,8 @@ _STOCHASTIC_RUNS = (1, 2, 4, 8)
 _TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
-LEAN = 0.25
-_LEAN_ELEMENTS, _LEAN_ULP = 1024, 32.0
+MAX_BIAS = 0.25
+_MIN_BIAS_ELEMENTS, _MAX_BIAS_ULP = 1024, 32.0
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Expected:
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
         overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
-        lean: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
+        bias: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
         is_loose: whether NaN and infinities are as right as each other.
         doubt: how far `exact` itself may be off, per element; None until `with_doubt`.
@@ -71,7 +71,7 @@ class Expected:
     ulp: torch.Tensor
     overflowed: torch.Tensor
     dtype: torch.dtype
-    lean: tuple[float, float] = (0.0, 0.0)
+    bias: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
     is_loose: bool = False
     doubt: torch.Tensor | None = None
@@ -111,10 +111,7 @@ class Expected:
         if self.dtype == torch.float64:
             may_be_anything |= may_be_infinite | (~self.exact.isfinite() & tamed.isfinite())
         return replace(
-            self,
-            may_be_anything=may_be_anything,
-            may_be_infinite=may_be_infinite,
-            may_be_nan=of_infinities.isnan(),
+            self, may_be_anything=may_be_anything, may_be_infinite=may_be_infinite, may_be_nan=of_infinities.isnan()
         )
 
     def with_doubt(self) -> Expected:
@@ -139,7 +136,7 @@ class Expected:
             allowance=torch.maximum(self.allowance, expected.allowance),
             ulp=expected.ulp,
             overflowed=expected.overflowed,
-            lean=expected.lean,
+            bias=expected.bias,
             doubt=torch.where(is_known, 0.0, self.doubt),
             reason="in more digits the reference is another function than in float64",
         )
@@ -165,6 +162,21 @@ def to_oracle(value: Any) -> Any:
     return [to_oracle(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
+def try_reference(reference: Reference, values: Sequence[Any], *, is_exact: bool = False) -> list[Any] | None:
+    """Returns what a reference gives for copies of some values, in float64 if `is_exact`; None where it refuses them."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whether that is an input is only asked
+            return list(reference(to_oracle(list(values)) if is_exact else copy_of(list(values))))
+    except Exception:  # whatever a reference may raise to refuse
+        return None
+
+
+def are_finite(outputs: Sequence[Any]) -> bool:
+    """Returns whether all numbers among outputs are finite."""
+    return all(bool(torch.isfinite(t).all()) for t in tensors_of(outputs))
+
+
 def expect(
     reference: Reference,
     values: Sequence[Any],
@@ -183,7 +195,7 @@ def expect(
     with few_threads(values):
         exact = reference([to_oracle(v) for v in values])
         eager = reference([copy_of(v) for v in values])
-        nudged = _nudged(reference, values)
+        nudged = _compute_nudged(reference, values)
     refinement = Refinement(reference, values, exact, eager, seed, precision)
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):
@@ -226,7 +238,7 @@ _FEW_ELEMENTS = 2**19
 _NUDGE = 2.0**-100
 
 
-def _nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
+def _compute_nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
     """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
     has_zeros = False
 
@@ -263,28 +275,28 @@ def _signed_zeros(
     return of_input & agree & (nudged <= -_NUDGE / 16) & (nudged >= -1)
 
 
-def lean_of(value: torch.Tensor, expected: Expected) -> tuple[float, float]:
+def measure_bias(value: torch.Tensor, expected: Expected) -> tuple[float, float]:
     """Returns the mean distance from the correctly rounded result in ulp, upwards and away from zero."""
-    if torch.finfo(expected.dtype).bits > 16 or value.numel() < _LEAN_ELEMENTS:
+    if torch.finfo(expected.dtype).bits > 16 or value.numel() < _MIN_BIAS_ELEMENTS:
         return 0.0, 0.0
     info = torch.finfo(expected.dtype)
     size = expected.exact.abs()
-    counted = (size >= info.smallest_normal) & (size < info.max / 2) & torch.isfinite(value)
-    counted &= expected.allowance <= _LEAN_ULP * expected.ulp
-    if int(counted.sum()) < _LEAN_ELEMENTS:
+    counted = (size >= info.smallest_normal) & (size < info.max / 2) & (value.abs() < math.inf)
+    counted &= expected.allowance <= _MAX_BIAS_ULP * expected.ulp
+    if int(counted.sum()) < _MIN_BIAS_ELEMENTS:
         return 0.0, 0.0
     exact = expected.exact[counted]
     distance = ((value[counted] - exact.to(expected.dtype).double()) / expected.ulp[counted]).clamp(-4, 4)
     return float(distance.mean()), float((distance * exact.sign()).mean())
 
 
-def _expected(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
+def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
     ulp = ulp_of(exact, plain.dtype)
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
     overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
     expected = Expected(exact, allowance, ulp, overflowed, plain.dtype)
-    expected.lean = lean_of(plain.double(), expected)
+    expected.bias = measure_bias(plain.double(), expected)
     return expected
 
 
@@ -326,7 +338,7 @@ class Refinement:
 
     def allow(self, exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
         """Returns what an output must be, from what PyTorch gets and how far the reference moves."""
-        expected = _expected(exact, plain, spread)
+        expected = _allow(exact, plain, spread)
         if isinstance(self.precision, Factor):
             expected.allowance = self.precision.factor * expected.allowance
         return expected
@@ -442,7 +454,7 @@ class _Moves:
         is_tf32 = precision == "tf32" and unit == torch.finfo(torch.float32).eps / 2
         product_unit = _TF32_UNIT if is_tf32 else 0.0
         most = _STOCHASTIC_RUNS[-1]
-        runs = jittered(reference, lambda: [to_oracle(v) for v in values], unit, seed, most, product_unit)
+        runs = round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, seed, most, product_unit)
         self._moved = runs if dtypes else iter(())
 
     def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

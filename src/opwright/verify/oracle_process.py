@@ -11,30 +11,26 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from opwright.isolation import end_with_parent
-from opwright.verify.difference import Difference, collect_undecided, compare, note_undecided
+from opwright.isolation import Fork, end_with_parent
+from opwright.verify.compare import Difference, collect_undecided, compare, note_undecided
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.tensors import storage_bytes
 
-if TYPE_CHECKING:
-    from opwright.verify.subject import Subject
-
-# Takes a subject, values and further arguments; returns the outputs. It is a function of a module, so that the other
+# Takes a target, values and further arguments; returns the outputs. It is a function of a module, so that the other
 # process finds it by its name.
 Computation = Callable[..., Sequence[Any]]
-# Returns the subjects by key for a device.
-MakeSubjects = Callable[[torch.device], "dict[str, Subject]"]
+# Returns the targets by key for a device.
+MakeSubjects = Callable[[torch.device], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Question:
 
     Attributes:
         values: its inputs, in the dtype under test.
-        arguments: what it takes beside the subject and the values.
+        arguments: what it takes beside the target and the values.
         is_narrow: whether the whole allowance is computed only if a result seems wrong.
         is_loose: whether NaN and infinities are as right as each other.
         room: share of the largest result that every one may err by; None: no more than the allowance.
@@ -74,9 +70,9 @@ class Oracle:
         self._known: dict[int, Expected | torch.Tensor] = {}
         self._numbers = itertools.count()
 
-    def expect(self, subject: Subject, question: Question) -> list[Output | None]:
+    def expect(self, target: Any, question: Question) -> list[Output | None]:
         """Returns what each output must be; None for one that is absent."""
-        outputs = [self.keep(each) for each in _expect(subject, question)]
+        outputs = [self.keep(each) for each in _expect(target, question)]
         for output in outputs:
             if output is not None:
                 weakref.finalize(output, self.forget, [output.number]).atexit = False
@@ -102,12 +98,12 @@ class Oracle:
             self._known.pop(number, None)
 
 
-def _expect(subject: Subject, question: Question) -> list[Expected | torch.Tensor | None]:
+def _expect(target: Any, question: Question) -> list[Expected | torch.Tensor | None]:
     def compute(values: Sequence[Any]) -> Sequence[Any]:
-        return question.computation(subject, values, *question.arguments)
+        return question.computation(target, values, *question.arguments)
 
     with torch.no_grad():
-        found = expect(compute, question.values, is_narrow=question.is_narrow, precision=subject.precision)
+        found = expect(compute, question.values, is_narrow=question.is_narrow, precision=target.precision)
     for each in found:
         if isinstance(each, Expected):
             each.is_loose = question.is_loose
@@ -120,7 +116,7 @@ class OracleProcess:
     """The oracle in a process that is forked here, and ends with this one.
 
     Args:
-        make: returns the subjects by key for a device; called in that process.
+        make: returns the targets by key for a device; called in that process.
         shared: objects that are not sent, since the fork has them.
 
     Attributes:
@@ -132,20 +128,21 @@ class OracleProcess:
         self._connection, theirs = multiprocessing.Pipe()
         self._forgotten: list[int] = []
         self._lock = threading.Lock()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self._connection.close()
-                _serve(theirs, make, self._shared)
-            finally:
-                os._exit(0)
+
+        def main() -> None:
+            self._connection.close()
+            _serve(theirs, make, self._shared)
+            os._exit(0)
+
+        self._process = Fork(main)
+        self.pid = self._process.pid
         theirs.close()
 
-    def expect(self, subject: Subject, question: Question) -> list[Output | None]:
+    def expect(self, target: Any, question: Question) -> list[Output | None]:
         """Returns what each output must be; None for one that is absent."""
-        outputs, form = self._ask("expect", subject.key, subject.device, subject.mutated(), question)
-        if subject.callables is not None:
-            subject.callables.form = form
+        outputs, form = self._ask("expect", target.key, target.device, target.mutated(), question)
+        if target.callables is not None:
+            target.callables.form = form
         for output in outputs:
             if output is not None:
                 weakref.finalize(output, self._forgotten.append, output.number).atexit = False
@@ -160,8 +157,7 @@ class OracleProcess:
 
     def close(self) -> None:
         """Ends the process."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        self._process.kill()
 
     def _ask(self, *request: Any) -> Any:
         with self._lock:  # a check compares in several threads
@@ -241,7 +237,7 @@ def _serve(connection: Connection, make: MakeSubjects, shared: dict[int, Any]) -
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    oracle, subjects = Oracle(), {}
+    oracle, targets = Oracle(), {}
 
     def answer(forgotten: list[int], kind: str, *request: Any) -> Any:
         oracle.forget(forgotten)
@@ -249,12 +245,12 @@ def _serve(connection: Connection, make: MakeSubjects, shared: dict[int, Any]) -
             with collect_undecided() as undecided:
                 return oracle.compare(*request), undecided
         key, device, mutated, question = request
-        if device not in subjects:
-            subjects[device] = make(device)
-        subject = subjects[device][key]
-        subject._mutated = mutated  # of a callable, as its cases tell: they need not be made here
-        found = [oracle.keep(each) for each in _expect(subject, question)]
-        return found, subject.callables.form if subject.callables is not None else None
+        if device not in targets:
+            targets[device] = make(device)
+        target = targets[device][key]
+        target._mutated = mutated  # of a callable, as its cases tell: they need not be made here
+        found = [oracle.keep(each) for each in _expect(target, question)]
+        return found, target.callables.form if target.callables is not None else None
 
     while True:
         try:

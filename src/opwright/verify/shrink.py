@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
+from opwright._torch import tree_map
 from opwright.spec.samples import Case
-from opwright.verify.finding import Finding
-from opwright.verify.subject import Subject
+from opwright.verify.checks.finding import Finding
+from opwright.verify.target import Target
 from opwright.verify.tensors import tensors_of
 
 _SECONDS = 2.0
 
-Check = Callable[[Subject], Iterator[Finding]]
+Check = Callable[[Target], Iterator[Finding]]
 
 
-def shrink(check: Check, subject: Subject, case: Case, found: Finding) -> Finding | None:
+def shrink(check: Check, target: Target, case: Case, found: Finding) -> Finding | None:
     """Returns what a check finds on the smallest part of a case on which it still fails; None if there is none.
 
     An axis is halved, from either end, then shortened by one: in all tensors that have an axis of its size, since
@@ -34,7 +35,7 @@ def shrink(check: Check, subject: Subject, case: Case, found: Finding) -> Findin
         for part in _parts(case):
             if time.perf_counter() > deadline:
                 break
-            again = _fails(check, subject, part, found)
+            again = _fails(check, target, part, found)
             if again is not None:
                 case, smallest, is_smaller = part, again, True
                 break
@@ -48,26 +49,22 @@ def _parts(case: Case) -> Iterator[Case]:
         for size in sizes:
             kept = size // 2 if is_half else size - 1
             for start in (0, size - kept):
-                yield Case(case.label, _narrowed(case.values, size, start, kept), case.options)
+                yield Case(
+                    case.label, tree_map(lambda v, a=(size, start, kept): _narrow(v, *a), case.values), case.options
+                )
 
 
-def _narrowed(value: Any, size: int, start: int, kept: int) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_narrowed(v, size, start, kept) for v in value)
-    if isinstance(value, dict):
-        return {k: _narrowed(v, size, start, kept) for k, v in value.items()}
-    if not isinstance(value, torch.Tensor):
-        return value
-    for dim in range(value.ndim):
+def _narrow(value: Any, size: int, start: int, kept: int) -> Any:
+    for dim in range(value.ndim) if isinstance(value, torch.Tensor) else ():
         if value.shape[dim] == size:
             value = value.narrow(dim, start, kept)
     return value
 
 
-def _fails(check: Check, subject: Subject, case: Case, found: Finding) -> Finding | None:
-    if not _is_input(subject, case):
+def _fails(check: Check, target: Target, case: Case, found: Finding) -> Finding | None:
+    if not _is_input(target, case):
         return None
-    alone = replace(subject, current=None, memo=None, expand=False)  # that part and nothing that follows from it
+    alone = replace(target, current=None, memo=None, expand=False)  # that part and nothing that follows from it
     alone._cases, alone.boundaries = [(None, case)], [case]
     try:
         again = next((f for f in check(alone) if f.message), None)
@@ -75,7 +72,7 @@ def _fails(check: Check, subject: Subject, case: Case, found: Finding) -> Findin
         raise
     except BaseException:  # another failure than the one that is made smaller
         return None
-    # A part that the subject refuses where it took the whole has failed in another way.
+    # A part that the target refuses where it took the whole has failed in another way.
     same = again is not None and _kind(again) == _kind(found)
     return again if same else None
 
@@ -84,14 +81,14 @@ def _kind(finding: Finding) -> bool:
     return finding.message.startswith("raised ")
 
 
-def _is_input(subject: Subject, case: Case) -> bool:
-    contract = subject.contract
+def _is_input(target: Target, case: Case) -> bool:
+    contract = target.contract
     try:
         if contract is not None:
             contract.bind(dict(zip([p.name for p in contract.parameters], case.values, strict=True)))
         else:
             with torch.no_grad():
-                subject.reference([v.clone() if isinstance(v, torch.Tensor) else v for v in case.values])
+                target.reference([v.clone() if isinstance(v, torch.Tensor) else v for v in case.values])
     except Exception:
         return False
-    return subject.accepts(case)
+    return target.accepts(case)

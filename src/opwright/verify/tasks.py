@@ -12,18 +12,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from opwright._torch import tree_map
 from opwright.errors import TargetError
 from opwright.spec.declared import split_sample
-from opwright.verify.state import Guard
-from opwright.verify.subject import Subject, subject_of
+from opwright.verify.global_state import Guard
+from opwright.verify.target import Target, make_target
 
 _REFERENCE = {"Model", "get_inputs"}
 _CANDIDATE = "ModelNew"
 _SEEDS = (0, 1)  # of the inputs; both models are made with the first
+
+
+class Reference(NamedTuple):
+    """The reference of a task, and its inputs."""
+
+    module: ModuleType
+    model: torch.nn.Module
+    samples: list[Any]
 
 
 @dataclass(frozen=True)
@@ -49,26 +58,32 @@ class Task:
             return f"opwright verify {self.reference}"
         return f"opwright verify {self.reference} --candidate {self.candidate}"
 
-    def load(self, guard: Guard, device: torch.device, effort: str, expand: bool) -> Subject:
+    def load(
+        self, guard: Guard, device: torch.device, effort: str, expand: bool, reference: Reference | None = None
+    ) -> Target:
         """Returns what is checked, made in this process.
 
         Args:
             guard: of all that the candidate's file does.
+            reference: the reference, where it has been loaded already.
         """
-        new, model, samples = self.make(device, guard.run)
-        subject = subject_of(new, model, samples, effort, expand)
-        subject.name, subject.device = self.name, device
-        return subject
+        new, model, samples = self.make(device, guard.run, reference)
+        target = make_target(new, model, samples, effort, expand)
+        target.name, target.device = self.name, device
+        return target
 
-    def load_reference(self, device: torch.device) -> Subject:
+    def make_oracle_target(self, device: torch.device, reference: Reference | None = None) -> Target:
         """Returns what the oracle needs: the reference, in the place of the candidate too, and no inputs."""
-        _, model = self._make_reference()
-        subject = subject_of(model.to(device), model, ())
-        subject.device = device
-        return subject
+        model = (reference or self.load_reference()).model.to(device)
+        target = make_target(model, model, ())
+        target.device = device
+        return target
 
     def make(
-        self, device: torch.device, run: Callable[..., Any] = lambda function, *args: function(*args)
+        self,
+        device: torch.device,
+        run: Callable[..., Any] = lambda function, *args: function(*args),
+        reference: Reference | None = None,
     ) -> tuple[torch.nn.Module, torch.nn.Module, list[Any]]:
         """Imports both files; returns the candidate, the reference and samples, on a device.
 
@@ -77,15 +92,22 @@ class Task:
         Args:
             run: calls what is of the candidate's file.
         """
-        reference, model = self._make_reference()
-        samples = [_seeded(reference.get_inputs, seed) for seed in _SEEDS]
-        candidate = reference if self.candidate == self.reference else run(_import, self.candidate)
-        new = _seeded(lambda: run(_made, candidate.ModelNew, _init_inputs(reference)))
-        return new.to(device), model.to(device), [_moved(sample, device) for sample in samples]
+        reference = reference or self.load_reference()
+        candidate = reference.module
+        if self.candidate != self.reference:
+            candidate = run(_import, self.candidate)
+        new = _run_seeded(lambda: run(_make_model, candidate.ModelNew, _init_inputs(reference.module)))
+        return (
+            new.to(device),
+            reference.model.to(device),
+            tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, reference.samples),
+        )
 
-    def _make_reference(self) -> tuple[ModuleType, torch.nn.Module]:
+    def load_reference(self) -> Reference:
+        """Imports the file of the reference; nothing of the candidate's runs, unless they are one file."""
         module = _import(self.reference)
-        return module, _seeded(lambda: _made(module.Model, _init_inputs(module)))
+        model = _run_seeded(lambda: _make_model(module.Model, _init_inputs(module)))
+        return Reference(module, model, [_run_seeded(module.get_inputs, seed) for seed in _SEEDS])
 
 
 def find_tasks(place: str, candidate: Path | None = None) -> list[Task]:
@@ -132,10 +154,10 @@ def _names_in(file: Path) -> set[str]:
         body = ast.parse(file.read_bytes()).body
     except (SyntaxError, ValueError, OSError):
         return set()
-    return set(_defined(body))
+    return set(_iterate_definitions(body))
 
 
-def _defined(body: list[ast.stmt]) -> Iterator[str]:
+def _iterate_definitions(body: list[ast.stmt]) -> Iterator[str]:
     for statement in body:
         if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
             yield statement.name
@@ -160,20 +182,12 @@ def _init_inputs(reference: ModuleType) -> Any:
     return getattr(reference, "get_init_inputs", list)()
 
 
-def _made(model: Any, init: Any) -> torch.nn.Module:
+def _make_model(model: Any, init: Any) -> torch.nn.Module:
     args, kwargs = split_sample(init)
     return model(*args, **kwargs)
 
 
-def _seeded(make: Callable[[], Any], seed: int = _SEEDS[0]) -> Any:
+def _run_seeded(make: Callable[[], Any], seed: int = _SEEDS[0]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make()
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return tuple(_moved(item, device) for item in value)
-    return {k: _moved(v, device) for k, v in value.items()} if isinstance(value, dict) else value

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from opwright import _torch
+
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
     """Returns the tensors among these values, those in lists and dictionaries included."""
@@ -18,6 +20,11 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
         elif isinstance(value, dict):
             found += tensors_of(value.values())
     return found
+
+
+def count_elements(values: Any) -> int:
+    """Returns how many elements the tensors among these values have together."""
+    return sum(t.numel() for t in tensors_of(values))
 
 
 def copy_of(value: Any, device: torch.device | None = None) -> Any:
@@ -33,6 +40,13 @@ def copy_of(value: Any, device: torch.device | None = None) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(copy_of(v, device) for v in value)
     return {k: copy_of(v, device) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def fill_from(values: Any, sources: Any) -> None:
+    """Copies numbers into tensors of the same shapes; what shares memory with itself stays."""
+    for into, source in zip(tensors_of(values), tensors_of(sources), strict=True):
+        if not _torch.has_internal_overlap(into):
+            into.copy_(source)
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -92,7 +106,7 @@ class Bands:
             now.zero_() if with_zeros else now.copy_(before)
 
 
-def guarded(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]:
+def place_between_guards(value: Any, device: torch.device | None = None) -> tuple[Any, Bands]:
     """Returns a copy as `copy_of` makes it, between guard bands of NaN, and the bands."""
     bands = Bands()
 

@@ -1,4 +1,4 @@
-"""What the library was compiled for. In place of `build/cuda.py`."""
+"""What the library was compiled for. In place of `backends/cuda.py`."""
 
 from __future__ import annotations
 

@@ -6,23 +6,34 @@ import ctypes
 import functools
 import json
 import platform
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from opwright.dispatch import registry
+from opwright.dispatch.record import Operator
 from opwright.errors import PackageError
+from opwright.spec.declaration import Declaration
 from opwright.spec.schema import schema_of
-
-if TYPE_CHECKING:
-    from opwright.dispatch.operator import Operator
-    from opwright.spec.declaration import Declaration
-
-BACKENDS = ("cpu", "cuda")
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _registered: set[str] = set()
+
+
+def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | None]) -> dict[str, Any]:
+    """Returns nothing: sources are not shipped."""
+    return {}
+
+
+def has_every_kernel(declaration: Declaration) -> bool:
+    """Returns False: sources, by which that is told, are not shipped."""
+    return False
+
+
+def launched_by(operator: Operator, device: str) -> None:
+    """Returns nothing: all kernels of a wheel are compiled."""
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def compile_error(kernel: Kernel, error: Exception) -> WorkerError:
     )
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _chain(error: BaseException) -> Iterator[Any]:
     """Yields an error and what it was raised from, outermost first: a call comes before the line that it reached."""
     link: BaseException | None = error
     while link is not None:

@@ -75,6 +75,7 @@ class KernelFile:
         """Returns `[path, sha256]` of every file, Triton's own first module among them, sorted by path."""
         import triton
 
+        assert triton.__file__ is not None
         files = {**self.texts, os.path.abspath(triton.__file__): Path(triton.__file__).read_bytes()}
         return [[path, hashlib.sha256(text).hexdigest()] for path, text in sorted(files.items())]
 
@@ -203,13 +204,13 @@ class _AuthorFinder:
 @contextmanager
 def _author_modules(texts: dict[str, bytes], root: str) -> Iterator[None]:
     finder = _AuthorFinder(texts)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     sys.path.insert(0, root)
     try:
         yield
     finally:
         sys.path.remove(root)
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)
 
 
 def is_authors_path(path: str | None) -> bool:

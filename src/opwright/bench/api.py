@@ -1,0 +1,379 @@
+"""Measures an operator against what people use without it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from opwright import _torch
+from opwright.bench.environment import commit_of, conditions_of
+from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
+from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
+from opwright.bench.workload import DIRECTIONS, all_tensors, plans
+from opwright.dispatch.operator import Operator, operator_of
+from opwright.errors import CheckError, NotVerifiedError
+from opwright.machine import machine_card
+from opwright.records import BenchRecord, Measurement, VerifyRecord
+from opwright.verify.api import verify
+from opwright.verify.devices import CPU, device_of, gpus_of, is_gpu, parse_device
+from opwright.verify.tasks import Task
+
+_VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
+DTYPES = (torch.float32, torch.bfloat16)
+SECONDS, PRECISION = 8.0, 0.02
+# The first visit to all inputs takes this share of the time, the others refine it.
+_FIRST_SHARE, _MIN_VISIT_SECONDS, _MAX_VISIT_SECONDS = 0.4, 0.02, 1.0
+# What torch.compile takes for an input: importing its compiler, which the first one waits for, and compiling.
+_FIRST_COMPILE_SECONDS, _COMPILE_SECONDS = 10.0, 2.0
+_WIDE, _BUSY_WIDE = 0.2, 0.1  # confidence intervals that are worth a warning
+# A load for each core that is not of this run alone: verifying and measuring keep all cores busy as well.
+_BUSY_LOAD = 1.5
+
+
+def bench(
+    target: Any,
+    against: Sequence[str | Callable[..., Any]] | None = None,
+    *,
+    reference: Callable[..., Any] | None = None,
+    samples: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    directions: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    seconds: float = SECONDS,
+    precision: float = PRECISION,
+    verified: VerifyRecord | None = None,
+    measure_limits: bool = False,
+    on_start: Callable[[BenchRecord, int], object] = lambda record, inputs: None,
+    on_measurement: Callable[[int, Measurement], object] = lambda number, measurement: None,
+    on_run: Callable[[str, str], object] = lambda who, what: None,
+    timeout_s: float = 120.0,
+) -> BenchRecord:
+    """Measures how fast an operator is, against PyTorch and others, as a share of what the machine can do.
+
+    On a CPU the times are those of calls on the same input again and again, a warm cache; on a GPU device times with a
+    cold cache. `opwright bench` measures in a process of its own.
+
+    Doubts (a busy machine, a time that is too short to be true, clocks that differ) are `warnings` of the record; they
+    throw no measurement away.
+
+    Args:
+        target: an operator, its `torch.ops` entry, a callable with `reference` and `samples`, or a `Task`.
+        against: "eager" (the declared baseline, else the reference), "compile" (the same under
+            torch.compile, static shapes), and callables with the same arguments. By default eager, and compile
+            on as many inputs, the largest first, as the time allows.
+        reference: what a callable is checked against and compared with.
+        samples: inputs; by default the declared sweep, else sizes that follow from the contract.
+        sweep: sizes by axis, for this run: `{"n": [1024, 4096], "batch": [(512,)]}`; other axes keep theirs.
+        options: values of choices and numbers, for this run.
+        dtypes: dtypes of the floating-point family.
+        directions: "forward" (no gradient needed), "backward" (autograd's, on a kept graph), "step" (both);
+            by default forward, and backward where there is a gradient.
+        device: "cpu", "cuda", "cuda:1"; by default the GPU when there is one and the operator has a CUDA
+            kernel, else the CPU; for a callable where its samples are.
+        seconds: the time for all measurements of the operator. Each input is measured at least once; one whose calls
+            take longer than this is skipped, and the record says so.
+        precision: measuring ends earlier when all confidence intervals are this narrow; 0.02 is two percent.
+        verified: a record of `verify` of this target on this kind of device, of all its cases; where it covers less
+            than the numerics, and without one, they are checked first.
+        measure_limits: measure the limits of the machine again, though they are kept in the store.
+        on_start: called with the record before the first measurement, and the number of inputs.
+        on_measurement: called with the number of an input and what was measured on it so far.
+        on_run: called with the candidate that runs next, "" for none, and on what.
+        timeout_s: how many seconds one call may take while it is verified.
+
+    Raises:
+        NotVerifiedError: the operator does not pass verify, or a timed call returned a wrong result.
+        CheckError: what was asked cannot be measured: no samples, no gradient, samples on two devices.
+    """
+    started = time.time()
+    task = target if isinstance(target, Task) else None
+    if task is not None:
+        target, reference, samples = task.make(parse_device(device or CPU))
+        samples = samples[:1]  # the others have the same sizes
+    operator = operator_of(target)
+    name = (
+        task.name
+        if task
+        else operator.declaration.name
+        if operator
+        else getattr(target, "__name__", type(target).__name__)
+    )
+    if operator is None and (reference is None or samples is None):
+        raise CheckError(
+            name,
+            "a callable is measured against a reference, on samples",
+            hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
+        )
+    samples = _list_samples(name, samples)
+    for direction in directions or ():
+        if direction not in DIRECTIONS:
+            raise CheckError("bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))])
+    where = choose_device(name, operator, samples, device)
+    place = bench_on(where)
+    planned = plans(
+        operator, samples, sweep, options, dtypes, place.device
+    )  # an axis that is not there is said at once
+    on_run("", "verify")
+    checked = refuse_unverified(target, reference, samples, where, verified, timeout_s)
+    call = operator.function if operator else target
+    baseline = (operator._baseline or operator.declaration.reference) if operator else reference
+    truth = operator.declaration.reference if operator else reference
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    process = "own" if getattr(main, "name", "") == "opwright.bench.worker" else "caller"
+    with place.current(), conditions_of(where, process) as conditions:
+        machine = machine_card(place.device)
+        on_run("", "the limits of the machine")
+        limits = limits_of(place, machine, again=measure_limits)
+        machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
+        settings = Settings(name, operator, truth, place, limits, seconds, precision, on_run)
+        inputs = [
+            Input(direction, plan, settings)
+            for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned)
+            if direction == "forward" or directions is not None or has_gradient(operator, plan)
+        ]
+        record = BenchRecord(
+            name=task.name if task else checked.name,
+            measurements=[],
+            host_us={},
+            verified=checked.passed,
+            threads=torch.get_num_threads(),
+            machine=machine,
+            created=started,
+            seconds=0.0,
+            device=str(where),
+            conditions=conditions,
+            limits=limits,
+            commit=commit_of(_file_of(operator, target)),
+        )
+        on_start(record, len(inputs))
+        run = _Run(inputs, call, baseline, against, settings, on_measurement)
+        run.measure_all()
+        measured = [i for i in inputs if i.visits]
+        if any(m.warnings or (not m.in_cache and m.roof_share > 1) for m in (i.measurement() for i in measured)):
+            on_run("", "the limits of the machine")
+            record.limits = settings.limits = measure_limits_again(place, machine, settings.limits)
+            machine.copy_gb_s, machine.compute_gflops = record.limits.copy_gb_s, record.limits.gemm_gflops.get("f32")
+        record.measurements = [i.measurement() for i in measured]
+        record.left_out = run.left_out
+        if planned:
+            record.host_us = host_times(call, baseline, settings)
+    if operator is not None and any(m.direction != "forward" for m in record.measurements):
+        remark = operator.gradient.describe()
+        record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
+    record.warnings = _warn(record)
+    if not checked.passed:
+        reasons = "; ".join(dict.fromkeys(check.note for check in checked.checks))
+        record.warnings.append(f"its results were not compared with the reference: {reasons}")
+    record.seconds = time.time() - started
+    return record
+
+
+class _Run:
+    """Visits inputs until all is known well enough, or the time is over."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        call: Callable[..., Any],
+        baseline: Callable[..., Any],
+        against: Sequence[str | Callable[..., Any]] | None,
+        settings: Settings,
+        on_measurement: Callable[[int, Measurement], object],
+    ) -> None:
+        self.left_out: list[str] = []
+        self._inputs, self._settings, self._on_measurement = list(enumerate(inputs)), settings, on_measurement
+        self._call, self._baseline = call, baseline
+        self._against = ["eager"] if against is None else list(against)
+        self._tries_compile = against is None
+        self._compiled: set[int] = set()  # inputs on which it was timed where there was time for it
+
+    def measure_all(self) -> None:
+        """Visits each input once, then compiles where there is time, then refines."""
+        self._until = perf_counter() + self._settings.seconds
+        share = _FIRST_SHARE * self._settings.seconds / max(len(self._inputs), 1)
+        for number, each in self._inputs:
+            self._visit(number, each, max(share, _MIN_VISIT_SECONDS))
+        if self._tries_compile:
+            self._try_compile()
+        self._refine()
+
+    def _visit(self, number: int, each: Input, seconds: float) -> None:
+        against = [*self._against, *(["compile"] if number in self._compiled else [])]
+        if "compile" in against:
+            # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
+            _torch.reset_dynamo()
+        try:
+            each.visit(_candidates(self._call, self._baseline, against), seconds)
+        except TooSlow as slow:
+            self.left_out.append(str(slow))
+            return
+        self._on_measurement(number, each.measurement())
+
+    def _try_compile(self) -> None:
+        """Times torch.compile too, on the largest inputs first, each direction and dtype in turn."""
+        expected_s = _COMPILE_SECONDS if _torch.is_inductor_imported() else _FIRST_COMPILE_SECONDS
+        wanted = _largest_first([(number, each) for number, each in self._inputs if each.visits])
+        for number, each in wanted:
+            started = perf_counter()
+            if self._until - started < expected_s:
+                break
+            self._compiled.add(number)
+            self._visit(number, each, _MIN_VISIT_SECONDS)
+            expected_s = perf_counter() - started
+        if len(self._compiled) < len(wanted):
+            done = f"timed on {len(self._compiled)} of {len(wanted)} inputs" if self._compiled else "not timed"
+            self.left_out.append(
+                f"compile: {done} within {self._settings.seconds:g} s; "
+                "`--against eager --against compile` times it on all"
+            )
+
+    def _refine(self) -> None:
+        while True:
+            widths = [(i.measurement().precision, n, i) for n, i in self._inputs if i.visits]
+            wide = sorted((w for w in widths if w[0] > self._settings.precision), key=lambda w: -w[0])
+            left = self._until - perf_counter()
+            if not wide or left < _MIN_VISIT_SECONDS:
+                return
+            seconds = min(max(left / len(wide) / 2, _MIN_VISIT_SECONDS), _MAX_VISIT_SECONDS)
+            for _, number, each in wide:
+                if perf_counter() > self._until:
+                    return
+                self._visit(number, each, seconds)
+
+
+def _largest_first(inputs: Sequence[tuple[int, Input]]) -> list[tuple[int, Input]]:
+    groups: dict[tuple[str, str], list[tuple[int, Input]]] = {}
+    for number, each in inputs:
+        groups.setdefault((each.direction, each.dtype), []).append((number, each))
+    ordered = [sorted(group, key=lambda pair: -pair[1].elements) for group in groups.values()]
+    return [pair for rank in itertools.zip_longest(*ordered) for pair in rank if pair is not None]
+
+
+def _warn(record: BenchRecord) -> list[str]:
+    """Returns what makes the times of all inputs doubtful."""
+    widths = [m.precision for m in record.measurements]
+    c = record.conditions
+    if not widths or c is None:
+        return []
+    cpus = len(c.affinity) or os.cpu_count() or 1
+    load = max(c.load_before, c.load_after)
+    if load > _BUSY_LOAD * cpus and max(widths) > _BUSY_WIDE:
+        widest = max(widths)
+        reach = f"reach ±{100 * widest:.0f} %" if widest <= 1 else "are wider than ±100 %"
+        return [f"the machine is busy (load {load:.1f} on {cpus} cores): confidence intervals {reach}"]
+    wide = sum(width > _WIDE for width in widths)
+    if wide:
+        return [
+            f"times vary: on {wide} of {len(widths)} inputs confidence intervals are wider than ±{100 * _WIDE:.0f} %; "
+            "`--seconds 60` measures longer"
+        ]
+    return []
+
+
+# --- what was asked -------------------------------------------------------------------------------------------
+
+
+def _list_samples(name: str, samples: Any) -> list[Any] | None:
+    """Returns the samples as a list: an iterator would be empty when it is asked again."""
+    if samples is None:
+        return None
+    found = list(samples() if callable(samples) else samples)
+    if not found:
+        raise CheckError(name, "there are no samples to measure it on", hint="`samples=[(x, y), ...]`")
+    return found
+
+
+def refuse_unverified(
+    target: Any,
+    reference: Any,
+    samples: Any,
+    where: torch.device,
+    verified: VerifyRecord | None,
+    timeout_s: float = 120.0,
+) -> VerifyRecord:
+    """Raises NotVerifiedError if the numerics are wrong on a device; returns the record of the checks."""
+    if verified is not None and _covers(verified, target, where):
+        checked = verified
+    else:
+        how = {
+            "checks": _VERIFY_FIRST,
+            "devices": [where],
+            "timeout_s": timeout_s,
+            "isolated": not is_gpu(where),
+            "quick": True,
+        }
+        checked = verify(target, reference, samples, **how)
+    if checked.failures:
+        first = checked.failures[0]
+        raise NotVerifiedError(
+            checked.name,
+            "it does not pass verify, so it is not measured",
+            rows=[("check", first.title), ("case", first.case), ("found", first.message)],
+            hint=f"`{first.repeat}`" if first.repeat else "`opwright.verify(...)` shows all failures",
+        )
+    return checked
+
+
+def _covers(record: VerifyRecord, target: Any, where: torch.device) -> bool:
+    """Returns whether a record says that this target is right there: not another one, not some check or case of it."""
+    operator = operator_of(target)
+    name = operator.declaration.qualified_name if operator else getattr(target, "__name__", type(target).__name__)
+    ran = {c.name for c in record.checks if torch.device(c.device or "cpu").type == where.type}
+    return record.name == name and not record.only and ran.issuperset(_VERIFY_FIRST)
+
+
+def choose_device(
+    name: str, operator: Operator | None, samples: list[Any] | None, named: str | torch.device | None
+) -> torch.device:
+    """Returns where is measured.
+
+    Raises:
+        CheckError: there is no such device, or the samples are on several.
+    """
+    if operator is not None and samples is None:
+        if named is not None:
+            return parse_device(named)
+        return next(iter(gpus_of(operator)), CPU)
+    tensors = all_tensors(samples)
+    devices = sorted({str(t.device) for t in tensors if t.ndim})
+    if len(devices) > 1:
+        raise CheckError(
+            name,
+            "its samples are on more than one device",
+            rows=[("devices", ", ".join(devices))],
+            hint='measure one device at a time: `[(x.to("cuda"), y.to("cuda"))]`',
+        )
+    if named is not None:
+        return parse_device(named)
+    if operator is not None and not any(is_gpu(t.device) for t in tensors):
+        return next(iter(gpus_of(operator)), CPU)
+    return device_of(tensors)
+
+
+def _file_of(operator: Operator | None, target: Any) -> str:
+    return operator.declaration.file if operator else getattr(getattr(target, "__code__", None), "co_filename", "")
+
+
+def _candidates(
+    call: Callable[..., Any], baseline: Callable[..., Any], against: Sequence[str | Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {"opwright": call}
+    for rival in against:
+        if rival == "eager":
+            found["eager"] = baseline
+        elif rival == "compile":
+            found["compile"] = torch.compile(baseline, dynamic=False)
+        elif callable(rival):
+            found[getattr(rival, "__name__", "peer")] = rival
+        else:
+            raise CheckError("bench", f"there is no rival {rival!r}", hint='"eager", "compile" or a callable')
+    return found

@@ -1,0 +1,51 @@
+"""The verbs and flags of the command, and the text that lists them."""
+
+SUMMARY = "Write a PyTorch operator once: build it, check it, measure it."
+VERBS = {
+    "new": "Write a project, or with --op an operator of one.",
+    "list": "List the operators of TARGET.",
+    "build": "Build the kernels of TARGET ahead of their first call.",
+    "verify": "Check whether the operators of TARGET are right.",
+    "bench": "Measure how fast the operators of TARGET are.",
+    "report": "Write one HTML page from the records of verify and bench.",
+    "inspect": "Show the contract, schema and generated code of an operator.",
+    "wheel": "Build the wheel of a project: one for every torch, Python and GPU.",
+    "pack": "Packs of Triton kernels: record, build, list, verify, diff, tune, embed.",
+    "doctor": "Say what is there, what is missing, and how to get it.",
+    "explain": "Explain an error code, such as OPW104.",
+    "cache": "The store of builds: dir, size, prune, clean.",
+}
+FLAGS = {
+    "--cache-dir": "Where builds are kept (OPWRIGHT_CACHE_DIR).",
+    "--cxx": "The C++ compiler (OPWRIGHT_CXX).",
+    "--cxxflags": "Compiler flags after Opwright's own (OPWRIGHT_CXXFLAGS).",
+    "--arch": "GPU architectures to compile for (OPWRIGHT_ARCH).",
+    "--jobs": "Compilers at a time (OPWRIGHT_JOBS).",
+    "--require-kernels": "A kernel that cannot be built is an error (OPWRIGHT_REQUIRE_KERNELS).",
+}
+
+
+def overview() -> str:
+    """Returns the text of `opwright --help`, which answers at once because it needs no parser."""
+    verbs = [f"  {name:<20} {text}" for name, text in VERBS.items()]
+    flags = [f"  {name:<20} {text}" for name, text in FLAGS.items()]
+    target = "TARGET is an importable module, a file, or either with ::name for one operator of it."
+    return "\n".join(
+        [
+            "Usage: opwright COMMAND [OPTIONS]",
+            "",
+            SUMMARY,
+            "",
+            "Commands:",
+            *verbs,
+            "",
+            "Options of every command:",
+            *flags,
+            f"  {'--version':<20} Print the version.",
+            f"  {'--install-completion':<20} Complete commands and options in this shell, or in bash, zsh or fish.",
+            f"  {'--cmake-dir':<20} Print the folder for CMake: cmake -Dopwright_DIR=FOLDER.",
+            "",
+            target,
+            "`opwright COMMAND --help` says more about one.",
+        ]
+    )

@@ -1,0 +1,113 @@
+"""The Python function of an operator, generated for its signature.
+
+A call on plain tensors that needs no gradient goes to the kernels directly. Everything unusual
+(tracing, functorch, autocast, forward-mode, subclasses, modes) goes through the dispatcher's own entry,
+which knows how to treat it. The checks cost a few tens of nanoseconds each, so they are written out
+for the signature instead of looped over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opwright import _torch
+from opwright.dispatch.arguments import signature_text
+from opwright.dispatch.compiled import compiled
+from opwright.dispatch.mutation import bump_versions
+from opwright.dispatch.reference import PLAIN
+from opwright.dispatch.registration import Registration
+from opwright.spec.contract import Contract, Parameter
+from opwright.spec.declaration import Declaration
+
+
+def entry_point(declaration: Declaration, registration: Registration) -> Callable[..., Any]:
+    """Returns the function that a declaration puts in place of its reference."""
+    contract = declaration.contract
+    # In the order of `_NAMES`.
+    given: list[Any] = [
+        PLAIN,
+        torch.compiler.is_compiling,
+        _torch.count_dispatch_modes,
+        _torch.count_function_modes,
+        _torch.are_transforms_active,
+        _torch.is_any_autocast_enabled,
+        torch.autograd.forward_ad,
+        torch.is_grad_enabled,
+        registration.kernel,
+        registration,
+        bump_versions,
+        contract.result_type,
+    ]
+    given += [{choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"]
+    make = compiled(declaration.qualified_name, entry_point_source(contract), declaration.module)
+    function = make(*given)
+    reference = declaration.reference
+    function.__module__, function.__qualname__ = reference.__module__, reference.__qualname__
+    function.__doc__, function.__annotations__ = reference.__doc__, reference.__annotations__
+    return function
+
+
+# What an entry point closes over. As globals, torch.compile would look them up in the author's module.
+_NAMES = (
+    "_plain", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast", "_forward_ad",
+    "_is_grad_enabled", "_kernel", "_registration", "_bump_versions", "_Result",
+)  # fmt: skip
+
+
+def entry_point_source(contract: Contract) -> str:
+    """Returns the text of `make`, a function that takes what an entry point uses and returns the entry point."""
+    name = contract.subject
+    tensors = [p for p in contract.tensors if p.kind == "tensor"]
+    plain = " and ".join(_is_plain(p) for p in tensors)
+    if any(p.kind == "tensors" for p in contract.parameters):
+        plain = "False"  # a list is looked through by the general path
+    wants = " or ".join(
+        f"({p.name} is not None and {p.name}.requires_grad)" if p.optional else f"{p.name}.requires_grad"
+        for p in tensors
+        if p.is_differentiable
+    )
+    wants = f"(_is_grad_enabled() and ({wants}))" if wants else "False"
+    values = ", ".join(p.name for p in contract.parameters)
+    call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
+    choices = [p.name for p in contract.parameters if p.kind == "choice"]
+    coded = [f"_{p.name}_code[{p.name}]" if p.name in choices else p.name for p in contract.parameters]
+    kernel_call = f"_kernel({', '.join(coded)})"
+    # Through `_registration`: a function from before a new declaration calls what is declared now.
+    current = "_registration.current"
+    shown = "_Result(*{})" if contract.result_type is not None else "{}"
+    lines = [
+        f"def _call_kernel({signature_text(contract, out=False)}):",
+        f"    return {kernel_call}",
+        f"def {name}({signature_text(contract, out=bool(contract.outputs))}):",
+    ]
+    if contract.outputs:
+        lines += ["    if out is not None:", f"        return {current}.call_with_out(({values},), out)"]
+    lines += [
+        "    if _is_compiling():",
+        f"        return {shown.format(f'_registration.public({call})')}",
+        f"    if {plain} and not (_dispatch_modes() or _function_modes() or _transforms()",
+        f"            or _any_autocast() or {_torch.FORWARD_MODE_TEST}):",
+        "        try:",
+        f"            if {wants}:",
+        f"                result = {current}.gradient.record(_call_kernel, {values})",
+        "            else:",
+        f"                result = {kernel_call}",
+        "        except (RuntimeError, KeyError, TypeError) as _error:",
+        f"            raise {current}.explain(_error, ({values},)) from None",
+    ]
+    if contract.mutated:
+        lines.append(f"        _bump_versions(({''.join(p.name + ', ' for p in contract.mutated)}))")
+    lines += [
+        f"        return {shown.format('result')}",
+        f"    return {shown.format(f'{current}.call_general(({values},))')}",
+    ]
+    head = f"def make({', '.join([*_NAMES, *(f'_{name}_code' for name in choices)])}):\n"
+    return head + "".join(f"    {line}\n" for line in lines) + f"    return {name}\n"
+
+
+def _is_plain(parameter: Parameter) -> str:
+    test = f"type({parameter.name}) in _plain"
+    return f"({parameter.name} is None or {test})" if parameter.optional else test

@@ -1,0 +1,133 @@
+"""What a declaration has become: the record that `@operator` leaves, and that the other commands read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opwright.dispatch.arguments import Arguments
+from opwright.dispatch.autograd import Gradient
+from opwright.dispatch.backward_trace import BackwardTraces
+from opwright.dispatch.reference import Reference
+from opwright.dispatch.registration import Registration
+from opwright.spec.contract import Contract
+from opwright.spec.cost import Cost, default_cost
+from opwright.spec.declaration import Declaration
+from opwright.spec.schema import schema_of
+
+
+@dataclass(eq=False, repr=False)
+class Operator:
+    """A declared operator.
+
+    Attributes:
+        declaration: what was declared.
+        registration: what is registered with the dispatcher.
+        arguments: the ways to pass arguments.
+        reference: the ways to run the reference.
+        gradient: how calls are recorded for a gradient.
+        explain: turns an error from below and the arguments of its call into the one to raise.
+        call_general: calls the dispatcher's own entry, with the arguments in schema order.
+        call_with_out: the same with `out=`.
+        function: the Python function, the fastest way to call it.
+        backward_operator: the operator of the declared backward, if there is one.
+        rules: how it runs on distributed tensors: its `Rules`.
+        sharding_rules: the author's function that gives them, if there is one.
+        plans: the choices that were made from them.
+    """
+
+    declaration: Declaration
+    registration: Registration
+    arguments: Arguments
+    reference: Reference
+    gradient: Gradient
+    explain: Callable[[Exception, Sequence[Any]], Exception]
+    call_general: Callable[[Sequence[Any]], Any]
+    call_with_out: Callable[[Sequence[Any], Any], Any]
+    function: Callable[..., Any]
+    backward_operator: Operator | None = None
+    rules: Any = None
+    sharding_rules: Callable[..., Any] | None = None
+    plans: dict[tuple, Any] = field(default_factory=dict)
+    _samples: Callable[[], Any] | None = None
+    _sweep: list[dict[str, Sequence[Any]]] = field(default_factory=list)
+    _cost: Callable[..., Any] | None = None
+    _baseline: Callable[..., Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<operator {schema_of(self.contract, self.declaration.qualified_name)}>"
+
+    @property
+    def contract(self) -> Contract:
+        """Its arguments and outputs."""
+        return self.declaration.contract
+
+    @property
+    def public(self) -> Any:
+        """`torch.ops.ns.name.default`."""
+        return self.registration.public
+
+    @property
+    def kernel(self) -> Callable[..., Any]:
+        """The same kernels without autograd, functorch and autocast in front."""
+        return self.registration.kernel
+
+    @property
+    def normalize(self) -> Callable[..., tuple[Any, ...]]:
+        """Turns the arguments of a call into a tuple in schema order."""
+        return self.arguments.normalize
+
+    @property
+    def traces(self) -> BackwardTraces:
+        """The backwards that were derived from the reference."""
+        return self.gradient.derived.traces
+
+    # --- what a declaration adds ---------------------------------------------------------------------
+
+    def samples(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Declares test inputs: a function that yields tuples of arguments, or `(args, kwargs)`."""
+        self._samples = function
+        return function
+
+    def sweep(self, *several: Mapping[str, Sequence[Any]], **axes: Sequence[Any]) -> None:
+        """Declares the sizes of axes that benchmarks go through: `sweep(n=[1024, 4096])`.
+
+        Arguments may be named as well: `keep=[0, 1]` goes through values, `bias=[None]` leaves an optional one out.
+        Sizes that belong together take a sweep each: `sweep({"k": [64], "n": [64]}, {"k": [256], "n": [256]})`.
+        """
+        self._sweep = [dict(each) for each in (*several, axes) if each]
+
+    def cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Declares the cost of a call: a function of the arguments that returns `(bytes, flop)`."""
+        self._cost = function
+        return function
+
+    def baseline(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Declares what people write without this operator, to be measured against; by default the reference.
+
+        A reference is written for accuracy; comparing speed with it would flatter the kernel.
+        """
+        self._baseline = function
+        return function
+
+    def sharding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Declares how the operator runs on distributed tensors, in place of the rules that are derived.
+
+        The function takes the arguments, tensors without data, and returns rules for one axis of a mesh: pairs of the
+        placements of arguments by name, those left out being replicated, and that of each result. Replication is
+        always among the rules. `opwright verify --check sharding` checks them.
+        """
+        self.sharding_rules = function
+        self.plans.clear()
+        if self.backward_operator is not None:
+            self.backward_operator.plans.clear()
+        return function
+
+    def cost_of(self, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:
+        """Returns the bytes that a call must move and the operations it must do, where known."""
+        if self._cost is None:
+            return default_cost(self.contract, values, outputs)
+        return Cost(*self.arguments.pass_to(self._cost, values))

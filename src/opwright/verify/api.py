@@ -1,0 +1,239 @@
+"""Runs the checks on a target and writes the record."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jaxtyping
+import torch
+
+from opwright.dispatch.operator import operator_of
+from opwright.dispatch.reference import caller
+from opwright.errors import CheckError
+from opwright.isolation import TIMEOUT_S, Limits, Unfit
+from opwright.machine import machine_card
+from opwright.records import Check, VerifyRecord
+from opwright.spec import domains
+from opwright.spec.annotations import Mutates
+from opwright.spec.contract import Contract
+from opwright.spec.declaration import read_contract
+from opwright.spec.declared import Labelled
+from opwright.spec.dtypes import family_names
+from opwright.spec.likely import find_likely, remarks_on
+from opwright.spec.samples import Case
+from opwright.verify.callables import name_of
+from opwright.verify.checks import CHECKS
+from opwright.verify.devices import device_of, devices_for, parse_device
+from opwright.verify.request import Request, list_samples
+from opwright.verify.runner import Job, Result, Work, run_apart, run_here
+from opwright.verify.target import accepts, sweep_cases
+from opwright.verify.tasks import Task
+from opwright.verify.tensors import tensors_of
+
+_MAX_PROCESSES = 4
+
+
+def verify(
+    target: Any,
+    reference: Callable[..., Any] | None = None,
+    samples: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    *,
+    contract: str | None = None,
+    checks: Iterable[str] | None = None,
+    only: str = "",
+    quick: bool = False,
+    full: bool = False,
+    devices: Iterable[str | torch.device] | None = None,
+    on_check: Callable[[Check], None] | None = None,
+    expand: bool = True,
+    isolated: bool = True,
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int | None = None,
+) -> VerifyRecord:
+    """Checks whether an operator, or any callable, is right.
+
+    An operator is compared with its reference in float64 over dtypes, layouts, shapes and values that
+    follow from its contract, forward and backward, and with what PyTorch expects of an operator.
+
+    The checks run in processes of their own where that can be: one that crashes, hangs or exits is a finding.
+
+    Args:
+        target: an operator, its `torch.ops` entry, a callable with `reference` and `samples`, or a `Task`.
+        reference: the same computation in PyTorch; an operator has its own.
+        samples: an iterable, or a function giving one, of argument tuples or of `(args, kwargs)`.
+        contract: the parameters and the result of a callable, as
+            `"(x: Float[Tensor, '*b n'], *, eps: float = 1e-5) -> Float[Tensor, '*b n']"`, in place of samples: the
+            inputs are then those of an operator with this contract.
+        checks: names of the checks to run; all by default.
+        only: run only cases whose description contains this text.
+        quick: fewer inputs of each kind, in seconds; no kind of check is skipped.
+        full: more seeds and options, every 16-bit value, large sizes; in minutes.
+        devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
+            operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
+        on_check: called with each check when it has finished.
+        expand: whether more inputs are made from the samples of a callable: other values, where the reference
+            accepts them, and other layouts.
+        isolated: whether the checks run in processes of their own: on Linux, on a GPU if the candidate can be
+            imported again; `in_process` of the record says why they did not. False for a debugger.
+        timeout_s: how many seconds one call of the candidate may take.
+        memory_bytes: how much memory it may take; by default half of what is free.
+
+    Returns:
+        The record; `.passed` and `.failures` say how it went.
+
+    Raises:
+        CheckError: a callable comes without a reference or samples, or there is no such check or device.
+    """
+    started = time.time()
+    wanted = set(checks) if checks is not None else None
+    for name in sorted((wanted or set()) - set(CHECKS)):
+        raise CheckError("verify", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))])
+    if quick and full:
+        raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
+    effort = "quick" if quick else "full" if full else "default"
+    if contract is not None:
+        samples, expand = _samples_of(contract, target, reference, samples, effort), False
+    request = Request(target, reference, list_samples(samples), effort, expand)
+    work = Work(request, only, request.command)
+    chosen = _devices(request, devices)
+    names = [name for name in CHECKS if wanted is None or name in wanted]
+    jobs = [Job(prefix, name, device) for device in chosen for prefix in request.prefixes for name in names]
+    results: list[Result] = []
+
+    def emit(result: Result) -> None:
+        results.append(result)
+        if on_check is not None:
+            on_check(result.check)
+
+    in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None)
+    return VerifyRecord(
+        name=request.name,
+        checks=[result.check for result in results],
+        failures=[failure for result in results for failure in result.failures],
+        backends=_backends(results),
+        machine=machine_card(),  # it wakes the GPU, after which no fork could run the checks
+        created=started,
+        seconds=time.time() - started,
+        effort=effort,
+        only=only,
+        in_process=in_process,
+        notes=_notes_on(request),
+    )
+
+
+def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort: str) -> list[Any]:
+    name = name_of(target)
+    if isinstance(target, Task) or operator_of(target) is not None:
+        raise CheckError(name, "`contract` is for a callable: an operator and a task have inputs of their own")
+    if reference is None or samples is not None:
+        raise CheckError(name, "`contract` takes the place of `samples`, beside a `reference`")
+    return _make_samples(contract, name, reference, effort)
+
+
+def _notes_on(request: Request) -> list[str]:
+    """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown."""
+    operators = [target for target in request.made().values() if target.operator is not None]
+    declaration = operators[0].operator.declaration if operators else None
+    notes = []
+    if declaration is not None and not declaration.deterministic:
+        notes.append("declared `deterministic=False`: repeated calls are held to the allowance, not to the same bits")
+    if declaration is not None and declaration.precision == "tf32":
+        notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
+    elif declaration is not None and declaration.precision is not None:
+        notes.append(f"declared `precision`: results may err {declaration.precision}")
+    return list(dict.fromkeys([*notes, *(note for target in operators for note in remarks_on(target.drawn))]))
+
+
+def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:
+    """Runs jobs, apart where that can be; returns why it could not, "" if it could."""
+    # Samples may be large, and so are some inputs of the full sweep.
+    is_small = work.request.operator is not None and work.request.samples is None and work.request.effort != "full"
+    processes = min(torch.get_num_threads(), _MAX_PROCESSES) if is_small else 1
+    reason = ""
+    for _, some in itertools.groupby(jobs, key=lambda job: job.device):
+        pending = list(some)
+        why = "" if limits else "isolated=False"
+        if limits:
+            try:
+                for result in run_apart(work, list(pending), limits, processes):
+                    pending.pop(0)
+                    emit(result)
+            except Unfit as unfit:
+                why = str(unfit)
+        if pending:
+            reason = reason or why
+            work.request.make_cases()  # a reference that raises is not a finding
+            run_here(work, pending, emit)
+    return reason
+
+
+def _devices(request: Request, named: Iterable[str | torch.device] | None) -> list[torch.device]:
+    if named is not None:
+        return [parse_device(name) for name in named]
+    given = tensors_of(request.samples or ())
+    return devices_for(request.operator, given) if request.operator is not None else [device_of(given)]
+
+
+def _backends(results: Iterable[Result]) -> list[str]:
+    """Returns what ran on each device: its kernels, if any of the checks has loaded some."""
+    found: dict[str, str] = {}
+    for result in results:
+        if result.backend and found.get(result.check.device) in (None, "reference"):
+            found[result.check.device] = result.backend
+    return list(dict.fromkeys(found.values()))
+
+
+_DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
+
+
+def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: str) -> list[Labelled]:
+    """Returns the inputs of a sweep over a contract, as far as the reference takes them.
+
+    Args:
+        text: the parameters and the result of a function, as in Python.
+        name: what is verified, for messages.
+
+    Raises:
+        CheckError: the text is not a signature, or the reference takes none of the inputs.
+        DeclarationError: an annotation cannot be read.
+    """
+    contract = _parse(text, name)
+    call = caller(contract, reference)
+    contract = find_likely(contract, call)
+    cases = [case for _, case in sweep_cases(contract, call, effort)]
+    taken = [case for case in cases if accepts(contract, call, case)]
+    if not taken:
+        raise CheckError(
+            name,
+            "its reference takes none of the inputs that follow from `contract`",
+            rows=[("the first", str(cases[0])) if cases else ("inputs", "none")],
+            hint="pass `samples`, or a contract with the reference's axes and domains",
+        )
+    return [_make_sample(contract, case) for case in taken]
+
+
+def _parse(text: str, name: str) -> Contract:
+    scope = {"Tensor": torch.Tensor, "torch": torch, "Mutates": Mutates}
+    scope |= {key: getattr(jaxtyping, key) for key in family_names()}
+    scope |= {key: getattr(domains, key) for key in _DOMAINS}
+    scope |= {key: getattr(typing, key) for key in ("Annotated", "Literal", "Optional")}
+    try:
+        exec(f"def contract{text}: ...", scope)
+    except (SyntaxError, NameError) as error:
+        raise CheckError(
+            name,
+            "invalid `contract`",
+            rows=[("got", text), ("error", str(error))],
+            hint="""contract="(x: Float[Tensor, '*b n'], eps: float = 1e-5) -> Float[Tensor, '*b n']\"""",
+        ) from None
+    return read_contract(scope["contract"], name)
+
+
+def _make_sample(contract: Contract, case: Case) -> Labelled:
+    pairs = list(zip(contract.parameters, case.values, strict=True))
+    args = tuple(value for parameter, value in pairs if not parameter.keyword_only)
+    return Labelled(case.label, args, {p.name: value for p, value in pairs if p.keyword_only})

@@ -1,0 +1,94 @@
+"""The checks of verify. Each takes a target and yields one finding for each case that it tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from opwright.verify.checks import gradients, memory, memory_safety, numerics, pytorch, sharding, threads_and_streams
+from opwright.verify.checks.finding import Finding, Skipped
+from opwright.verify.target import Target
+
+Run = Callable[[Target], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        of_operator: runs it on an operator.
+        of_callable: runs it on a callable: there is no `out=`, no schema and no float64 for finite differences, but
+            samples and what the reference gives for them. None: it needs the contract of an operator.
+        group: those of one group run in one process. They share what the oracle has said of each case, and the modules
+            that torch.compile takes a second to import.
+    """
+
+    of_operator: Run
+    of_callable: Run | None
+    group: str = "calls"
+
+    def __call__(self, target: Target) -> Iterator[Finding]:
+        """Runs it.
+
+        Raises:
+            Skipped: it does not apply.
+        """
+        run = self.of_operator if target.operator is not None else self.of_callable
+        if run is None:
+            raise Skipped("a plain callable, not an operator")
+        return run(target)
+
+
+def _for_both(run: Run, group: str = "calls") -> Check:
+    return Check(run, run, group)
+
+
+# The failures of a record are in this order: first what makes all other calls worthless, then what may follow from it.
+CHECKS: dict[str, Check] = {
+    "outputs written": Check(memory_safety.outputs_written, memory_safety.outputs_written_of_callable),
+    "determinism": _for_both(numerics.determinism),
+    "numerics": Check(numerics.numerics, numerics.numerics_of_samples),
+    "fresh data": _for_both(numerics.fresh_data),
+    "boundaries": Check(numerics.boundaries, None, "boundaries"),  # its cases are its own
+    "guard bands": _for_both(memory_safety.guard_bands),
+    "global state": _for_both(numerics.global_state),
+    "independence": Check(numerics.independence, None),
+    "refusals": Check(pytorch.refusals, None),
+    "gradients": Check(gradients.gradients, None, "gradients"),
+    "second gradients": Check(gradients.second_gradients, gradients.second_gradients_of_callable, "gradients"),
+    "gradient numerics": Check(gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "gradients"),
+    "gradient subsets": _for_both(gradients.gradient_subsets, "gradients"),
+    "gradient layouts": _for_both(gradients.gradient_layouts, "gradients"),
+    "repeated backward": _for_both(gradients.repeated_backward, "gradients"),
+    "vmap": Check(pytorch.torch_vmap, None, "pytorch"),
+    "autocast": Check(pytorch.autocast, None, "pytorch"),
+    "copy": Check(pytorch.survives_copy, None, "pytorch"),
+    "opcheck": Check(pytorch.opcheck, None, "pytorch"),
+    "compile": Check(pytorch.torch_compile, pytorch.torch_compile_of_callable, "pytorch"),
+    "export": Check(pytorch.torch_export, None, "pytorch"),
+    "sharding": Check(sharding.sharding, None, "pytorch"),
+    "side stream": _for_both(threads_and_streams.side_stream),
+    "other device": _for_both(threads_and_streams.other_device),
+    "graph": _for_both(threads_and_streams.graph_replays),
+    "chunks": Check(threads_and_streams.chunks, None),
+    "threads": _for_both(threads_and_streams.threads),
+    "memory": _for_both(memory.memory),
+    "leaks": _for_both(memory.leaks),
+}
+
+# The longest groups start first, so that no process works alone at the end. The first group is also reported first.
+_ORDER = (
+    "calls", "backward: calls", "pytorch", "backward: boundaries", "backward: gradients", "gradients", "boundaries"
+)  # fmt: skip
+
+
+def group_of(prefix: str, check: str) -> str:
+    """Returns the name of the group of a check."""
+    group = CHECKS[check].group
+    return group if group == "pytorch" else prefix + group
+
+
+def place_of(group: str) -> int:
+    """Returns when a group is to be started: the one with the smallest number first."""
+    return _ORDER.index(group) if group in _ORDER else len(_ORDER)

@@ -1,0 +1,152 @@
+"""What checks have in common: their findings, and why one does not apply."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opwright.verify.compare import Difference
+from opwright.verify.devices import CPU
+from opwright.verify.inputs.budget import OperatorWatch
+from opwright.verify.oracle_process import Computation, Output, frames_of
+from opwright.verify.rounding import SCATTERED_SUMS
+from opwright.verify.target import Target
+from opwright.verify.tensors import are_same, copy_of, tensors_of
+
+
+class Skipped(Exception):
+    """Raised by a check that does not apply; the text is the reason."""
+
+
+@dataclass
+class Finding:
+    """What a check found on one case; `message` is empty when it passes.
+
+    `undecided`: why the oracle cannot say whether it passes; "" if it can.
+    `is_fatal`: further calls may crash the process, so no other check runs; the text says why. `has_ended`: it is
+    this process alone that can make no further calls; another one can.
+    """
+
+    case: str
+    message: str = ""
+    pattern: str = ""
+    worst_ulp: float | None = None
+    worst_ratio: float | None = None
+    is_fatal: str = ""
+    has_ended: bool = False
+    undecided: str = ""
+
+    def note_worst(self, difference: Difference) -> None:
+        """Keeps the error of the element that is nearest to its allowance."""
+        if self.worst_ratio is None or difference.worst_ratio > self.worst_ratio:
+            self.worst_ulp, self.worst_ratio = difference.worst_ulp, difference.worst_ratio
+
+
+def first_line(error: object, lines: int = 1) -> str:
+    text = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(text[:lines])[:400] or type(error).__name__
+
+
+def origin(error: BaseException, target: Target) -> str:
+    """Returns words to put behind an exception that comes from the reference of an operator; else ""."""
+    if target.operator is None:
+        return ""
+    code = inspect.unwrap(target.operator.declaration.reference).__code__
+    return ", in its reference" if (code.co_filename, code.co_firstlineno) in frames_of(error) else ""
+
+
+def agree(
+    target: Target,
+    got: Any,
+    wanted: Any,
+    computation: Computation,
+    values: Any,
+    of_gradient: bool = False,
+    may_round: bool = False,
+) -> bool:
+    """Returns whether the results of a call are those of another one on the same input.
+
+    Last bits may differ where the operator is declared `deterministic=False`, or where PyTorch computes it and adds
+    in any order: such results are held to the allowance of numerics.
+
+    Args:
+        got, wanted: results, tensors in lists.
+        computation: computes the same from the values, by the reference.
+        values: the input.
+        of_gradient: whether the results are gradients.
+        may_round: whether last bits of a callable may differ too.
+    """
+    got, wanted = tensors_of(got), tensors_of(wanted)
+    if len(got) != len(wanted):
+        return False
+    if are_same(got, wanted):
+        return True
+    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(got, wanted, strict=True)):
+        return False
+    if target.operator is None and not may_round:
+        return False
+    values = copy_of(values, None if target.operator is None else CPU)
+    if (
+        target.operator is not None
+        and target.operator.declaration.deterministic
+        and (_is_own(target, of_gradient) or not _adds_in_any_order(target, computation, values))
+    ):
+        return False
+    expected = [e for e in target.expect(computation, values) if e is not None]
+    return len(expected) == len(got) and not any(
+        target.compare(g, e).message for g, e in zip(got, expected, strict=True)
+    )
+
+
+def outputs_of_reference(target: Target, values: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of the reference."""
+    return target.reference(values)
+
+
+def outputs_and_mutated(target: Target, values: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of the reference, and behind them the arguments that are written into."""
+    values = list(values)
+    outputs = target.reference(values)
+    return [*outputs, *(values[i] for i in target.mutated())]
+
+
+def _is_own(target: Target, of_gradient: bool) -> bool:
+    """Returns whether a kernel of the operator's author computes the results, and not PyTorch."""
+    behind = target.operator.backward_operator if of_gradient else target.operator
+    return behind is not None and target.device.type in behind.declaration.sources
+
+
+def _adds_in_any_order(target: Target, computation: Computation, values: list[Any]) -> bool:
+    with OperatorWatch() as watch:
+        computation(target, copy_of(values))
+    return not SCATTERED_SUMS.isdisjoint(watch.operators)
+
+
+def tell_difference_from(
+    target: Target, values: Sequence[Any], alone: Sequence[Any], outputs: Sequence[Any]
+) -> tuple[str, str]:
+    """Returns how outputs are wrong that are not, bit for bit, those of a call alone; and the pattern."""
+    found, wanted = tensors_of(outputs), tensors_of(alone)
+    if len(found) == len(wanted) and are_same(found, wanted):
+        return "", ""
+    with torch.no_grad():
+        expected = target.expect(outputs_of_reference, list(values))
+        return find_difference(target, outputs, expected, target.output_names(len(expected)))
+
+
+def find_difference(
+    target: Target, outputs: Sequence[Any], expected: Sequence[Output | None], names: Sequence[str]
+) -> tuple[str, str]:
+    """Returns the first difference between results and what they must be, with its name, and its pattern."""
+    if len(outputs) != len(expected):
+        return f"returned {len(outputs)} outputs, expected {len(expected)}", ""
+    for name, output, wanted in zip(names, outputs, expected, strict=True):
+        if isinstance(output, torch.Tensor) and wanted is not None:
+            found = target.compare(output, wanted)
+            if found.message:
+                return f"{name}: {found.message}", found.pattern
+    return "", ""

@@ -1,0 +1,205 @@
+"""The check of the rules for distributed tensors: what simulated ranks give against what one process gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from opwright._torch import find_simulation
+from opwright.dispatch.sharding import gradient_of_input, is_differentiable
+from opwright.dispatch.sharding_rules import Rule, Signature, join, names, signature_of, split
+from opwright.errors import ShardingError
+from opwright.spec.samples import Case
+from opwright.verify.checks.finding import Finding, Skipped, first_line
+from opwright.verify.checks.gradients import need_gradient
+from opwright.verify.target import Target
+from opwright.verify.tensors import tensors_of
+
+_RANKS = (2, 3)  # shards on three are uneven, and some of them empty
+_CASES = {"quick": 1, "default": 2, "full": 6}
+
+
+def sharding(target: Target) -> Iterator[Finding]:
+    """Every rule for distributed tensors gives, rank by rank, what one process gives, gradients included."""
+    operator = target.operator
+    if operator.contract.data_dependent:
+        raise Skipped("sizes depend on data")
+    try:
+        names()
+    except ShardingError as error:
+        raise Skipped(f"{error.rule}: {error.rows[0][1]}") from None
+    cases = sorted(target.small_cases(torch.float64), key=lambda case: case.label != "base")
+    for case in cases[: _CASES[target.effort]]:
+        signature = signature_of(operator.contract, case.values)
+        rules = operator.rules.offer(signature, tensors_of(case.values))
+        wanted = _Call(target, signature, target.inputs(case))
+        for ranks in _RANKS:
+            for rule in rules:
+                yield _hold(target, case, rule, ranks, wanted)
+        if target.effort == "full":
+            yield from _simulate(target, case, rules, wanted)
+
+
+class _Call:
+    """One call on plain tensors, by one process or by one rank.
+
+    Attributes:
+        results: the outputs, then the arguments that it wrote into.
+        gradients: of each tensor among the arguments, None where there is none.
+    """
+
+    def __init__(
+        self, target: Target, signature: Signature, values: Sequence[Any], cotangents: Sequence[Any] | None = None
+    ) -> None:
+        tensors = tensors_of(values)
+        has_gradient = _has_gradient(target)
+        for tensor in tensors:
+            tensor.requires_grad_(has_gradient and tensor.is_floating_point())
+        outputs = target.call(values)
+        self.cotangents = list(map(_cotangent, outputs)) if cotangents is None else list(cotangents)
+        self.results = [*outputs, *(values[i] for i in target.mutated())]
+        self.results = [None if r is None else r.detach() for r in self.results]
+        self.gradients: list[torch.Tensor | None] = [None] * len(tensors)
+        pairs = zip(outputs, self.cotangents, strict=True)
+        ends = [(o, c) for o, c in pairs if o is not None and o.requires_grad and o.shape == c.shape]
+        leaves = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+        if ends and leaves:
+            made = torch.autograd.grad(
+                [o for o, _ in ends], [tensors[i] for i in leaves], [c for _, c in ends], allow_unused=True
+            )
+            for i, gradient in zip(leaves, made, strict=True):
+                self.gradients[i] = gradient
+
+
+def _has_gradient(target: Target) -> bool:
+    try:
+        need_gradient(target)
+    except Skipped:
+        return False
+    return True
+
+
+def _cotangent(output: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns numbers that follow from places, none of them like another."""
+    if output is None:
+        return None
+    return torch.cos(torch.arange(output.numel(), dtype=torch.float64)).to(output).view(output.shape)
+
+
+def _hold(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> Finding:
+    """Runs each rank of a rule on its part, and puts the parts of the results together."""
+    t, operator = names(), target.operator
+    signature = signature_of(operator.contract, case.values)
+    label = f"{case}, {rule.describe(signature)}, {ranks} ranks"
+    given = tensors_of(target.inputs(case))
+    pieces = [split(x, p, ranks) for x, p in zip(given, rule.inputs, strict=True)]
+    if rule.needs_elements and any(part.numel() == 0 for each in pieces for part in each):
+        return Finding(label)  # no call takes this rule
+    cotangents = [
+        [None] * ranks if c is None else split(c, p if isinstance(p, t.Shard) else t.Replicate(), ranks)
+        for c, p in zip(wanted.cotangents, rule.outputs, strict=True)
+    ]
+    try:
+        calls = [
+            _Call(
+                target,
+                signature,
+                signature.arrange([each[rank].detach().clone() for each in pieces]),
+                [each[rank] for each in cotangents],
+            )
+            for rank in range(ranks)
+        ]
+        message = _compare(target, signature, rule, calls, wanted)
+    except Exception as error:  # whatever a kernel may raise on such parts
+        return Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
+    return Finding(label, message and message + _reason(signature, rule))
+
+
+def _compare(target: Target, signature: Signature, rule: Rule, calls: Sequence[_Call], wanted: _Call) -> str:
+    contract = target.operator.contract
+    slots = list(zip(signature.slots, rule.inputs, strict=True))
+    written = [(f"`{slot.label}`", p) for slot, p in slots if slot.parameter.mutated]
+    placed = [(f"`{o.name}`", p) for o, p in zip(contract.outputs, rule.outputs, strict=True)] + written
+    parts = list(zip(*(call.results for call in calls), strict=True))
+    whole = list(wanted.results)
+    if is_differentiable(rule, signature):
+        placed += [(f"the gradient of `{slot.label}`", gradient_of_input(rule, i)) for i, (slot, _) in enumerate(slots)]
+        parts += zip(*(call.gradients for call in calls), strict=True)
+        whole += wanted.gradients
+    for (name, placement), made, expected in zip(placed, parts, whole, strict=True):
+        if expected is None or any(m is None for m in made):
+            continue
+        try:
+            joined = join(made, placement)
+        except RuntimeError:
+            return f"no {name} can be made"
+        if not all(_is_same(each, expected) for each in joined):
+            return f"{name} is not what one process gives"
+    return ""
+
+
+def _reason(signature: Signature, rule: Rule) -> str:
+    """Returns what is wrong with a rule, in words."""
+    t = names()
+    pairs = list(zip(signature.slots, rule.inputs, strict=True))
+    summed = [f"`{slot.label}`" for slot, p in pairs if isinstance(p, t.Partial)]
+    sharded = [f"`{slot.label}` along dimension {p.dim}" for slot, p in pairs if isinstance(p, t.Shard)]
+    if summed:
+        return f": the operator is not linear in {' and '.join(summed)}"
+    return f" from shards of {' and of '.join(sharded)}" if sharded else ""
+
+
+def _is_same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two results differ by rounding alone: sums over ranks are in another order."""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    if not wanted.is_floating_point() or not wanted.numel():
+        return torch.equal(got, wanted)
+    # Half of the digits: rounding takes far fewer, a wrong rule all of them.
+    tolerance = math.sqrt(torch.finfo(wanted.dtype).eps)
+    largest = float(wanted.nan_to_num(0, 0, 0).abs().max())
+    return torch.allclose(got, wanted, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+# --- PyTorch's own simulation and its validator ---------------------------------------------------------
+
+
+def _simulate(target: Target, case: Case, rules: Sequence[Rule], wanted: _Call) -> Iterator[Finding]:
+    """Runs a case on distributed tensors of two simulated ranks, and asks PyTorch's validator of placements.
+
+    To import the validator takes more than a second.
+    """
+    from torch import distributed
+
+    try:
+        t = find_simulation()
+    except ImportError:
+        return
+    operator = target.operator
+    contract = operator.contract
+    if distributed.is_initialized() or contract.mutated or any(o.gradient_of for o in contract.outputs):
+        return  # the validator looks at results alone, all of which are there
+    signature = signature_of(contract, case.values)
+    positional = sum(not p.keyword_only for p in contract.parameters)
+    args = tuple(case.values[:positional])
+    kwargs = {p.name: v for p, v in zip(contract.parameters, case.values, strict=True) if p.keyword_only}
+    whole = wanted.results[0] if len(contract.outputs) == 1 else list(wanted.results)
+    found = []
+    with torch.no_grad():
+        distributed.init_process_group("fake", rank=0, world_size=2)
+        try:
+            with t.LocalTensorMode(2):  # nothing is yielded within, where tensors are those of several ranks
+                mesh = t.init_device_mesh("cpu", (2,))
+                for rule in rules:
+                    is_right, why = t.validate_aten_combination(
+                        operator.public, args, kwargs, whole, (rule.inputs, rule.outputs), 2, mesh
+                    )
+                    if is_right is not None:
+                        label = f"{case}, {rule.describe(signature)}, PyTorch's validator"
+                        found.append(Finding(label, "" if is_right else first_line(why)))
+        finally:
+            distributed.destroy_process_group()
+    yield from found

@@ -1,0 +1,501 @@
+"""Inputs at the boundaries where kernels go wrong, and what lies beyond them.
+
+The reference says where a boundary is: which integers it takes, and which it refuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from opwright.backends.registry import all_backends
+from opwright.errors import ContractError
+from opwright.spec.axes import Named, Variadic
+from opwright.spec.contract import Parameter
+from opwright.spec.domains import Index
+from opwright.spec.samples import Case, Fill, Sweep, domain_in
+from opwright.spec.sources import Source
+from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
+from opwright.verify.oracle import are_finite, try_reference
+from opwright.verify.target import Target
+from opwright.verify.tensors import copy_of, tensors_of
+
+BATCH = "*"  # the name of every variadic axis here
+_BATCH_SIZE = 29  # of the cases that find ranges: a prime that no named axis has
+_TABLE_ROWS = 65_601  # more than 16 bits count
+_TABLE_OTHERS = 16
+# While a range is looked for: what grows with an integer ends the search before it takes long.
+_MAX_SECONDS, _MAX_ELEMENTS = 0.005, 2**18
+_TRIES = 4  # of a call that takes longer: another process may have had the processor
+
+
+def boundary_cases(target: Target) -> Iterator[Case]:
+    """Yields the cases; those that the reference refuses are among them."""
+    yield from _index_cases(target)
+    yield from _special_cases(target)
+    yield from _size_cases(target)
+    yield from _option_cases(target)
+
+
+# --- ranges ------------------------------------------------------------------------------------------------
+
+
+class Range(NamedTuple):
+    """The integers that a reference takes, as far as they are known.
+
+    Attributes:
+        low: the smallest, or the smallest that was tried.
+        high: the largest, or the largest that was tried.
+        below: the largest integer below `low` that is refused; None where none is.
+        above: the smallest above `high` that is refused; None where none is.
+    """
+
+    low: int
+    high: int
+    below: int | None
+    above: int | None
+
+
+def _find_range(takes: Callable[[int], bool | None], start: int, least: int, most: int) -> Range | None:
+    """Returns the range around an integer, from the verdicts on integers at ever larger distances from it.
+
+    Args:
+        takes: whether the reference takes an integer; None: it takes too long, or too much memory.
+    """
+    if not takes(start):
+        return None
+    high, above = _find_end(takes, start, most)
+    low, below = _find_end(takes, start, least)
+    return Range(low, high, below, above)
+
+
+def _find_end(takes: Callable[[int], bool | None], start: int, end: int) -> tuple[int, int | None]:
+    """Returns the last integer that is taken on the way to `end`, and the first that is refused."""
+    sign = 1 if end >= start else -1
+    taken, step = start, 1
+    while taken != end:
+        tried = start + sign * min(step, abs(end - start))
+        verdict = takes(tried)
+        if verdict is None:
+            return taken, None
+        if not verdict:
+            break
+        taken, step = tried, 2 * step
+    else:
+        return taken, None
+    while abs(tried - taken) > 1:
+        middle = (taken + tried) // 2
+        if takes(middle):
+            taken = middle
+        else:
+            tried = middle
+    return taken, tried
+
+
+def _takes(target: Target, case: Case) -> bool | None:
+    """Returns whether the reference takes a case; None where it takes too long, or makes too much."""
+    for _ in range(_TRIES):
+        values = copy_of(case.values)
+        started = time.perf_counter()
+        try:
+            outputs = target.reference(values)
+        except Exception:  # whatever a reference may raise to refuse
+            outputs = None
+        is_slow = time.perf_counter() - started > _MAX_SECONDS
+        if sum(t.numel() for t in tensors_of(outputs or ())) > _MAX_ELEMENTS:
+            return None
+        if not is_slow:
+            return outputs is not None
+    return None
+
+
+# --- indices -----------------------------------------------------------------------------------------------
+
+
+def _index_cases(target: Target) -> Iterator[Case]:
+    """Yields integer tensors with values of the whole range that the reference takes, and beyond it.
+
+    Where it takes any, they are not indices: then the extremes of the dtype are among them.
+    """
+    maker = target.make_sweep()
+    dtype = main_dtype(target)
+    for parameter in target.contract.tensors:
+        own = parameter.type.family.dtypes[0]
+        if parameter.kind != "tensor" or own.is_floating_point or own == torch.bool:
+            continue
+        info = torch.iinfo(own)
+
+        def filled(values: torch.Tensor, sizes: dict[str, int], what: str, name: str = parameter.name) -> Case:
+            return _made(
+                maker, f"{name} {what}", dtype, sizes, {name: lambda shape, dtype: values.to(dtype).view(shape)}
+            )
+
+        sizes = dict.fromkeys([BATCH], _BATCH_SIZE) | maker.base_sizes()
+        count = _count(maker, parameter, dtype, sizes)
+        usual = torch.zeros(count, dtype=torch.int64)
+
+        def takes(value: int, count: int = count, filled: Any = filled, sizes: dict[str, int] = sizes) -> bool | None:
+            return _takes(target, filled(_one(count, value), sizes, f"of {value}"))
+
+        if not count or (found := _find_range(takes, int(usual[0]), info.min, info.max)) is None:
+            continue
+        is_index = found.above is not None or isinstance(parameter.domain, Index)
+        if parameter.domain is not None:
+            declared = parameter.domain.within(maker.option_sets()[0] | sizes)
+            low, high = map(int, declared.ends(own))
+            found = found._replace(low=max(found.low, low), high=min(found.high, high))
+            if found.low > found.high:
+                continue
+        for values in _spread_over(found, count) if is_index else _extremes(found, count):
+            yield filled(values, sizes, f"from {int(values.min())} to {int(values.max())}")
+        if is_index and target.device.type == "cpu":  # a GPU cannot refuse after the call
+            # Near ones first: a kernel that does not look reads guard bytes there, and elsewhere crashes.
+            for value in (found.above, found.below, *(n for n in (2**32, -(2**32)) if info.min < n < info.max)):
+                if value is not None and not takes(value):
+                    yield filled(_one(count, value), sizes, f"with {value}")
+        axis = next((name for name, size in sizes.items() if size == found.high + 1), None)
+        if is_index and axis is not None and axis not in _axis_names(parameter):
+            long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
+            ends = found._replace(high=_TABLE_ROWS - 1, low=-_TABLE_ROWS if found.low == -sizes[axis] else found.low)
+            for values in _spread_over(ends, _count(maker, parameter, dtype, long)):
+                case = filled(values, long, f"over {_TABLE_ROWS} rows")
+                if target.accepts(case):
+                    yield case
+
+
+def _one(count: int, value: int) -> torch.Tensor:
+    """Returns zeros with one other value among them: not the first, which a kernel may look at alone."""
+    values = torch.zeros(count, dtype=torch.int64)
+    values[count // 2] = value
+    return values
+
+
+def _spread_over(found: Range, count: int) -> Iterator[torch.Tensor]:
+    """Yields integers of a range without repetition, as far as there are enough; among them the first and the last.
+
+    Where they count from the end as well, each row comes with one sign in one tensor, with the other in the other: two
+    that mean the same row would be two writes to it, in either order.
+    """
+    generator = torch.Generator().manual_seed(0)
+    counts_from_end = found.low == -(found.high + 1)
+    low = 0 if counts_from_end else found.low
+    size = found.high + 1 - low
+    ends = [0, size - 1][: min(count, size)]
+    # Powers of two are where a narrower type wraps.
+    powers = [p - low for p in (2**8, 2**8 - 1, 2**15, 2**15 - 1, 2**16, 2**16 - 1) if 0 < p - low < size - 1]
+    first = torch.tensor(list(dict.fromkeys((*ends, *powers)))[:count])
+    others = torch.randperm(size, generator=generator)
+    others = others[~torch.isin(others, first)]
+    values = torch.cat([first, others])
+    values = values.repeat(-(-count // len(values)))[:count]
+    values = values[torch.randperm(count, generator=generator)] + low
+    if not counts_from_end:
+        yield values
+        return
+    is_negative = torch.arange(count) % 2 == 0
+    for mask in (is_negative, ~is_negative):
+        yield torch.where(mask, values - size, values)
+
+
+def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
+    """Yields integers that are not indices: the extremes of the range, values around 0, any."""
+    generator = torch.Generator().manual_seed(0)
+    # Not the smallest itself, of which there is no negative.
+    special = [found.high, max(found.low, -found.high), -1, 0, 1, 2**31, 2**31 - 1, -(2**31), -(2**31) - 1]
+    special = [v for v in dict.fromkeys(special) if found.low <= v <= found.high]
+    yield torch.tensor((special * -(-count // len(special)))[:count])
+    low, high = max(found.low, -(2**17)), min(found.high, 2**17)
+    yield torch.randint(low, high + 1, (count,), generator=generator)
+
+
+# --- options -----------------------------------------------------------------------------------------------
+
+
+def _option_cases(target: Target) -> Iterator[Case]:
+    """Yields integers and numbers among the options that are negative, zero, extreme, and those just refused."""
+    maker = target.make_sweep()
+    usual = maker.option_sets()[0]
+    sizes = maker.base_sizes() | {BATCH: 3}
+    for parameter in target.contract.parameters:
+        name = parameter.name
+        if parameter.kind not in ("int", "float") or name in maker.names:  # a size of an input is that input's
+            continue
+
+        def made(value: float, name: str = name) -> Case:
+            return _made(maker, f"{name} of {value}", main_dtype(target), sizes, options=usual | {name: value})
+
+        if parameter.kind == "float":
+            tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)))
+            tried = [v for v in tried if parameter.domain is None or parameter.domain.contains(v)]
+            yield from (made(v) for v in tried if _is_refused(target, made(v)) or _is_finite(target, made(v)))
+            continue
+
+        def takes(value: int, made: Callable[[float], Case] = made) -> bool | None:
+            return _fits_contract(target, made(value)) and _takes(target, made(value))
+
+        found = _find_range(takes, usual[name], -(2**63), 2**63 - 1)
+        if found is None:
+            continue
+        limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
+        for value in dict.fromkeys((0, -1, 1, found.low, found.high, *limits)):
+            case = made(value)
+            if value == usual[name] or not _fits_contract(target, case):
+                continue
+            taken = _takes(target, case)
+            if taken and target.contract.find_outside(case.values) is not None:
+                continue
+            if (taken is False and _is_refused(target, case)) or (
+                taken and (abs(value) < 2 or _is_finite(target, case))
+            ):
+                yield case
+
+
+def _fits_contract(target: Target, case: Case) -> bool:
+    """Returns whether a call passes the checks that follow from the contract: no output of a negative size, say."""
+    names = [parameter.name for parameter in target.contract.parameters]
+    try:
+        target.contract.bind(dict(zip(names, case.values, strict=True)))
+    except ContractError:
+        return False
+    return True
+
+
+_MAX_LIMIT = 2**31  # farther from 0 the limit is one of the arithmetic of the reference, which a kernel need not have
+
+
+def _is_refused(target: Target, case: Case) -> bool:
+    """Returns whether the reference refuses a case, and not for want of memory, of which a kernel may need less."""
+    try:
+        target.reference(copy_of(case.values))
+    except MemoryError:
+        return False
+    except Exception as error:  # whatever a reference may raise to refuse
+        return not any(word in str(error) for word in ("alloc", "memory", "overflow", "Storage size"))
+    return False
+
+
+def _is_finite(target: Target, case: Case) -> bool:
+    """Returns whether the results are numbers, in float64 too: what else a formula gives depends on its order."""
+    found = [try_reference(target.reference, case.values, is_exact=exact) for exact in (False, True)]
+    return all(outputs is not None and are_finite(outputs) for outputs in found)
+
+
+# --- special values ----------------------------------------------------------------------------------------
+
+
+def _special_cases(target: Target) -> Iterator[Case]:
+    """Yields special values at every place of a row: row r has one of them, in column r.
+
+    A tensor without rows has them in all places at once, and then, since one NaN hides the others in a sum, one alone.
+    """
+    maker = target.make_sweep()
+    family = target.contract.scalar_family
+    options = maker.option_sets()
+    pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
+    pairs += [(main_dtype(target), each) for each in options[1:]] if target.effort != "quick" else []
+    for dtype, chosen in pairs:
+        for parameter in target.drawn.tensors:
+            if parameter.kind == "tensor" and parameter.type.family.has_floats:
+                yield from _special_in(target, maker, parameter, dtype, chosen)
+
+
+def _special_in(
+    target: Target, maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, options: dict[str, Any]
+) -> Iterator[Case]:
+    name, axes = parameter.name, _axis_names(parameter)
+
+    def made(label: str, sizes: dict[str, int], place: Callable[[torch.Tensor, torch.Tensor], None]) -> Case:
+        def fill(shape: tuple[int, ...], own: torch.dtype) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(0)
+            values = torch.randn(shape, generator=generator, dtype=torch.float64)
+            domain = domain_in(parameter, {})
+            values = values if domain is None else domain.fold(values)
+            info = torch.finfo(own)
+            numbers = (*_NOT_FINITE, -0.0, info.max, -info.max, info.tiny / 2, -info.tiny * info.eps)
+            place(values, torch.tensor(numbers, dtype=torch.float64))
+            return values.to(own)
+
+        others = dict.fromkeys((BATCH, *maker.long_axes()), 2)
+        return _made(maker, f"{label} of {name}", dtype, others | sizes, {name: fill}, options)
+
+    if not axes or axes[-1] not in (BATCH, *maker.long_axes()):
+        return
+    row_axis = next((axis for axis in axes[:-1] if axis == BATCH or axis in maker.long_axes()), None)
+    if row_axis not in (None, axes[-1]):
+        sizes = {axes[-1]: _WIDTH, row_axis: _SPECIAL * _WIDTH}
+        diagonal = made("special values at every place", sizes, _place_diagonally)
+        if not _is_cheap(target, diagonal):
+            return
+        yield diagonal
+        if dtype == main_dtype(target) and options == maker.option_sets()[0]:
+            sizes = {axes[-1]: _WIDE, row_axis: _WIDE_ROWS}
+            yield made("special values in wide rows", sizes, _place_diagonally)
+        yield made("rows of one special value", {axes[-1]: _WIDTH, row_axis: _SPECIAL}, _fill_rows)
+        return
+    yield made("special values at every place", {axes[-1]: _SPECIAL * _WIDTH}, _place_everywhere)
+    for number in _NOT_FINITE:
+        for at in (_WIDTH // 2, _WIDTH - 1):
+
+            def place(values: torch.Tensor, _: torch.Tensor, at: int = at, number: float = number) -> None:
+                values[..., at] = number
+
+            yield made(f"{number} at {at}", {axes[-1]: _WIDTH}, place)
+
+
+def _place_diagonally(values: torch.Tensor, special: torch.Tensor) -> None:
+    """Puts a special value into each row: each of them into every column, or into columns at equal distances."""
+    width = values.shape[-1]
+    rows = values.view(-1, width)
+    row = torch.arange(len(rows))
+    step = max(width * len(special) // len(rows), 1)
+    rows[row, (row // len(special) * step + row % len(special) // 2) % width] = special[row % len(special)]
+
+
+def _fill_rows(values: torch.Tensor, special: torch.Tensor) -> None:
+    """Fills each row with one special value, as a row that is masked as a whole is."""
+    rows = values.view(-1, values.shape[-1])
+    rows[:] = special[torch.arange(len(rows)) % len(special), None]
+
+
+def _place_everywhere(values: torch.Tensor, special: torch.Tensor) -> None:
+    """Fills a tensor with special values so that each stands at every distance from a multiple of a power of two."""
+    at = torch.arange(values.numel())
+    values.view(-1)[at] = special[(at + at // len(special)) % len(special)]
+
+
+def _is_cheap(target: Target, case: Case) -> bool:
+    """Returns whether the reference takes a case, in little time."""
+    try:
+        return not takes_longer(target.reference, lambda: copy_of(case.values), _CHEAP_SECONDS)
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+
+
+_NOT_FINITE = (math.nan, math.inf, -math.inf)
+_SPECIAL = 8  # special values
+_WIDTH = 67  # of a row: four vectors of 16 elements, and a remainder
+_WIDE, _WIDE_ROWS = 2051, 32
+_CHEAP_SECONDS = 0.02
+
+
+# --- sizes -------------------------------------------------------------------------------------------------
+
+
+def _size_cases(target: Target) -> Iterator[Case]:
+    """Yields sizes at and beside multiples of tiles, along one axis and along two, and one beyond 2^17 elements.
+
+    Tiles are powers of two, three times those, and what the source of the kernel names.
+    """
+    maker = target.make_sweep()
+    options, beside = itertools.cycle(maker.option_sets()), itertools.cycle((-1, 1))
+    family = target.contract.scalar_family
+    main = main_dtype(target)
+    axes = [*dict.fromkeys(axis for p in target.contract.tensors for axis in _axis_names(p))]
+    axes = [axis for axis in axes if axis == BATCH or axis in maker.long_axes()]
+
+    def made(dtype: torch.dtype | None, sizes: dict[str, int], chosen: dict[str, Any] | None = None) -> Case:
+        label = ", ".join(f"{size} along {axis}" for axis, size in sizes.items())
+        return _made(maker, label, dtype, dict.fromkeys(axes, 2) | sizes, options=chosen or next(options))
+
+    for axis in axes:
+        for size in _TILES:
+            if not _is_cheap(target, made(main, {axis: size})):
+                break
+            for near in (size - 1, size, size + 1):
+                yield made(main, {axis: near})
+            if family and len(family.dtypes) > 1 and size in _TILES_OF_OTHERS:
+                yield made(family.dtypes[-1], {axis: size})
+    for first, second in itertools.combinations(axes, 2):
+        for size in (size for size in _TILES if size <= _MAX_SQUARE):
+            if not _is_cheap(target, made(main, {first: size, second: size})):
+                break
+            for near in (0, next(beside)):
+                yield made(main, {first: size + near, second: size - near})
+    source = target.operator.declaration.sources.get(target.device.type)
+    for size in _sizes_in(source) if source else ():
+        for axis in axes:
+            for near in (size - 1, size, size + 1, 2 * size):
+                if not _is_cheap(target, made(main, {axis: near})):
+                    break
+                yield made(main, {axis: near})
+    tiles = _sizes_in(source, tried=())[:_MAX_TILES] if source and len(axes) > 1 else ()
+    for pair in itertools.product((size for size in tiles if size <= _MAX_SQUARE), repeat=2):
+        if all(size.bit_count() == 1 for size in pair):  # squares are multiples of both
+            continue
+        case = made(main, dict(zip(axes[-2:], pair, strict=True)))
+        if _is_cheap(target, case):
+            yield case
+    for axis in axes:
+        usual = maker.option_sets()[0]
+        parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
+        if not is_too_large(target.reference, parts, _MAX_MADE, lambda part: not _is_cheap(target, part)):
+            yield made(main, {axis: _MANY}, usual)
+
+
+# Powers of two, and three times those: what tiles and blocks are multiples of.
+_TILES = tuple(sorted((*(2**k for k in range(3, 13)), *(3 * 2**k for k in range(3, 10)))))
+_TRIED = frozenset(size + near for size in _TILES for near in (-1, 0, 1))
+
+
+def _sizes_in(source: Source, tried: Collection[int] = _TRIED) -> list[int]:
+    """Returns the integers in the source of a kernel, other than those tried anyway: its tiles and thresholds."""
+    text = re.sub(all_backends()[source.backend].comments, "", source.read())
+    text = re.sub(r"(?<=\d)['_](?=\d)", "", text)
+    found = {int(digits) for digits in _INTEGER.findall(text)}
+    found |= {1 << int(digits) for digits in _POWER.findall(text)}
+    found |= {int(a) * int(b) for a, b in _PRODUCT.findall(text)}
+    return sorted(size for size in found.difference(tried) if _TILES[0] <= size <= _MANY)[:_MAX_SIZES_IN_SOURCE]
+
+
+_INTEGER = re.compile(r"(?<![\w.])(\d+)[uUlLzZ]*(?![\w.])")
+_PRODUCT = re.compile(r"(?<![\w.])(\d+) *\* *(\d+)(?![\w.])")
+_POWER = re.compile(r"(?<![\w.])1[uUlL]* *<< *(\d\d?)(?![\w.])")
+_MAX_SIZES_IN_SOURCE = 16
+_MAX_TILES = 6  # that are tried in pairs
+
+
+_TILES_OF_OTHERS = (64, 192, 256, 1024)  # in the last dtype, whose vectors are the longest
+_MAX_SQUARE = 384
+_MANY = 2**17 + 3  # along one axis
+_MAX_MADE = 2**22  # elements of a tensor that the reference makes on the way
+
+
+# --- making cases ------------------------------------------------------------------------------------------
+
+
+def main_dtype(target: Target) -> torch.dtype | None:
+    """Returns the first dtype of the operator's floating-point family."""
+    family = target.contract.scalar_family
+    return family.dtypes[0] if family else None
+
+
+def _made(
+    maker: Sweep,
+    label: str,
+    dtype: torch.dtype | None,
+    sizes: dict[str, int],
+    filled: dict[str, Fill] | None = None,
+    options: dict[str, Any] | None = None,
+) -> Case:
+    """Returns a case with these sizes of its axes, that of the variadic ones among them."""
+    maker.seed = zlib.crc32(label.encode())  # else one row is the same in all sizes
+    named = maker.base_sizes() | {name: size for name, size in sizes.items() if name in maker.long_axes()}
+    return maker.make(label, dtype, named, (sizes.get(BATCH, 1),), options or maker.option_sets()[0], filled=filled)
+
+
+def _axis_names(parameter: Parameter) -> list[str]:
+    """Returns the name of each axis of a tensor, in order; "" for one of fixed or computed size."""
+    return [BATCH if isinstance(a, Variadic) else a.name if isinstance(a, Named) else "" for a in parameter.type.axes]
+
+
+def _count(maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, sizes: dict[str, int]) -> int:
+    """Returns how many elements a tensor has in a case of these sizes."""
+    values = dict(zip([p.name for p in maker.contract.parameters], _made(maker, "", dtype, sizes).values, strict=True))
+    return values[parameter.name].numel()

@@ -1,0 +1,283 @@
+"""Samples with other sizes and with other options, as far as the reference takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from opwright._torch import tree_unflatten
+from opwright.spec.samples import Case
+from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
+from opwright.verify.oracle import are_finite, to_oracle, try_reference
+from opwright.verify.target import Target
+from opwright.verify.tensors import are_same, copy_of, count_elements, storage_bytes, tensors_of
+
+_ROWS = 65_601  # more than a GPU's grid has along its second axis
+_WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
+# Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
+_MAX_ELEMENTS, _MAX_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
+_WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
+_NARROW = (2, 3)
+# For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
+# measured may be slower, and a candidate, which is called once.
+_ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
+
+
+def resized_cases(target: Target) -> Iterator[Case]:
+    """Yields of each sample an empty part, along its first axis and along its last; of one a long case, and wide ones."""
+    given = _given(target)
+    for case in given:
+        leading = next(_leading(case), None)
+        if leading is not None:
+            for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
+                made = _change(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
+                if _outputs(target, made, is_finite=True):  # the mean of nothing is NaN
+                    yield made
+    long = next((made for case in sorted(given, key=_elements) if (made := _long(target, case)) is not None), None)
+    if long is not None:
+        yield long
+    for case in sorted(given, key=_elements)[:1]:
+        leading = next(_leading(case), None)
+        sizes = leading.shape[::-1] if leading is not None else ()
+        for size in dict.fromkeys(s for s in sizes if s > 1):
+            # One row, but no other axis of one: what was made for weights of 3 would be repeated along it without an error.
+            for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW, (1,)):
+                found = next((made for n in tried if (made := _of_size(target, case, size, n)) is not None), None)
+                if found is not None:
+                    yield found
+
+
+def is_of_one(case: Case) -> bool:
+    """Returns whether an axis of a sample has one entry here: where a view will do for a sum."""
+    return ", 1 where " in case.label
+
+
+def enlarge(target: Target, bytes_of_outputs: int) -> Case | None:
+    """Returns a sample with as many times its rows as outputs of this size need; None where there is none."""
+    for case in sorted(_given(target), key=_elements, reverse=True):
+        leading = next(_leading(case), None)
+        made = sum(storage_bytes(o).numel() for o in _outputs(target, case))
+        if leading is None or not made:
+            continue
+        times = -(-bytes_of_outputs // made)
+        rows = times * leading.shape[0]
+        what = f"{times} times the rows"
+        found = _lengthen(target, case, rows, None, _MAX_ENLARGED, what, _MEASURED_SECONDS)
+        if found is not None and try_reference(target.run, target.inputs(found)) is not None:
+            return found
+    return None
+
+
+def _given(target: Target) -> list[Case]:
+    """Returns the samples as they are."""
+    if target.callables is None or not target.expand:
+        return []
+    return [case for _, case in target.cases() if "," not in case.label]
+
+
+def _long(target: Target, case: Case) -> Case | None:
+    for width in _WIDTHS:
+        most = _MAX_ELEMENTS[target.effort]
+        found = _lengthen(target, case, _ROWS, width, most, f"{_ROWS} rows", _ORACLE_SECONDS)
+        if found is not None:
+            return found
+    return None
+
+
+def _lengthen(
+    target: Target, case: Case, rows: int, width: int | None, most: int, what: str, seconds: float
+) -> Case | None:
+    """Returns a case with more entries along the first axis, which results have too; None where that is not an input.
+
+    They are those of the sample again and again, in all tensors that have as many of them, or in the first alone.
+
+    Args:
+        width: what the other axes are cut to; None: they stay.
+        most: elements of all inputs.
+        seconds: for a call with an eighth of the rows.
+    """
+    leading = next(_leading(case), None)
+    if leading is None or leading.shape[0] >= rows:
+        return None
+    count = leading.shape[0]
+    for is_shared in (True, False):
+
+        def resized(rows: int, is_shared: bool = is_shared) -> Case:
+            def change(tensor: torch.Tensor) -> torch.Tensor:
+                is_long = tensor.shape[0] == count and (is_shared or tensor is leading)
+                kept = _cut(tensor, lambda s: s if width is None else min(s, width), first=int(is_long))
+                return kept[torch.arange(rows, device=kept.device) % count] if is_long else kept
+
+            return _change(case, what, change)
+
+        of_one = _elements(resized(2)) - _elements(resized(1))
+        if of_one * rows > most:
+            continue
+        parts = [resized(size) for size in parts_of(rows)]
+        if is_too_large(target.reference, parts, 2 * most, partial(_is_slow, target, seconds=seconds)):
+            continue
+        made = resized(rows)
+        outputs = _outputs(target, made)
+        if any(o.ndim and o.shape[0] == rows for o in outputs):
+            return made
+    return None
+
+
+def _of_size(target: Target, case: Case, size: int, wanted: int) -> Case | None:
+    """Returns a case where all axes of one size have another; None where that is not an input.
+
+    Their entries are those of the sample, drawn at random; of real numbers none comes twice: indices of equal numbers may
+    come in any order.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def resized(wanted: int) -> Case:
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            at = [dim for dim, s in enumerate(tensor.shape) if s == size]
+            kept = tensor.detach()
+            for dim in range(kept.ndim):
+                if dim in at:
+                    drawn = torch.randint(size, (wanted,), generator=generator).to(kept.device)
+                    kept = kept.index_select(dim, drawn)
+                else:
+                    kept = kept.narrow(dim, 0, min(kept.shape[dim], _WIDTHS[0]))
+            kept = kept.clone(memory_format=torch.contiguous_format)
+            if not at or not kept.is_floating_point() or bool((tensor == tensor.round()).all()):
+                return kept
+            # Towards zero, where probabilities stay what they are.
+            less = 1 - torch.rand(kept.shape, generator=generator, dtype=torch.float64) / 2
+            return kept * less.to(kept)
+
+        return _change(case, f"{wanted} where {size} are", change)
+
+    most = _MAX_ELEMENTS[target.effort]
+    arguments = tensors_of(case.values[: case.values[-1].arguments])
+    shapes = ([wanted if s == size else min(s, _WIDTHS[0]) for s in tensor.shape] for tensor in arguments)
+    if wanted == size or (wanted in _WIDE and wanted < size) or sum(map(math.prod, shapes)) > most:
+        return None
+    parts = [resized(size) for size in parts_of(wanted)]
+    is_slow = partial(_is_slow, target, seconds=_ORACLE_SECONDS)
+    if wanted == _WIDE[0] and is_too_large(target.reference, parts, 2 * most, is_slow):
+        return None
+    made = resized(wanted)
+    outputs = _outputs(target, made, is_finite=True)
+    is_half = any(t.is_floating_point() and t.element_size() < 4 for t in tensors_of(made.values))
+    if not outputs or (is_half and not all(o.is_floating_point() for o in outputs)):
+        return None
+    try:
+        return None if is_slow(made) else made
+    except Exception:  # the candidate refuses
+        return None
+
+
+def _is_slow(target: Target, case: Case, seconds: float) -> bool:
+    """Returns whether a call of the reference takes longer, or one of the candidate many times as long."""
+    return any(
+        takes_longer(call, lambda: target.inputs(case), most)
+        for call, most in ((target.reference, seconds), (target.run, _SLOWER * seconds))
+    )
+
+
+def _outputs(target: Target, case: Case, is_finite: bool = False) -> list[torch.Tensor]:
+    """Returns the outputs of the reference; none if it refuses, or where they must be finite and are not."""
+    exact = try_reference(target.reference, case.values, is_exact=True)
+    plain = try_reference(target.reference, case.values)
+    is_input = exact is not None and plain is not None and (not is_finite or are_finite(exact))
+    return tensors_of(plain) if is_input else []
+
+
+def _leading(case: Case) -> Iterator[torch.Tensor]:
+    arguments = case.values[: case.values[-1].arguments]
+    return (v for v in arguments if isinstance(v, torch.Tensor) and v.ndim and v.numel())
+
+
+def _change(case: Case, what: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
+    """Returns a case with the tensors among its arguments changed; parameters of a module stay."""
+    count = case.values[-1].arguments
+    values = [
+        change(v) if i < count and isinstance(v, torch.Tensor) and v.ndim else v for i, v in enumerate(case.values)
+    ]
+    return Case(f"{case.label}, {what}", tuple(values), case.options)
+
+
+def _cut(tensor: torch.Tensor, size_of: Callable[[int], int], first: int = 0) -> torch.Tensor:
+    """Returns the part with the first so many entries of each axis, from axis `first` on; contiguous."""
+    part = tensor.detach()
+    for dim in range(first, tensor.ndim):
+        part = part.narrow(dim, 0, size_of(tensor.shape[dim]))
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def _elements(case: Case) -> int:
+    return count_elements(case.values)
+
+
+_MAX_SAMPLE = 2**20  # of a sample: the oracle computes each case a dozen times
+_MAX_GROWTH = 8  # times the outputs of the sample
+_MAX_OTHERS = 2  # other values of an integer: 0 and 1 beside -1 are two axes, 8 and 2 beside 4 two numbers of groups
+
+
+def cases_with_other_options(target: Target) -> Iterator[Case]:
+    """Yields the first sample with each set of options with one of them changed, where that changes the results."""
+    seen = set()
+    for case in _given(target):
+        count = case.values[-1].arguments
+        options = {i: v for i, v in enumerate(case.values[:count]) if isinstance(v, (bool, int, float))}
+        key = tuple(options.items())
+        if key in seen or _elements(case) > _MAX_SAMPLE:
+            continue
+        seen.add(key)
+        before = _outputs_of(target, case)
+        for i, value in options.items():
+            found = 0
+            for other in _others(value):
+                made = _with_option(case, i, other)
+                after = _outputs_of(target, made)
+                if not before or not after or count_elements(after) > _MAX_GROWTH * count_elements(before):
+                    continue
+                if len(before) != len(after) or not are_same(before, after):
+                    yield made
+                    found += 1
+                if found == (1 if isinstance(value, (bool, float)) else _MAX_OTHERS):
+                    break
+
+
+def _others(value: bool | int | float) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, float):
+        return [value / 2, value * 2] if value else [0.5]
+    tried = (value + 1, -1, value - 1, 2 * value, value // 2)  # axes are counted from the end as well
+    return [v for v in dict.fromkeys(tried) if v != value]
+
+
+def _with_option(case: Case, at: int, value: Any) -> Case:
+    values = [value if i == at else v for i, v in enumerate(case.values)]
+    assembly = case.values[-1]
+    args, kwargs = tree_unflatten(list(range(assembly.arguments)), assembly.spec)
+    name = next((f"`{name}`" for name, i in kwargs.items() if i == at), "")
+    name = name or next((f"argument {number}" for number, i in enumerate(args) if i == at), "an option")
+    options = {key: value if f"`{key}`" == name else v for key, v in case.options.items()}
+    return Case(f"{case.label}, {name} {value} for {case.values[at]}", tuple(values), options)
+
+
+def _outputs_of(target: Target, case: Case) -> list[torch.Tensor]:
+    """Returns the outputs of the reference; none if it refuses, draws random numbers or writes into other arguments."""
+    found = []
+    try:
+        for _ in range(2):
+            values = copy_of(list(case.values))
+            with torch.no_grad():
+                found.append(tensors_of(target.reference(values)))
+            pairs = enumerate(zip(case.values, values, strict=True))
+            if any(not are_same(tensors_of([a]), tensors_of([b])) for i, (a, b) in pairs if i not in target.mutated()):
+                return []
+        with torch.no_grad():
+            exact = tensors_of(target.reference([to_oracle(v) for v in case.values]))
+    except Exception:  # whatever a reference may raise to refuse
+        return []
+    return found[0] if are_same(*found) and are_finite(exact) else []

@@ -1,0 +1,478 @@
+"""How far a computation moves when each of its intermediate results is off by one rounding."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from opwright import _torch
+from opwright.verify.formulas import Rounding, packets
+from opwright.verify.tensors import tensors_of
+
+_TINY = torch.finfo(torch.float64).smallest_normal
+
+
+def round_at_random(
+    computation: Callable[[list[Any]], Sequence[Any]],
+    inputs: Callable[[], list[Any]],
+    unit: float,
+    seed: int,
+    runs: int,
+    product_unit: float = 0.0,
+) -> Iterator[Sequence[Any]]:
+    """Yields what a computation in float64 returns, every time with each result moved by one rounding at random.
+
+    Only the first time it is called, if the others can be played from what was written down of that.
+
+    Args:
+        inputs: makes the arguments.
+        unit: half a unit in the last place of the dtype that is rounded to, relatively.
+        seed: of the random numbers.
+        runs: how many times.
+        product_unit: the same as `unit` of a type that the inputs of matrix products are rounded to first; 0: of none.
+    """
+    first = inputs()
+    recording, rounding = Recording(first), _StochasticRounding(unit, seed, product_unit)
+    rounding.recording = recording
+    with warnings.catch_warnings(record=True) as warned, recording, rounding:
+        warnings.simplefilter("always")
+        moved = computation(first)
+    recording.end(moved)
+    may_replay = recording.is_complete and not warned  # what an operator that is played warns of, PyTorch prints
+    yield moved
+    has_tiny = rounding.has_tiny
+    for run in range(1, runs):
+        rounding, values = _StochasticRounding(unit, seed + run, product_unit), inputs()
+        if may_replay:
+            rounding.known_tiny = iter(has_tiny)
+            moved = recording.replay(rounding.run, values)
+        else:
+            with warnings.catch_warnings(), rounding:
+                warnings.simplefilter("ignore")
+                moved = computation(values)
+        yield moved
+
+
+@dataclass(slots=True)
+class _Step:
+    """A call of an operator, and how far it is moved.
+
+    Attributes:
+        func: the operator; None: what it is given is moved, and that is all.
+        unit: how far the result is moved; None: not at all.
+        moved: which argument is moved before the call; None: none is.
+        unit_before: how far that is.
+        is_in_place: whether it writes into what it returns.
+        is_difference: whether the result is moved by the rounding of its terms as well.
+    """
+
+    func: Any
+    unit: float | None
+    moved: int | None = None
+    unit_before: float = 0.0
+    is_in_place: bool = False
+    is_difference: bool = False
+
+
+class _StochasticRounding(Rounding):
+    """Moves every floating-point result by one rounding, up or down at random: Monte Carlo arithmetic.
+
+    Attributes:
+        recording: where the calls are written down.
+        has_tiny: of each moved tensor, whether it had numbers too small for a relative step.
+        known_tiny: the same, of the run that is played: most have none, and to look costs as much as to move.
+    """
+
+    def __init__(self, unit: float, seed: int, product_unit: float = 0.0) -> None:
+        super().__init__()
+        self.product_unit = product_unit
+        self.unit, self.random = unit, random.Random(seed)
+        self.base_unit = unit
+        self.recording: Recording | None = None
+        self.has_tiny: list[bool] = []
+        self.known_tiny: Iterator[bool] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._run_and_note(self._step_of(func, args, kwargs or {}), args, kwargs or {})
+
+    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        unit = self.unit
+        self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
+        try:
+            result = formula(*args, **kwargs)
+        finally:
+            self.unit = unit
+        with _torch.pause_dispatch_mode():  # this one: its own arithmetic is not to be rounded
+            return self._run_and_note(_Step(None, unit), (result,), {})
+
+    def _run_and_note(self, step: _Step, args: Any, kwargs: Any) -> Any:
+        result = self.run(step, args, kwargs)
+        if self.recording is not None:
+            self.recording.note(step, step.func, args, kwargs, result)
+        return result
+
+    def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
+        """Calls an operator and moves what it takes and what it returns."""
+        if step.moved is not None:
+            moved = self._move(args[step.moved], step.unit_before)
+            args = [*args[: step.moved], moved, *args[step.moved + 1 :]]
+        terms = self._rounding_of(args, kwargs) if step.is_difference else None
+        result = args[0] if step.func is None else step.func(*args, **kwargs)
+        if terms is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            result = result.add_(terms)
+        if step.unit is None:
+            return result
+        if step.is_in_place:
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+                result.copy_(self._move(result, step.unit))  # an in-place operator rounds what it leaves
+            return result
+        if isinstance(result, (tuple, list)):
+            moved = [self._move(r, step.unit) for r in result]
+            return moved if isinstance(result, list) else tuple(moved)
+        return self._move(result, step.unit)
+
+    def _step_of(self, func: Any, args: Any, kwargs: Any) -> _Step:
+        kind, unit = _kind_of(func), self.unit
+        factor, unit_before = None, 0.0
+        if kind.is_product:
+            terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
+            factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms) + 2 * self.product_unit
+            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
+        elif kind.is_sum:
+            terms = _terms_of(func, args, kwargs)
+            factor, unit_before = 0, self._sum_unit(terms)
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_scattered_sum and (at := _added_at(func, args, kwargs)) is not None:
+            terms = _count_most_added(func, args, kwargs, at)
+            factor, unit_before = at, self._sum_unit(terms)
+            unit = max(unit, self._one_sign_unit(terms))
+        elif kind.is_long_product:
+            unit = max(unit, self._sum_unit(_terms_of(func, args, kwargs)))
+        elif kind.is_transform:
+            factor, unit_before = 0, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2)
+        elif kind.is_convolution:
+            terms = args[1][0].numel()
+            factor, unit_before = 1, self._product_unit(terms) + 2 * self.product_unit
+            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
+        elif kind.is_normalization:
+            unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
+        return _Step(func, None if kind.is_exact else unit, factor, unit_before, kind.is_in_place, kind.is_difference)
+
+    def _rounding_of(self, args: Any, kwargs: Any) -> torch.Tensor:
+        """Returns how far two terms are off when each is off by one rounding, in float32 at least.
+
+        A difference of two numbers that are nearly equal is exact, but not in another formula: Welford's variance takes
+        it of running means, and a softmax by exp2 of products with log2(e).
+        """
+        unit = min(self.unit, torch.finfo(torch.float32).eps / 2)
+        size = sum(abs(a) for a in args[:2])
+        return self._steps(size).mul(unit * abs(kwargs.get("alpha", 1))).mul_(size.nan_to_num(0.0, 0.0, 0.0))
+
+    def _sum_unit(self, terms: float) -> float:
+        """Returns the relative error of adding that many terms one by one, rounding each time.
+
+        PyTorch accumulates 16-bit types in float32, so that is the rounding, at most.
+        """
+        return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
+
+    def _one_sign_unit(self, terms: float) -> float:
+        """Returns the same, of the sum of terms of one sign.
+
+        Moving each of them apart says little then: what they move by cancels, but an early rounding stays in all partial
+        sums after it. Terms that are equal are even rounded alike: 1,031 terms exp(k / 8) of few different k, one after the
+        other in float32, are off by 75 half units, twice the root of their number.
+        """
+        return self._sum_unit(terms)
+
+    def _product_unit(self, terms: float) -> float:
+        """Returns the same for a sum of products.
+
+        Those of 16-bit types are summed by tensor cores, which cut off what float32 cannot hold instead of rounding it
+        (Fasi et al. 2021, doi:10.7717/peerj-cs.330): a whole unit in the last place, not half of one.
+        """
+        single = torch.finfo(torch.float32).eps
+        return self._sum_unit(terms) if self.unit < single else single * math.sqrt(max(terms, 1))
+
+    def _move(self, value: Any, unit: float) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype not in _ORACLES:
+            return value
+        if value.is_meta or _torch.is_zero_tensor(value):  # zeros without memory, as the derivative of torch.round
+            return value
+        if value.is_complex():  # a product of complex numbers cancels in each of its parts
+            steps = [self._steps(value) for _ in range(2)]
+            return value + torch.complex(*steps).mul_(unit).mul_(value.abs())
+        factors = self._factors(value, unit)
+        # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
+        tiny = self._where_tiny(value)
+        moved = factors * value
+        return moved if tiny is None else torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
+
+    def _where_tiny(self, value: torch.Tensor) -> torch.Tensor | None:
+        if self.known_tiny is not None and not next(self.known_tiny):
+            return None
+        tiny = value.abs() < _TINY
+        self.has_tiny.append(bool(tiny.any()))
+        return tiny if self.has_tiny[-1] else None
+
+    def _factors(self, value: torch.Tensor, unit: float) -> torch.Tensor:
+        if unit == self.base_unit and value.numel() <= _MAX_STORED:
+            return self._stretch(_stored_factors(value.device, unit), value)
+        return self._steps(value).mul(unit).add_(1)
+
+    def _steps(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns how far to move each element, in units."""
+        if value.numel() <= _MAX_STORED:
+            return self._stretch(_stored_steps(value.device), value)
+        return _draw_steps(value.numel(), self.random.getrandbits(62)).to(value.device).view(value.shape)
+
+    def _stretch(self, stored: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Returns numbers of a store, from a place drawn at random."""
+        first = self.random.randrange(_STORED_STEPS - value.numel())
+        if value.is_contiguous():
+            return stored.as_strided(value.shape, value.stride(), first)  # half the time of the two views below
+        return stored[first : first + value.numel()].view(value.shape)
+
+
+_ORACLES = (torch.float64, torch.complex128)
+_STORED_STEPS = 2**20
+_MAX_STORED = _STORED_STEPS // 2
+
+
+@functools.cache
+def _stored_steps(device: torch.device) -> torch.Tensor:
+    return _draw_steps(_STORED_STEPS, 0).to(device)
+
+
+@functools.cache  # of the dtypes that there are
+def _stored_factors(device: torch.device, unit: float) -> torch.Tensor:
+    return _stored_steps(device).mul(unit).add_(1)
+
+
+def _draw_steps(count: int, seed: int) -> torch.Tensor:
+    """Returns numbers up or down by 0.5 to 1.5: equal ones would cancel between two operators too often."""
+    made = torch.empty(count, dtype=torch.float64, device="cpu")
+    made.uniform_(-1, 1, generator=torch.Generator("cpu").manual_seed(seed))
+    return made.add_(made.sign(), alpha=0.5)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How an operator of PyTorch rounds; exact are views, constants and moved data."""
+
+    is_product: bool
+    is_biased: bool
+    is_sum: bool
+    is_scattered_sum: bool
+    is_long_product: bool
+    is_convolution: bool
+    is_transform: bool
+    is_normalization: bool
+    is_exact: bool
+    is_in_place: bool
+    is_difference: bool
+
+
+@functools.cache
+def _kind_of(func: Any) -> _Kind:
+    packet = func.overloadpacket
+    aliases = [a.alias_info for a in _torch.schema_of(func).returns if a.alias_info is not None]
+    return _Kind(
+        packet in _PRODUCTS,
+        packet in _BIASED_PRODUCTS,
+        packet in _SUMS,
+        packet in SCATTERED_SUMS,
+        packet in _LONG_PRODUCTS,
+        packet is torch.ops.aten.convolution,
+        packet in _TRANSFORMS,
+        packet in _NORMALIZATIONS,
+        packet in _EXACT or any(not alias.is_write for alias in aliases),
+        bool(aliases),
+        packet in _DIFFERENCES,
+    )
+
+
+def _terms_of(func: Any, args: Any, kwargs: Any) -> float:
+    """Returns how many terms or factors an element of the result has, at most or on average."""
+    if func.overloadpacket in _CUMULATIVE:
+        return args[0].shape[args[1]] if args[0].ndim else 1
+    if func.overloadpacket in _POOLS:
+        return math.prod(args[1])
+    return args[0].numel() / max(_first(func(*args, **kwargs)).numel(), 1)
+
+
+def _added_at(func: Any, args: Any, kwargs: Any) -> int | None:
+    """Returns which argument of a scattered sum is added, None where it replaces what is there."""
+    if func.overloadpacket not in _PUTS:
+        return 3  # base, dimension, index, terms
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    return 2 if accumulate else None
+
+
+def _count_most_added(func: Any, args: Any, kwargs: Any, at: int) -> float:
+    """Returns how many terms the fullest element of a scattered sum has: as many ones as are added there, and the base."""
+    values = list(args)
+    values[0], values[at] = torch.zeros_like(args[0]), torch.ones_like(args[at])
+    counts = func(*values, **kwargs)
+    return 1 + (counts.max().item() if counts.numel() else 0)
+
+
+def _first(result: Any) -> torch.Tensor:
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+_PRODUCTS = packets("mm addmm bmm baddbmm dot mv")
+_BIASED_PRODUCTS = packets("addmm baddbmm")  # what is added comes first
+_CUMULATIVE, _POOLS = packets("cumsum cumprod"), packets("avg_pool2d avg_pool3d")
+_SUMS = _POOLS | packets(
+    "sum nansum mean var var_mean std cumsum linalg_vector_norm _adaptive_avg_pool2d _adaptive_avg_pool3d "
+    "embedding_dense_backward"
+)
+_PUTS = packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
+SCATTERED_SUMS = _PUTS | packets("index_add index_add_ scatter_add scatter_add_")
+_DIFFERENCES = packets("add sub add_ sub_")
+_LONG_PRODUCTS = packets("prod cumprod")
+_TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")
+_NORMALIZATIONS = packets("_softmax _log_softmax logsumexp native_layer_norm")
+_EXACT = packets(
+    "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
+    "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"
+)
+
+
+_MAX_RECORDED = 2**21  # 16 MiB in float64: all are kept, and where tensors are large, calls are not what it costs
+# Tags of operators whose result depends on more than their arguments, or is not a tensor: Python may branch on it.
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+# What gives numbers to Python without an operator.
+_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr}
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a tensor comes from: the n-th of all inputs and results."""
+
+    index: int
+
+
+class Recording(TorchFunctionMode):
+    """What a computation calls while this mode is active.
+
+    It can be played if every tensor in it is an input or the result of an operator, and Python has seen no number of one.
+
+    Attributes:
+        is_complete: whether it can be played.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        super().__init__()
+        self.is_complete = True
+        self._steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._outputs: Any = None
+        self._slots: dict[Any, _Slot] = {}
+        self._known: dict[int, _Slot] = {}
+        self._kept: list[torch.Tensor] = []  # so that no other tensor gets the memory of one
+        self._elements = 0
+        self._hold(inputs)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS:
+            self._give_up()
+        return func(*args, **(kwargs or {}))
+
+    def note(self, step: Any, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Writes down a call.
+
+        Args:
+            step: what `play` gets for it.
+            func: the operator, or None.
+        """
+        if not self.is_complete:
+            return
+        if func is not None and _is_open(func):
+            self._give_up()
+            return
+        self._steps.append((step, self._refer(tuple(args)), self._refer(kwargs)))
+        self._hold([result])
+
+    def end(self, outputs: Sequence[Any]) -> None:
+        """Writes down what the computation has returned."""
+        self._outputs = self._refer(list(outputs))
+        self._forget()
+
+    def replay(self, run: Callable[[Any, Any, Any], Any], inputs: Sequence[Any]) -> Any:
+        """Calls `run` with each step, its arguments and its keyword arguments; returns the outputs."""
+        tensors = tensors_of(inputs)
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, _Slot):
+                return tensors[value.index]
+            if isinstance(value, (list, tuple)):
+                return [filled(v) for v in value]
+            return value
+
+        with torch.no_grad():
+            for step, args, kwargs in self._steps:
+                result = run(step, filled(args), {name: filled(v) for name, v in kwargs.items()} if kwargs else kwargs)
+                if isinstance(result, torch.Tensor):
+                    tensors.append(result)
+                else:
+                    tensors += tensors_of([result])
+        return filled(self._outputs)
+
+    def _refer(self, value: Any) -> Any:
+        """Returns arguments with slots in place of tensors."""
+        if isinstance(value, torch.Tensor):
+            slot = self._known.get(id(value)) or self._slots.get(_place_of(value))
+            if slot is None:
+                self._give_up()
+            return slot
+        if isinstance(value, (list, tuple)):
+            return [self._refer(v) for v in value]
+        if isinstance(value, dict):
+            return {name: self._refer(v) for name, v in value.items()}
+        return value
+
+    def _hold(self, values: Sequence[Any]) -> None:
+        for tensor in tensors_of(values):
+            if (place := _place_of(tensor)) is None:
+                return self._give_up()
+            self._slots[place] = self._known[id(tensor)] = _Slot(len(self._kept))
+            self._kept.append(tensor)
+            self._elements += tensor.numel()
+        if self._elements > _MAX_RECORDED:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.is_complete = False
+        self._steps = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._kept, self._slots, self._known = [], {}, {}
+
+
+@functools.cache
+def _is_open(func: Any) -> bool:
+    return not _TAGS.isdisjoint(func.tags)
+
+
+def _place_of(tensor: torch.Tensor) -> Any:
+    """Returns what two tensors of the same numbers have in common; None if it has no memory of its own.
+
+    Autograd gives out others for what it has saved, so identity is not enough.
+    """
+    if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    where = _torch.address_of(tensor.untyped_storage()), tensor.storage_offset()
+    return *where, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()

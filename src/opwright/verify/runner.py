@@ -1,0 +1,607 @@
+"""Runs the checks: in worker processes where that can be, so that one that crashes, hangs or exits is a finding.
+
+For a CPU each worker is a fork, so it has the candidate as it lives here: a closure, a compiled function. CUDA does not
+survive a fork: for a GPU the process starts anew, and the candidate has to be one that can be imported again.
+
+When a worker dies, or has to be killed, that is the finding of the check it was at, and another one goes on with the
+next. The groups that jobs fall into have workers of their own, some at a time, and their results come in the order of
+the jobs, as if one worker had done them all: after a death too many, or a fault after which no call is safe, nothing
+counts that another one has found meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import gc
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opwright import _torch
+from opwright.dispatch import kernels
+from opwright.errors import BuildError
+from opwright.isolation import (
+    Channel,
+    Limits,
+    Running,
+    Start,
+    Unfit,
+    Worker,
+    WorkerEnded,
+    fork,
+    free_memory,
+    serve,
+    spawn,
+    wait_for_any,
+)
+from opwright.records import CaseError, Check, Failure, Undecided, builtins_of
+from opwright.spec.samples import Case
+from opwright.typed_json import decode
+from opwright.verify.checks import CHECKS, group_of, place_of
+from opwright.verify.checks.finding import Finding, Skipped, first_line, origin
+from opwright.verify.compare import collect_undecided
+from opwright.verify.devices import DeviceLost, is_gpu, is_lost
+from opwright.verify.global_state import Guard
+from opwright.verify.oracle_process import OracleProcess
+from opwright.verify.request import NotPortable, Request, pack, unpack
+from opwright.verify.shrink import shrink
+from opwright.verify.target import Target
+
+_RANDOM_CHECKS = ("refusals", "copy", "outputs written")
+_LOADING, _NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
+_MAX_MESSAGE = 600  # characters
+_MAX_DEATHS = 4  # each may have cost the whole timeout
+_SEED = 0x6F7077  # any; the caller's seed is its own
+_PR_SET_CHILD_SUBREAPER = 36
+_TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
+_MAX_LOOKS = 50  # at the command of a process: of one that has just become another program it comes a moment later
+
+
+@dataclass(frozen=True)
+class Job:
+    """One check of one target on one device.
+
+    Attributes:
+        prefix: what the target is called in front of the name of the check: "" or "backward: ".
+        check: its name.
+    """
+
+    prefix: str
+    check: str
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        return self.prefix + self.check
+
+
+@dataclass
+class Result:
+    """What came of a job.
+
+    Attributes:
+        fatal: why no further call is safe on that device, if one is not.
+        backend: what ran: "cpu", "cuda", "reference", "callable".
+        has_ended: whether it has ended the process that it ran in.
+    """
+
+    check: Check
+    failures: list[Failure] = field(default_factory=list)
+    fatal: str = ""
+    backend: str = ""
+    has_ended: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the checks of a candidate are about.
+
+    Attributes:
+        request: makes what is checked, in the process where the candidate runs.
+        only: run only cases whose description contains this text.
+        repeat: the command that verifies it again, without its flags; "" where there is none.
+    """
+
+    request: Request
+    only: str = ""
+    repeat: str = ""
+
+
+# --- in the process of the caller ---------------------------------------------------------------------------------
+
+
+def can_fork(device: torch.device) -> bool:
+    """Returns whether a fork can run the checks for a device: it cannot use the GPU of its parent."""
+    return not is_gpu(device)
+
+
+def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -> Iterator[Result]:
+    """Yields the result of each job, in order; all are for one device.
+
+    Args:
+        processes: how many workers may run side by side.
+
+    Raises:
+        Unfit: no process of its own can run them. What was yielded before stands.
+    """
+    if sys.platform != "linux":
+        raise Unfit(f"processes are supervised on Linux only, not on {sys.platform}")
+    is_fork = can_fork(jobs[0].device)
+    processes = processes if is_fork else 1  # each would need a context of its own on the GPU
+    if is_fork:
+        work.request.make_cases()
+    limits = replace(limits, memory_bytes=limits.memory_bytes or free_memory() // (1 + processes))
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(group_of(job.prefix, job.check) if processes > 1 else "", []).append(job)
+    told: set[str] = set()
+    start = functools.partial(_start_fork if is_fork else start_anew, work)
+    waiting = [_Lane(work, groups[name], limits, start, told) for name in sorted(groups, key=place_of)]
+    running: list[_Lane] = [waiting.pop(0)]
+    results: dict[Job, Result] = {}
+    deaths, given_up = 0, ""
+    try:
+        running[0].start()
+        if len(waiting) > 1 and is_fork:  # while the first one works
+            for name in _torch.MODULES_FOR_GRADIENTS:
+                importlib.import_module(name)
+        for job in jobs:
+            while not given_up and job not in results:
+                while waiting and len(running) < processes:
+                    running.append(waiting.pop(0))
+                for lane in running:
+                    lane.start()
+                wait_for_any([lane.worker for lane in running if lane.worker is not None])
+                for lane in running:
+                    results |= lane.look()
+                running = [lane for lane in running if lane.pending or lane.worker is not None]
+            if given_up:
+                yield skip(job, given_up)
+                continue
+            result = results.pop(job)
+            deaths += result.has_ended
+            given_up = result.fatal or (_tell_deaths(deaths) if result.has_ended else "")
+            yield result
+    finally:
+        for lane in running:
+            if lane.worker is not None:
+                lane.worker.close()
+
+
+def _start_fork(work: Work, jobs: Sequence[Job]) -> Start:
+    def run(channel: Channel) -> None:
+        _settle_in()
+        if torch.version.cuda is not None:  # it cannot use the GPU of its parent, so it sees none
+            torch.cuda.is_available = lambda: False
+            torch.cuda.device_count = lambda: 0
+        channel.running("", _LOADING)
+        shared = work.request.prepare()
+        _work(work, jobs, channel, OracleProcess(work.request.references, shared))
+
+    return fork(run)
+
+
+def start_anew(work: Work, jobs: Sequence[Job]) -> Start:
+    """Returns what starts a process that makes the candidate again, and runs jobs.
+
+    Raises:
+        Unfit: it could not.
+    """
+    try:
+        request = pack(work, list(jobs))
+    except NotPortable as reason:
+        raise Unfit(str(reason)) from None
+    program = f"import sys; sys.path[:] = {sys.path!r}\nfrom opwright.verify.runner import run_request; run_request()"
+
+    def start(*descriptors: int) -> Any:
+        with open(os.memfd_create("opwright-request"), "w+b") as file:
+            file.write(request)
+            file.seek(0)
+            return spawn("-c", program, files=[file.fileno()])(*descriptors)
+
+    return start
+
+
+def _tell_deaths(deaths: int) -> str:
+    return f"the candidate has ended its process {deaths} times" if deaths == _MAX_DEATHS else ""
+
+
+class _Lane:
+    """Jobs that are done one after the other.
+
+    Attributes:
+        pending: those that are left.
+        worker: does them.
+    """
+
+    def __init__(
+        self, work: Work, jobs: Sequence[Job], limits: Limits, start: Callable[[Sequence[Job]], Start], told: set[str]
+    ) -> None:
+        self.pending = list(jobs)
+        self.worker: Worker | None = None
+        self._work, self._limits, self._start, self._told = work, limits, start, told
+        self._deaths, self._started = 0, 0.0
+
+    def start(self) -> None:
+        """Starts a worker where there is none, and something to do."""
+        if self.worker is None and self.pending:
+            self.worker = Worker(self._start(self.pending), self._limits, is_live=False, told=self._told)
+            self._started = time.perf_counter()
+
+    def look(self) -> dict[Job, Result]:
+        """Returns what has come of jobs since the last time."""
+        if self.worker is None:
+            return {}
+        found: dict[Job, Result] = {}
+        for event in self.worker.look():
+            if "start" in event:
+                self._started = time.perf_counter()
+            elif "check" in event:
+                result = _result_of(event)
+                found[self.pending.pop(0)] = result
+                self._deaths += result.has_ended
+        if self.worker.is_over:
+            self.worker.close()
+            if self.pending and not self.worker.is_done:  # else it has said which job was its last
+                job = self.pending.pop(0)
+                found[job] = self._tell_death(job)
+                self._deaths += 1
+            if any(result.fatal for result in found.values()) or _tell_deaths(self._deaths):
+                self.pending.clear()  # nobody will ask for them
+            self.worker = None
+        return found
+
+    def _tell_death(self, job: Job) -> Result:
+        """Returns the finding of the check at which the worker has ended."""
+        case = self.worker.running.what if self.worker.running != Running() else ""
+        finding = Finding(case or "before the first case", self.worker.tell_end())
+        seconds = time.perf_counter() - self._started
+        check = Check(job.name, "failed", cases=1, seconds=seconds, device=str(job.device))
+        fatal = _NOT_LOADED if case == _LOADING else ""
+        return Result(check, [_failure_of(job, [finding], self._work.repeat)], fatal, has_ended=True)
+
+
+def _result_of(event: dict[str, Any]) -> Result:
+    failures = [Failure(**failure) for failure in event["failures"]]
+    return Result(
+        decode(Check, event["check"], "check"), failures, event["fatal"], event["backend"], event["has_ended"]
+    )
+
+
+def try_out(function: Callable[[], Any], timeout_s: float) -> str:
+    """Calls a function in a process of its own, and returns how it ended that one; "" if it did not.
+
+    An exception that it raises is ignored: it is raised again, here.
+    """
+    if sys.platform != "linux":
+        return ""
+
+    def run(channel: Channel) -> None:
+        _settle_in()
+        channel.mark_inside(True)
+        with contextlib.suppress(Exception):
+            function()
+        channel.mark_inside(False)
+
+    try:
+        for _ in Worker(fork(run), Limits(timeout_s), is_live=False).events():
+            pass
+    except WorkerEnded as ended:
+        return ended.how
+    except Unfit:
+        pass
+    return ""
+
+
+# --- in the worker ------------------------------------------------------------------------------------------------
+
+
+def run_request() -> None:
+    """Runs the jobs of a request, in a process that was started anew for them."""
+    with open(int(sys.argv[3]), "rb") as file:
+        request = file.read()
+
+    def run(channel: Channel) -> None:
+        _settle_in()
+        # Before this process imports the candidate, and before it has threads.
+        oracle = OracleProcess(lambda device: unpack(request)[0].request.references(device))
+        try:
+            work, jobs = unpack(request)
+        except NotPortable as reason:
+            raise Unfit(str(reason)) from None
+        try:
+            for device in dict.fromkeys(job.device for job in jobs):
+                torch.zeros(1, device=device)  # CUDA starts here, and not in the first call
+        except RuntimeError as error:
+            raise Unfit(f"another process cannot use the device: {first_line(error)}") from None
+        channel.send(ready=True)
+        _work(work, jobs, channel, oracle)
+
+    serve(run)
+
+
+def _settle_in() -> None:
+    """Prepares a worker: what it leaves running is found, a crash is reported, its random numbers are its own."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of what the candidate forks become its children
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.enable(file=2, all_threads=False)
+    gc.freeze()  # the parent's objects are not looked at again, so their pages stay shared
+    torch.default_generator.manual_seed(_SEED)
+    # Pools of workers of the parent's torch.compile are not here, and new ones would be left behind.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    _torch.compile_in_this_thread()
+
+
+class _Over(Exception):
+    """This process can do no more; another one can do what is left."""
+
+
+def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProcess) -> None:
+    """Runs jobs, and sends what they do and what comes of them."""
+
+    def emit(result: Result) -> None:
+        channel.send(
+            check=builtins_of(result.check),
+            failures=[builtins_of(failure) for failure in result.failures],
+            fatal="" if result.has_ended else result.fatal,
+            backend=result.backend,
+            has_ended=result.has_ended,
+        )
+        if result.has_ended:
+            raise _Over
+
+    def on_start(job: Job) -> None:
+        channel.send(start=job.name, running=["", ""])
+
+    if reason := _tell_unfit():
+        raise Unfit(reason)
+    with contextlib.suppress(_Over):
+        here = _Here(work, channel.mark_inside, lambda case: channel.running("", case), oracle, {oracle.pid})
+        here.run(jobs, emit, on_start)
+    oracle.close()
+
+
+def _tell_unfit() -> str:
+    """Returns why this process cannot run the checks, "" if it can."""
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError as error:  # the parent's autograd has threads, as it has for a GPU
+        return str(error).splitlines()[0]
+    return ""
+
+
+def run_here(work: Work, jobs: Iterable[Job], emit: Callable[[Result], None]) -> None:
+    """Runs jobs in this process."""
+    _Here(work).run(jobs, emit)
+
+
+class _Here:
+    """The checks of a candidate in this process.
+
+    Args:
+        mark_inside: called with whether the candidate is running now.
+        on_case: called with a description of what the candidate is given next.
+        oracle: says what results must be; None: this process does.
+        kept: the processes that checks may leave running; None: any.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        mark_inside: Callable[[bool], None] = lambda now: None,
+        on_case: Callable[[str], None] = lambda case: None,
+        oracle: OracleProcess | None = None,
+        kept: set[int] | None = None,
+    ) -> None:
+        self._work, self._on_case, self._oracle, self._kept = work, on_case, oracle, kept
+        self._guard = Guard(mark_inside)
+        self._targets: dict[torch.device, dict[str, Target]] = {}
+
+    def run(
+        self, jobs: Iterable[Job], emit: Callable[[Result], None], on_start: Callable[[Job], None] = lambda job: None
+    ) -> None:
+        """Runs jobs; `on_start` is called before, `emit` after each."""
+        unsafe: dict[str, str] = {}  # why nothing more is called, by type of device
+        for job in jobs:
+            reason = unsafe.get("cpu") or unsafe.get(job.device.type)  # a damaged heap is everybody's
+            if reason:
+                emit(skip(job, reason))
+                continue
+            on_start(job)
+            try:
+                target = self._load(job.device)[job.prefix]
+            except (Exception, SystemExit) as error:
+                result = self._tell_not_loaded(job, error)
+            else:
+                result = self._run_one(job, target)
+            if result.fatal:
+                unsafe[job.device.type] = result.fatal
+            emit(result)
+
+    def _load(self, device: torch.device) -> dict[str, Target]:
+        if device not in self._targets:
+            self._on_case(_LOADING)
+            targets = self._work.request.targets(device, self._guard)
+            for target in targets.values():
+                target.call, target.wait = self._guard.wrap(target.call), self._guard.wrap_wait(target.wait)
+                target.oracle = self._oracle or target.oracle
+                target.on_case = lambda case: self._on_case(str(case))
+                # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
+                target.memo = {} if target.effort == "quick" else None
+            self._on_case("")
+            self._targets[device] = targets
+        return self._targets[device]
+
+    def _tell_not_loaded(self, job: Job, error: BaseException) -> Result:
+        text = "; ".join([f"raised {type(error).__name__}: {error}", *self._guard.take()])[:_MAX_MESSAGE]
+        check = Check(job.name, "failed", cases=1, device=str(job.device))
+        failure = _failure_of(job, [Finding(_LOADING, text)], self._work.repeat)
+        return Result(check, [failure], _NOT_LOADED, "callable")
+
+    def _run_one(self, job: Job, target: Target) -> Result:
+        start = time.perf_counter()
+        findings: list[Finding] = []
+        changes: dict[str, str] = {}  # of the process, and on which case
+        target.current = None
+
+        def note_changes() -> None:
+            case = str(target.current) if target.current else "the check itself"
+            changes.update((change, case) for change in self._guard.take() if change not in changes)
+
+        reason = "no case applies"
+        smallest: Case | None = None
+        try:
+            if target.operator is not None and target.operator.declaration.random and job.check not in _RANDOM_CHECKS:
+                raise Skipped("it draws random numbers")
+            with collect_undecided() as differences:
+                for finding in CHECKS[job.check](target):
+                    note_changes()
+                    finding.undecided = "" if finding.message else "; ".join(dict.fromkeys(differences))
+                    differences.clear()
+                    if self._work.only in finding.case or finding.is_fatal:
+                        findings.append(finding)
+                        if finding.message and smallest is None:
+                            smallest = target.current
+        except Skipped as skipped:
+            if not any(finding.message for finding in findings):
+                reason, findings = str(skipped), []
+        except (Exception, SystemExit) as error:  # a check that breaks down has found something
+            findings.append(_tell_broken(error, target))
+            smallest = smallest or target.current
+        note_changes()
+        if self._kept is not None:
+            changes |= dict.fromkeys(end_children(self._kept), "after the check")
+        bad = [finding for finding in findings if finding.message]
+        undecided = [Undecided(f.case, f.undecided[:_MAX_MESSAGE]) for f in findings if f.undecided]
+        measured = [f for f in findings if f.worst_ratio is not None]
+        worst = max(measured, key=lambda f: f.worst_ratio, default=Finding(""))
+        check = Check(
+            job.name,
+            _outcome(bool(bad or changes), len(findings), len(undecided)),
+            cases=len(findings),
+            reason="" if findings or changes else reason,
+            worst_ulp=worst.worst_ulp,
+            worst_ratio=worst.worst_ratio,
+            seconds=time.perf_counter() - start,
+            device=str(job.device),
+            errors=[CaseError(f.case, f.worst_ulp, f.worst_ratio) for f in measured if not f.undecided],
+            undecided=undecided,
+        )
+        fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
+        failures = []
+        repeat = self._work.repeat
+        if repeat and target.effort != "default":
+            repeat += f" --{target.effort}"
+        if bad:
+            shrunk = None
+            if smallest is not None and not fatal:
+                shrunk = shrink(CHECKS[job.check], target, smallest, bad[0])
+                self._guard.take()  # what parts of a case change, the whole has changed
+            if target.callables is not None and target.callables.note:
+                of_state = f"; its state is not the reference's, so each has its own: {target.callables.note}"
+                (shrunk or bad[0]).message += of_state
+            failures.append(_failure_of(job, bad, repeat, shrunk))
+        if changes:
+            found = Finding(next(iter(changes.values())), "; ".join(changes)[:_MAX_MESSAGE])
+            failures.append(_failure_of(job, [found], repeat))
+        return Result(check, failures, fatal, _backend(target, job.device), any(f.has_ended for f in findings))
+
+
+def skip(job: Job, reason: str) -> Result:
+    """Returns the result of a job that is not run."""
+    return Result(Check(job.name, "skipped", reason=reason, device=str(job.device)))
+
+
+def _outcome(has_failed: bool, cases: int, undecided: int) -> str:
+    if has_failed:
+        return "failed"
+    return "skipped" if not cases else "undecided" if undecided == cases else "passed"
+
+
+def _tell_broken(error: BaseException, target: Target) -> Finding:
+    case = str(target.current) if target.current else "the check itself"
+    text = f"raised {type(error).__name__}: {error}"
+    if isinstance(error, DeviceLost) or is_lost(target.device):
+        cause = error if isinstance(error, DeviceLost) else text.removeprefix("raised ")
+        message = f"the GPU accepts no more work after this call: {cause}"[:_MAX_MESSAGE]
+        return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU", has_ended=True)
+    unbuilt = "its kernels cannot be built or loaded" if isinstance(error, BuildError) else ""
+    return Finding(case, text[:_MAX_MESSAGE] + origin(error, target), is_fatal=unbuilt)
+
+
+def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding | None = None) -> Failure:
+    """Returns the failure that stands for these findings; `shrunk`: what a part of the first case shows."""
+    # Cases come small ones first, so the first is the smallest, but for what a smaller part of it shows.
+    first = bad[0]
+    case, message = first.case, first.message
+    if shrunk is not None:
+        case, message = f"{shrunk.case}, a part of {first.case}", shrunk.message
+    more = f" (and {len(bad) - 1} more cases)" if len(bad) > 1 else ""
+    repeat = repeat and f"{repeat} --check '{job.check}' --device {job.device}"
+    return Failure(job.name, case, message + more, first.pattern, repeat, str(job.device))
+
+
+def _backend(target: Target, device: torch.device) -> str:
+    operator = target.operator
+    if operator is None:
+        return "callable"
+    behind = [o for o in (operator, operator.backward_operator) if o is not None]
+    return device.type if any(kernels.is_loaded(o, device.type) for o in behind) else "reference"
+
+
+# --- what a check leaves running ----------------------------------------------------------------------------------
+
+
+def end_children(kept: set[int]) -> list[str]:
+    """Kills and reaps what this process has started and not waited for, but for `kept`; returns what that was."""
+    found: list[str] = []
+    for _ in range(100):  # the orphans of one that was killed come to this process
+        commands = {pid: _command_of(pid) for pid in children() if pid not in kept}
+        # A worker that compiles Triton kernels waits for the next one: it stays.
+        gone = {
+            pid: words for pid, words in commands.items() if not (_TRITON in words[3:] and b"worker.main()" in words[2])
+        }
+        if not gone:
+            break
+        found += [
+            b" ".join(words).decode(errors="replace").strip()[:80] or "one that has ended" for words in gone.values()
+        ]
+        for pid in gone:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    if not found:
+        return []
+    names = ", ".join(sorted(set(found))[:3])
+    return [f"left {len(found)} {'process' if len(found) == 1 else 'processes'} behind, now killed: {names}"]
+
+
+def children() -> list[int]:
+    """Returns the processes that this one has started and not waited for."""
+    found: list[int] = []
+    for path in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += map(int, (path / "children").read_text().split())
+    return found
+
+
+def _command_of(pid: int) -> list[bytes]:
+    """Returns the words of a process's command; none of one that has ended."""
+    with contextlib.suppress(OSError):
+        for _ in range(_MAX_LOOKS):
+            if words := Path(f"/proc/{pid}/cmdline").read_bytes():
+                return words.split(b"\0")
+            time.sleep(0.002)
+    return []

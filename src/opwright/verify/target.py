@@ -1,0 +1,580 @@
+"""What is verified: an operator, or any callable with a reference."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from opwright.dispatch import registry
+from opwright.dispatch.operator import Operator, operator_of
+from opwright.dispatch.reference import caller, outputs_of
+from opwright.errors import CheckError, OpwrightError
+from opwright.spec.contract import Contract
+from opwright.spec.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
+from opwright.spec.domains import Range
+from opwright.spec.fill import lay_out
+from opwright.spec.likely import find_likely
+from opwright.spec.precision import Precision
+from opwright.spec.samples import LONG, Case, Sweep
+from opwright.verify.callables import Callables, name_of
+from opwright.verify.compare import Difference
+from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
+from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
+from opwright.verify.inputs.values import derived_cases
+from opwright.verify.oracle import few_threads, to_oracle
+from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, Output, Question
+from opwright.verify.tensors import Bands, copy_of, is_same, place_between_guards, poison_memory_for, tensors_of
+
+_FULL_SEEDS = 3
+_QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
+_LAST_SAMPLES = 4
+# Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
+_MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
+
+
+@dataclass
+class Target:
+    """One thing under test, on one device.
+
+    The cases of an operator are on the CPU, where the oracle computes; `inputs` puts them on the device.
+    Those of a callable stay where its samples are, for it and for its reference.
+
+    Attributes:
+        name: how it is called in messages.
+        call: takes the arguments in order, returns the outputs; does not wait for a GPU.
+        wait: waits until a device has done its work, in the candidate's time: a kernel may never end.
+        reference: the same computation in PyTorch.
+        operator: the operator behind it; None for a callable.
+        device: where it runs.
+        current: the case that was given out last.
+        effort: how many cases there are: one of `EFFORTS`.
+        oracle: says what results must be, here or in another process.
+        key: what the target is called among those of its candidate: a prefix.
+        memo: what the oracle has said, where several candidates meet the same cases.
+        on_case: called with each case that is given out.
+        callables: what a callable and its reference are; None for an operator.
+        expand: whether more inputs are made from the samples of a callable.
+        boundaries: the inputs of that check; None: those that follow from the contract.
+    """
+
+    name: str
+    call: Callable[[Sequence[Any]], list[Any]]
+    reference: Callable[[Sequence[Any]], list[Any]]
+    operator: Operator | None
+    _samples: Iterable[Any] | Callable[[], Iterable[Any]] | None
+    _cases: list[tuple[torch.dtype | None, Case]] | None = None
+    device: torch.device = CPU
+    current: Case | None = None
+    effort: str = "default"
+    memo: dict[Any, Any] | None = None
+    on_case: Callable[[Case], None] | None = None
+    callables: Callables | None = None
+    expand: bool = True
+    boundaries: list[Case] | None = None
+    wait: Callable[[torch.device], None] = wait_for
+    oracle: Oracle | OracleProcess = field(default_factory=Oracle)
+    key: str = ""
+    _mutated: list[int] | None = None
+    _drawn: Contract | None = None
+    _forward: Target | None = None
+
+    def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """Returns what `compute` returns; where there is a memo, it is asked once for each key."""
+        if self.memo is None:
+            return compute()
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]
+
+    def expect(
+        self, computation: Computation, values: Sequence[Any], *arguments: Any, **options: Any
+    ) -> list[Output | None]:
+        """Returns what the results of a computation must be; the options are those of a `Question`."""
+        return self.oracle.expect(self, Question(computation, values, arguments, **options))
+
+    def compare(self, got: torch.Tensor, wanted: Output) -> Difference:
+        """Returns how far a result, on any device, is from what it must be."""
+        return self.oracle.compare(got, wanted)
+
+    def on(self, device: torch.device) -> Target:
+        """Returns the same thing on another device, with the same cases."""
+        return replace(self, device=device, current=None, _cases=self.cases())
+
+    def inputs(self, case: Case) -> list[Any]:
+        """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
+        self._announce(case)
+        return list(copy_of(case.values, None if self.operator is None else self.device))
+
+    def inputs_between_guards(self, case: Case) -> tuple[list[Any], Bands]:
+        """Returns the arguments between guard bands, and the bands."""
+        self._announce(case)
+        values, bands = place_between_guards(case.values, None if self.operator is None else self.device)
+        return list(values), bands
+
+    def _announce(self, case: Case) -> None:
+        self.current = case
+        if self.on_case is not None:
+            self.on_case(case)
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Calls it, on a GPU with poisoned memory, and waits until the work is done.
+
+        Raises:
+            DeviceLost: the call left the device in a state in which it accepts no more work.
+        """
+        try:
+            poison_memory_for(values)
+            outputs = self.call(values)
+            self.wait(self.device)
+        except Exception as error:
+            if is_lost(self.device):
+                raise DeviceLost(str(error)) from error
+            raise
+        return outputs
+
+    def formulas_for(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the reference of a callable computes as an oracle, where the values are one's."""
+        return self.callables.formulas_for(values) if self.callables is not None else contextlib.nullcontext()
+
+    def mutated(self) -> list[int]:
+        """Returns the positions of the arguments that it writes into, of a callable those that its reference does."""
+        if self._mutated is None:
+            if self.contract is not None:
+                self._mutated = [i for i, p in enumerate(self.contract.parameters) if p.mutated]
+            else:
+                self._mutated = self._written_by_reference()
+        return self._mutated
+
+    def _written_by_reference(self) -> list[int]:
+        given = [case for _, case in self.cases() if case.label.startswith("sample")][:1]
+        for case in given:
+            values = copy_of(case.values)
+            with torch.no_grad():
+                self.reference(values)
+            pairs = enumerate(zip(case.values, values, strict=True))
+            return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and not is_same(a, b)]
+        return []
+
+    def argument_names(self, case: Case) -> list[str]:
+        """Returns what each value of a case is called in messages: `bias`, in backticks, where it has a name."""
+        if self.callables is not None:
+            return self.callables.argument_names(case)
+        return [f"`{p.name}`" for p in self.contract.parameters]
+
+    def float_names(self, case: Case, without: Iterable[int] = ()) -> list[str]:
+        """Returns what each floating-point tensor among the values is called, but for those at some positions."""
+        found = []
+        for i, (name, value) in enumerate(zip(self.argument_names(case), case.values, strict=False)):
+            parts = {name: value}
+            if isinstance(value, (list, tuple)):
+                parts = {f"`{name.strip('`')}[{k}]`": v for k, v in enumerate(value)}
+            floats = [n for n, v in parts.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+            found += floats if i not in without else []
+        return found
+
+    def output_names(self, count: int) -> list[str]:
+        """Returns what each of so many outputs is called in messages."""
+        if self.contract is not None:
+            return [f"`{o.name}`" for o in self.contract.outputs]
+        return self.callables.output_names(count)
+
+    @property
+    def contract(self) -> Contract | None:
+        return self.operator.contract if self.operator else None
+
+    @property
+    def drawn(self) -> Contract:
+        """The contract of an operator, with the domains that its inputs are drawn from where none are declared."""
+        if self._drawn is None:
+            is_free = not self.has_samples and not self.operator.declaration.random
+            self._drawn = find_likely(self.contract, self.reference) if is_free else self.contract
+        return self._drawn
+
+    @property
+    def precision(self) -> Precision | None:
+        """How much less precise than PyTorch an operator is declared to be."""
+        return self.operator.declaration.precision if self.operator is not None else None
+
+    def fold(self, value: torch.Tensor, position: int) -> torch.Tensor:
+        """Returns floating-point numbers of an argument with those outside of its domain moved into it."""
+        parameter = self.drawn.parameters[position] if self.operator is not None else None
+        domain = parameter and (parameter.domain or parameter.likely)
+        return domain.fold(value) if isinstance(domain, Range) and value.is_floating_point() else value
+
+    def cases(self) -> list[tuple[torch.dtype | None, Case]]:
+        """Returns every input with the dtype it is about, small ones first within a dtype.
+
+        Inputs that the reference refuses (an empty axis, say) are not inputs of the operator.
+        """
+        if self._cases is None:
+            found = list(self._all_cases())
+            if self.operator is not None:  # declared samples may be anywhere
+                found = [(dtype, replace(case, values=_on_cpu(case.values))) for dtype, case in found]
+            self._cases = [(dtype, case) for dtype, case in found if self.accepts(case)]
+            if not self._cases and self.operator is not None:
+                self._refuse_no_input([case for _, case in found])
+            if self.effort == "quick" and self.operator is not None and self.has_samples:
+                self._cases = _choose_some(self._cases)
+        return self._cases
+
+    def _refuse_no_input(self, refused: list[Case]) -> None:
+        """Raises CheckError: there is nothing that it could be verified on."""
+        name = self.operator.declaration.name
+        kind = "samples" if self.has_samples else "inputs, as they follow from its contract"
+        hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"
+        if not refused:
+            raise CheckError(name, f"there are no {kind}", hint=hint)
+        said = "nothing"
+        try:
+            self.reference(copy_of(refused[0].values))
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        rows = [("the first", str(refused[0])), ("it says", said)]
+        raise CheckError(name, f"its reference takes none of its {kind}", rows=rows, hint=hint)
+
+    def _refuse_no_oracle(self, given: list[Case]) -> None:
+        """Raises CheckError where the reference takes the samples, but not in float64: there is no oracle then."""
+        for case in given[:1]:
+            try:
+                with torch.no_grad():
+                    self.reference([to_oracle(v) for v in case.values])
+            except Exception as error:
+                self.reference(copy_of(case.values))  # what it raises here is its own
+                raise CheckError(
+                    self.name,
+                    "its reference cannot compute in float64, which every result is held against",
+                    rows=[
+                        ("on", str(case)),
+                        ("it says", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"),
+                    ],
+                    hint="a reference takes the dtype of its arguments: `torch.zeros(n, dtype=x.dtype)`, `weight.to(x.dtype)`",
+                ) from None
+
+    def accepts(self, case: Case) -> bool:
+        return self.operator is None or accepts(self.contract, self.reference, case)
+
+    def _all_cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
+        if self.operator is None:
+            given = self.callables.cases(self._samples)
+            self._refuse_no_oracle(given)
+            self._cases = [(_dtype_of(case), case) for case in given]  # enough for `mutated`
+            more = derived_cases(
+                given,
+                lambda case: case.values[-1].arguments,
+                lambda case: len(case.values) - 1 if self.callables.are_shared else case.values[-1].arguments,
+                self.reference,
+                bool(self.mutated()),
+                self._announce,
+            )
+            for case in (*given, *(more if self.expand else ())):
+                yield _dtype_of(case), case
+            return
+        if self.has_samples:
+            sampled = list(self._sampled_cases())
+            for case in sampled:
+                yield _dtype_of(case), case
+            if self._owner() is None or self._samples is not None:
+                yield from _lay_out_samples(sampled)
+            return
+        yield from sweep_cases(self.drawn, self.reference, self.effort, self.forward(), self.inputs)
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether samples take the place of the sweep: given ones, declared ones, those of a backward's operator."""
+        behind = [self.operator, self._owner()] if self.operator is not None else []
+        return self._samples is not None or any(o is not None and o._samples is not None for o in behind)
+
+    def _sampled_cases(self) -> Iterable[Case]:
+        contract = self.operator.contract
+        if self._samples is not None:
+            return self._check_conforming(declared_cases(contract, self._samples))
+        if self.operator._samples is not None:
+            return in_every_dtype(contract, self._check_conforming(declared_cases(contract, self.operator._samples)))
+        forward = make_target(self._owner().function, None, None, self.effort)
+        cases = [case for _, case in forward.cases()]
+        return backward_cases(contract, forward.contract, forward.reference, cases)
+
+    def _check_conforming(self, cases: list[Case]) -> list[Case]:
+        """Returns the samples; raises CheckError for one that is against the contract."""
+        for case in cases:
+            try:
+                self._bind(case.values)
+            except OpwrightError as error:
+                raise CheckError(
+                    self.operator.declaration.name,
+                    f"its {case.label} is against its contract: {error.rule}",
+                    rows=error.rows,
+                    hint="a sample is a tuple of arguments, or such a tuple and a dictionary of those by name",
+                ) from None
+            outside = self.contract.find_outside(case.values)
+            if outside is not None:
+                value = case.values[self.contract.parameters.index(outside)]
+                raise CheckError(
+                    self.operator.declaration.name,
+                    f"its {case.label} is against its contract: `{outside.name}` is not within {outside.domain}",
+                    rows=[("got", _extent(value))],
+                    hint="give other values, or a wider domain",
+                )
+        return cases
+
+    def _bind(self, values: Sequence[Any]) -> None:
+        self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
+
+    @property
+    def computed(self) -> dict[int, int]:
+        """Which arguments of a backward its operator has returned: position and number of the output.
+
+        They follow from the others. None are, where it does not take all that they are computed from.
+        """
+        owner = None if self.operator is None else self._owner()
+        names = [p.name for p in self.contract.parameters] if owner else []
+        if owner is None or not {p.name for p in owner.contract.parameters}.issubset(names):
+            return {}
+        return {names.index(owner.contract.outputs[i].name): i for i in owner.gradient.saved.outputs}
+
+    def with_computed(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the arguments with those computed, as a backward gets them that is differentiated in its turn."""
+        known = dict(zip([p.name for p in self.contract.parameters], values, strict=True))
+        owner = self._owner()
+        results = owner.gradient.derived.compute_outputs([known[p.name] for p in owner.contract.parameters])
+        return [results[self.computed[i]] if i in self.computed else v for i, v in enumerate(values)]
+
+    def free_tensors(self, case: Case) -> set[int]:
+        """Returns the positions of the arguments whose values may be anything.
+
+        Outputs of its operator that a backward takes follow from that operator's inputs: where it takes any, only
+        the gradients are free.
+        """
+        owner = None if self.operator is None else self._owner()
+        if owner is None:
+            return set(range(len(case.values)))
+        names = [p.name for p in self.contract.parameters]
+        inputs = {p.name for p in owner.contract.parameters}
+        outputs = {o.name for o in owner.contract.outputs} - inputs
+        if not outputs & set(names):
+            return set(range(len(names)))
+        return {i for i, name in enumerate(names) if name not in inputs | outputs}
+
+    def _owner(self) -> Operator | None:
+        """Returns the operator that this one is the backward of."""
+        return registry.operators.get(self.operator.declaration.forward or "")
+
+    def forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
+        """Returns the contract and the reference of the operator that this one is the backward of."""
+        forward = self._owner()
+        if forward is None:
+            return None
+        if self._forward is None:
+            self._forward = make_target(forward.function, None, None)
+        return self._forward.drawn, self._forward.reference
+
+    def make_sweep(self, effort: str = "") -> Sweep:
+        """Returns what makes inputs that follow from the contract."""
+        return Sweep(self.drawn, forward=self.forward(), effort=effort or self.effort)
+
+    def tiny_cases(self, dtype: torch.dtype) -> list[Case]:
+        """Returns inputs of a few elements, one for each combination of options: finite differences call
+        the operator for every one of them."""
+        if self.operator is None or self.has_samples:
+            return self.small_cases(dtype)
+        maker = Sweep(self.drawn, forward=self.forward())
+        for table in itertools.permutations((3, 2, 4)):  # a reference may ask for one axis to be the longer one
+            sizes = maker.base_sizes(table)
+            made = [maker.make("tiny", dtype, sizes, (2,), options) for options in maker.option_sets()[:6]]
+            accepted = [case for case in made if self.accepts(case)]
+            if accepted:
+                return accepted
+        return self.small_cases(dtype)
+
+    def run_cases(self) -> list[Case]:
+        """Returns a small input and a large one: for the checks of how calls run, not of what they compute."""
+        wanted = [case for dtype, case in self.cases() if dtype in (torch.float32, None)]
+        wanted = wanted or [case for _, case in self.cases()]
+        if self.operator is None:
+            wanted = [case for case in wanted if "," not in case.label] or wanted  # as given, not derived
+        if self.operator is None or any(case.label.startswith("sample") for case in wanted):
+            return sorted(wanted, key=_elements)[:: max(len(wanted) - 1, 1)][:2]
+        first = [next((c for c in wanted if c.label == label), None) for label in ("base", "large")]
+        return [case for case in first if case is not None]
+
+    def small_cases(self, dtype: torch.dtype) -> list[Case]:
+        """Returns the small inputs of one dtype, of others where there are none, for the checks that are slow."""
+        family = self.contract.scalar_family if self.contract is not None else None
+        if family is not None and not family.has_floats:
+            dtype = family.dtypes[0]
+        found = [case for d, case in self.cases() if d in (dtype, None)]
+        found = found or [case for _, case in self.cases()]  # samples may have dtypes of their own
+        return [
+            case
+            for case in found
+            if case.label in ("base", "no batch axes")
+            or (
+                case.label.startswith("sample") and ALL_SIZES not in case.label
+            )  # of 1e31 there are no finite differences
+        ][:6]
+
+
+def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
+    """Returns whether the values of a case are within the domains of a contract, and the reference takes them."""
+    copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
+    try:
+        if contract.find_outside(case.values) is not None:
+            return False
+        with torch.no_grad(), few_threads(copied):
+            reference(copied)
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+    return True
+
+
+def make_target(
+    target: Any, reference: Callable[..., Any] | None, samples: Any, effort: str = "default", expand: bool = True
+) -> Target:
+    """Returns the target for an operator or a callable.
+
+    Raises:
+        CheckError: a callable comes without a reference or samples.
+    """
+    operator = operator_of(target)
+    if operator is not None:
+        contract = operator.contract
+        own = caller(contract, reference or operator.declaration.reference)
+
+        def call(values: Sequence[Any]) -> list[Any]:
+            positional = sum(not p.keyword_only for p in contract.parameters)
+            named = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if p.keyword_only}
+            return outputs_of(contract, operator.function(*values[:positional], **named))
+
+        return Target(
+            operator.declaration.qualified_name,
+            call,
+            lambda values: outputs_of(contract, own(values)),
+            operator,
+            samples,
+            effort=effort,
+        )
+    if not callable(target) or reference is None or samples is None:
+        raise CheckError(
+            name_of(target),
+            "a callable is verified against a reference, on samples",
+            hint="`opwright.verify(f, reference=g, samples=[(x, y), ...])`",
+        )
+    for given in (target, reference):
+        if isinstance(given, type) and issubclass(given, torch.nn.Module):
+            hint = f"give a module: `{given.__name__}(...)`"
+            raise CheckError(given.__name__, "this is a class of modules, and none of them", hint=hint)
+    both = Callables(target, reference)
+    return Target(
+        both.name, both.call, both.call_reference, None, samples, effort=effort, callables=both, expand=expand
+    )
+
+
+def sweep_cases(
+    contract: Contract,
+    reference: Callable[[Sequence[Any]], Any],
+    effort: str,
+    forward: Any = None,
+    inputs: Callable[[Case], Sequence[Any]] = lambda case: copy_of(case.values),
+) -> Iterator[tuple[torch.dtype | None, Case]]:
+    """Yields the inputs that follow from a contract, with the dtype that each is about.
+
+    Args:
+        forward: what a backward is the backward of, as `Sweep` takes it.
+        inputs: returns fresh copies of the arguments of a case, where the reference is to compute.
+    """
+    family = contract.scalar_family
+    dtypes = family.dtypes if family else (None,)
+    sweeps = [Sweep(contract, seed, forward, effort) for seed in range(_FULL_SEEDS if effort == "full" else 1)]
+
+    def may_be_long(axis: str) -> bool:
+        parts = [sweeps[0].long(dtypes[0], axis, size) for size in parts_of(LONG[effort])]
+
+        def is_slow(part: Case) -> bool:
+            return takes_longer(reference, lambda: inputs(part), _LONG_SECONDS)
+
+        return not is_too_large(reference, parts, _MAX_ELEMENTS, is_slow)
+
+    long = [axis for axis in sweeps[0].long_axes() if may_be_long(axis)]
+    for dtype in dtypes:
+        for sweep in sweeps:
+            for case in sweep.cases(dtype):
+                yield dtype, case
+        if dtype == dtypes[0] or effort != "quick":
+            for axis in long:
+                yield dtype, sweeps[0].long(dtype, axis, LONG[effort])
+
+
+def _dtype_of(case: Case) -> torch.dtype | None:
+    for value in case.values:
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                return tensor.dtype
+    return None
+
+
+def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
+
+
+def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
+    """Yields a sample of each dtype with tensors offset in memory, and with mixed layouts.
+
+    It is the one with the most tensors, of those the smallest.
+    """
+    for dtype in dict.fromkeys(_dtype_of(case) for case in cases):
+        own = [case for case in cases if _dtype_of(case) == dtype and _elements(case)]
+        if not own:
+            continue
+        case = min(own, key=lambda c: (-len(tensors_of(c.values)), _elements(c)))
+        for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
+            yield (
+                dtype,
+                Case(
+                    f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}",
+                    _put(case.values, layouts),
+                    case.options,
+                ),
+            )
+
+
+def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
+    pending = itertools.cycle(layouts)
+
+    def put(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(put(v) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        empty = lay_out(lambda shape: torch.zeros(shape, dtype=value.dtype), tuple(value.shape), next(pending))
+        return empty.copy_(value)
+
+    return tuple(put(v) for v in values)
+
+
+def _choose_some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtype | None, Case]]:
+    """Returns about a dozen samples of each dtype, from the first to the last."""
+    found = []
+    for dtype in dict.fromkeys(d for d, _ in cases):
+        own = [pair for pair in cases if pair[0] == dtype]
+        step = max(1, math.ceil(len(own) / _QUICK_SAMPLES))
+        found += [pair for i, pair in enumerate(own) if i % step == 0 or i >= len(own) - _LAST_SAMPLES]
+    return found
+
+
+def _extent(value: Any) -> str:
+    """Returns the smallest and the largest of the values of an argument."""
+    tensors = [t for t in tensors_of([value]) if t.numel()]
+    if not tensors:
+        return repr(value)
+    flat = torch.cat([t.flatten().double() for t in tensors])
+    return f"{flat.min().item():g} to {flat.max().item():g}"
+
+
+def _elements(case: Case) -> int:
+    return sum(t.numel() for t in tensors_of(case.values))

@@ -21,7 +21,7 @@ from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.sharding_rules import signature_of
 from opwright.errors import NotDifferentiableError, OutError, ShapeError, ShardingError
 from opwright.spec.samples import Sweep
-from opwright.verify.subject import subject_of
+from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
 R, S0, S1, S2, P = Replicate(), Shard(0), Shard(1), Shard(2), Partial()
@@ -50,7 +50,7 @@ def test_every_rule_of_opwright_ops_by_pytorch(name) -> None:
     positional = sum(not p.keyword_only for p in operator.contract.parameters)
     args = tuple(values[:positional])
     kwargs = {p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only}
-    made = operator.call_public(values)
+    made = operator.arguments.pass_to(operator.function, values)
     signature = signature_of(operator.contract, values)
     rules = operator.rules.offer(signature, list(tensors_in(values)))
     absent = [o.gradient_of in signature.absent for o in operator.contract.outputs]
@@ -67,11 +67,11 @@ def test_every_rule_of_opwright_ops_by_pytorch(name) -> None:
 
 def even_case(operator):
     """Returns arguments whose sharded axes are even."""
-    subject = subject_of(operator.function, None, None, "quick")
-    if not subject.has_samples:
-        sweep = Sweep(operator.contract, forward=subject.forward())
+    target = make_target(operator.function, None, None, "quick")
+    if not target.has_samples:
+        sweep = Sweep(operator.contract, forward=target.forward())
         return sweep.make("even", torch.float64, sweep.base_sizes((4, 6, 8)), (2, 4), sweep.option_sets()[0]).values
-    values = list(subject.small_cases(torch.float64)[0].values)
+    values = list(target.small_cases(torch.float64)[0].values)
     rules = operator.rules.offer(signature_of(operator.contract, values), list(tensors_in(values)))
     for rule in rules:
         placements = signature_of(operator.contract, values).arrange(rule.inputs)
@@ -98,7 +98,7 @@ def test_no_rule_is_missing(function) -> None:
     args = tuple(values[:positional])
     kwargs = {p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only}
     choices = [[R, P, *map(Shard, range(t.ndim))] for t in tensors]
-    made = operator.call_public(values)
+    made = operator.arguments.pass_to(operator.function, values)
     rules = operator.rules.offer(signature_of(operator.contract, values), tensors)
     with ranks(2) as mesh:
         right = set()

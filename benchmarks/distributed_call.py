@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from opwright.verify.machine import machine_card
 from opwright_ops import bias_gelu, d_sigmoid
 from summary import Figure, beside, update, write_raw
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from opwright.machine import machine_card
 from opwright.records import builtins_of
 
 COUNT = 100  # calls of a sample

@@ -2,8 +2,8 @@
 
     python benchmarks/distributed_call.py [ROUNDS]
 
-The tensors have two elements on each of two ranks, and need not be moved, so nearly all of a call is overhead. The rule is
-chosen and kept before the first sample. Both take turns; one thread. Half a minute. Other ranks are not there: the
+The tensors have two elements on each of two ranks, and need not be moved, so nearly all of a call is overhead. The rule
+is chosen and kept before the first sample. Both take turns; one thread. Half a minute. Other ranks are not there: the
 process group is PyTorch's fake one.
 """
 

@@ -1,7 +1,7 @@
 """Calls on distributed tensors (`torch.distributed.tensor.DTensor`): a rule is chosen, the shards go to the operator.
 
-The operator stays one opaque operator on each rank: its kernel gets the local tensors, its gradient is that of the local
-call. A choice is made once for each combination of placements, shapes and options.
+The operator stays one opaque operator on each rank: its kernel gets the local tensors, its gradient is that of the
+local call. A choice is made once for each combination of placements, shapes and options.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ def differentiate(
     gradients: Sequence[torch.Tensor | None],
     needed: Sequence[bool],
 ) -> tuple[torch.Tensor | None, ...] | None:
-    """Returns the gradients of a call on distributed tensors, None for other tensors: each rank differentiates its part.
+    """Returns the gradients of a call on distributed tensors, each rank differentiating its part; else None.
 
     Args:
         operator: the operator.
@@ -448,7 +448,7 @@ def _is_whole(rule: Rule) -> bool:
 
 
 def gradient_of_input(rule: Rule, index: int) -> Placement:
-    """Returns how the gradient of an argument is placed: a sum over the ranks, where each used all of it for its part."""
+    """Returns how the gradient of an argument is placed: a sum over the ranks, where each used all of it."""
     t = names()
     placement = rule.inputs[index]
     if isinstance(placement, t.Shard):

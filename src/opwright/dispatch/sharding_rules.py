@@ -5,8 +5,8 @@ partial, which is to be summed. Rules follow from the contract, from the referen
 
 * The entries of a variadic axis are independent by promise, so each of its dimensions shards.
 * Whether those of a named axis are, the contract does not say. Two answers from the reference must agree. PyTorch's own
-  rules for the operators that it calls say whether shards stay apart: that covers data that were not tried. Small shards
-  give the same numbers as the whole: that covers sizes and positions that the reference computes with.
+  rules for the operators that it calls say whether shards stay apart: that covers data that were not tried. Small
+  shards give the same numbers as the whole: that covers sizes and positions that the reference computes with.
 * A gradient of what all entries share is a sum over them.
 * Replication is always right.
 """
@@ -414,7 +414,7 @@ class _Proof:
     # --- by PyTorch's rules for the operators of the reference ---------------------------------------
 
     def _follow(self, inputs: Sequence[Placement]) -> list[Placement] | None:
-        """Returns the placements of the results if no operator of the reference wants its arguments placed otherwise."""
+        """Returns the placements of the results if no operator of the reference would move its arguments."""
         values = self._values(_EVEN, 1.0)
         slots = list(tensors_in(values))
         with _Following(slots, inputs) as following:

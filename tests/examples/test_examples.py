@@ -250,6 +250,7 @@ def test_every_example_is_tested_and_short() -> None:
     assert {path.name for path in EXTENSIONS.iterdir() if path.is_dir()} == followed
     others = {"triton_vector_add", "triton_reduction", "triton_torch_operator"}  # test_triton_examples.py
     others |= {"operators_from_cpp", "aot_inductor"}  # tests/package/test_from_cpp.py
+    others |= {"distributed"}  # test_on_several_processes
     assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == {*NUMBERED, *others, EXTENSIONS.name}
     for readme in EXAMPLES.rglob("*/README.md"):
         prose = re.sub(r"^```.*?^```|^\|.*?$", "", readme.read_text(), flags=re.M | re.S)

@@ -7,7 +7,7 @@ KernelBench needs `requests` and `pydantic`, PyTorch's OpInfo needs `expecttest`
 results/harnesses.csv, the reasons of the harnesses to results/raw. The tables of docs/guides/harnesses.md are made from
 the former; `--page` makes them again without a run. It takes about an hour on one core.
 
-harness_judges.py has how each harness is given a mutant, and which part of it runs.
+harness_runs.py has how each harness is given a mutant, and which part of it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from harness_candidates import UNCHANGED, Problem, candidates_of, problems
-from harness_judges import HARNESSES, Harness
+from harness_runs import HARNESSES, Harness
 from mutants import try_mutants
 from summary import RESULTS, ROOT, Figure, update, write_raw
 

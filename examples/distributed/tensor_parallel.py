@@ -56,7 +56,7 @@ if __name__ == "__main__":
         with torch.no_grad():
             hidden = bias_gelu(block.up(x), block.bias)
         print(
-            f"hidden: {list(hidden.shape)}, of which a process has {list(hidden.to_local().shape)}, {hidden.placements}"
+            f"hidden: {list(hidden.shape)} in all, {list(hidden.to_local().shape)} on each process, {hidden.placements}"
         )
         print("result and gradients are those of one process")
     dist.destroy_process_group()

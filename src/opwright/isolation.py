@@ -7,7 +7,7 @@ The process that asks has a `Worker`; the function that runs in the other proces
     for event in worker.events(): ...
 
 A worker is a module that starts anew (`spawn`), or a copy of this process (`fork`), which has all that lives here.
-Thread pools of OpenMP and MKL do not survive a fork, but only the thread that has used one knows of it: the fork is made
+Thread pools of OpenMP and MKL do not survive a fork, but only the thread that used one knows of it: the fork is made
 from a fresh thread, and the first parallel loop in the copy makes a new pool.
 """
 
@@ -504,7 +504,7 @@ class Channel:
         self.send(running=[who, what])
 
     def mark_inside(self, now: bool) -> None:
-        """Says whether a candidate is running: cheaper than an event. Of several threads the first and the last count."""
+        """Says whether a candidate is running: cheaper than an event. The first and the last of its threads count."""
         if self._calls[0] % 2 != now:
             self._calls[:] = (int.from_bytes(self._calls[:], "little") + 1).to_bytes(_COUNTER_BYTES, "little")
 

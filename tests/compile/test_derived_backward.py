@@ -394,7 +394,7 @@ def test_wrong_arguments_of_a_gradient_call_without_a_kernel(bare):
 
 def test_the_remark_on_a_backward(bent, bare, ns):
     text = bent.operator.gradient.describe()
-    assert "`tanh`, `pow` run the forward again; `@bent.backward` with a kernel would save that" in text
+    assert "`tanh`, `pow` repeat a part of the forward; `@bent.backward` with a kernel would save that" in text
     assert bent.operator.gradient.describe([*inputs(3, 4), 2.0]) == text
     assert bare.operator.gradient.describe() == "PyTorch's own of the reference, at its cost"
 

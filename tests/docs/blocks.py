@@ -1,8 +1,8 @@
 """Runs the code blocks of a page as its reader would; `python tests/docs/blocks.py PAGE...` writes what they print now.
 
 A block with a title is a file. The commands of a `console` block run in the folder of the files, and print what stands
-below each; those of a `sh` block must succeed. Python without a title runs in one program for the page, which prints its blocks of `text` that follow
-Python. A line `...` in shown output stands for any lines. Numbers with a unit of time or speed may differ.
+below each; those of a `sh` block must succeed. Python without a title runs in one program for the page. It prints the
+blocks of `text` that follow Python. A line `...` in shown output stands for any lines. Numbers with a unit of time or speed may differ.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""The code blocks of docs: each runs here or in the test that `RUN_ELSEWHERE` names, is in a file that is built, is parsed
-by what it is for, or stands in `NOT_RUN` with the reason."""
+"""The code blocks of docs.
+
+Each runs here or in the test that `RUN_ELSEWHERE` names, is in a file that is built, is parsed by what it is for, or
+stands in `NOT_RUN` with the reason.
+"""
 
 from __future__ import annotations
 

@@ -207,7 +207,10 @@ def test_a_page_shows_its_text_and_navigation(browse) -> None:
 
 
 # The search has a tree of its own below an element without a name.
-IN_SEARCH = "query => [...document.querySelectorAll('*')].map(e => e.shadowRoot && e.shadowRoot.querySelector(query)).find(e => e)"
+IN_SEARCH = (
+    "query => [...document.querySelectorAll('*')]"
+    ".map(e => e.shadowRoot && e.shadowRoot.querySelector(query)).find(e => e)"
+)
 
 
 @pytest.mark.chromium

@@ -63,14 +63,14 @@ os._exit(code)
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """Returns the server, which takes one program at a time and ends with this process."""
+def _server() -> tuple[socket.socket, dict[str, str]]:
+    """Returns the server, which takes one program at a time and ends with this process, and its environment."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     subprocess.Popen([sys.executable, "-c", _SERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
     theirs.close()
-    return ours
+    return ours, dict(os.environ)
 
 
 def run_python(
@@ -91,12 +91,13 @@ def run_python(
     """
     environment = {**os.environ, **(env or {})}
     words = [*map(str, arguments)]
-    if any(environment.get(name) != os.environ.get(name) for name in environment if name.startswith(_READ_AT_START)):
+    server, at_start = _server()
+    names = [name for name in {*environment, *at_start} if name.startswith(_READ_AT_START)]
+    if any(environment.get(name) != at_start.get(name) for name in names):
         return subprocess.run(
             [sys.executable, "-c", program, *words],
             cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout,
         )  # fmt: skip
-    server = _server()
     with open(os.devnull) as empty, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         job = json.dumps([program, words, str(cwd or Path.cwd()), environment])
         socket.send_fds(server, [job.encode()], [file.fileno() for file in (empty, out, err)])

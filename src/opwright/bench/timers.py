@@ -285,8 +285,8 @@ class Gpu:
     def captured(self, call: Callable[[], object]) -> Callable[[], object] | None:
         """Returns the call as a graph to be replayed, or None where it cannot be one."""
         if torch.is_grad_enabled():
-            # A backward runs on the stream of its forward, not on the one that is captured; and a capture that
-            # fails leaves PyTorch's allocator believing in it.
+            # A backward runs on the stream of its forward, not on the one that is captured. After a capture that
+            # failed, PyTorch's allocator still acts as if it went on.
             return None
         try:
             graph, _ = capture(call)

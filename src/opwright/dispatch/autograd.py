@@ -123,7 +123,8 @@ class Gradient:
         else:
             text = f"derived: {trace.count} PyTorch operator{'s' if trace.count != 1 else ''}"
             again = ", ".join(f"`{each}`" for each in trace.recomputed)
-            text += f", of which {again} run the forward again" if again else ", without the forward"
+            repeats = "repeats" if len(trace.recomputed) == 1 else "repeat"
+            text += f"; {again} {repeats} a part of the forward" if again else ", without the forward"
             saving = "with a kernel would save that" if again else "with a kernel would do it in one pass"
         is_worth_it = declaration.forward is None and (trace is None or trace.count > 1)
         return f"{text}; `@{name}.backward` {saving}" if is_worth_it else text

@@ -3,6 +3,6 @@
 import os
 import threading
 
-# It is held for short moments only, never during a build: a fork waits for it, so that the child finds everything whole.
+# It is held for short moments, never during a build: a fork waits for it, so that the child finds everything whole.
 lock = threading.RLock()
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

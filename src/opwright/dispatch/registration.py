@@ -36,7 +36,7 @@ _is_compiling = torch.compiler.is_compiling
 class _Overload(OpOverload):
     """`torch.ops.ns.name.default`: a plain call takes the way of the operator's Python function.
 
-    The Python kernel at the Autograd keys, which PyTorch's own way always passes, costs 4 us. Tracers see PyTorch's class.
+    The Python kernel at the Autograd keys, which PyTorch's own way passes, costs 4 us. Tracers see PyTorch's class.
     """
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -63,7 +63,7 @@ def contains_one(ratio: float, visible: float) -> bool:
     return ratio <= 1 + visible and ratio * (1 + visible) >= 1
 
 
-def _judge(ratio: float, visible: float) -> str:
+def _verdict_of(ratio: float, visible: float) -> str:
     if contains_one(ratio, visible):
         return "same"
     return "faster" if ratio > 1 else "slower"
@@ -89,7 +89,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """ "faster", "same" or "slower": what Opwright is beside the candidate."""
-        return _judge(self.ratio, self.visible)
+        return _verdict_of(self.ratio, self.visible)
 
 
 @dataclass
@@ -182,7 +182,7 @@ class Summary:
     @property
     def verdict(self) -> str:
         """ "faster", "same" or "slower", as in a Comparison; "" without an interval."""
-        return "" if self.visible is None else _judge(self.ratio, self.visible)
+        return "" if self.visible is None else _verdict_of(self.ratio, self.visible)
 
 
 @dataclass

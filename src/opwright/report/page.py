@@ -28,7 +28,7 @@ from opwright.report.tables import (
     tell_memory,
     warn,
 )
-from opwright.report.verdict import judge, verdict
+from opwright.report.verdict import verdict, verdict_of
 
 
 def write_report(records: Sequence[Record], path: Path, skipped: Sequence[str] = ()) -> Path:
@@ -94,7 +94,7 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "anchor": anchor,
         "name": card.name,
         "state": card.state,
-        "sentence": judge(card),
+        "sentence": verdict_of(card),
         "device": card.place,
         "on_gpu": card.on_gpu,
         "provenance": _tell_origin(card),

@@ -19,10 +19,10 @@ def verdict(records: Sequence[Record]) -> str:
         RecordError: there are no records.
     """
     cards = collect_cards(records)
-    return judge(cards[0]) if len(cards) == 1 else judge_all(cards)
+    return verdict_of(cards[0]) if len(cards) == 1 else verdict_of_several(cards)
 
 
-def judge(card: Card) -> str:
+def verdict_of(card: Card) -> str:
     """Says in one sentence whether an operator is right, and how fast in each direction. A wrong one has no speed."""
     if card.fails:
         return f"{card.name} FAILS verify: {_first_failure(card)}"
@@ -32,7 +32,7 @@ def judge(card: Card) -> str:
     return f"{card.name}: {'; '.join(part for part in parts if part)}."
 
 
-def judge_all(cards: Sequence[Card]) -> str:
+def verdict_of_several(cards: Sequence[Card]) -> str:
     """Says in one sentence how several operators fare."""
     is_one_machine = len({card.name for card in cards}) == len(cards)
     total = plural(len(cards), "operator" if is_one_machine else "result")

@@ -144,7 +144,7 @@ def write_settings(values: list[Any]) -> None:
 
 
 def read_passing_state(device: torch.device) -> dict[str, Any]:
-    """Returns what others may change, but not a call: random numbers, environment, threads, whether gradients are on."""
+    """Returns what a call must not change: random numbers, environment, threads, whether gradients are on."""
     found = {
         "the state of torch's random numbers": torch.get_rng_state().numpy().tobytes(),
         "the state of Python's random numbers": random.getstate(),

@@ -163,7 +163,7 @@ def to_oracle(value: Any) -> Any:
 
 
 def try_reference(reference: Reference, values: Sequence[Any], *, is_exact: bool = False) -> list[Any] | None:
-    """Returns what a reference gives for copies of some values, in float64 if `is_exact`; None where it refuses them."""
+    """Returns what a reference gives for copies of values, in float64 if `is_exact`; None where it refuses them."""
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whether that is an input is only asked

@@ -368,7 +368,7 @@ class _Slot:
 class Recording(TorchFunctionMode):
     """What a computation calls while this mode is active.
 
-    It can be played if every tensor in it is an input or the result of an operator, and Python has seen no number of one.
+    It can be played if every tensor in it is an input or the result of an operator, and Python has read no number.
 
     Attributes:
         is_complete: whether it can be played.

@@ -499,7 +499,7 @@ def second_gradients_of_callable(target: Target) -> Iterator[Finding]:
 
 
 def _differentiable_by(target: Target, case: Case) -> set[int]:
-    """Returns by which floating-point tensors the reference can be differentiated: by the mean of a batch norm it cannot."""
+    """Returns the tensors by which the reference can be differentiated: the mean of a batch norm is not one."""
 
     def can(asked: set[int]) -> bool:
         try:

@@ -397,7 +397,10 @@ def representatives(target: Target) -> list[Case]:
 
 
 def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
-    """Returns a case whose floating-point tensors are changed, within their domains; where there are none, whole numbers are exchanged."""
+    """Returns a case whose floating-point tensors are changed, within their domains.
+
+    Where there are none, whole numbers are exchanged.
+    """
     has_floats = any(t.is_floating_point() for t in tensors_of([v for i, v in enumerate(case.values) if i in at]))
 
     def can_change(value: torch.Tensor) -> bool:

@@ -33,7 +33,7 @@ MODULES = {
     "[Existing extensions](../guides/existing-extensions.md). Every other name of PyTorch's module is there too.",
     "opwright.package.setuptools": "For a `setup.py`: [Ship a wheel](../guides/ship-a-wheel.md).",
 }
-METHODS = {"Operator": ("backward", "samples", "sweep", "cost", "baseline")}
+METHODS = {"Operator": ("backward", "samples", "sweep", "cost", "baseline", "sharding")}
 
 
 def repository_pages() -> dict[Path, Path]:

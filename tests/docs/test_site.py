@@ -85,8 +85,8 @@ def test_every_public_name_of_python_has_an_entry(site: Path) -> None:
     for module in ("opwright", "opwright.testing", "opwright.cpp_extension"):
         names += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     assert set(names) - ids == {"opwright.__version__", "opwright.errors"}  # a text; a page of its own
-    for method in ("backward", "samples", "sweep", "cost", "baseline"):
-        assert f"opwright.dispatch.operator.Operator.{method}" in ids
+    for method in ("backward", "samples", "sweep", "cost", "baseline", "sharding"):
+        assert f"opwright.dispatch.record.Operator.{method}" in ids
 
 
 @needs_zensical

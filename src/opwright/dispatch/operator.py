@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,29 +178,22 @@ def _call_general(registration: Registration, arguments: Arguments, errors: Call
         raise errors.explain(error, values) from None
 
 
+def _install_backward(forward: Operator, reference: Callable[..., Any], local_names: Mapping[str, Any]) -> Any:
+    try:
+        made = install(declare_backward(forward.declaration, reference, local_names), forward)
+    except DeclarationError as error:
+        raise _locate(error, reference) from None
+    forward.gradient.set_backward(made.function, made.contract)
+    return made.function
+
+
 def _attach(new: Operator) -> None:
     """Gives an operator's function the attributes by which an author says more about it."""
 
-    def backward(reference: Callable[..., Any]) -> Any:
-        """Declares the backward by its reference; returns the function of the operator `ns::name_backward`.
-
-        The reference takes the gradient of each differentiable output, then whichever inputs, outputs and
-        options it needs, by their names; what it names is what is kept for it. It returns a gradient for
-        each floating-point tensor input, in order.
-
-        Raises:
-            BackwardError: its parameters do not fit this operator.
-        """
-        try:
-            made = install(declare_backward(new.declaration, reference, sys._getframe(1).f_locals), new)
-        except DeclarationError as error:
-            raise _locate(error, reference) from None
-        new.gradient.set_backward(made.function, made.contract)
-        return made.function
-
     function = new.function
     function.operator = new
-    function.backward = backward
+    new.install_backward = partial(_install_backward, new)
+    function.backward = new.backward
     function.samples = new.samples
     function.sweep = new.sweep
     function.cost = new.cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ class Operator:
         call_with_out: the same with `out=`.
         function: the Python function, the fastest way to call it.
         backward_operator: the operator of the declared backward, if there is one.
+        install_backward: makes an operator of the reference of a backward, with the local names that annotations may use.
         rules: how it runs on distributed tensors: its `Rules`.
         sharding_rules: the author's function that gives them, if there is one.
         plans: the choices that were made from them.
@@ -49,6 +51,7 @@ class Operator:
     call_with_out: Callable[[Sequence[Any], Any], Any]
     function: Callable[..., Any]
     backward_operator: Operator | None = None
+    install_backward: Callable[..., Any] | None = None
     rules: Any = None
     sharding_rules: Callable[..., Any] | None = None
     plans: dict[tuple, Any] = field(default_factory=dict)
@@ -86,6 +89,19 @@ class Operator:
         return self.gradient.derived.traces
 
     # --- what a declaration adds ---------------------------------------------------------------------
+
+    def backward(self, reference: Callable[..., Any]) -> Any:
+        """Declares the backward by its reference; returns the function of the operator `ns::name_backward`.
+
+        The reference takes the gradient of each differentiable output, then whichever inputs, outputs and
+        options it needs, by their names; what it names is what is kept for it. It returns a gradient for
+        each floating-point tensor input, in order.
+
+        Raises:
+            BackwardError: its parameters do not fit this operator.
+        """
+        assert self.install_backward is not None
+        return self.install_backward(reference, sys._getframe(1).f_locals)
 
     def samples(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """Declares test inputs: a function that yields tuples of arguments, or `(args, kwargs)`."""

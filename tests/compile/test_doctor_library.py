@@ -7,13 +7,14 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from elftools.elf.elffile import ELFFile
-from fork_server import run_opwright, run_python
+from fork_server import run_opwright
 
 from opwright.backends import cuda
 from opwright.build.elf import read_library
@@ -48,7 +49,8 @@ def finding_of(report: LibraryReport, subject: str, state: str):
 def failure_of(library: Path, name: str = "", first: str = "torch") -> str:
     """Returns what Python says when it imports a module, or loads a library, after another."""
     program = f"import {first}, {name}" if name else f"import {first}, ctypes; ctypes.CDLL({str(library)!r}, 2)"
-    result = run_python(program, cwd=library.parent)
+    # A start of its own: what PyTorch has loaded already would give a library its symbols.
+    result = subprocess.run([sys.executable, "-c", program], cwd=library.parent, capture_output=True, text=True)
     return "" if result.returncode == 0 else result.stderr.strip().splitlines()[-1]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from operator import attrgetter
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -157,7 +157,6 @@ MATERIALIZE_CONSTANT_GRADIENTS = "_materialize_non_diff_grads"
 # --- what takes long to import ---------------------------------------------------------------------------
 
 _LATE = {
-    "aot_autograd_check": "torch.testing._internal.optests",
     "decomposition_table": "torch._decomp",
     "get_decompositions": "torch._decomp",
     "FakeTensor": "torch._subclasses.fake_tensor",
@@ -175,10 +174,6 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-# What deriving a gradient imports, and what opcheck does.
-MODULES_FOR_GRADIENTS = ("torch._dynamo", "torch.testing._internal.optests")
-
-
 def is_dynamo_imported() -> bool:
     """Returns whether this process has imported torch._dynamo."""
     return "torch._dynamo" in sys.modules
@@ -187,6 +182,17 @@ def is_dynamo_imported() -> bool:
 def import_dynamo() -> None:
     """Imports torch._dynamo, which takes a second."""
     importlib.import_module("torch._dynamo")
+
+
+def import_optests() -> ModuleType:
+    """Imports what opcheck does, and returns it; the flags of torch.backends can be set as before.
+
+    PyTorch's own tests import it, and must not set them: it forbids that for the rest of the process.
+    """
+    is_allowed = not torch.backends.flags_frozen()
+    optests = importlib.import_module("torch.testing._internal.optests")
+    torch.backends.__allow_nonbracketed_mutation_flag = is_allowed
+    return optests
 
 
 def reset_dynamo() -> None:

@@ -176,7 +176,8 @@ CHANGES = {
     "autocast": (lambda: torch.set_autocast_enabled("cuda", True), "is_autocast_enabled('cuda') was False"),
     "autocast dtype": (lambda: torch.set_autocast_dtype("cpu", torch.half), "dtype('cpu') was torch.bfloat16"),
     "attention": (lambda: torch.backends.cuda.enable_flash_sdp(False), "flash_sdp_enabled() was True"),
-    "cuDNN": (lambda: setattr(torch.backends.cudnn, "deterministic", True), "cudnn.deterministic was False"),
+    # Not by torch.backends, which PyTorch's own tests close for the process that imports them.
+    "cuDNN": (lambda: torch._C._set_cudnn_deterministic(True), "cudnn.deterministic was False"),
     "denormals": (lambda: torch.set_flush_denormal(True), "torch.set_flush_denormal was False"),
     "seed": (lambda: torch.manual_seed(5), "the seed of torch's generator was"),
     "directory": (lambda: os.chdir("/"), "the working directory was"),
@@ -334,6 +335,22 @@ except KeyboardInterrupt:
 """
     result = run_python(program, check=False, timeout=60)
     assert "ProcessLookupError" in result.stderr  # it is gone, and not a zombie either
+
+
+def test_flags_of_pytorch_can_be_set_after_opcheck(run_python) -> None:
+    program = """
+import sys, torch, opwright
+from jaxtyping import Float
+from torch import Tensor
+@opwright.operator("flags::double")
+def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return 2 * x
+record = opwright.verify(double, checks=["opcheck"], isolated=False)
+assert record.passed and "torch.testing._internal.optests" in sys.modules
+torch.backends.cudnn.benchmark = True
+print(torch.backends.cudnn.benchmark)
+"""
+    assert run_python(program).stdout == "True\n"
 
 
 def test_without_isolation_it_says_so_and_runs_here() -> None:

@@ -16,7 +16,6 @@ import ctypes
 import faulthandler
 import functools
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -154,8 +153,8 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
     try:
         running[0].start()
         if len(waiting) > 1 and is_fork:  # while the first one works
-            for name in _torch.MODULES_FOR_GRADIENTS:
-                importlib.import_module(name)
+            _torch.import_dynamo()  # deriving a gradient does
+            _torch.import_optests()
         for job in jobs:
             while not given_up and job not in results:
                 while waiting and len(running) < processes:

@@ -41,6 +41,7 @@ def opcheck(target: Target) -> Iterator[Finding]:
         raise Skipped("the reference gives NaN")
     wanted = 1 if target.effort == "quick" else 3
     tests = list(_OPCHECKS)
+    _torch.import_optests()  # before opcheck does
     for case in numbers:
         if not wanted:
             return
@@ -82,8 +83,6 @@ def _gives_nan(target: Target, case: Case) -> bool:
 
 def _refuses_trace(target: Target, case: Case) -> str:
     """Returns the error of PyTorch where it cannot trace the reference, as opcheck traces the operator; "" if it can."""
-    from opwright._torch import aot_autograd_check
-
     values = copy_of(list(case.values))
     for tensor in tensors_of(values) if not target.mutated() else ():
         tensor.requires_grad_(tensor.is_floating_point())
@@ -92,7 +91,7 @@ def _refuses_trace(target: Target, case: Case) -> str:
         return [output for output in target.reference(list(values)) if output is not None]
 
     try:
-        aot_autograd_check(call, tuple(values), {}, dynamic=True, skip_correctness_check=True)
+        _torch.import_optests().aot_autograd_check(call, tuple(values), {}, dynamic=True, skip_correctness_check=True)
     except Exception as error:  # whatever tracing may raise
         return str(error)
     return ""

@@ -2,7 +2,8 @@
 
 A block with a title is a file. The commands of a `console` block run in the folder of the files, and print what stands
 below each; those of a `sh` block must succeed. Python without a title runs in one program for the page. It prints the
-blocks of `text` that follow Python. A line `...` in shown output stands for any lines. Numbers with a unit of time or speed may differ.
+blocks of `text` that follow Python. A line `...` in shown output stands for any lines. Numbers with a unit of time or
+speed may differ, and so may the error of a kernel that reads what is not its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 _BLOCK = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_VARIABLE = re.compile(r"±?[\d.]+ ?(?:%|x|s|ms|us|MB|MiB|GB/s)(?![\w])|\d+ of the allowance.*|0x[0-9a-f]+")
+_VARIABLE = re.compile(
+    r"±?[\d.]+ ?(?:%|x|s|ms|us|MB|MiB|GB/s)(?![\w])|\d+ of the allowance.*|0x[0-9a-f]+"
+    r"|more than [\d,]+ times the allowance$|infinite$"
+)
 
 
 class Block(NamedTuple):

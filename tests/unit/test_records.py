@@ -245,6 +245,14 @@ def test_a_worst_error_is_a_share_of_what_is_allowed(ratio: float | None, ulp: f
     assert records.Check("numerics", "passed", worst_ratio=ratio, worst_ulp=ulp).worst == worst
 
 
+def test_an_infinite_error_stays_one_in_a_file(tmp_path: Path) -> None:
+    check = records.Check("numerics", "failed", worst_ratio=math.inf, worst_ulp=0.0)
+    check.errors.append(records.CaseError("f32[2]", 0.0, math.inf))
+    verified = records.VerifyRecord("n", [check], [], [], every_kind()[0].machine, 0.0, 0.0)
+    records.save(verified, tmp_path / "n.verify.json")
+    assert records.read(tmp_path / "n.verify.json").checks[0].worst == "infinite"
+
+
 def test_the_outcomes_of_checks_are_counted_with_the_reasons() -> None:
     checks = [
         records.Check("a", "passed"),

@@ -75,10 +75,11 @@ class Check:
     @property
     def worst(self) -> str:
         """The largest error: `0.31 of the allowance (1.2 ulp)`; "" where no numbers were compared."""
+        # JSON has no infinity: a record that was read has None in its place.
+        if self.worst_ratio == math.inf or any(error.ratio is None for error in self.errors):
+            return "infinite"
         if self.worst_ratio is None:
             return ""
-        if math.isinf(self.worst_ratio):
-            return "infinite"
         ulp = f" ({self.worst_ulp:.2g} ulp)" if self.has_ulp else ""
         if self.worst_ratio > _MAX_RATIO:
             return f"more than {_MAX_RATIO:,} times the allowance"

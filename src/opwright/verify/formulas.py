@@ -12,6 +12,7 @@ What a reference holds, weights or constants, and what it makes, as torch.zeros(
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -145,11 +146,23 @@ def _widen(value: Any) -> Any:
 class Rounding(TorchDispatchMode):
     """Rounds the result of each operator."""
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A step of a formula comes as it was called; PyTorch takes others apart before a mode sees them.
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return self.compute(func, args, kwargs or {})
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls an operator that is one step, and rounds its result."""
+        raise NotImplementedError
+
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Computes several steps, rounded as float32 is at most, and rounds the result."""
         raise NotImplementedError
 
 
+_is_composite = functools.cache(_torch.can_decompose)
 _SUMS = packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add index_add addmv")
 _SQUARES = packets("var var_mean std linalg_vector_norm")
 _CENTERED = packets("var var_mean std")
@@ -187,8 +200,7 @@ class Overflow(Rounding):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.overloadpacket not in (
             _REDUCTIONS if self.is_of_sums or self.is_of_infinities else _REDUCTIONS | _GROWING
         ):

@@ -104,8 +104,8 @@ class _StochasticRounding(Rounding):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._run_and_note(self._step_of(func, args, kwargs or {}), args, kwargs or {})
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self._run_and_note(self._step_of(func, args, kwargs), args, kwargs)
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         unit = self.unit

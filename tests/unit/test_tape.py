@@ -127,3 +127,23 @@ def test_large_tensors_are_not_kept() -> None:
     assert recording.is_complete
     recording.note(None, torch.ops.aten.neg.default, (large,), {}, -large)
     assert not recording.is_complete
+
+
+def test_rounding_imports_no_compiler(run_python: Callable) -> None:
+    """A mode that PyTorch keeps from being compiled imports torch._dynamo: seconds, and more for each operator."""
+    program = """
+import sys, torch
+from opwright.verify.formulas import Overflow, oracle_formulas
+from opwright.verify.rounding import round_at_random
+def compute(values):
+    with oracle_formulas():
+        return [torch.softmax(values[0], -1)]
+def make():
+    return [torch.ones(3, dtype=torch.float64)]
+for _ in round_at_random(compute, make, 2.0**-24, 0, 2):
+    pass
+with Overflow(1e30, fill=float("nan")):
+    compute(make())
+print("torch._dynamo" in sys.modules)
+"""
+    assert run_python(program).stdout == "False\n"

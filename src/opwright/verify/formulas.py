@@ -146,6 +146,10 @@ def _widen(value: Any) -> Any:
 class Rounding(TorchDispatchMode):
     """Rounds the result of each operator."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A step of a formula comes as it was called; PyTorch takes others apart before a mode sees them.
         if _is_composite(func):
@@ -195,10 +199,6 @@ class Overflow(Rounding):
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return formula(*args, **kwargs)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.overloadpacket not in (

@@ -100,10 +100,6 @@ class _StochasticRounding(Rounding):
         self.has_tiny: list[bool] = []
         self.known_tiny: Iterator[bool] | None = None
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         return self._run_and_note(self._step_of(func, args, kwargs), args, kwargs)
 

@@ -23,7 +23,7 @@ test-full: .venv/tests
 # turns on one GPU; those that measure it, or end work on it, run alone.
 GPU_PYTEST = OMP_WAIT_POLICY=passive PYTHONPATH=$(CURDIR)/src:$(CURDIR)/ops/src$${PYTHONPATH:+:$$PYTHONPATH} \
   $(PYTHON) -m pytest -v
-GPU_TESTS := tests/gpu tests/compile/test_verify_cuda.py tests/examples
+GPU_TESTS := tests/gpu tests/process/test_verify_cuda.py tests/integration/examples
 GPU_WORKERS ?= 8
 
 test-gpu: test-gpu-shared test-gpu-alone
@@ -38,12 +38,12 @@ test-gpu-alone:
 # first calls from four threads under the thread sanitizer. Needs g++.
 CALLS ?= 100000
 sanitize: .venv/tests
-	$(BIN)/pytest tests/sanitize
-	$(BIN)/python tests/sanitize/fuzz.py --calls $(CALLS)
-	$(BIN)/python tests/sanitize/threads.py tests/stress/stress.py swap --swaps 2500 --forks 50 --threads 4
+	$(BIN)/pytest tests/integration/sanitize
+	$(BIN)/python tests/integration/sanitize/fuzz.py --calls $(CALLS)
+	$(BIN)/python tests/integration/sanitize/threads.py tests/integration/stress/stress.py swap --swaps 2500 --forks 50 --threads 4
 
 # Swaps, forks, starts, kills and edits at moments all over calls and builds; half an hour on two cores.
-STRESS := $(BIN)/python tests/stress/stress.py
+STRESS := $(BIN)/python tests/integration/stress/stress.py
 stress: .venv/tests
 	$(STRESS) swap --swaps 1000 --forks 50 --threads 4
 	$(STRESS) start --processes 64

@@ -99,7 +99,7 @@ def above_stub(folder: Path) -> dict[str, Any]:
         warm = run_cpp(program, python, 1, 100, folder, env)
         found[f"{name}: first kernel, from the cache, ms"] = warm["first_ms"]
         (folder / "stub" / "libcuda.so").exists() or (folder / "stub" / "libcuda.so").symlink_to("libcuda.so.1")
-        command = [str(python), "-c", GENUINE, str(ROOT / "tests" / "triton"), str(KERNELS)]
+        command = [str(python), "-c", GENUINE, str(ROOT / "tests" / "integration" / "triton"), str(KERNELS)]
         found[name] = json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
     rows = [run_cpp(program, python, 25, 20000, folder, env)["rows"] for _ in range(3)]
     found["C++"] = {name: [min(r[name][i] for r in rows) for i in (0, 1)] for name in rows[0]}

@@ -1,4 +1,4 @@
-// A library as an operator's build makes it, for tests/triton/test_host.py: Python gives it its
+// A library as an operator's build makes it, for tests/integration/triton/test_host.py: Python gives it its
 // compiler.
 #include "opwright/triton/operator.h"
 

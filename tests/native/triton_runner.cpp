@@ -1,5 +1,5 @@
 // Launches kernels through the C++ runtime as a JSON file says: the twin of
-// tests/triton/genuine_launch.py.
+// tests/integration/triton/genuine_launch.py.
 //
 //   triton_runner LAUNCHES.json RESULTS.jsonl
 //

@@ -1,5 +1,5 @@
 // Launches kernels through the templates and through dynamic arguments, for
-// tests/triton/test_runtime_templates.py.
+// tests/integration/triton/test_runtime_templates.py.
 //
 //   triton_templates KERNELS.py FOLDER
 //

@@ -1,4 +1,4 @@
-// Launches from many threads, for tests/triton/test_runtime_threads.py; run it under the thread and
+// Launches from many threads, for tests/integration/triton/test_runtime_threads.py; run it under the thread and
 // address sanitizers.
 //
 //   triton_threads KERNELS.py CLASSES PACK THREADS ROUNDS

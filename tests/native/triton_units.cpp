@@ -1,4 +1,4 @@
-// The runtime's small parts on cases that tests/triton/test_runtime_units.py makes: one JSON object
+// The runtime's small parts on cases that tests/integration/triton/test_runtime_units.py makes: one JSON object
 // per line each way.
 //
 //   {"do": "json", "text": ...}               {"ok": the value, written again} or {"error": ...}

@@ -141,7 +141,7 @@ class Cuda:
         for device in range(count.value):
             self.call("cuDeviceComputeCapability", ctypes.byref(major), ctypes.byref(minor), device)
             self.capabilities.append((major.value, minor.value))
-        names = os.path.join(os.path.dirname(__file__), "..", "native", "stub_functions.h")
+        names = os.path.join(os.path.dirname(__file__), "..", "..", "native", "stub_functions.h")
         with open(names) as file:
             self.functions = re.findall(r"F\((cu\w+)\)", file.read())
 

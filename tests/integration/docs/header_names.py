@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-HEADERS = Path(__file__).parents[2] / "src/opwright/native/include/opwright"
+HEADERS = Path(__file__).parents[3] / "src/opwright/native/include/opwright"
 # math_tables.h and vec_simd.h are parts of math.h and vec.h.
 PARTS = {"math_tables.h": "math.h", "vec_simd.h": "vec.h"}
 _NAMED = re.compile(

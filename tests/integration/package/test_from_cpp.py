@@ -18,7 +18,7 @@ import torch
 
 import opwright
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CMAKE = shutil.which("cmake")
 needs_torch_for_cmake = pytest.mark.skipif(
     not (Path(torch.utils.cmake_prefix_path) / "Torch").is_dir(), reason="this torch has no CMake package"

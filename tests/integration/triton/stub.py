@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "tests" / "native"
 BUILD = ROOT / "build" / "tests"
 GENUINE = Path(__file__).with_name("genuine_launch.py")
@@ -195,7 +195,7 @@ def triton_version(python: Path) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", python.parents[1].name)))
 
 
-if __name__ == "__main__":  # python tests/triton/stub.py COMMAND...: runs it above the stub
+if __name__ == "__main__":  # python tests/integration/triton/stub.py COMMAND...: runs it above the stub
     settings = environment()
     if len(sys.argv) == 1:
         print(build())

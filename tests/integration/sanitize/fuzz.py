@@ -1,7 +1,7 @@
 """Calls operators with drawn arguments, in processes whose kernels and glue have the address sanitizer and UBSan.
 
-    python tests/sanitize/fuzz.py --calls 100000 --seed 1
-    python tests/sanitize/fuzz.py --seed 1 --at 4711 --calls 1     # that call again
+    python tests/integration/sanitize/fuzz.py --calls 100000 --seed 1
+    python tests/integration/sanitize/fuzz.py --seed 1 --at 4711 --calls 1     # that call again
 
 Opwright's part of a process is compiled with the sanitizers; PyTorch is as it is, but its memory comes from their
 allocator, so that an access beyond a tensor is a report. Every result is compared with the reference, everything

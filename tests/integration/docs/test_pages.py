@@ -17,7 +17,7 @@ import pytest
 import tomllib
 from blocks import Block, blocks_of, commands_of, matches, run_page, write_files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 TUTORIAL = ["start/first-operator.md", "start/gradient.md"]
@@ -25,12 +25,12 @@ RUN_HERE = ["concepts/contract.md", "concepts/oracle.md", "coming-from/torch-lib
 
 # Languages ("" for blocks without one) of a page, and the test that treats its blocks.
 RUN_ELSEWHERE = {
-    "guides/cuda.md": {"cuda": "tests/compile/test_cuda_build.py"},
+    "guides/cuda.md": {"cuda": "tests/integration/test_cuda_build.py"},
     "guides/lstm.md": {"python": "ops/src/opwright_ops/lstm/test_guide.py", "": "ops/src/opwright_ops/lstm/test_guide.py"},
     "guides/report.md": {"console": "tests/unit/test_report_export.py"},
     "guides/testing.md": dict.fromkeys(("python", "console", ""), "tests/unit/test_testing.py"),
-    "guides/triton-from-cpp.md": dict.fromkeys(("cpp", "cmake", "python"), "tests/triton/test_cmake.py"),
-    "guides/verify-anything.md": {"python": "tests/compile/test_verify_guide.py"},
+    "guides/triton-from-cpp.md": dict.fromkeys(("cpp", "cmake", "python"), "tests/integration/triton/test_cmake.py"),
+    "guides/verify-anything.md": {"python": "tests/process/test_verify_guide.py"},
 }  # fmt: skip
 
 # What the Python of a guide takes for granted, with a test for the end of it.
@@ -68,26 +68,26 @@ NOT_RUN = {
     "python -m venv .venv": "tests/unit/test_readme.py installs a checkout with the packages that are there",
     "pip wheel --no-deps": "tests/unit/test_readme.py installs a checkout with the packages that are there",
     "$ opwright doctor\n": "the output of one machine; tests/unit/test_doctor_environment.py",
-    "$ opwright doctor torchvision": "needs another project's library; tests/compile/test_doctor_library.py",
+    "$ opwright doctor torchvision": "needs another project's library; tests/integration/test_doctor_library.py",
     "forward: 4.29x faster": "figures of one machine; tests/unit/test_bench_command.py has the form",
     "error: `my_ops::scale`: it did not return": "takes two minutes; tests/unit/test_bench_faults.py",
     "my_ops::scale against main": "figures of one machine; tests/unit/test_bench_comparison.py has the form",
-    "part        us": "figures of one machine; tests/compile/test_call_split.py has the form",
+    "part        us": "figures of one machine; tests/build/test_call_split.py has the form",
     "git clone": "needs a network; benchmarks/harnesses.py has an hour of its own",
-    "note: the reference gives NaN": "tests/compile/test_verify_domains.py",
-    "Verified my_ops::momentum": "tests/compile/test_verify_words.py has the form",
-    "FAILED numerics": "tests/compile/test_verify_words.py has the form",
-    "# my_ops/softmax/triton.py": "tests/triton/test_translate.py and tests/gpu/test_triton_operators.py have such files",
+    "note: the reference gives NaN": "tests/process/test_verify_domains.py",
+    "Verified my_ops::momentum": "tests/process/test_verify_words.py has the form",
+    "FAILED numerics": "tests/process/test_verify_words.py has the form",
+    "# my_ops/softmax/triton.py": "tests/integration/triton/test_translate.py and tests/gpu/test_triton_operators.py have such files",
     'softmax = operator("my_ops::softmax")': "needs a GPU; the reference is the reader's",
-    "extern \"C\" const unsigned char": "tests/triton/test_pack_manifest.py embeds a pack",
-    "$ opwright pack list app.opk": "needs Triton; tests/triton/test_pack_build.py",
-    "`linear_kernel` (guide.py:13)": "tests/triton/test_runtime_faults.py has such texts",
+    "extern \"C\" const unsigned char": "tests/integration/triton/test_pack_manifest.py embeds a pack",
+    "$ opwright pack list app.opk": "needs Triton; tests/integration/triton/test_pack_build.py",
+    "`linear_kernel` (guide.py:13)": "tests/integration/triton/test_runtime_faults.py has such texts",
     "using namespace opwright;  // <opwright/tensor.h>; x is": "ops/src/opwright_ops/lstm/test_step.py has the call",
     "find_package(opwright CONFIG REQUIRED)  # -Dopwright_DIR": "examples/operators_from_cpp has the same for opwright_ops",
-    "$ opwright wheel\n": "tests/package/test_wheel.py",
+    "$ opwright wheel\n": "tests/integration/package/test_wheel.py",
     "opwright verify op.py --device cuda": "needs a GPU",
-    "cd my-ops\npip": "tests/package/test_new.py runs the same commands of the project's own README",
-    "cd my-ops\nopwright": "tests/package/test_new.py runs the same commands of the project's own README",
+    "cd my-ops\npip": "tests/integration/package/test_new.py runs the same commands of the project's own README",
+    "cd my-ops\nopwright": "tests/integration/package/test_new.py runs the same commands of the project's own README",
 }  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HAS_GPU = torch.cuda.is_available()
-sys.path.insert(0, str(ROOT / "tests" / "triton"))
+sys.path.insert(0, str(ROOT / "tests" / "integration" / "triton"))
 
 import stub  # noqa: E402
 

@@ -17,7 +17,7 @@ import torch
 
 import opwright
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 EXTENSIONS = EXAMPLES / "existing_extensions"
 NUMBERED = sorted(path.name for path in EXAMPLES.glob("[0-9]*"))
 HAS_GPU = torch.cuda.is_available()
@@ -249,7 +249,7 @@ def test_every_example_is_tested_and_short() -> None:
     followed = {"cpp_jit", "cuda_jit", "cpp_setuptools", "cuda_setuptools", "pybind_d_sigmoid", "migrate"}
     assert {path.name for path in EXTENSIONS.iterdir() if path.is_dir()} == followed
     others = {"triton_vector_add", "triton_reduction", "triton_torch_operator"}  # test_triton_examples.py
-    others |= {"operators_from_cpp", "aot_inductor"}  # tests/package/test_from_cpp.py
+    others |= {"operators_from_cpp", "aot_inductor"}  # tests/integration/package/test_from_cpp.py
     others |= {"distributed"}  # test_on_several_processes
     assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == {*NUMBERED, *others, EXTENSIONS.name}
     for readme in EXAMPLES.rglob("*/README.md"):

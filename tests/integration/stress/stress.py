@@ -1,9 +1,9 @@
 """Declares, builds, forks and kills as fast as it can while other threads call. Prints what went wrong.
 
-    python tests/stress/stress.py swap --swaps 1000 --forks 50 --threads 4
-    python tests/stress/stress.py start --processes 64
-    python tests/stress/stress.py kill --kills 50
-    python tests/stress/stress.py edit --edits 50
+    python tests/integration/stress/stress.py swap --swaps 1000 --forks 50 --threads 4
+    python tests/integration/stress/stress.py start --processes 64
+    python tests/integration/stress/stress.py kill --kills 50
+    python tests/integration/stress/stress.py edit --edits 50
 
 Each has a store of its own in a temporary directory. Kernels add a number that tells which declaration they belong to, and
 references do the same, so that a result of a wrong version is seen wherever it came from.

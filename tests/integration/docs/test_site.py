@@ -21,7 +21,7 @@ import pytest
 from header_names import public_names
 from test_pages import PAGES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 has_zensical = importlib.util.find_spec("zensical") and importlib.util.find_spec("mkdocstrings_handlers")
 needs_zensical = pytest.mark.skipif(not has_zensical, reason="no Zensical; `make docs` installs it")
 ATTRIBUTE = re.compile(r'<(\w+)[^>]*?\s(href|src)="?([^"\s>]+)"?')

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from sample_wheels import blocker, build, write_project
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import stub
 
 from opwright.triton.packs.workers import PROGRAM as CODE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "src/opwright/triton"
 KERNELS = Path(__file__).parent / "kernels"
 PYTHONS = stub.find_tritons()

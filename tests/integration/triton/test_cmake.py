@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -64,7 +64,7 @@ def triton() -> Path:
 
 @pytest.fixture(scope="module")
 def built(triton: Path) -> Path:
-    """The build of tests/triton/cmake: by add_subdirectory, the examples, the adapters, the guide."""
+    """The build of tests/integration/triton/cmake: by add_subdirectory, the examples, the adapters, the guide."""
     import torch
 
     with FileLock(str(BUILD) + ".lock"):

@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-full test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress power lint format docs bench clean
+.PHONY: demo test test-integration test-all test-gpu test-gpu-shared test-gpu-alone sanitize sanitize-gpu stress power lint format docs bench clean
 
 demo: .venv/installed
 	$(BIN)/opwright build opwright_ops.bias_gelu
@@ -13,10 +13,15 @@ demo: .venv/installed
 	$(BIN)/opwright bench opwright_ops.bias_gelu::bias_gelu --out reports
 	$(BIN)/opwright report reports --out reports/bias_gelu.html
 
+# What to run for each change.
 test: .venv/tests
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" tests/unit tests/build tests/process
 
-test-full: .venv/tests
+# The operators of opwright_ops, wheels, Triton, extensions, the documentation, faults of all kinds.
+test-integration: .venv/tests
+	$(PYTEST) -m "not slow" tests/integration tests/power ops/src
+
+test-all: .venv/tests
 	$(PYTEST)
 
 # On a machine that has torch with CUDA and nvcc: nothing is installed, $(PYTHON) runs the tests as it is. They take

@@ -27,8 +27,8 @@ RUN_HERE = ["concepts/contract.md", "concepts/oracle.md", "coming-from/torch-lib
 RUN_ELSEWHERE = {
     "guides/cuda.md": {"cuda": "tests/integration/test_cuda_build.py"},
     "guides/lstm.md": {"python": "ops/src/opwright_ops/lstm/test_guide.py", "": "ops/src/opwright_ops/lstm/test_guide.py"},
-    "guides/report.md": {"console": "tests/unit/test_report_export.py"},
-    "guides/testing.md": dict.fromkeys(("python", "console", ""), "tests/unit/test_testing.py"),
+    "guides/report.md": {"console": "tests/process/test_report_export.py"},
+    "guides/testing.md": dict.fromkeys(("python", "console", ""), "tests/process/test_testing.py"),
     "guides/triton-from-cpp.md": dict.fromkeys(("cpp", "cmake", "python"), "tests/integration/triton/test_cmake.py"),
     "guides/verify-anything.md": {"python": "tests/process/test_verify_guide.py"},
 }  # fmt: skip
@@ -65,12 +65,12 @@ save(make_bench(), Path("reports/bias_gelu.bench.json"))
 
 # The beginning of a block that nothing runs, and why.
 NOT_RUN = {
-    "python -m venv .venv": "tests/unit/test_readme.py installs a checkout with the packages that are there",
-    "pip wheel --no-deps": "tests/unit/test_readme.py installs a checkout with the packages that are there",
-    "$ opwright doctor\n": "the output of one machine; tests/unit/test_doctor_environment.py",
+    "python -m venv .venv": "tests/integration/test_readme.py installs a checkout with the packages that are there",
+    "pip wheel --no-deps": "tests/integration/test_readme.py installs a checkout with the packages that are there",
+    "$ opwright doctor\n": "the output of one machine; tests/process/test_doctor_environment.py",
     "$ opwright doctor torchvision": "needs another project's library; tests/integration/test_doctor_library.py",
-    "forward: 4.29x faster": "figures of one machine; tests/unit/test_bench_command.py has the form",
-    "error: `my_ops::scale`: it did not return": "takes two minutes; tests/unit/test_bench_faults.py",
+    "forward: 4.29x faster": "figures of one machine; tests/process/test_bench_command.py has the form",
+    "error: `my_ops::scale`: it did not return": "takes two minutes; tests/integration/test_bench_faults.py",
     "my_ops::scale against main": "figures of one machine; tests/unit/test_bench_comparison.py has the form",
     "part        us": "figures of one machine; tests/build/test_call_split.py has the form",
     "git clone": "needs a network; benchmarks/harnesses.py has an hour of its own",

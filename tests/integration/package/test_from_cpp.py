@@ -23,7 +23,10 @@ CMAKE = shutil.which("cmake")
 needs_torch_for_cmake = pytest.mark.skipif(
     not (Path(torch.utils.cmake_prefix_path) / "Torch").is_dir(), reason="this torch has no CMake package"
 )
-pytestmark = pytest.mark.skipif(CMAKE is None, reason="no cmake on PATH")
+pytestmark = [
+    pytest.mark.skipif(CMAKE is None, reason="no cmake on PATH"),
+    pytest.mark.timeout(3000),  # the first one waits for the wheel, which nvcc compiles for each kind of GPU
+]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from opwright_ops.lstm.bidirectional import BidirectionalOutputs, in_two_calls, lstm_bidirectional
-from opwright_ops.lstm.op import LstmOutputs, Tier, lstm
+from opwright_ops.lstm.op import Activation, LstmOutputs, Tier, lstm
 from opwright_ops.lstm.refusals import (
     check_options,
     check_probabilities,
@@ -41,7 +41,8 @@ class LSTM(nn.RNNBase):
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype:
             as for nn.LSTM.
-        activation: "hard" is clamp(0.5 + slope * z, 0, 1) for sigmoid, clamp(z, -1, 1) for tanh.
+        activation: "hard" is clamp(0.5 + slope * z, 0, 1) for sigmoid, clamp(z, -1, 1) for tanh. "hard_sigmoid" and
+            "hard_tanh" replace only one of the two: the gates i, f, o, or the cell's input and the output.
         slope: of the hard sigmoid; 1/8 where none is given.
         peephole: the gates see the cell.
         layer_norm: normalises weight_ih @ x, weight_hh @ h and the cell before the output.
@@ -77,7 +78,7 @@ class LSTM(nn.RNNBase):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: Literal["soft", "hard"] = "soft",
+        activation: Activation = "soft",
         slope: float | None = None,
         peephole: bool = False,
         layer_norm: bool = False,
@@ -241,7 +242,7 @@ class LSTM(nn.RNNBase):
         """
         training = self.training
         beyond = {
-            'activation="hard"': self.activation == "hard",
+            f'activation="{self.activation}"': self.activation != "soft",
             "peephole=True": self.peephole,
             "layer_norm=True": self.layer_norm,
             "coupled=True": self.coupled,

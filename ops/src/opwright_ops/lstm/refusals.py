@@ -87,7 +87,7 @@ def check_options(
     forget_bias: Any, memory: Any, tier: Any,
 ) -> None:  # fmt: skip
     """Refuses unknown options and combinations without a meaning."""
-    _check_choice("activation", activation, ("soft", "hard"))
+    _check_choice("activation", activation, ("soft", "hard", "hard_sigmoid", "hard_tanh"))
     _check_choice("memory", memory, ("default", "recompute"))
     _check_choice("tier", tier, ("auto", "cluster", "grid", "step"))
     for name, value in flags.items():
@@ -95,10 +95,10 @@ def check_options(
             refuse(TypeError, name, "must be a bool", ("got", shown(value)), hint=f"`{name}={bool(value)}`")
     if slope is not None:
         _check_positive("slope", slope, "the slope of the hard sigmoid at 0", "0.125, 0.2, 1 / 6")
-        if activation == "soft":
+        if activation in ("soft", "hard_tanh"):
             refuse(
                 ValueError, "slope", "belongs to the hard sigmoid; the soft one has none",
-                ("slope", str(slope)), ("activation", '"soft"'), hint=f'`activation="hard", slope={slope}`',
+                ("slope", str(slope)), ("activation", f'"{activation}"'), hint=f'`activation="hard", slope={slope}`',
             )  # fmt: skip
     if clip is not None:
         _check_positive("clip", clip, "the largest magnitude that enters a gate", "a number > 0, or None")

@@ -375,6 +375,8 @@ def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         ((0, 2, 3, 5, 5), "bias", {}),
         ((2, 0, 3, 5, 5), "bias", {}),
         ((4, 5, 90, 80, 70), "bias weight_hr", {}),
+        ((2, 3, 5, 17, 17), "bias", {"activation": "hard_sigmoid", "slope": 0.2}),
+        ((2, 2, 5, 18, 18), "bias peephole", {"activation": "hard_tanh"}),
     ]
     for weights in get_args(Weights):
         for number, (sizes, present, options) in enumerate(cases):

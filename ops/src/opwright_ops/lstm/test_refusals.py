@@ -45,6 +45,19 @@ SAME_CONSTRUCTORS = [
 OPTIONS = [
     ({"dtype": torch.complex64}, TypeError, "`dtype` must be a floating-point type"),
     ({"activation": "relu"}, ValueError, "`activation` is unknown", "'relu'", '"soft" or "hard"'),
+    (
+        {"activation": "tanh"},
+        ValueError,
+        "`activation` is unknown",
+        'or "hard_sigmoid" or "hard_tanh"',
+        '`activation="soft"`',
+    ),
+    (
+        {"activation": "hard_tanh", "slope": 0.2},
+        ValueError,
+        "`slope` belongs to the hard sigmoid",
+        'activation  "hard_tanh"',
+    ),
     ({"memory": "none"}, ValueError, "`memory` is unknown", "'none'", '"default" or "recompute"'),
     ({"slope": 0.2}, ValueError, "`slope` belongs to the hard sigmoid", '`activation="hard", slope=0.2`'),
     (

@@ -83,8 +83,8 @@ def _refuse_type(name: str, value: Any) -> NoReturn:
 
 
 def check_options(
-    bias: bool, hidden_size: int, activation: Any, slope: Any, flags: dict[str, Any], clip: Any,
-    forget_bias: Any, memory: Any, tier: Any,
+    bias: bool, hidden_size: int, bidirectional: bool, activation: Any, slope: Any, flags: dict[str, Any], clip: Any,
+    forget_bias: Any, return_cell: Any, memory: Any, tier: Any,
 ) -> None:  # fmt: skip
     """Refuses unknown options and combinations without a meaning."""
     _check_choice("activation", activation, ("soft", "hard", "hard_sigmoid", "hard_tanh"))
@@ -93,6 +93,16 @@ def check_options(
     for name, value in flags.items():
         if not isinstance(value, bool):
             refuse(TypeError, name, "must be a bool", ("got", shown(value)), hint=f"`{name}={bool(value)}`")
+    if not isinstance(return_cell, bool) and return_cell != "all":
+        refuse(
+            TypeError, "return_cell", "must be a bool, or \"all\" for every layer", ("got", shown(return_cell)),
+            hint=f"`return_cell={bool(return_cell)}`",
+        )  # fmt: skip
+    if flags["reverse"] and bidirectional:
+        refuse(
+            ValueError, "reverse", "is for one direction, and `bidirectional` has both",
+            ("reverse", "True"), ("bidirectional", "True"), hint="`bidirectional=False`",
+        )  # fmt: skip
     if slope is not None:
         _check_positive("slope", slope, "the slope of the hard sigmoid at 0", "0.125, 0.2, 1 / 6")
         if activation in ("soft", "hard_tanh"):

@@ -45,19 +45,6 @@ SAME_CONSTRUCTORS = [
 OPTIONS = [
     ({"dtype": torch.complex64}, TypeError, "`dtype` must be a floating-point type"),
     ({"activation": "relu"}, ValueError, "`activation` is unknown", "'relu'", '"soft" or "hard"'),
-    (
-        {"activation": "tanh"},
-        ValueError,
-        "`activation` is unknown",
-        'or "hard_sigmoid" or "hard_tanh"',
-        '`activation="soft"`',
-    ),
-    (
-        {"activation": "hard_tanh", "slope": 0.2},
-        ValueError,
-        "`slope` belongs to the hard sigmoid",
-        'activation  "hard_tanh"',
-    ),
     ({"memory": "none"}, ValueError, "`memory` is unknown", "'none'", '"default" or "recompute"'),
     ({"slope": 0.2}, ValueError, "`slope` belongs to the hard sigmoid", '`activation="hard", slope=0.2`'),
     (
@@ -75,6 +62,33 @@ OPTIONS = [
     ({"layer_norm": "no"}, TypeError, "`layer_norm` must be a bool", "str 'no'"),
     ({"coupled": None}, TypeError, "`coupled` must be a bool"),
     ({"return_cell": 1}, TypeError, "`return_cell` must be a bool"),
+    (
+        {"return_cell": "last"},
+        TypeError,
+        '`return_cell` must be a bool, or "all" for every layer',
+        "str 'last'",
+        "`return_cell=True`",
+    ),
+    (
+        {"activation": "tanh"},
+        ValueError,
+        "`activation` is unknown",
+        'or "hard_sigmoid" or "hard_tanh"',
+        '`activation="soft"`',
+    ),
+    (
+        {"activation": "hard_tanh", "slope": 0.2},
+        ValueError,
+        "`slope` belongs to the hard sigmoid",
+        'activation  "hard_tanh"',
+    ),
+    ({"reverse": 1}, TypeError, "`reverse` must be a bool", "int 1", "`reverse=True`"),
+    (
+        {"reverse": True, "bidirectional": True},
+        ValueError,
+        "`reverse` is for one direction, and `bidirectional` has both",
+        "`bidirectional=False`",
+    ),
     (
         {"layer_norm": True, "hidden_size": 1},
         ValueError,
@@ -249,6 +263,8 @@ def test_dropout_without_a_second_layer_warns_at_the_call() -> None:
         ({"activation": "hard", "peephole": True}, 'activation="hard", peephole=True'),
         ({"layer_norm": True, "coupled": True, "clip": 2.0}, "layer_norm=True, coupled=True, clip=2.0"),
         ({"zoneout": 0.1, "return_cell": True}, "zoneout=(0.1, 0.1), return_cell=True"),
+        ({"activation": "hard_tanh", "return_cell": "all"}, 'activation="hard_tanh", return_cell="all"'),
+        ({"reverse": True}, "reverse=True"),
         ({"weight_dropout": 0.1}, "`lstm.eval().to_torch()`"),
         ({"variational_dropout": 0.1}, "`lstm.eval().to_torch()`"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from opwright_ops.lstm.refusals import (
     is_readable,
     refuse,
     refuse_input,
+    refuse_name,
     refuse_state,
 )
 
@@ -94,7 +95,10 @@ class LSTM(nn.RNNBase):
         reverse: bool = False,
         memory: Literal["default", "recompute"] = "default",
         tier: Tier = "auto",
+        **others: NoReturn,
     ) -> None:
+        for name, value in others.items():
+            refuse_name(name, value, LSTM.__init__, LSTM.forward)
         check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size, dtype)
         flags = {
             "peephole": peephole, "layer_norm": layer_norm, "coupled": coupled, "reverse": reverse,
@@ -282,6 +286,7 @@ class LSTM(nn.RNNBase):
         lengths: Tensor | Sequence[int] | None = None,
         enforce_sorted: bool = False,
         reset: Tensor | None = None,
+        **others: NoReturn,
     ) -> tuple[Any, ...]:
         """Runs all layers over a sequence.
 
@@ -299,6 +304,8 @@ class LSTM(nn.RNNBase):
             (output, (h_n, c_n)) as nn.LSTM; with `return_cell`, (output, (h_n, c_n), cells). The cells are laid out as
             the output.
         """
+        for name, value in others.items():
+            refuse_name(name, value, LSTM.forward, LSTM.__init__)
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths, reset)
         weight = self._one_weight()

@@ -227,6 +227,8 @@ def _samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         ((5, 7, 9, 65, 65), "bias", {"keep_gates": 1}),  # two threads
         ((0, 3, 4, 5, 5), "bias lengths reset", {"keep_gates": 1, "keep_cells": 1}),
         ((3, 0, 4, 5, 5), "bias lengths reset", {"keep_gates": 1, "keep_cells": 1}),
+        ((5, 3, 4, 17, 17), "bias lengths", {"activation": "hard_sigmoid", "keep_gates": 1}),
+        ((5, 3, 4, 17, 17), "bias", {"activation": "hard_tanh"}),
     ]  # fmt: skip
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         for number, (sizes, present, options) in enumerate(cases):

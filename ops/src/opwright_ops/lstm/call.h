@@ -49,8 +49,8 @@ struct Arguments {
 
   bool is_plain() const {
     const auto& o = options;
-    return !(o.is_hard || o.is_coupled || o.clips || o.zoneout_h || o.zoneout_c ||
-             peephole.defined() || norm_c.defined() || reset.defined());
+    return !(o.has_hard_sigmoid || o.has_hard_tanh || o.is_coupled || o.clips || o.zoneout_h ||
+             o.zoneout_c || peephole.defined() || norm_c.defined() || reset.defined());
   }
 };
 
@@ -63,7 +63,8 @@ inline uint32_t threshold(double probability) {
 template <typename E, typename Activation>
 Options<E> options_of(Activation activation, double slope, bool coupled, double clip,
                       double zoneout_h, double zoneout_c, bool draws) {
-  return {activation == Activation::hard,
+  return {activation == Activation::hard || activation == Activation::hard_sigmoid,
+          activation == Activation::hard || activation == Activation::hard_tanh,
           coupled,
           clip != 0,
           static_cast<E>(slope),

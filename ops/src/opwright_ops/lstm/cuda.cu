@@ -120,9 +120,9 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0,
   const bool norms = norm_c.defined();
   Scratch scratch;
   E* bias = scratch.take<E>(4 * H);
-  const Layer<T> layer = layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c,
-                                  h_mask, lengths, reset, seed, activation == Activation::hard,
-                                  slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  const Layer<T> layer =
+      layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset,
+               seed, activation, slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const bool can_join = !h_mask.defined() && !zoneout_h && !norms;
   const Plan plan =
       weight_hr.defined() && !can_join ? Plan{} : plan_for<T>(steps, H, B, tier, precision, norms);
@@ -276,9 +276,9 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
   E* bias = is_saved ? nullptr : scratch.take<E>(width);
   if (bias)
     sum_biases<T><<<blocks_for(width), kThreads, 0, stream>>>(bias_ih, bias_hh, width, bias);
-  const Layer<T> layer = layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c,
-                                  h_mask, lengths, reset, seed, activation == Activation::hard,
-                                  slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  const Layer<T> layer =
+      layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset,
+               seed, activation, slope, coupled, clip, zoneout_h, zoneout_c, stream);
   const Past<T> past{h_0,
                      output,
                      is_saved ? gates : View<const T, 3>{},

@@ -41,7 +41,7 @@ __device__ Read<T> read(const T& from) {
 template <typename T>
 struct Options {
   using E = compute_t<T>;
-  bool is_hard, is_coupled, draws;
+  bool has_hard_sigmoid, has_hard_tanh, is_coupled, draws;
   E slope, clip, zoneout_h, zoneout_c;
   uint32_t threshold_h, threshold_c;
 
@@ -50,12 +50,12 @@ struct Options {
   }
   __device__ E sigmoid(E z) const {
     z = clipped(z);
-    if (!is_hard) return opwright::sigmoid<T>(z);
+    if (!has_hard_sigmoid) return opwright::sigmoid<T>(z);
     const E v = E(0.5) + slope * z;
     return v < 0 ? E(0) : v > 1 ? E(1) : v;
   }
   __device__ E tanh(E z) const {
-    if (!is_hard) return opwright::tanh<T>(z);
+    if (!has_hard_tanh) return opwright::tanh<T>(z);
     return z < -1 ? E(-1) : z > 1 ? E(1) : z;
   }
 
@@ -64,12 +64,12 @@ struct Options {
     return clip == 0 || abs_of(z) <= clip ? grad : E(0);
   }
   __device__ E through_sigmoid(E grad, E z, E value) const {
-    if (!is_hard) return through_clip(grad * (value * (1 - value)), z);
+    if (!has_hard_sigmoid) return through_clip(grad * (value * (1 - value)), z);
     return abs_of(E(0.5) + slope * clipped(z) - E(0.5)) <= E(0.5) ? through_clip(slope * grad, z)
                                                                   : E(0);
   }
   __device__ E through_tanh(E grad, E z, E value) const {
-    return is_hard ? (abs_of(z) <= 1 ? grad : E(0)) : grad * (1 - value * value);
+    return has_hard_tanh ? (abs_of(z) <= 1 ? grad : E(0)) : grad * (1 - value * value);
   }
   __device__ static E abs_of(E z) { return z < 0 ? -z : z; }
 };
@@ -114,9 +114,9 @@ struct Layer {
 
   bool is_plain() const {
     const auto& o = options;
-    return !(o.is_hard || o.is_coupled || o.draws || o.clip || o.zoneout_h || o.zoneout_c ||
-             peephole.defined() || norm_c.defined() || h_mask.defined() || lengths.defined() ||
-             reset.defined());
+    return !(o.has_hard_sigmoid || o.has_hard_tanh || o.is_coupled || o.draws || o.clip ||
+             o.zoneout_h || o.zoneout_c || peephole.defined() || norm_c.defined() ||
+             h_mask.defined() || lengths.defined() || reset.defined());
   }
   __device__ bool is_active(int64_t t, int64_t entry) const {
     return !lengths.defined() || t < lengths(entry);
@@ -234,11 +234,11 @@ inline uint32_t threshold(double probability) {
 }
 
 // `bias` is what the sum of the biases is in, or will be.
-template <typename T>
+template <typename T, typename Activation>
 Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, compute_t<T>* bias,
                   View<const T, 2> peephole, View<const T, 1> norm_ih, View<const T, 1> norm_hh,
                   View<const T, 2> norm_c, View<const T, 2> h_mask, View<const int64_t, 1> lengths,
-                  View<const bool, 2> reset, View<const int64_t, 1> seed, bool is_hard,
+                  View<const bool, 2> reset, View<const int64_t, 1> seed, Activation activation,
                   double slope, bool coupled, double clip, double zoneout_h, double zoneout_c,
                   cudaStream_t stream) {
   using E = compute_t<T>;
@@ -249,7 +249,8 @@ Layer<T> layer_of(Scratch& scratch, int64_t B, int64_t H, int64_t R, compute_t<T
     sum_biases<T><<<blocks_for(4 * H), kThreads, 0, stream>>>(gain, {}, 4 * H, to);
     return to;
   };
-  const Options<T> options{is_hard,
+  const Options<T> options{activation == Activation::hard || activation == Activation::hard_sigmoid,
+                           activation == Activation::hard || activation == Activation::hard_tanh,
                            coupled,
                            seed.defined() && (zoneout_h || zoneout_c),
                            static_cast<E>(slope),

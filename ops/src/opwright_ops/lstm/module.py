@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from opwright_ops.lstm.bidirectional import BidirectionalOutputs, in_two_calls, lstm_bidirectional
-from opwright_ops.lstm.op import LstmOutputs, Tier, lstm
+from opwright_ops.lstm.op import Activation, LstmOutputs, Tier, lstm
 from opwright_ops.lstm.refusals import (
     check_options,
     check_probabilities,
@@ -24,6 +24,7 @@ from opwright_ops.lstm.refusals import (
     is_readable,
     refuse,
     refuse_input,
+    refuse_name,
     refuse_state,
 )
 
@@ -41,7 +42,8 @@ class LSTM(nn.RNNBase):
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype:
             as for nn.LSTM.
-        activation: "hard" is clamp(0.5 + slope * z, 0, 1) for sigmoid, clamp(z, -1, 1) for tanh.
+        activation: "hard" is clamp(0.5 + slope * z, 0, 1) for sigmoid, clamp(z, -1, 1) for tanh. "hard_sigmoid" and
+            "hard_tanh" replace only one of the two: the gates i, f, o, or the cell's input and the output.
         slope: of the hard sigmoid; 1/8 where none is given.
         peephole: the gates see the cell.
         layer_norm: normalises weight_ih @ x, weight_hh @ h and the cell before the output.
@@ -53,7 +55,9 @@ class LSTM(nn.RNNBase):
         variational_dropout: of elements of a layer's input, and of h on its way into the gates, the same at
             all steps of a sequence: one probability for both, or a pair (input, recurrent); off in eval mode.
         forget_bias: what the forget gate's bias starts from.
-        return_cell: the result is (output, (h_n, c_n), cells), with the last layer's cells of all steps.
+        return_cell: the result is (output, (h_n, c_n), cells), with the last layer's cells of all steps; for "all",
+            `cells` is a tuple of those of each layer.
+        reverse: the only direction is from the last step to the first. The output stays in the order of time.
         memory: "recompute" keeps two values of the size of the output for the backward in place of six, and
             computes the others again with one matrix product.
         tier: how a GPU takes the steps; `lstm_tier` tells what "auto" is.
@@ -77,7 +81,7 @@ class LSTM(nn.RNNBase):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: Literal["soft", "hard"] = "soft",
+        activation: Activation = "soft",
         slope: float | None = None,
         peephole: bool = False,
         layer_norm: bool = False,
@@ -87,15 +91,21 @@ class LSTM(nn.RNNBase):
         weight_dropout: float = 0.0,
         variational_dropout: float | tuple[float, float] = 0.0,
         forget_bias: float | None = None,
-        return_cell: bool = False,
+        return_cell: bool | Literal["all"] = False,
+        reverse: bool = False,
         memory: Literal["default", "recompute"] = "default",
         tier: Tier = "auto",
+        **others: NoReturn,
     ) -> None:
+        for name, value in others.items():
+            refuse_name(name, value, LSTM.__init__, LSTM.forward)
         check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size, dtype)
         flags = {
-            "peephole": peephole, "layer_norm": layer_norm, "coupled": coupled, "return_cell": return_cell
+            "peephole": peephole, "layer_norm": layer_norm, "coupled": coupled, "reverse": reverse,
         }  # fmt: skip
-        check_options(bias, hidden_size, activation, slope, flags, clip, forget_bias, memory, tier)
+        check_options(
+            bias, hidden_size, bidirectional, activation, slope, flags, clip, forget_bias, return_cell, memory, tier
+        )
         if dropout > 0 and num_layers == 1:
             warnings.warn(
                 f"`LSTM`: `dropout={dropout}` has no effect: it lies between layers, and `num_layers=1`",
@@ -115,7 +125,7 @@ class LSTM(nn.RNNBase):
         parts = ("input", "recurrent")
         self.variational_dropout = check_probabilities("variational_dropout", variational_dropout, parts)
         self.forget_bias = None if forget_bias is None else float(forget_bias)
-        self.return_cell, self.memory, self.tier = return_cell, memory, tier
+        self.return_cell, self.reverse, self.memory, self.tier = return_cell, reverse, memory, tier
         self._roles = [self._register_more(*place, device, dtype) for place in self._places()]
         self._reset_more()
 
@@ -241,13 +251,15 @@ class LSTM(nn.RNNBase):
         """
         training = self.training
         beyond = {
-            'activation="hard"': self.activation == "hard",
+            f'activation="{self.activation}"': self.activation != "soft",
             "peephole=True": self.peephole,
             "layer_norm=True": self.layer_norm,
             "coupled=True": self.coupled,
             f"clip={self.clip}": self.clip is not None,
             f"zoneout={self.zoneout}": any(self.zoneout),
-            "return_cell=True": self.return_cell,
+            "return_cell=True": self.return_cell is True,
+            'return_cell="all"': self.return_cell == "all",
+            "reverse=True": self.reverse,
             f"weight_dropout={self.weight_dropout}": training and self.weight_dropout,
             f"variational_dropout={self.variational_dropout}": training and any(self.variational_dropout),
         }
@@ -274,6 +286,7 @@ class LSTM(nn.RNNBase):
         lengths: Tensor | Sequence[int] | None = None,
         enforce_sorted: bool = False,
         reset: Tensor | None = None,
+        **others: NoReturn,
     ) -> tuple[Any, ...]:
         """Runs all layers over a sequence.
 
@@ -288,8 +301,11 @@ class LSTM(nn.RNNBase):
                 episode begins with that step, and neither direction sees what lies on the other side.
 
         Returns:
-            (output, (h_n, c_n)) as nn.LSTM; with `return_cell`, (output, (h_n, c_n), cells).
+            (output, (h_n, c_n)) as nn.LSTM; with `return_cell`, (output, (h_n, c_n), cells). The cells are laid out as
+            the output.
         """
+        for name, value in others.items():
+            refuse_name(name, value, LSTM.forward, LSTM.__init__)
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths, reset)
         weight = self._one_weight()
@@ -317,7 +333,9 @@ class LSTM(nn.RNNBase):
             output = output.transpose(0, 1)
         if not self.return_cell:
             return output, state
-        return output, state, cells.transpose(0, 1) if swapped else cells
+        if swapped:
+            cells = [c.transpose(0, 1) for c in cells]
+        return output, state, self._select_cells(cells)
 
     def _forward_packed(
         self, packed: PackedSequence, hx: State | None, lengths: Any, reset: Tensor | None
@@ -362,9 +380,13 @@ class LSTM(nn.RNNBase):
         output, state, cells = self._run(padded.view(steps, count, data.shape[1]), hx, weight, lengths, reset)
         if to_given is not None:
             state = tuple(s.index_select(1, to_given) for s in state)
-        results = (output, cells) if self.return_cell else (output,)
+        results = (output, *cells) if self.return_cell else (output,)
         results = [PackedSequence(r.flatten(0, 1).index_select(0, rows), sizes, to_sorted, to_given) for r in results]
-        return results[0], state, *results[1:]
+        return (results[0], state, self._select_cells(results[1:])) if self.return_cell else (results[0], state)
+
+    def _select_cells(self, cells: list[Any]) -> Any:
+        """Returns what `return_cell` asks for of the cells of the layers that keep them."""
+        return tuple(cells) if self.return_cell == "all" else cells[0]
 
     def _check_state(self, hx: Any, batch: Sequence[int], weight: Tensor) -> None:
         count = len(self._roles)
@@ -380,8 +402,8 @@ class LSTM(nn.RNNBase):
 
     def _run(
         self, x: Tensor, hx: State | None, weight: Tensor, lengths: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, State, Tensor]:
-        """Runs all layers over x [T, *B, I]; returns the output, the state, and the last layer's cells."""
+    ) -> tuple[Tensor, State, list[Tensor]]:
+        """Runs all layers over x [T, *B, I]; returns the output, the state, and the cells of layers that keep them."""
         count, batch, training = len(self._roles), x.shape[1:-1], self.training
         if hx is not None:
             self._check_state(hx, batch, weight)
@@ -389,10 +411,11 @@ class LSTM(nn.RNNBase):
         seeds = None
         if training and any(self.zoneout):
             seeds = torch.randint(2**62, (count, *batch), device=x.device)
-        if both and reset is not None:
+        if reset is not None and (both or self.reverse):
             # An episode's first step going forward is the last one that the reverse direction takes in it.
-            reset = torch.stack([reset, torch.cat([reset[1:], torch.zeros_like(reset[:1])])])
-        h_n, c_n = [], []
+            backward = torch.cat([reset[1:], torch.zeros_like(reset[:1])])
+            reset = torch.stack([reset, backward]) if both else backward
+        h_n, c_n, cells = [], [], []
         for at in range(0, count, 2 if both else 1):
             if training:
                 if at and self.dropout:
@@ -405,11 +428,18 @@ class LSTM(nn.RNNBase):
             x = found.output
             h_n.append(found.h_n)
             c_n.append(found.c_n)
+            if self._keeps_cells(at):
+                cells.append(found.cells)
         join = torch.cat if both else torch.stack
         if len(h_n) > 1:
-            return x, (join(h_n), join(c_n)), found.cells
+            return x, (join(h_n), join(c_n)), cells
         state = (found.h_n, found.c_n) if both else (found.h_n[None], found.c_n[None])
-        return x, state, found.cells
+        return x, state, cells
+
+    def _keeps_cells(self, at: int) -> bool:
+        """Whether the layer whose first direction has the index `at` returns its cells."""
+        is_last = at + (2 if self.bidirectional else 1) == len(self._roles)
+        return self.return_cell == "all" or (self.return_cell and is_last)
 
     def _run_layer(
         self, at: int, x: Tensor, h_0: Tensor | None, c_0: Tensor | None, lengths: Tensor | None, reset: Tensor | None,
@@ -436,15 +466,16 @@ class LSTM(nn.RNNBase):
                 if tensor is not None and tensor.requires_grad:
                     keep_gates = 1
                     break
-        is_last = at + (2 if both else 1) == len(self._roles)
         zoneout_h, zoneout_c = self.zoneout
         options = {
             "activation": self.activation, "slope": self.slope, "coupled": self.coupled, "clip": self.clip or 0.0,
-            "zoneout_h": zoneout_h, "zoneout_c": zoneout_c, "keep_cells": int(self.return_cell and is_last),
+            "zoneout_h": zoneout_h, "zoneout_c": zoneout_c, "keep_cells": int(self._keeps_cells(at)),
             "keep_gates": keep_gates, "tier": self.tier,
             "fp32_precision": "tf32" if x.is_cuda and torch.backends.cudnn.allow_tf32 else "ieee",
         }  # fmt: skip
-        run = (in_two_calls if x.is_cuda else lstm_bidirectional) if both else lstm
+        if not both:
+            return lstm(*tensors, h_mask, lengths, reset, seed, reverse=self.reverse, **options)
+        run = in_two_calls if x.is_cuda else lstm_bidirectional
         return run(*tensors, h_mask, lengths, reset, seed, **options)
 
     def extra_repr(self) -> str:
@@ -452,7 +483,8 @@ class LSTM(nn.RNNBase):
         defaults = {
             "activation": "soft", "slope": 0.125, "peephole": False, "layer_norm": False, "coupled": False,
             "clip": None, "zoneout": (0.0, 0.0), "weight_dropout": 0.0, "variational_dropout": (0.0, 0.0),
-            "forget_bias": None, "return_cell": False, "memory": "default", "tier": "auto",
+            "forget_bias": None, "return_cell": False, "reverse": False, "memory": "default",
+            "tier": "auto",
         }  # fmt: skip
         for name, default in defaults.items():
             value = getattr(self, name)

@@ -23,7 +23,7 @@ from opwright_ops.lstm.reference import (
 )
 from opwright_ops.lstm.samples import samples
 
-Activation = Literal["soft", "hard"]
+Activation = Literal["soft", "hard", "hard_sigmoid", "hard_tanh"]
 Tier = Literal["auto", "cluster", "grid", "step"]
 
 
@@ -83,7 +83,8 @@ def lstm(
         reset: where true, the state is 0 before that step.
         seed: of the random numbers of zoneout, one per entry; without it zoneout takes its expectation.
         reverse: from the last step to the first.
-        activation: "hard" is clamp(0.5 + slope * z, 0, 1) for sigmoid and clamp(z, -1, 1) for tanh.
+        activation: "hard" is clamp(0.5 + slope * z, 0, 1) for sigmoid and clamp(z, -1, 1) for tanh. "hard_sigmoid" and
+            "hard_tanh" replace only one of the two.
         coupled: the forget gate is 1 - i; without layer normalisation the rows of `weight_*` for f have no effect.
         clip: clamps what the gates are computed from to [-clip, clip]; 0 does not.
         zoneout_h, zoneout_c: the probability that an element of h, of c keeps its value from the step before.
@@ -109,7 +110,7 @@ def lstm(
     input, h_0, c_0 = without_rest(input, lengths), *initial(input, h_0, c_0, weight_hh)
     cell = Cell(
         weight_hh, sum_of(bias_ih, bias_hh), weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
-        activation == "hard", slope, coupled, clip, zoneout_h, zoneout_c,
+        activation, slope, coupled, clip, zoneout_h, zoneout_c,
     )  # fmt: skip
     steps = list(run(cell, input, h_0, c_0, weight_ih, lengths, reset, reverse))
     h_n, c_n = (steps[-1].h, steps[-1].c) if steps else (h_0, c_0)
@@ -145,7 +146,7 @@ def lstm_backward(
     input, h, c = without_rest(input, lengths), *initial(input, h_0, c_0, weight_hh)
     cell = Cell(
         weight_hh, sum_of(bias_ih, bias_hh), weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask, seed, input.dtype,
-        activation == "hard", slope, coupled, clip, zoneout_h, zoneout_c,
+        activation, slope, coupled, clip, zoneout_h, zoneout_c,
     )  # fmt: skip
     steps = list(run(cell, input, h, c, weight_ih, lengths, reset, reverse))
     grad_h, grad_c = widened(grad_h_n), widened(grad_c_n)

@@ -49,7 +49,7 @@ class Cell:
     h_mask: Tensor | None
     seed: Tensor | None
     narrow: torch.dtype
-    is_hard: bool
+    activation: str
     slope: float
     coupled: bool
     clip: float
@@ -59,6 +59,8 @@ class Cell:
     def __post_init__(self) -> None:
         for name in ("weight_hh", "bias", "weight_hr", "peephole", "norm_ih", "norm_hh", "norm_c", "h_mask"):
             setattr(self, name, widened(getattr(self, name)))
+        self.has_hard_sigmoid = self.activation in ("hard", "hard_sigmoid")
+        self.has_hard_tanh = self.activation in ("hard", "hard_tanh")
 
     def step(self, t: int, from_input: Tensor, h: Tensor, c: Tensor) -> Step:
         """Takes one step from the state (h, c); `from_input` is weight_ih @ x."""
@@ -132,10 +134,10 @@ class Cell:
 
     def sigmoid(self, z: Tensor) -> Tensor:
         z = self.clipped(z)
-        return (0.5 + self.slope * z).clamp(0, 1) if self.is_hard else torch.sigmoid(z)
+        return (0.5 + self.slope * z).clamp(0, 1) if self.has_hard_sigmoid else torch.sigmoid(z)
 
     def tanh(self, z: Tensor) -> Tensor:
-        return z.clamp(-1, 1) if self.is_hard else torch.tanh(z)
+        return z.clamp(-1, 1) if self.has_hard_tanh else torch.tanh(z)
 
     # A gradient through each of them at z, where its value is known. It is 0, not a product with 0, where the
     # result does not move: as for torch.clamp, also where z is NaN.
@@ -144,13 +146,13 @@ class Cell:
         return torch.where(z.abs() <= self.clip, grad, 0) if self.clip else grad
 
     def through_sigmoid(self, grad: Tensor, z: Tensor, value: Tensor) -> Tensor:
-        if not self.is_hard:
+        if not self.has_hard_sigmoid:
             return self.through_clip(grad * (value * (1 - value)), z)
         inside = (0.5 + self.slope * self.clipped(z) - 0.5).abs() <= 0.5
         return self.through_clip(torch.where(inside, self.slope * grad, 0), z)
 
     def through_tanh(self, grad: Tensor, z: Tensor, value: Tensor) -> Tensor:
-        return torch.where(z.abs() <= 1, grad, 0) if self.is_hard else grad * (1 - value * value)
+        return torch.where(z.abs() <= 1, grad, 0) if self.has_hard_tanh else grad * (1 - value * value)
 
     def zoneout(self, t: int, width_h: int, width_c: int) -> tuple[Tensor | float, Tensor | float]:
         """Returns what part of h and of c stays as it was: 0 or 1 by chance, or the expectation."""

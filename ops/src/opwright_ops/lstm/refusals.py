@@ -5,8 +5,11 @@ The operator library runs without the toolkit, so its errors are Python's own, i
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -42,6 +45,103 @@ def is_readable(value: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
     )
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+def _hint_activations(value: Any) -> str:
+    """Translates ONNX's three activations: of the gates, of the cell's input and of the output."""
+    names = [str(name) for name in value] if isinstance(value, (tuple, list)) else []
+    if names == ["HardSigmoid", "Tanh", "Tanh"]:
+        return '`activation="hard_sigmoid", slope=0.2`, where `activation_alpha` is not given'
+    return (
+        '`activation="soft"` is [Sigmoid, Tanh, Tanh]; "hard_sigmoid" has HardSigmoid first; others are not supported'
+    )
+
+
+def _hint_recurrent_activation(value: Any) -> str:
+    if value == "hard_sigmoid":
+        return '`activation="hard_sigmoid", slope=1 / 6`; in Keras 2 the slope is 0.2'
+    return '`activation="soft"` is sigmoid and tanh; others are "hard", "hard_sigmoid" and "hard_tanh"'
+
+
+def _hint_direction(value: Any) -> str:
+    known = {"reverse": "`reverse=True`", "bidirectional": "`bidirectional=True`"}
+    return known.get(str(value).lower(), "omit it: forward is the default")
+
+
+def _hint_hard(value: Any) -> str:
+    return f'`activation="{"hard" if value else "soft"}"`; the slope is 1/8, as there'
+
+
+def _hint_state(value: Any) -> str:
+    return "`lstm(input, (h_0, c_0))`"
+
+
+# What other libraries call an argument, and what to write here for a value of it.
+_OTHER_NAMES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "hard": ("caiman-asr", _hint_hard),
+    "hard_activation": ("caiman-asr", _hint_hard),
+    "hard_activation_functions": ("caiman-asr", _hint_hard),
+    "rw_dropout": ("caiman-asr", lambda v: f"`weight_dropout={v}`; it is off in eval mode"),
+    "forget_gate_bias": ("caiman-asr", lambda v: f"`forget_bias={v}`"),
+    "batch_norm": ("caiman-asr", lambda v: "`layer_norm=True`, or a BatchNorm1d behind each `LSTM(..., num_layers=1)`"),
+    "quantize": ("caiman-asr", lambda v: '`lstm_step(lstm, weights="int8")` rounds the weights of a stream'),
+    "custom_lstm": ("caiman-asr", lambda v: "omit it: this module has all options on every device"),
+    "init_states": ("caiman-asr", _hint_state),
+    "return_state_sequence": ("haste", lambda v: f"`return_cell={bool(v)}`; h of all steps is the output"),
+    "num_units": ("haste", lambda v: f"`hidden_size={v}`"),
+    "activations": ("ONNX", _hint_activations),
+    "activation_alpha": ("ONNX", lambda v: '`activation="hard_sigmoid", slope=...`; alpha of HardSigmoid is the slope'),
+    "activation_beta": ("ONNX", lambda v: "omit it: the hard sigmoid is 0.5 at 0"),
+    "direction": ("ONNX", _hint_direction),
+    "input_forget": ("ONNX", lambda v: f"`coupled={bool(v)}`"),
+    "layout": (
+        "ONNX",
+        lambda v: f"`batch_first={bool(v)}`; the state is [layers x directions, batch, features] in both",
+    ),
+    "sequence_lens": ("ONNX", lambda v: "`lstm(input, lengths=...)`"),
+    "initial_h": ("ONNX", _hint_state),
+    "initial_c": ("ONNX", _hint_state),
+    "units": ("Keras", lambda v: f"`hidden_size={v}`, after `input_size`"),
+    "recurrent_activation": ("Keras", _hint_recurrent_activation),
+    "use_bias": ("Keras", lambda v: f"`bias={v}`"),
+    "unit_forget_bias": ("Keras", lambda v: f"`forget_bias={1.0 if v else None}`"),
+    "recurrent_dropout": ("Keras", lambda v: f"`variational_dropout=(0.0, {v})`"),
+    "return_sequences": ("Keras", lambda v: "omit it: the output has all steps; that of the last is `h_n[-1]`"),
+    "return_state": ("Keras", lambda v: "omit it: the result is (output, (h_n, c_n))"),
+    "go_backwards": ("Keras", lambda v: f"`reverse={v}`; the output stays in the order of time, so `output.flip(0)`"),
+    "stateful": ("Keras", lambda v: "`output, state = lstm(input, state)`, or `lstm_step` for a stream"),
+    "time_major": ("Keras", lambda v: f"`batch_first={not v}`"),
+    "unroll": ("Keras", lambda v: "omit it: one call of a kernel takes all steps"),
+    "use_cudnn": ("Keras", lambda v: "omit it, or `tier=...` for a GPU"),
+    "implementation": ("Keras", lambda v: "omit it, or `tier=...` for a GPU"),
+    "initial_state": ("Keras", _hint_state),
+    "mask": ("Keras", lambda v: "`lstm(input, lengths=mask.sum(1))`, where True comes first in each row"),
+    "training": ("Keras", lambda v: "`lstm.train()` or `lstm.eval()`"),
+}
+
+
+def refuse_name(name: str, value: Any, here: Callable[..., Any], elsewhere: Callable[..., Any]) -> NoReturn:
+    """Says what to write in place of a keyword that `here` lacks: the name of the same thing in this library.
+
+    Args:
+        here, elsewhere: the functions of the constructor and of a call, or the other way round.
+    """
+    got = ("got", shown(value))
+    if name in inspect.signature(elsewhere).parameters:
+        text = repr(value) if isinstance(value, (bool, int, float, str)) else "..."
+        is_call = elsewhere.__name__ == "forward"
+        place, form = ("a call", "lstm(input, {})") if is_call else ("the constructor", "LSTM(..., {})")
+        refuse(TypeError, name, f"is an argument of {place}", got, hint=f"`{form.format(f'{name}={text}')}`")
+    if name in _OTHER_NAMES:
+        library, hint_for = _OTHER_NAMES[name]
+        refuse(TypeError, name, f"is an argument of {library}'s LSTM, not of this one", got, hint=hint_for(value))
+    near = difflib.get_close_matches(
+        name, [n for n in inspect.signature(here).parameters if n not in ("self", "others")]
+    )
+    refuse(TypeError, name, "is unknown", got, hint=f"`{near[0]}=...`" if near else "`help(opwright_ops.LSTM)` has all")
 
 
 # --- construction -----------------------------------------------------------------------------------
@@ -83,22 +183,32 @@ def _refuse_type(name: str, value: Any) -> NoReturn:
 
 
 def check_options(
-    bias: bool, hidden_size: int, activation: Any, slope: Any, flags: dict[str, Any], clip: Any,
-    forget_bias: Any, memory: Any, tier: Any,
+    bias: bool, hidden_size: int, bidirectional: bool, activation: Any, slope: Any, flags: dict[str, Any], clip: Any,
+    forget_bias: Any, return_cell: Any, memory: Any, tier: Any,
 ) -> None:  # fmt: skip
     """Refuses unknown options and combinations without a meaning."""
-    _check_choice("activation", activation, ("soft", "hard"))
+    _check_choice("activation", activation, ("soft", "hard", "hard_sigmoid", "hard_tanh"))
     _check_choice("memory", memory, ("default", "recompute"))
     _check_choice("tier", tier, ("auto", "cluster", "grid", "step"))
     for name, value in flags.items():
         if not isinstance(value, bool):
             refuse(TypeError, name, "must be a bool", ("got", shown(value)), hint=f"`{name}={bool(value)}`")
+    if not isinstance(return_cell, bool) and return_cell != "all":
+        refuse(
+            TypeError, "return_cell", "must be a bool, or \"all\" for every layer", ("got", shown(return_cell)),
+            hint=f"`return_cell={bool(return_cell)}`",
+        )  # fmt: skip
+    if flags["reverse"] and bidirectional:
+        refuse(
+            ValueError, "reverse", "is for one direction, and `bidirectional` has both",
+            ("reverse", "True"), ("bidirectional", "True"), hint="`bidirectional=False`",
+        )  # fmt: skip
     if slope is not None:
         _check_positive("slope", slope, "the slope of the hard sigmoid at 0", "0.125, 0.2, 1 / 6")
-        if activation == "soft":
+        if activation in ("soft", "hard_tanh"):
             refuse(
                 ValueError, "slope", "belongs to the hard sigmoid; the soft one has none",
-                ("slope", str(slope)), ("activation", '"soft"'), hint=f'`activation="hard", slope={slope}`',
+                ("slope", str(slope)), ("activation", f'"{activation}"'), hint=f'`activation="hard", slope={slope}`',
             )  # fmt: skip
     if clip is not None:
         _check_positive("clip", clip, "the largest magnitude that enters a gate", "a number > 0, or None")

@@ -58,6 +58,16 @@ _LARGE: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
     ((3, 0, 4, 5, 5), "bias lengths reset", {"keep_gates": 1, "keep_cells": 1}),
 ]  # fmt: skip
 
+# One of the two activations is hard. The first two are small.
+_ONE_HARD: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
+    ((2, 1, 1, 2, 2), "bias peephole", {"activation": "hard_sigmoid", "slope": 1 / 6, "keep_gates": 1}),
+    ((2, 1, 1, 2, 2), "bias weight_hr", {"activation": "hard_tanh", "clip": 1.5, "coupled": True}),
+    ((5, 7, 3, 33, 33), "bias peephole", {"activation": "hard_sigmoid", "slope": 0.2, "keep_gates": 1}),
+    ((5, 3, 5, 17, 17), f"bias {_NORMS} reset", {"activation": "hard_sigmoid", "keep_cells": 1}),
+    ((5, 3, 4, 33, 33), "bias lengths", {"activation": "hard_tanh", "clip": 1.5, "keep_gates": 1}),
+    ((5, 7, 5, 17, 9), _ALL, {"activation": "hard_tanh", "zoneout_h": 0.5, "reverse": True}),
+]  # fmt: skip
+
 # float32 and bfloat16 have products of their own; float64 and float16 go through the code of float32.
 _LARGE_FOR = {
     torch.float32: slice(None),
@@ -81,6 +91,8 @@ def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
             given = inputs_of(sizes, "bias peephole lengths", dtype)
             _put_special_values(given[0], given[-3])
             yield given, options
+        for sizes, present, options in _ONE_HARD:
+            yield inputs_of(sizes, present, dtype), options
 
 
 def inputs_of(

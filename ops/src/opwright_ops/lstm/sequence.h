@@ -233,7 +233,7 @@ class Schedule {
 // The options of a cell.
 template <typename E>
 struct Options {
-  bool is_hard, is_coupled, clips;
+  bool has_hard_sigmoid, has_hard_tanh, is_coupled, clips;
   E slope, clip, zoneout_h, zoneout_c;
   bool draws;                         // zoneout by chance
   uint32_t threshold_h, threshold_c;  // of the random words below which an element stays
@@ -337,19 +337,19 @@ struct Activations {
   OPWRIGHT_INLINE V sigmoid(V z) const {
     if constexpr (kIsPlain) return opwright::sigmoid(z);
     z = clipped(z);
-    if (!options.is_hard) return opwright::sigmoid(z);
+    if (!options.has_hard_sigmoid) return opwright::sigmoid(z);
     z = opwright::fma(z, opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5)));
     return opwright::min(opwright::max(z, V{}), opwright::splat<V>(1));
   }
   OPWRIGHT_INLINE V tanh(V z) const {
     if constexpr (kIsPlain) return opwright::tanh(z);
-    return options.is_hard ? clamp(z, 1) : opwright::tanh(z);
+    return options.has_hard_tanh ? clamp(z, 1) : opwright::tanh(z);
   }
   // value * sigmoid'(z), where s = sigmoid(z).
   OPWRIGHT_INLINE V times_d_sigmoid(V value, V z, V s) const {
     V result = value * (s * (1 - s));
     if constexpr (kIsPlain) return result;
-    if (options.is_hard) {
+    if (options.has_hard_sigmoid) {
       const V centred =
           opwright::fma(clipped(z), opwright::splat<V>(options.slope), opwright::splat<V>(E(0.5))) -
           E(0.5);
@@ -361,7 +361,7 @@ struct Activations {
   OPWRIGHT_INLINE V times_d_tanh(V value, V z, V s) const {
     const V result = value * opwright::fma(-s, s, opwright::splat<V>(1));
     if constexpr (kIsPlain) return result;
-    return options.is_hard ? where_inside(z, 1, value) : result;
+    return options.has_hard_tanh ? where_inside(z, 1, value) : result;
   }
   // The same for the gate g, whose argument is clipped.
   OPWRIGHT_INLINE V times_d_gate_tanh(V value, V z, V s) const {

@@ -91,13 +91,13 @@ class LSTMStep:
     One thread at a time may use it. It can be copied and pickled, with its module and state.
 
     Args:
-        lstm: an LSTM or nn.LSTM, in one direction.
+        lstm: an LSTM or nn.LSTM, in one direction, forward in time.
         batch_size: entries that go on side by side.
         weights: what the copy is kept in: "float32", "bfloat16", or "int8" with a scale for each row.
 
     Raises:
         TypeError: the module is not an LSTM.
-        ValueError: it is bidirectional, or a parameter of it is computed from others.
+        ValueError: it is bidirectional or reversed, or a parameter of it is computed from others.
     """
 
     def __init__(self, lstm: nn.LSTM | LSTM, batch_size: int = 1, weights: Weights = "float32") -> None:
@@ -110,6 +110,11 @@ class LSTMStep:
             _refuse(
                 ValueError, "lstm", "must go in one direction: a stream has no end to come back from",
                 hint="`LSTM(..., bidirectional=False)`",
+            )  # fmt: skip
+        if getattr(lstm, "reverse", False):
+            _refuse(
+                ValueError, "lstm", "must go forward in time: a stream has no end to begin at",
+                hint="`LSTM(..., reverse=False)`",
             )  # fmt: skip
         if weights not in get_args(Weights):
             _refuse(
@@ -375,6 +380,8 @@ def samples() -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         ((0, 2, 3, 5, 5), "bias", {}),
         ((2, 0, 3, 5, 5), "bias", {}),
         ((4, 5, 90, 80, 70), "bias weight_hr", {}),
+        ((2, 3, 5, 17, 17), "bias", {"activation": "hard_sigmoid", "slope": 0.2}),
+        ((2, 2, 5, 18, 18), "bias peephole", {"activation": "hard_tanh"}),
     ]
     for weights in get_args(Weights):
         for number, (sizes, present, options) in enumerate(cases):

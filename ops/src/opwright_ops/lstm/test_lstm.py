@@ -27,6 +27,8 @@ OPTIONS = {
     },
     "coupled, clipped": {"coupled": True, "clip": 0.7, "zoneout_h": 0.1, "keep_gates": 1, "keep_cells": 1},
     "zoneout, reverse": {"reverse": True, "zoneout_c": 0.5},
+    "hard sigmoid": {"activation": "hard_sigmoid", "slope": 1 / 6, "keep_gates": 1},
+    "hard tanh": {"activation": "hard_tanh", "clip": 2.0, "keep_cells": 1},
 }  # fmt: skip
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # T, B, I, H, R with and without a projection. Rows 1, 3 and 7, remainders of all vectors; more than 4 steps are packed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from inspect import signature
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from opwright_ops.lstm import LSTM
+from opwright_ops.lstm.refusals import _OTHER_NAMES
 
 X = torch.zeros(5, 2, 3)
 H_0 = C_0 = torch.zeros(1, 2, 4)
@@ -62,6 +64,33 @@ OPTIONS = [
     ({"layer_norm": "no"}, TypeError, "`layer_norm` must be a bool", "str 'no'"),
     ({"coupled": None}, TypeError, "`coupled` must be a bool"),
     ({"return_cell": 1}, TypeError, "`return_cell` must be a bool"),
+    (
+        {"return_cell": "last"},
+        TypeError,
+        '`return_cell` must be a bool, or "all" for every layer',
+        "str 'last'",
+        "`return_cell=True`",
+    ),
+    (
+        {"activation": "tanh"},
+        ValueError,
+        "`activation` is unknown",
+        'or "hard_sigmoid" or "hard_tanh"',
+        '`activation="soft"`',
+    ),
+    (
+        {"activation": "hard_tanh", "slope": 0.2},
+        ValueError,
+        "`slope` belongs to the hard sigmoid",
+        'activation  "hard_tanh"',
+    ),
+    ({"reverse": 1}, TypeError, "`reverse` must be a bool", "int 1", "`reverse=True`"),
+    (
+        {"reverse": True, "bidirectional": True},
+        ValueError,
+        "`reverse` is for one direction, and `bidirectional` has both",
+        "`bidirectional=False`",
+    ),
     (
         {"layer_norm": True, "hidden_size": 1},
         ValueError,
@@ -139,6 +168,14 @@ CALLS = [
     ((X,), {"lengths": [3, 5], "enforce_sorted": True}, RuntimeError, "`lengths` must be in decreasing order", "[3, 5]"),
     ((X,), {"enforce_sorted": True}, ValueError, "`enforce_sorted` is about `lengths`, and there are none"),
     ((PACKED,), {"lengths": [5, 3]}, ValueError, "`lengths` are those of the PackedSequence"),
+    ((X,), {"batch_first": True}, TypeError, "`batch_first` is an argument of the constructor", "`LSTM(..., batch_first=True)`"),
+    ((X,), {"initial_state": [H_0, C_0]}, TypeError, "`initial_state` is an argument of Keras's LSTM", "`lstm(input, (h_0, c_0))`"),
+    ((X,), {"initial_h": H_0}, TypeError, "`initial_h` is an argument of ONNX's LSTM", "`lstm(input, (h_0, c_0))`"),
+    ((X,), {"init_states": (H_0, C_0)}, TypeError, "`init_states` is an argument of caiman-asr's LSTM", "`lstm(input, (h_0, c_0))`"),
+    ((X,), {"sequence_lens": [5, 2]}, TypeError, "`sequence_lens` is an argument of ONNX's LSTM", "`lstm(input, lengths=...)`"),
+    ((X,), {"mask": X > 0}, TypeError, "`mask` is an argument of Keras's LSTM", "`lstm(input, lengths=mask.sum(1))`"),
+    ((X,), {"training": True}, TypeError, "`training` is an argument of Keras's LSTM", "`lstm.train()`"),
+    ((X,), {"length": [5, 2]}, TypeError, "`length` is unknown", "list [5, 2]", "`lengths=...`"),
     ((X,), {"reset": torch.zeros(5, 2)}, TypeError, "`reset` must be a tensor of bools", "`reset.bool()`"),
     ((X,), {"reset": [True] * 5}, TypeError, "`reset` must be a tensor of bools", "list"),
     ((X,), {"reset": torch.zeros(2, 5).bool()}, ValueError, "`reset` must have one element for each step", "[5, 2]", "`reset.mT`"),
@@ -146,6 +183,56 @@ CALLS = [
     ((X,), {"reset": torch.zeros(5, 2, device="meta").bool()}, ValueError, "`reset` must be on the device of the input"),
     ((PACKED,), {"reset": torch.zeros(4, 2).bool()}, ValueError, "`reset` must have one element", "[5, 2]"),
 ]  # fmt: skip
+
+
+# An option of another library, and what to write in place of it; `None` is the default.
+OTHER_NAMES = [
+    ("caiman-asr", "hard", True, {"activation": "hard"}),
+    ("caiman-asr", "hard", False, {"activation": "soft"}),
+    ("caiman-asr", "hard_activation", True, {"activation": "hard"}),
+    ("caiman-asr", "hard_activation_functions", True, {"activation": "hard"}),
+    ("caiman-asr", "rw_dropout", 0.1, {"weight_dropout": 0.1}),
+    ("caiman-asr", "forget_gate_bias", 1.0, {"forget_bias": 1.0}),
+    ("caiman-asr", "batch_norm", True, {"layer_norm": True}),
+    ("haste", "return_state_sequence", True, {"return_cell": True}),
+    ("haste", "num_units", 4, {"hidden_size": 4}),
+    ("ONNX", "activations", ["HardSigmoid", "Tanh", "Tanh"], {"activation": "hard_sigmoid", "slope": 0.2}),
+    ("ONNX", "activations", ["Sigmoid", "Relu", "Tanh"], {"activation": "soft"}),
+    ("ONNX", "activations", "Sigmoid", {"activation": "soft"}),
+    ("ONNX", "direction", "reverse", {"reverse": True}),
+    ("ONNX", "direction", "bidirectional", {"bidirectional": True}),
+    ("ONNX", "input_forget", 1, {"coupled": True}),
+    ("ONNX", "layout", 1, {"batch_first": True}),
+    ("Keras", "units", 4, {"hidden_size": 4}),
+    ("Keras", "recurrent_activation", "hard_sigmoid", {"activation": "hard_sigmoid", "slope": 1 / 6}),
+    ("Keras", "recurrent_activation", "sigmoid", {"activation": "soft"}),
+    ("Keras", "use_bias", False, {"bias": False}),
+    ("Keras", "unit_forget_bias", True, {"forget_bias": 1.0}),
+    ("Keras", "unit_forget_bias", False, {"forget_bias": None}),
+    ("Keras", "recurrent_dropout", 0.2, {"variational_dropout": (0.0, 0.2)}),
+    ("Keras", "go_backwards", True, {"reverse": True}),
+    ("Keras", "time_major", False, {"batch_first": True}),
+]
+# The same, where nothing is to be written, or no option of the constructor.
+OTHER_NAMES_OMITTED = [
+    ("caiman-asr", "quantize", True, '`lstm_step(lstm, weights="int8")`'),
+    ("caiman-asr", "custom_lstm", True, "omit it"),
+    ("ONNX", "activation_alpha", [0.2], '`activation="hard_sigmoid", slope=...`'),
+    ("ONNX", "activation_beta", [0.5], "omit it: the hard sigmoid is 0.5 at 0"),
+    ("ONNX", "direction", "forward", "omit it: forward is the default"),
+    ("Keras", "return_sequences", True, "omit it: the output has all steps"),
+    ("Keras", "return_state", True, "omit it: the result is (output, (h_n, c_n))"),
+    ("Keras", "stateful", True, "`output, state = lstm(input, state)`"),
+    ("Keras", "unroll", True, "omit it"),
+    ("Keras", "use_cudnn", True, "`tier=...` for a GPU"),
+    ("Keras", "implementation", 1, "`tier=...` for a GPU"),
+]
+UNKNOWN = [
+    ({"hidden": 4}, "`hidden` is unknown", "int 4", "`hidden_size=...`"),
+    ({"zone_out": 0.1}, "`zone_out` is unknown", "`zoneout=...`"),
+    ({"foo": 1}, "`foo` is unknown", "int 1", "`help(opwright_ops.LSTM)` has all"),
+    ({"lengths": [5, 2]}, "`lengths` is an argument of a call", "`lstm(input, lengths=...)`"),
+]
 
 
 def construct(cls, options):
@@ -178,6 +265,41 @@ def test_options(options, kind, fragments) -> None:
     with pytest.raises(kind) as error:
         construct(LSTM, options)
     assert error.type is kind
+    check_text(error.value, fragments)
+
+
+@pytest.mark.parametrize(("library", "name", "value", "here"), OTHER_NAMES, ids=str)
+def test_names_of_other_libraries(library, name, value, here) -> None:
+    """The hint begins with what the constructor takes in place of the name."""
+    with pytest.raises(TypeError) as error:
+        construct(LSTM, {name: value})
+    text, _, hint = str(error.value).partition("hint: ")
+    assert text.startswith(f"`LSTM`: `{name}` is an argument of {library}'s LSTM, not of this one\n")
+    assert eval(f"dict({hint.split('`')[1]})") == here
+    construct(LSTM, here)
+
+
+@pytest.mark.parametrize(("library", "name", "value", "fragment"), OTHER_NAMES_OMITTED, ids=str)
+def test_names_of_other_libraries_without_an_option(library, name, value, fragment) -> None:
+    with pytest.raises(TypeError) as error:
+        construct(LSTM, {name: value})
+    check_text(error.value, [f"`{name}` is an argument of {library}'s LSTM, not of this one", fragment])
+
+
+def test_all_names_of_other_libraries_are_tested() -> None:
+    in_calls = {name for _, arguments, *_ in CALLS for name in arguments}
+    tested = {name for _, name, *_ in [*OTHER_NAMES, *OTHER_NAMES_OMITTED]} | in_calls
+    assert set(_OTHER_NAMES) - tested == {"initial_c"}  # as `initial_h`
+
+
+def test_no_name_of_another_library_is_one_of_this() -> None:
+    assert not set(_OTHER_NAMES) & {*signature(LSTM).parameters, *signature(LSTM.forward).parameters}
+
+
+@pytest.mark.parametrize(("options", "fragments"), [(options, fragments) for options, *fragments in UNKNOWN])
+def test_unknown_names(options, fragments) -> None:
+    with pytest.raises(TypeError) as error:
+        construct(LSTM, options)
     check_text(error.value, fragments)
 
 
@@ -236,6 +358,8 @@ def test_dropout_without_a_second_layer_warns_at_the_call() -> None:
         ({"activation": "hard", "peephole": True}, 'activation="hard", peephole=True'),
         ({"layer_norm": True, "coupled": True, "clip": 2.0}, "layer_norm=True, coupled=True, clip=2.0"),
         ({"zoneout": 0.1, "return_cell": True}, "zoneout=(0.1, 0.1), return_cell=True"),
+        ({"activation": "hard_tanh", "return_cell": "all"}, 'activation="hard_tanh", return_cell="all"'),
+        ({"reverse": True}, "reverse=True"),
         ({"weight_dropout": 0.1}, "`lstm.eval().to_torch()`"),
         ({"variational_dropout": 0.1}, "`lstm.eval().to_torch()`"),
     ],

@@ -74,6 +74,8 @@ VARIANTS = {
     "peephole": {"peephole": True},
     "layer norm": {"layer_norm": True},
     "hard": {"activation": "hard", "slope": 0.2},
+    "hard sigmoid": {"activation": "hard_sigmoid"},
+    "hard tanh": {"activation": "hard_tanh"},
     "coupled": {"coupled": True},
     "clip": {"clip": 0.3},
     "zoneout": {"zoneout": (0.1, 0.3)},

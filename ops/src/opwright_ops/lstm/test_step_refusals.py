@@ -24,6 +24,12 @@ CONSTRUCTIONS = [
     ((None,), TypeError, "`lstm` must be an LSTM", "NoneType"),
     ((LSTM(3, 4, bidirectional=True),), ValueError, BIDIRECTIONAL, "`LSTM(..., bidirectional=False)`"),
     ((nn.LSTM(3, 4, bidirectional=True),), ValueError, BIDIRECTIONAL),
+    (
+        (LSTM(3, 4, reverse=True),),
+        ValueError,
+        "`lstm_step`: `lstm` must go forward in time: a stream has no end to begin at",
+        "`LSTM(..., reverse=False)`",
+    ),
     ((LSTM(3, 4), 1, "int4"), ValueError, "`weights` is not a type", "'int4'", "'float32' | 'bfloat16' | 'int8'"),
     ((LSTM(3, 4), 1, torch.int8), ValueError, "`weights` is not a type", "torch.int8"),
     ((LSTM(3, 4), 1, []), ValueError, "`weights` is not a type", "[]"),

@@ -45,10 +45,11 @@ class Odyssey:
 
     def sigma(self, x: float) -> float:
         x = self.clipped(x)
-        return min(max(0.5 + self.lstm.slope * x, 0), 1) if self.lstm.activation == "hard" else 1 / (1 + math.exp(-x))
+        is_hard = self.lstm.activation in ("hard", "hard_sigmoid")
+        return min(max(0.5 + self.lstm.slope * x, 0), 1) if is_hard else 1 / (1 + math.exp(-x))
 
     def tanh(self, x: float) -> float:
-        return min(max(x, -1), 1) if self.lstm.activation == "hard" else math.tanh(x)
+        return min(max(x, -1), 1) if self.lstm.activation in ("hard", "hard_tanh") else math.tanh(x)
 
     def clipped(self, x: float) -> float:
         return x if self.lstm.clip is None else min(max(x, -self.lstm.clip), self.lstm.clip)
@@ -140,7 +141,7 @@ def check_against_odyssey(lstm: LSTM) -> None:
 VARIANTS = [
     dict(zip(("activation", "slope", "peephole", "layer_norm", "coupled", "clip"), (*act, *rest), strict=True))
     for act, *rest in itertools.product(
-        (("soft", None), ("hard", None), ("hard", 0.2)),
+        (("soft", None), ("hard", None), ("hard", 0.2), ("hard_sigmoid", 1 / 6), ("hard_tanh", None)),
         (False, True),
         (False, True),
         (False, True),

@@ -191,7 +191,11 @@ def test_targets(command, tmp_path: Path) -> None:
     (tmp_path / "made-1.0-py3-none-any.whl").touch()
     for target, text in {
         "no_such_module": "there is no such module",
+        "": "a target is missing",
+        "::thrice": "it names no module or file",
+        ".": "there is no such file",
         "./nowhere.py": "there is no such file",
+        "./god.py": "hint: there is `good.py`",
         "empty.py": "declares no operator",
         "good.py::nothing": "there is no operator `nothing`",
         "made-1.0-py3-none-any.whl": "it is not a Python file",
@@ -201,6 +205,25 @@ def test_targets(command, tmp_path: Path) -> None:
         assert text in result.stderr
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["verify", "bench", "build", "list", "inspect"])
+def test_an_empty_target_is_a_usage_error(command, verb: str) -> None:
+    result = command(verb, "")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "error: a target is missing   [OPW302]\n\nhint: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "source", ["def f(:\n", "print(undefined)\n", "import absent_module\n", 'import sys\nsys.exit("usage")\n']
+)
+def test_a_failed_import_of_a_target_shows_the_lines_of_the_target_alone(
+    command, source: str, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    (tmp_path / "target.py").write_text(source)
+    result = command("list", "target.py")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.replace(str(tmp_path), "FOLDER").replace(sys.executable, "PYTHON") == snapshot
 
 
 def test_what_is_installed_from_a_wheel_declares_nothing(command, tmp_path: Path) -> None:

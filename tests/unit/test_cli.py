@@ -53,7 +53,7 @@ def test_help(command, snapshot: SnapshotAssertion) -> None:
     assert command().stdout == command("-h").stdout == command("--help").stdout
 
 
-@pytest.mark.parametrize("arguments", ["--help", "explain"])
+@pytest.mark.parametrize("arguments", ["--help", "explain", "verify --help", "--version"])
 def test_a_reader_that_ends_early_leaves_no_traceback(arguments: str) -> None:
     """As with `opwright --help | head -1`, however much was read."""
     reader, writer = os.pipe()
@@ -61,6 +61,14 @@ def test_a_reader_that_ends_early_leaves_no_traceback(arguments: str) -> None:
     program = [sys.executable, "-c", "from opwright.cli import main; main()", *arguments.split()]
     done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "explain", "verify --help", "--version"])
+def test_a_closed_output_leaves_no_traceback(arguments: str) -> None:
+    """As with `opwright --help >&-`."""
+    program = [sys.executable, "-c", "from opwright.cli import main; main()", *arguments.split()]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *program], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -22,7 +22,7 @@ from opwright.errors import (
 )
 from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
 from opwright.spec.domains import Domain
-from opwright.spec.dtypes import Family, describe, short_name
+from opwright.spec.dtypes import Family, describe, describe_undense, short_name
 from opwright.spec.memory import find_shared, overlaps_itself
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
@@ -312,14 +312,13 @@ class _Binder:
         return _nearest(value, parameter.choices)
 
     def _check_layout(self, label: str, tensor: torch.Tensor) -> None:
-        if tensor.is_nested or tensor.layout != torch.strided:
-            what = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").removeprefix("_")
-            dense = f"torch.nested.to_padded_tensor({label}, 0.0)" if tensor.is_nested else f"{label}.to_dense()"
+        found = describe_undense(label, tensor)
+        if found:
             raise NotATensorError(
                 self.contract.subject,
                 f"`{label}` must be a dense tensor, with strides",
-                rows=[("got", f"{what} {short_name(tensor.dtype)} {tensor.device}")],
-                hint=f"`{dense}`",
+                rows=[("got", found[0])],
+                hint=f"`{found[1]}`",
             )
 
     def _bind_dtype(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:

@@ -261,7 +261,7 @@ class _Tables:
 def kernel_dtype(contract: Contract, type_: TensorType) -> int | None:
     """Returns the scalar type number that a kernel sees for this tensor; None: its template type.
 
-    Families other than the one that the template ranges over are passed as int64.
+    A family of one dtype is passed in it; others than the one that the template ranges over, as int64.
     """
     if type_.family.is_single:
         return SCALAR_TYPES[type_.family.dtypes[0]][0]

@@ -347,7 +347,8 @@ class OutOfBoundsError(KernelError, IndexError):
 class StoreError(BuildError):
     """The store of builds cannot be written: a read-only or full disk, or missing permission.
 
-    Name another directory with OPWRIGHT_CACHE_DIR, or free space with `opwright cache prune`.
+    Name another directory with OPWRIGHT_CACHE_DIR, or free space with `opwright cache prune`. Compilers also write
+    temporary files, into /tmp or where TMPDIR says.
     """
 
     code = "OPW204"

@@ -66,4 +66,5 @@ def _run(arguments: list[str]) -> int | None:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("Interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

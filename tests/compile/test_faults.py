@@ -88,6 +88,15 @@ def test_without_compiler_the_reference_runs_with_one_warning(tmp_path: Path) ->
     assert "apt-get install g++" in err
 
 
+def test_a_warning_of_a_call_points_at_the_line_of_the_call(tmp_path: Path) -> None:
+    (tmp_path / "called.py").write_text(program(1).replace("print(float(", "def call():\n    return (float("))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport called\ncalled.call()"
+    _, err, _ = run(code, tmp_path, PATH="/nonexistent")
+    lines = (tmp_path / "called.py").read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if "return (float(" in text)
+    assert f"{tmp_path}/called.py:{line}: RuntimeWarning: plus: no C++ compiler was found" in err
+
+
 def test_without_compiler_kernels_can_be_required(tmp_path: Path) -> None:
     _, err, code = run(program(1), tmp_path, PATH="/nonexistent", OPWRIGHT_REQUIRE_KERNELS="1")
     assert code != 0

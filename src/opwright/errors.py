@@ -1,6 +1,6 @@
 """Every error that a user of Opwright can meet.
 
-    OpwrightError
+    OpwrightError                             what has no code of its own            OPW000
     ├── DeclarationError (TypeError)          a declaration cannot be honoured        OPW0xx
     │   ├── AnnotationError                   OPW001
     │   ├── AxisError                         OPW002
@@ -59,7 +59,10 @@ from collections.abc import Sequence
 
 
 class OpwrightError(Exception):
-    """An error of Opwright."""
+    """An error that has no entry of its own: its message says what is wrong and what to do.
+
+    All errors of Opwright derive from it (`except opwright.errors.OpwrightError`).
+    """
 
     code = "OPW000"
 
@@ -516,7 +519,7 @@ def all_errors() -> dict[str, type[OpwrightError]]:
     pending: list[type[OpwrightError]] = [OpwrightError]
     while pending:
         cls = pending.pop()
-        if "code" in vars(cls) and cls is not OpwrightError:
+        if "code" in vars(cls):
             found[cls.code] = cls
         pending.extend(cls.__subclasses__())
     return dict(sorted(found.items()))

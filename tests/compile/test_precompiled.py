@@ -86,7 +86,6 @@ def test_headers_are_precompiled_once_and_used(tmp_path: Path) -> None:
 
 
 def test_a_header_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
     header = precompiled.Header("code", shutil.which("c++"), ("-no-such-flag",), ("x",))
     store = Store(tmp_path / "store")
     assert precompiled.make(header, [], store) is None

@@ -252,6 +252,8 @@ def test_explain(command, snapshot: SnapshotAssertion) -> None:
     assert command("explain", "opw104").stdout == snapshot
     every = command("explain").stdout.splitlines()
     assert all(line.startswith("OPW") for line in every)
+    assert every[0].startswith("OPW000  ")  # what an error without an entry of its own ends with
+    assert "its message says" in command("explain", "OPW000").stdout
     assert command("explain", "OPW999").returncode == 2
 
 

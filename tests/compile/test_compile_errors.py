@@ -58,6 +58,9 @@ MISTAKES = {
         8,
     ),
     "unknown operator": (GOOD.replace("OPWRIGHT_KERNEL(twice", "OPWRIGHT_KERNEL(thrice"), 8),
+    "another name than the operator's": (GOOD.replace("void twice", "void double_it"), 8),
+    "no type": (GOOD.replace("twice, float, opwright::half)", "twice)"), 8),
+    "half of PyTorch": (GOOD.replace("opwright::half)", "at::Half)"), 8),
     "too many indices": (GOOD.replace("x(i)", "x(i, 0)"), 6),
     "type outside the family": (GOOD.replace("opwright::half)", "int32_t)"), 8),
     "missing header": ('#include "nowhere.h"\n' + GOOD, 1),
@@ -69,6 +72,9 @@ MISTAKES = {
 
 
 HINTS = {
+    "another name than the operator's": "a kernel has the name of its operator",
+    "no type": "the types that it is good for, as in `OPWRIGHT_KERNEL(name, float, double)`",
+    "half of PyTorch": "half precision is `opwright::half`",
     "missing header of the algorithms": "`#include <algorithm>`",
     "missing header of a container": "`#include <unordered_set>`",
     "missing brace": "a `}` is missing above that line",

@@ -44,6 +44,8 @@ _HELP = [
     (r"'(?:min|max|sort|fill|fill_n|copy|clamp|swap|nth_element)' is not a member of 'std'", "`#include <algorithm>`"),
     (r"'numeric_limits' is not a member of 'std'", "`#include <limits>`"),
     (r"expected unqualified-id before string constant", "a `}` is missing above that line"),
+    (r"^'at' was not declared", "half precision is `opwright::half` and `opwright::bfloat16` in a kernel"),
+    (r"names no type, so", "the types that it is good for, as in `OPWRIGHT_KERNEL(name, float, double)`"),
     (r"the kernel has \S+, which is not in", "take it out of OPWRIGHT_KERNEL, or widen the annotation"),
 ]
 # What g++ and nvcc say of an enumerator, and g++ of an enum, that there is not.
@@ -89,6 +91,9 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         hint = "the first argument of OPWRIGHT_KERNEL is the operator's name"
         if forward != exported and forward in names:
             hint = f"declare it with `@{forward}.backward`"
+    elif exported is not None and re.search(rf"['‘\"]{exported}['’\"] (was not declared|is undefined)", text):
+        text = f"there is no function `{exported}` above it"
+        hint = "a kernel has the name of its operator; `opwright inspect TARGET` prints how it is declared"
     body = [f"{at[0]}:{at[1]}: {text}", *excerpt]
     more = len({(m["file"], m["line"], m["text"]) for m in errors}) - 1
     footer = f"{more} more: {log_path}" if more else f"the log: {log_path}"

@@ -268,8 +268,11 @@ class _Binder:
                 hint = f"`torch.as_tensor({label})`"
             elif isinstance(got, torch.Tensor):
                 hint = f"`{label}.item()` for a tensor of one number; one of several needs its index first"
-            else:
+            elif isinstance(got, (bool, int, float)) and not (parameter.kind == "int" and got != got // 1):
                 hint = f"`{parameter.kind}({label})`"
+            else:
+                example = {"int": "1", "float": "1.0", "bool": "True"}[parameter.kind]
+                hint = f"`{label}={example}`, for example"
             error = NotATensorError if parameter.is_tensor else OptionTypeError
             rule = f"`{label}` has the wrong type"
             return error(self.contract.subject, rule, rows=rows, hint=hint)
@@ -329,7 +332,7 @@ class _Binder:
                 self.contract.subject,
                 f"`{label}` must have a dtype of `{family}`",
                 rows=self._rows({label: f"expected one of {allowed}"}),
-                hint=f"`{label}.real`, or `torch.view_as_real({label})` for both parts"
+                hint=f"`torch.view_as_real({label})` has both parts as a last axis of 2"
                 if tensor.is_complex()
                 else f"`{label}.to({family.dtypes[0]})`",
             )

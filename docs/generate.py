@@ -204,6 +204,10 @@ def write_errors() -> None:
         "`opwright explain OPW104` prints the section of an error. All are classes of `opwright.errors`, derived from "
         "`OpwrightError`, and most are also a `TypeError`, `ValueError` or `RuntimeError`.",
         "",
+        "## OPW000: `OpwrightError` {#opw000}",
+        "",
+        _prose(errors.OpwrightError),
+        "",
     ]
     for base, title in groups.items():
         lines += [f"## {title}", "", f"`{base.__name__}`: {_prose(base)}", ""]

@@ -1,6 +1,6 @@
 """Every error that a user of Opwright can meet.
 
-    OpwrightError
+    OpwrightError                             what has no code of its own            OPW000
     ├── DeclarationError (TypeError)          a declaration cannot be honoured        OPW0xx
     │   ├── AnnotationError                   OPW001
     │   ├── AxisError                         OPW002
@@ -59,7 +59,10 @@ from collections.abc import Sequence
 
 
 class OpwrightError(Exception):
-    """An error of Opwright."""
+    """An error that has no entry of its own: its message says what is wrong and what to do.
+
+    All errors of Opwright derive from it (`except opwright.errors.OpwrightError`).
+    """
 
     code = "OPW000"
 
@@ -347,7 +350,8 @@ class OutOfBoundsError(KernelError, IndexError):
 class StoreError(BuildError):
     """The store of builds cannot be written: a read-only or full disk, or missing permission.
 
-    Name another directory with OPWRIGHT_CACHE_DIR, or free space with `opwright cache prune`.
+    Name another directory with OPWRIGHT_CACHE_DIR, or free space with `opwright cache prune`. Compilers also write
+    temporary files, into /tmp or where TMPDIR says.
     """
 
     code = "OPW204"
@@ -515,7 +519,7 @@ def all_errors() -> dict[str, type[OpwrightError]]:
     pending: list[type[OpwrightError]] = [OpwrightError]
     while pending:
         cls = pending.pop()
-        if "code" in vars(cls) and cls is not OpwrightError:
+        if "code" in vars(cls):
             found[cls.code] = cls
         pending.extend(cls.__subclasses__())
     return dict(sorted(found.items()))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import importlib
 import importlib.machinery
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opwright.errors import TargetError
+from opwright.errors import OpwrightError, TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from opwright.dispatch.operator import Operator
 
 
@@ -25,6 +30,9 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
     from opwright.dispatch import registry
 
     place, _, name = target.partition("::")
+    if not place:
+        hint = "name a module or a file, as in `opwright_ops`, `./op.py` or `./op.py::scale_shift`"
+        raise TargetError(target, "a target is missing" if not target else "it names no module or file", hint=hint)
     before = set(registry.operators)
     module = _import_file(place) if _is_file(place) else _import_module(place)
     files = {getattr(sys.modules[m], "__file__", None) for m in _modules_of(module)}
@@ -60,14 +68,21 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
 
 
 def _is_file(place: str) -> bool:
-    return place.endswith(".py") or "/" in place or Path(place).is_file()
+    return place.endswith(".py") or place.startswith(".") or "/" in place or Path(place).is_file()
 
 
 def _import_file(place: str) -> str:
     path = Path(place).resolve()
     path = path / "op.py" if path.is_dir() else path
     if not path.is_file():
-        raise TargetError(place, "there is no such file", rows=[("expected", str(path))])
+        beside = [] if Path(place).is_dir() else [file.name for file in path.parent.glob("*.py")]
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        hint = (
+            f"there is `{Path(place).parent / near[0]}`"
+            if near
+            else "a target is a Python file, or a folder with `op.py`"
+        )
+        raise TargetError(place, "there is no such file", rows=[("expected", str(path))], hint=hint)
     if path.suffix != ".py":
         hint = "`opwright verify TARGET --wheel` checks the kernels of a wheel" if path.suffix == ".whl" else ""
         raise TargetError(place, "it is not a Python file", rows=[("got", str(path))], hint=hint)
@@ -85,7 +100,8 @@ def _import_file(place: str) -> str:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    with _explain_failed_import(place):
+        spec.loader.exec_module(module)
     return name
 
 
@@ -100,20 +116,31 @@ def _package_of(path: Path) -> tuple[Path, str] | None:
 
 def _import_module(name: str) -> str:
     sys.path.insert(0, "")
-    try:
+    with _explain_failed_import(name):
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise TargetError(
-                name,
-                "there is no such module",
-                hint=f"a file is written with its folder or ending: `./{name}.py`",
-            ) from None
-        raise
-    for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):
-        if not info.name.rsplit(".", 1)[-1].startswith(("test_", "triton")) and _is_source(info):
-            importlib.import_module(info.name)
+        for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):
+            if not info.name.rsplit(".", 1)[-1].startswith(("test_", "triton")) and _is_source(info):
+                importlib.import_module(info.name)
     return name
+
+
+@contextlib.contextmanager
+def _explain_failed_import(place: str) -> Iterator[None]:
+    """Raises TargetError in place of what the import of a target raises, but for the errors of its declarations."""
+    try:
+        yield
+    except OpwrightError:
+        raise
+    except (Exception, SystemExit) as error:
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent and (place == absent or place.startswith(absent + ".")):
+            hint = f"a file is written with its folder or ending: `./{place}.py`"
+            raise TargetError(place, "there is no such module", hint=hint) from None
+        shown = traceback.TracebackException.from_exception(error)
+        own = [frame for frame in shown.stack if frame.filename != __file__ and "importlib" not in frame.filename]
+        shown.stack = traceback.StackSummary.from_list(own)
+        hint = f"it needs the module `{absent}`, which {sys.executable} does not have" if absent else ""
+        raise TargetError(place, "its import failed", body="".join(shown.format()), hint=hint) from None
 
 
 def _is_source(info: pkgutil.ModuleInfo) -> bool:

@@ -58,17 +58,25 @@ MISTAKES = {
         8,
     ),
     "unknown operator": (GOOD.replace("OPWRIGHT_KERNEL(twice", "OPWRIGHT_KERNEL(thrice"), 8),
+    "another name than the operator's": (GOOD.replace("void twice", "void double_it"), 8),
+    "no type": (GOOD.replace("twice, float, opwright::half)", "twice)"), 8),
+    "half of PyTorch": (GOOD.replace("opwright::half)", "at::Half)"), 8),
     "too many indices": (GOOD.replace("x(i)", "x(i, 0)"), 6),
     "type outside the family": (GOOD.replace("opwright::half)", "int32_t)"), 8),
     "missing header": ('#include "nowhere.h"\n' + GOOD, 1),
     "missing header of the algorithms": (GOOD.replace("T(2 *", "std::sort(&output(0), &output(0)), T(2 *"), 6),
+    "missing header of a container": (GOOD.replace("  for", "  std::unordered_set<int> seen;\n  for"), 6),
     "missing brace": (GOOD.replace("  for", "  if (true) {\n  for"), 9),
     "pytorch header": ("#include <torch/extension.h>\n" + GOOD, 1),
 }
 
 
 HINTS = {
+    "another name than the operator's": "a kernel has the name of its operator",
+    "no type": "the types that it is good for, as in `OPWRIGHT_KERNEL(name, float, double)`",
+    "half of PyTorch": "half precision is `opwright::half`",
     "missing header of the algorithms": "`#include <algorithm>`",
+    "missing header of a container": "`#include <unordered_set>`",
     "missing brace": "a `}` is missing above that line",
     "pytorch header": "kernels see no PyTorch header",
     "missing header": "includes are found beside the source",
@@ -138,6 +146,23 @@ OPWRIGHT_KERNEL(twice, float)
     lines = Path(__file__).read_text().splitlines()
     line = next(i for i, text in enumerate(lines, 1) if text.startswith("  mistake_in_an_inline_source"))
     assert f"{__file__}:{line}" in str(caught.value)
+    assert caught.value.hint == f"edit {__file__}, and start Python again"
+
+
+def test_a_source_that_is_in_no_file_is_to_be_declared_again() -> None:
+    """Such as a computed one, or that of a cell of a notebook: no file can be edited."""
+    source = GOOD.replace("x.size(0)", "lenght")
+    name = f"compile_errors{next(_numbers)}::twice"
+    with pytest.raises(errors.CompileError) as caught:
+        operator(name, cpu=source)(twice)(torch.ones(3))
+    assert caught.value.hint == "declare it again with another source"
+    assert operator(name, cpu=GOOD)(twice)(torch.ones(3)).tolist() == [2.0] * 3
+
+
+def test_the_text_of_an_assertion_is_shown_to_its_end(tmp_path: Path) -> None:
+    words = " ".join(f"reason{i}" for i in range(80))
+    text = failure(GOOD.replace("  for", f'  static_assert(sizeof(T) > 100, "{words}");\n  for'), tmp_path)
+    assert f"<folder>/cpu.cpp:6: {words}\n" in text
 
 
 def test_a_failed_build_leaves_nothing_and_can_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from opwright.build.store import Store
 from opwright.cpp_extension import objects, precompiled
 from opwright.store_root import make_root
 
@@ -42,6 +43,28 @@ def d_sigmoid(store: Path, added: int, name: str = "ds", env: dict[str, str] | N
     return (Path(path).parent / "build.log").read_text()
 
 
+def test_the_process_in_the_background_is_announced_where_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders: list[list[str]] = []
+
+    class Process:
+        pid = 4711
+
+        def __init__(self, command: list[str], **options) -> None:
+            orders.append(command)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("CI", raising=False)
+    header = precompiled.Header("code", "c++", (), ("x",))
+    for without, says in (("pch", False), ("", True)):
+        monkeypatch.setenv("OPWRIGHT_WITHOUT", without)
+        precompiled.make_in_background([header], [], Store(tmp_path))
+        assert len(orders) == says
+        assert ("in process 4711" in capsys.readouterr().err) == says
+
+
 @pytest.mark.slow
 def test_headers_are_precompiled_once_and_used(tmp_path: Path) -> None:
     first = d_sigmoid(tmp_path, 1)
@@ -63,8 +86,6 @@ def test_headers_are_precompiled_once_and_used(tmp_path: Path) -> None:
 
 
 def test_a_header_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opwright.build.store import Store
-
     header = precompiled.Header("code", shutil.which("c++"), ("-no-such-flag",), ("x",))
     store = Store(tmp_path / "store")
     assert precompiled.make(header, [], store) is None

@@ -118,6 +118,34 @@ def test_an_error_at_the_line_of_the_author(project: Path) -> None:
     assert "1 compiled, 3 taken" in build(project)  # those that were right are kept
 
 
+def failure(project: Path) -> str:
+    with pytest.raises(AssertionError) as caught:
+        build(project)
+    return str(caught.value)
+
+
+def test_a_hint_names_the_arguments_of_the_setup_file(project: Path) -> None:
+    (project / "setup.py").write_text(SETUP.replace('"-DFROM_CXX=5"', '"-DFROM_CXX=5", "-fno-such-flag"'))
+    assert 'hint: take it out of `extra_compile_args["cxx"]`' in failure(project)
+    (project / "setup.py").write_text(SETUP)
+    (project / "main.cpp").write_text('#include "absent.h"\n' + MAIN)
+    text = failure(project)
+    assert "include_dirs" in text
+    assert "extra_include_paths" not in text
+
+
+@pytest.mark.nvcc
+def test_a_hint_names_the_flags_of_nvcc_of_the_setup_file(project: Path) -> None:
+    setup = SETUP.replace('{"cxx": ["-DFROM_CXX=5"]}', '{"nvcc": ["-fno-such-flag"]}').replace(
+        "CppExtension", "CUDAExtension"
+    )
+    (project / "setup.py").write_text(setup.replace('"c.c"', '"c.cu"'))
+    (project / "c.cu").write_text("int c;\n")
+    text = failure(project)
+    assert 'hint: write `"-Xcompiler=-fno-such-flag"` for the C++ compiler behind nvcc, or take it out of' in text
+    assert 'take it out of `extra_compile_args["nvcc"]`' in text
+
+
 def test_lists_of_the_caller_are_not_changed() -> None:
     given = {"include_dirs": ["i"], "libraries": ["m"], "library_dirs": ["l"], "extra_compile_args": ["-g"]}
     kept = {name: list(value) for name, value in given.items()}

@@ -88,6 +88,15 @@ def test_without_compiler_the_reference_runs_with_one_warning(tmp_path: Path) ->
     assert "apt-get install g++" in err
 
 
+def test_a_warning_of_a_call_points_at_the_line_of_the_call(tmp_path: Path) -> None:
+    (tmp_path / "called.py").write_text(program(1).replace("print(float(", "def call():\n    return (float("))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport called\ncalled.call()"
+    _, err, _ = run(code, tmp_path, PATH="/nonexistent")
+    lines = (tmp_path / "called.py").read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if "return (float(" in text)
+    assert f"{tmp_path}/called.py:{line}: RuntimeWarning: plus: no C++ compiler was found" in err
+
+
 def test_without_compiler_kernels_can_be_required(tmp_path: Path) -> None:
     _, err, code = run(program(1), tmp_path, PATH="/nonexistent", OPWRIGHT_REQUIRE_KERNELS="1")
     assert code != 0
@@ -275,3 +284,38 @@ def test_flags_are_part_of_the_key(tmp_path: Path) -> None:
     assert run(code, tmp_path, OPWRIGHT_CXXFLAGS="-DAMOUNT=3")[0] == "3.0"
     assert run(code, tmp_path, OPWRIGHT_CXXFLAGS="-DAMOUNT=4")[0] == "4.0"
     assert run(code, tmp_path, OPWRIGHT_CXXFLAGS="-DAMOUNT=3")[0] == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("message", "subject", "hint"),
+    [
+        ("error writing to $TMPDIR/cc1.s: No space left on device", "temporary", "`export TMPDIR=/a/larger/disk`"),
+        ("can't write 9 bytes to k.o: 'No space left on device'", "store/opwright-store", "`opwright cache prune`"),
+    ],
+)
+def test_the_disk_that_is_full_is_named(tmp_path: Path, message: str, subject: str, hint: str) -> None:
+    """In the words of g++ and of the assembler; with two disks only one of them is full."""
+    (tmp_path / "temporary").mkdir()
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-c*) echo "k.cpp:1:1: fatal error: {message}"; exit 1;; esac\nexec c++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    environment = {"OPWRIGHT_CXX": str(compiler), "TMPDIR": str(tmp_path / "temporary")}
+    _, err, code = run(program(1), tmp_path / "store", **environment)
+    assert code == 1
+    assert f"StoreError: `{tmp_path}/{subject}`: " in err
+    assert f"hint: {hint}" in err
+
+
+def test_an_interrupted_command_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "op.py").write_text(program(7, slow=True).replace("print(", "(lambda *_: None)("))
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also below nohup
+    code += f"import sys; sys.argv[1:] = ['build', {str(tmp_path / 'op.py')!r}]\nfrom opwright.cli import main; main()"
+    process = start(code, tmp_path / "store")
+    limit = time.monotonic() + 120
+    while not list(tmp_path.glob("store/opwright-store/work/*/output*.txt")) and time.monotonic() < limit:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+    assert process.communicate(timeout=60) == ("", "Interrupted\n")
+    assert process.returncode == 128 + signal.SIGINT

@@ -53,7 +53,7 @@ def test_help(command, snapshot: SnapshotAssertion) -> None:
     assert command().stdout == command("-h").stdout == command("--help").stdout
 
 
-@pytest.mark.parametrize("arguments", ["--help", "explain"])
+@pytest.mark.parametrize("arguments", ["--help", "explain", "verify --help", "--version"])
 def test_a_reader_that_ends_early_leaves_no_traceback(arguments: str) -> None:
     """As with `opwright --help | head -1`, however much was read."""
     reader, writer = os.pipe()
@@ -61,6 +61,14 @@ def test_a_reader_that_ends_early_leaves_no_traceback(arguments: str) -> None:
     program = [sys.executable, "-c", "from opwright.cli import main; main()", *arguments.split()]
     done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "explain", "verify --help", "--version"])
+def test_a_closed_output_leaves_no_traceback(arguments: str) -> None:
+    """As with `opwright --help >&-`."""
+    program = [sys.executable, "-c", "from opwright.cli import main; main()", *arguments.split()]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *program], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -191,7 +199,11 @@ def test_targets(command, tmp_path: Path) -> None:
     (tmp_path / "made-1.0-py3-none-any.whl").touch()
     for target, text in {
         "no_such_module": "there is no such module",
+        "": "a target is missing",
+        "::thrice": "it names no module or file",
+        ".": "there is no such file",
         "./nowhere.py": "there is no such file",
+        "./god.py": "hint: there is `good.py`",
         "empty.py": "declares no operator",
         "good.py::nothing": "there is no operator `nothing`",
         "made-1.0-py3-none-any.whl": "it is not a Python file",
@@ -201,6 +213,25 @@ def test_targets(command, tmp_path: Path) -> None:
         assert text in result.stderr
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["verify", "bench", "build", "list", "inspect"])
+def test_an_empty_target_is_a_usage_error(command, verb: str) -> None:
+    result = command(verb, "")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "error: a target is missing   [OPW302]\n\nhint: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "source", ["def f(:\n", "print(undefined)\n", "import absent_module\n", 'import sys\nsys.exit("usage")\n']
+)
+def test_a_failed_import_of_a_target_shows_the_lines_of_the_target_alone(
+    command, source: str, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    (tmp_path / "target.py").write_text(source)
+    result = command("list", "target.py")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.replace(str(tmp_path), "FOLDER").replace(sys.executable, "PYTHON") == snapshot
 
 
 def test_what_is_installed_from_a_wheel_declares_nothing(command, tmp_path: Path) -> None:
@@ -221,6 +252,8 @@ def test_explain(command, snapshot: SnapshotAssertion) -> None:
     assert command("explain", "opw104").stdout == snapshot
     every = command("explain").stdout.splitlines()
     assert all(line.startswith("OPW") for line in every)
+    assert every[0].startswith("OPW000  ")  # what an error without an entry of its own ends with
+    assert "its message says" in command("explain", "OPW000").stdout
     assert command("explain", "OPW999").returncode == 2
 
 

@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 
 import opwright
@@ -356,3 +357,54 @@ def test_attention_step_by_step_is_attention(options: dict) -> None:
         _attention(query, key, value, **options), operator(query, key, value, **options), strict=True
     ):
         torch.testing.assert_close(found, wanted)
+
+
+class SparseBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("edges", torch.eye(3).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.edges @ x
+
+
+UNDENSE = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse rows": lambda: torch.eye(3).to_sparse_csr(),
+    "complex and sparse": lambda: torch.eye(3, dtype=torch.complex64).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged),
+    "mkldnn": lambda: torch.eye(3).to_mkldnn(),
+    "meta": lambda: torch.empty(3, 3, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, of layouts that are in beta or deprecated
+@pytest.mark.parametrize("kind", UNDENSE)
+def test_a_sample_without_strides_or_data_is_refused_with_what_to_give(kind: str, snapshot: SnapshotAssertion) -> None:
+    samples = [([UNDENSE[kind]()],)]
+    for check in (opwright.verify, opwright.bench):
+        with pytest.raises(opwright.errors.CheckError) as caught:
+            check(lambda parts: parts[0] * 2, reference=lambda parts: parts[0] * 2, samples=samples)
+        assert str(caught.value) == snapshot(name=kind)
+
+
+def test_a_module_with_a_sparse_buffer_is_refused_with_what_to_give(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(opwright.errors.CheckError) as caught:
+        opwright.verify(SparseBuffer(), reference=SparseBuffer(), samples=[(torch.eye(3),)])
+    assert str(caught.value) == snapshot
+
+
+def test_the_advice_for_a_sparse_sample_works() -> None:
+    def scale(x: Tensor, factor: float) -> Tensor:
+        return x.to_sparse() * factor
+
+    for factor, passes in ((2.0, True), (2.01, False)):
+        record = opwright.verify(
+            lambda x, factor=factor: scale(x, factor),
+            reference=lambda x: scale(x, 2.0),
+            samples=[(torch.eye(3),)],
+            checks=["numerics"],
+        )
+        assert record.passed == passes, record.failures

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from opwright.build.announce import announced
+from opwright.build.announce import announce, announced
 
 
 class Terminal(io.StringIO):
@@ -34,6 +34,18 @@ def test_what_takes_long_is_announced(
     with announced("compiling scale_shift for cpu", after_seconds=0.05):
         time.sleep(seconds)
     time.sleep(0.1)
+    assert sys.stderr.getvalue() == says
+
+
+@pytest.mark.parametrize(
+    ("stream", "ci", "says"), [(Terminal, "", "opwright: now\n"), (Terminal, "1", ""), (io.StringIO, "", "")]
+)
+def test_what_goes_on_in_the_background_is_announced_at_once(
+    stream: type, ci: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    monkeypatch.setenv("CI", ci)
+    announce("now")
     assert sys.stderr.getvalue() == says
 
 

@@ -56,6 +56,8 @@ WRONG = {
     "a number for a choice": (errors.OptionError, {"mode": 1}),
     "sparse": (errors.NotATensorError, {"table": torch.ones(7, 4).to_sparse()}),
     "nested": (errors.NotATensorError, {"bias": torch.nested.nested_tensor([torch.ones(4)])}),
+    "complex": (errors.DtypeError, {"table": torch.ones(7, 4, dtype=torch.complex64)}),
+    "quantized": (errors.NotATensorError, {"table": torch.quantize_per_tensor(torch.ones(7, 4), 0.1, 0, torch.qint8)}),
     "text for a number": (errors.OptionTypeError, {"scale": "big"}),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import shlex
@@ -43,10 +44,13 @@ _HELP = [
     (r"'(?:min|max|sort|fill|fill_n|copy|clamp|swap|nth_element)' is not a member of 'std'", "`#include <algorithm>`"),
     (r"'numeric_limits' is not a member of 'std'", "`#include <limits>`"),
     (r"expected unqualified-id before string constant", "a `}` is missing above that line"),
+    (r"^'at' was not declared", "half precision is `opwright::half` and `opwright::bfloat16` in a kernel"),
+    (r"names no type, so", "the types that it is good for, as in `OPWRIGHT_KERNEL(name, float, double)`"),
     (r"the kernel has \S+, which is not in", "take it out of OPWRIGHT_KERNEL, or widen the annotation"),
 ]
 # What g++ and nvcc say of an enumerator, and g++ of an enum, that there is not.
 _NO_ENUMERATOR = re.compile(r"['‘]\w+['’] is not a member of ['‘](\w+)['’]|enum \"(\w+)\" has no member")
+_INCLUDE = re.compile(r"#include <[^>]+>")
 _UNDECLARED = re.compile(r"['‘](\w+)['’] (?:has not been|was not) declared")
 
 
@@ -76,6 +80,7 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     text = first["text"].removeprefix("static assertion failed: ")
     text = re.sub(r'^static assertion failed with "(.*)"$', r"\1", text)
     hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "") or _enum_hint(request, text)
+    hint = hint or _include_hint(messages, first)
     excerpt = _excerpt(request, at[0], at[1])
     exported = next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
     names = [d.name for d in request.unit]
@@ -86,6 +91,9 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         hint = "the first argument of OPWRIGHT_KERNEL is the operator's name"
         if forward != exported and forward in names:
             hint = f"declare it with `@{forward}.backward`"
+    elif exported is not None and re.search(rf"['‘\"]{exported}['’\"] (was not declared|is undefined)", text):
+        text = f"there is no function `{exported}` above it"
+        hint = "a kernel has the name of its operator; `opwright inspect TARGET` prints how it is declared"
     body = [f"{at[0]}:{at[1]}: {text}", *excerpt]
     more = len({(m["file"], m["line"], m["text"]) for m in errors}) - 1
     footer = f"{more} more: {log_path}" if more else f"the log: {log_path}"
@@ -93,14 +101,22 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         name,
         "its kernel does not compile",
         body="\n".join([*body, "", footer]),
-        hint=hint or _how_to_go_on(at[0]),
+        hint=hint or _how_to_go_on(request, at[0]),
     )
 
 
-def _how_to_go_on(file: str) -> str:
-    # Python reads a text in a file of its own once.
-    again = "start Python again" if file.endswith(".py") else "call again"
-    return f"edit {file}, and {again}"
+def _how_to_go_on(request: Request, file: str) -> str:
+    inline = [s for found in request.sources.values() for s in found if s.origin == file and s.path is None]
+    if not inline:
+        return f"edit {file}, and call again"
+    # Python reads a declaration in a file once; a cell of a notebook and a text that was computed are in no file.
+    return f"edit {file}, and start Python again" if os.path.isfile(file) else "declare it again with another source"
+
+
+def _include_hint(messages: list[re.Match[str]], first: re.Match[str]) -> str:
+    """Returns the `#include` that g++ asks for in its notes on an error, if it does."""
+    notes = itertools.takewhile(lambda m: m["kind"] == "note", messages[messages.index(first) + 1 :])
+    return next((f"`{found[0]}`" for m in notes if (found := _INCLUDE.search(m["text"]))), "")
 
 
 def _enum_hint(request: Request, text: str) -> str:
@@ -147,7 +163,7 @@ def text_error(name: str, texts: Mapping[str, tuple[str, str]], step: str, outpu
         rule,
         rows=cause.rows if cause else (),
         body="\n".join([*body, *([""] if body else []), footer]),
-        hint=cause.hint if cause else "correct it, and call again",
+        hint=cause.hint if cause else (first and _include_hint(messages, first)) or "correct it, and call again",
     )
 
 
@@ -230,7 +246,8 @@ def _simple(text: str) -> str:
             end += 1
         text = text[: found.start()] + text[end:]
     text = re.sub(r"std::(__cxx11::)?basic_string<char\s*>", "std::string", re.sub(r"(?<=\w)\s+>", ">", text))
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+    is_authors = text.startswith("static assertion failed")
+    return text if is_authors or len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def _author_line(

@@ -261,7 +261,7 @@ class _Tables:
 def kernel_dtype(contract: Contract, type_: TensorType) -> int | None:
     """Returns the scalar type number that a kernel sees for this tensor; None: its template type.
 
-    Families other than the one that the template ranges over are passed as int64.
+    A family of one dtype is passed in it; others than the one that the template ranges over, as int64.
     """
     if type_.family.is_single:
         return SCALAR_TYPES[type_.family.dtypes[0]][0]
@@ -364,7 +364,8 @@ def _entry_macro(declaration: Declaration, backend: str) -> str:
         named = "::opwright::detail::kTypeMask<__VA_ARGS__>"
         mask = "::opwright::detail::kCompiledMask<__VA_ARGS__>"
         family = contract.scalar_family
-        check = "".join(
+        check = f'static_assert({named} != 0, "OPWRIGHT_KERNEL({name}) names no type, so the kernel never runs"); '
+        check += "".join(
             f'static_assert(!({named} & {1 << number}), "the kernel has {scalar}, which is not in {family}"); '
             for dtype, (number, _, scalar) in SCALAR_TYPES.items()
             if dtype not in family.dtypes

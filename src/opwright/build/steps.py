@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -81,15 +82,25 @@ def run_all(
     with open(work / "build.log", "a") as f:
         f.write("\n".join(logs))
     if failed:
-        is_full = any("No space left on device" in text for text in failed.values())
-        if is_full or shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
+        if full := _full_folder(work, "\n".join(failed.values())):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), full)
         raise StepFailed(
             {name: failed[name] for name in commands if name in failed},
             "\n".join(logs),
             {name: s for name, s in seconds.items() if name not in failed},
         )
     return seconds
+
+
+def _full_folder(work: Path, output: str) -> str:
+    """Returns the folder for want of whose space a compiler failed: a build's own, or that of temporary files."""
+    temporary = os.environ.get("TMPDIR", "/tmp")
+    if shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
+        return str(work)
+    with contextlib.suppress(OSError):  # compilers take another if it is not there
+        if f"error writing to {temporary}/" in output or shutil.disk_usage(temporary).free < _LEAST_FREE_BYTES:
+            return temporary
+    return str(work) if "No space left on device" in output else ""
 
 
 def _wait_for_one(running: dict[str, tuple[subprocess.Popen, float, Path]]) -> str:

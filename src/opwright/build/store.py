@@ -426,6 +426,13 @@ def _resolve(name: str, roots: Sequence[Path]) -> Path:
 
 def _store_error(root: Path, error: OSError) -> StoreError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full and error.filename and not Path(os.fsdecode(error.filename)).is_relative_to(root):
+        return StoreError(
+            os.fsdecode(error.filename),
+            "the disk of temporary files is full",
+            rows=[("store", f"{root}, which has space")],
+            hint="`export TMPDIR=/a/larger/disk`",
+        )
     return StoreError(
         str(root),
         "the disk of the store is full" if full else "the store cannot be written",

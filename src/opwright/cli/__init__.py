@@ -16,14 +16,27 @@ def main() -> None:
 
     Exit codes: 0 fine, 1 the thing under test failed, 2 usage or environment, 5 nothing ran.
     """
+    _open_standard_streams()
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
         code = 0
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # which rich turns into an end with status 1
+            raise
+        code = 0
     if code is not None:
         sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Opens those that were closed, as by `>&-`: else the next file that is opened gets their number and the output."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _run(arguments: list[str]) -> int | None:
@@ -53,4 +66,5 @@ def _run(arguments: list[str]) -> int | None:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("Interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -22,7 +22,7 @@ from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
 from opwright.cpp_extension.objects import Objects, Source, system_includes, torch_folder
-from opwright.errors import NoCompilerError
+from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
 _LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
@@ -165,7 +165,12 @@ class BuildExtension(torchs.BuildExtension):
                 compile_commands.record(
                     compile_commands.from_compiler(command, work, path) for path, command in compiling.commands(now)
                 )
-                return compiling.compile(now)
+                try:
+                    return compiling.compile(now)
+                except BuildError as error:
+                    rows = [tuple(map(_name_arguments, row)) for row in error.rows]
+                    hint = _name_arguments(error.hint)
+                    raise type(error)(error.subject, error.rule, rows=rows, body=error.body, hint=hint) from None
 
         entries, seconds = build_unchanged(extension.name, compile_all)
         known = len(entries) - len(seconds)
@@ -178,6 +183,14 @@ class BuildExtension(torchs.BuildExtension):
 
 def _language(source: str) -> str:
     return _LANGUAGES.get(os.path.splitext(source)[1], "cpp")
+
+
+def _name_arguments(text: str) -> str:
+    """Returns a text about arguments of `load` with the names that they have in a `setup.py`."""
+    for name, key in (("extra_cuda_cflags", "nvcc"), ("extra_cflags", "cxx")):
+        text = re.sub(rf"{name}=(\[[^]]*\])", rf'extra_compile_args={{"{key}": \1}}', text)
+        text = text.replace(name, f'extra_compile_args["{key}"]')
+    return text.replace("extra_include_paths", "include_dirs")
 
 
 def _split(options: Sequence[str]) -> tuple[list[str], list[str]]:

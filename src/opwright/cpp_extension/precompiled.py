@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opwright import settings
+from opwright.build.announce import announce
 from opwright.build.store import Store, digest_of
 from opwright.cpp_extension.headers import EXTENSION
 
@@ -128,12 +129,16 @@ def make_in_background(headers: Sequence[Header], includes: Sequence[str], store
     orders = [[header.kind, header.compiler, header.flags, header.identity] for header in missing]
     arguments = json.dumps({"store": str(store.root), "includes": list(includes), "headers": orders})
     with contextlib.suppress(OSError):
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-S", "-c", _PROGRAM, json.dumps(sys.path), arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+        )
+        announce(
+            f"precompiling PyTorch's headers in the background, in process {process.pid}, once; they take 200 to 600 MB "
+            "each in the store; `OPWRIGHT_WITHOUT=pch` does without"
         )
 
 

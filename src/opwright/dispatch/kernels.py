@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from opwright import settings
@@ -158,12 +159,26 @@ def _warn_once(device: str, error: NoCompilerError) -> None:
     if device in _warned:
         return
     _warned.add(device)
-    warnings.warn(
+    caller = _find_caller()
+    warnings.warn_explicit(
         f"{error.subject}: no {error.missing} was found, so operators run their PyTorch reference, "
         f"slower. hint: {error.hint}",
         RuntimeWarning,
-        stacklevel=4,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        caller.f_globals.get("__name__"),
     )
+
+
+def _find_caller() -> FrameType:
+    """Returns the frame that called an operator: the innermost outside of Opwright and PyTorch."""
+    frame = sys._getframe()
+    while frame.f_back and (
+        frame.f_globals.get("__name__", "").partition(".")[0] in ("opwright", "torch")
+        or frame.f_code.co_filename.startswith("<opwright ")  # what was generated for an operator
+    ):
+        frame = frame.f_back
+    return frame
 
 
 def build(*keys: tuple) -> tuple[Library | Launched, bool]:

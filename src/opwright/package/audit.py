@@ -116,7 +116,7 @@ def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, pl
         )
     elif library.stable_torch_symbols:
         least = minimum_torch(s.name for s in library.undefined if not s.is_weak)
-        since = f", of torch {least[0]}.{least[1]} or newer" if least else ""
+        since = f", all of them in torch {least[0]}.{least[1]}" if least else ""
         torch = f"its stable ABI ({len(library.stable_torch_symbols)} functions){since}"
     audit.facts.append((name, f"{library.size_bytes / 1e6:.2f} MB, {library.machine}"))
     audit.facts.append(("  of torch", torch))

@@ -22,7 +22,7 @@ from opwright.errors import (
 )
 from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
 from opwright.spec.domains import Domain
-from opwright.spec.dtypes import Family, describe, short_name
+from opwright.spec.dtypes import Family, describe, describe_undense, short_name
 from opwright.spec.memory import find_shared, overlaps_itself
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
@@ -268,8 +268,11 @@ class _Binder:
                 hint = f"`torch.as_tensor({label})`"
             elif isinstance(got, torch.Tensor):
                 hint = f"`{label}.item()` for a tensor of one number; one of several needs its index first"
-            else:
+            elif isinstance(got, (bool, int, float)) and not (parameter.kind == "int" and got != got // 1):
                 hint = f"`{parameter.kind}({label})`"
+            else:
+                example = {"int": "1", "float": "1.0", "bool": "True"}[parameter.kind]
+                hint = f"`{label}={example}`, for example"
             error = NotATensorError if parameter.is_tensor else OptionTypeError
             rule = f"`{label}` has the wrong type"
             return error(self.contract.subject, rule, rows=rows, hint=hint)
@@ -312,14 +315,13 @@ class _Binder:
         return _nearest(value, parameter.choices)
 
     def _check_layout(self, label: str, tensor: torch.Tensor) -> None:
-        if tensor.is_nested or tensor.layout != torch.strided:
-            what = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").removeprefix("_")
-            dense = f"torch.nested.to_padded_tensor({label}, 0.0)" if tensor.is_nested else f"{label}.to_dense()"
+        found = describe_undense(label, tensor)
+        if found:
             raise NotATensorError(
                 self.contract.subject,
                 f"`{label}` must be a dense tensor, with strides",
-                rows=[("got", f"{what} {short_name(tensor.dtype)} {tensor.device}")],
-                hint=f"`{dense}`",
+                rows=[("got", found[0])],
+                hint=f"`{found[1]}`",
             )
 
     def _bind_dtype(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
@@ -330,7 +332,7 @@ class _Binder:
                 self.contract.subject,
                 f"`{label}` must have a dtype of `{family}`",
                 rows=self._rows({label: f"expected one of {allowed}"}),
-                hint=f"`{label}.real`, or `torch.view_as_real({label})` for both parts"
+                hint=f"`torch.view_as_real({label})` has both parts as a last axis of 2"
                 if tensor.is_complex()
                 else f"`{label}.to({family.dtypes[0]})`",
             )

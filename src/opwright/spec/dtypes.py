@@ -88,6 +88,19 @@ def short_name(dtype: torch.dtype) -> str:
     return SCALAR_TYPES[dtype][1] if dtype in SCALAR_TYPES else str(dtype).removeprefix("torch.")
 
 
+def describe_undense(label: str, tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Returns a tensor whose elements strides do not lead to, for a message, and what makes it dense; else None."""
+    if tensor.is_nested:
+        kind, dense = "nested", f"torch.nested.to_padded_tensor({label}, 0.0)"
+    elif tensor.layout != torch.strided:
+        kind, dense = str(tensor.layout).removeprefix("torch.").removeprefix("_"), f"{label}.to_dense()"
+    elif tensor.is_quantized:
+        kind, dense = "quantized", f"{label}.dequantize()"
+    else:
+        return None
+    return f"{kind} {short_name(tensor.dtype)} {tensor.device}", dense
+
+
 def describe(value: object) -> str:
     """Returns `bf16[8, 4096, 1024] cuda:0` for a tensor, else the value's type."""
     if isinstance(value, torch.Tensor):

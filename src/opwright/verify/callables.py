@@ -19,7 +19,9 @@ import torch
 from torch.func import functional_call
 
 from opwright._torch import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from opwright.errors import CheckError
 from opwright.spec.declared import Labelled, split_sample
+from opwright.spec.dtypes import describe, describe_undense
 from opwright.spec.samples import Case
 from opwright.verify.formulas import oracle_formulas
 
@@ -45,6 +47,21 @@ class Assembly:
         leaves = [torch.view_as_complex(v) if i in self.complex_at else v for i, v in enumerate(leaves)]
         args, kwargs = tree_unflatten(leaves[: self.arguments], self.spec)
         return args, kwargs, leaves[self.arguments :]
+
+
+def _refuse_undense(subject: str, name: str, value: Any, place: str) -> None:
+    """Raises CheckError for a tensor without strides or data: what verify compares, copies and moves are elements."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if found := describe_undense(name, value):
+        got, hint = found[0], f"give `{found[1]}`, and convert it back within both callables"
+    elif value.is_meta:
+        got, hint = describe(value), f"give a tensor with data: `torch.rand({list(value.shape)})`"
+    else:
+        return
+    raise CheckError(
+        subject, f"`{name}` of {place} must be a dense tensor, with strides and data", rows=[("got", got)], hint=hint
+    )
 
 
 def case_of(label: str, sample: Any, parameters: Sequence[torch.Tensor] = ()) -> Case:
@@ -92,6 +109,9 @@ class Callables:
         self._renamed: dict[str, str] = {}
         self._differentiable = 0  # parameters come before buffers
         if isinstance(self.reference, torch.nn.Module) and isinstance(self._target, torch.nn.Module):
+            for place, module in (("the candidate", self._target), ("the reference", self.reference)):
+                for name, value in _state_of(module).items():
+                    _refuse_undense(self.name, name, value, place)
             self._renamed = _match_names(self._target, self.reference)
             self.note = "" if self._renamed else _mismatch(self._target, self.reference)
             self.are_shared = not self.note
@@ -108,7 +128,11 @@ class Callables:
         def label_of(number: int, sample: Any) -> str:
             return f"sample {number}" + (f": {sample.label}" if isinstance(sample, Labelled) else "")
 
-        return [case_of(label_of(i, sample), sample, parameters) for i, sample in enumerate(given)]
+        found = [case_of(label_of(i, sample), sample, parameters) for i, sample in enumerate(given)]
+        for case in found:
+            for name, value in zip(self.argument_names(case), case.values, strict=False):
+                _refuse_undense(self.name, name.strip("`"), value, case.label.partition(":")[0])
+        return found
 
     def count_differentiable(self, case: Case) -> int:
         """Returns how many of the first values both can differentiate by: arguments and parameters, but not buffers."""

@@ -281,7 +281,7 @@ def write_operators() -> None:
 
 def operator_page(operator) -> Iterator[str]:
     """Yields the lines of an operator's page."""
-    from opwright.spec.schema import schema_of
+    from opwright.contract.schema import schema_of
 
     declaration, contract = operator.declaration, operator.contract
     name, folder = declaration.name, Path(declaration.file).parent

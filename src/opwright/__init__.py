@@ -14,13 +14,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "operator": "opwright.dispatch.operator",
     "Operator": "opwright.dispatch.operator",
-    "Mutates": "opwright.spec.annotations",
-    "Factor": "opwright.spec.precision",
-    "Index": "opwright.spec.domains",
-    "NonNegative": "opwright.spec.domains",
-    "Positive": "opwright.spec.domains",
-    "Probability": "opwright.spec.domains",
-    "Range": "opwright.spec.domains",
+    "Mutates": "opwright.contract.annotations",
+    "Factor": "opwright.contract.precision",
+    "Index": "opwright.contract.domains",
+    "NonNegative": "opwright.contract.domains",
+    "Positive": "opwright.contract.domains",
+    "Probability": "opwright.contract.domains",
+    "Range": "opwright.contract.domains",
     "verify": "opwright",  # a package that can be called
     "VerifyRecord": "opwright.verify",
     "bench": "opwright",
@@ -49,10 +49,10 @@ __all__ = [
 if TYPE_CHECKING:
     from opwright import errors
     from opwright.bench import BenchRecord, bench
+    from opwright.contract.annotations import Mutates
+    from opwright.contract.domains import Index, NonNegative, Positive, Probability, Range
+    from opwright.contract.precision import Factor
     from opwright.dispatch.operator import Operator, operator
-    from opwright.spec.annotations import Mutates
-    from opwright.spec.domains import Index, NonNegative, Positive, Probability, Range
-    from opwright.spec.precision import Factor
     from opwright.verify import VerifyRecord, verify
 
 

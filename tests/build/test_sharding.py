@@ -16,11 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import opwright
+from opwright.contract.samples import Sweep
 from opwright.dispatch import registry
 from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.sharding_rules import signature_of
 from opwright.errors import NotDifferentiableError, OutError, ShapeError, ShardingError
-from opwright.spec.samples import Sweep
 from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler

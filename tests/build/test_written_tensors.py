@@ -12,8 +12,8 @@ from torch import Tensor
 from opwright import Mutates, operator
 from opwright.backends.toolchain import GLUE_FLAGS, NATIVE
 from opwright.build.glue import glue_text
+from opwright.contract.memory import find_shared, overlaps_itself
 from opwright.errors import KernelError, OutError, OverlapError, ShapeError
-from opwright.spec.memory import find_shared, overlaps_itself
 
 pytestmark = pytest.mark.compiler
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
+from opwright.contract.fill import LAYOUTS, lay_out
 from opwright.errors import CheckError
-from opwright.spec.fill import LAYOUTS, lay_out
 from opwright.verify import api, devices, request, runner
 from opwright.verify.checks import threads_and_streams
 from opwright.verify.compare import compare

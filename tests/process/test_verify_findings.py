@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import opwright
-from opwright.spec.samples import Sweep
+from opwright.contract.samples import Sweep
 from opwright.verify import api
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.compare import compare

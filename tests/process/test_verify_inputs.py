@@ -8,8 +8,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
+from opwright.contract.sources import Source
 from opwright.errors import KernelError, OutOfBoundsError
-from opwright.spec.sources import Source
 from opwright.verify.inputs.boundaries import _sizes_in
 
 pytestmark = pytest.mark.compiler

@@ -8,8 +8,8 @@ from jaxtyping import Float, Float32, Int, Int8, Int64
 from torch import Tensor
 
 from opwright import bench, operator, verify
+from opwright.contract.samples import Sweep
 from opwright.errors import CheckError
-from opwright.spec.samples import Sweep
 from opwright.verify.target import make_target
 
 

@@ -15,9 +15,9 @@ from opwright.bench import api, measure
 from opwright.bench.api import BenchRecord
 from opwright.bench.roofline import CpuBench, measure_limits_again
 from opwright.bench.workload import Workload
+from opwright.contract.cost import Cost
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import Conditions, Limits, Timing
-from opwright.spec.cost import Cost
 
 # The limits of a machine where copying a row takes a microsecond, and of one that nothing is as slow as.
 MODEST = Limits(1.0, 1.0, 1.0, {"f32": 1.0}, 1.0, None, 1, 0.0)

@@ -16,8 +16,8 @@ from torch import Tensor
 import opwright
 from opwright import Index, Mutates, NonNegative, Positive, Probability, Range, errors, operator
 from opwright.bench.workload import Workload, one_element, plans
-from opwright.spec.likely import find_likely
-from opwright.spec.samples import Sweep
+from opwright.contract.likely import find_likely
+from opwright.contract.samples import Sweep
 from opwright.testing import inputs
 
 _numbers = itertools.count()

@@ -9,7 +9,7 @@ from pathlib import Path
 from opwright import settings
 from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
 from opwright.backends.toolchain import INCLUDE, KERNEL_FLAGS, dependencies_flag, machine_identity
-from opwright.spec.sources import Source
+from opwright.contract.sources import Source
 
 # What kernels are compiled for, from the oldest to the newest: the first fits every machine.
 LEVELS = {

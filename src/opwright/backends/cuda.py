@@ -16,8 +16,8 @@ from pathlib import Path
 from opwright import settings
 from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
 from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, file_signature, remember
+from opwright.contract.sources import Source
 from opwright.errors import HostCompilerError, NoNvccError
-from opwright.spec.sources import Source
 
 # Every GPU from Ampere on: 8.x runs the first, 9.0 the second, and the driver compiles the PTX of the
 # last for what is newer.

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from opwright.backends.toolchain import Compiler
+from opwright.contract.sources import Source
 from opwright.errors import NoCompilerError
-from opwright.spec.sources import Source
 
 if TYPE_CHECKING:  # `opwright doctor` looks for compilers without torch
-    from opwright.spec.contract import Contract
-    from opwright.spec.declaration import Declaration
+    from opwright.contract.contract import Contract
+    from opwright.contract.declaration import Declaration
 
 
 class Backend(ABC):

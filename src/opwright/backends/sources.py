@@ -7,8 +7,8 @@ from pathlib import Path
 
 from opwright.backends.protocol import Backend
 from opwright.backends.registry import all_backends, device_types
+from opwright.contract.sources import Source
 from opwright.errors import KernelFileError
-from opwright.spec.sources import Source
 
 
 def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | None]) -> dict[str, Source]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from opwright.backends.cuda import GpuBackend
 from opwright.backends.protocol import CompileJob
 from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, triton_digest
+from opwright.contract.sources import Source
 from opwright.errors import NoTritonError
-from opwright.spec.sources import Source
 
 if TYPE_CHECKING:
-    from opwright.spec.declaration import Declaration
+    from opwright.contract.declaration import Declaration
 
 _RUNTIME = NATIVE / "src" / "triton"
 _RUNTIME_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")

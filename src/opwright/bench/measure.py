@@ -15,13 +15,13 @@ from opwright.bench.environment import peak_bytes
 from opwright.bench.roofline import CpuBench, GpuBench
 from opwright.bench.timers import Timed, join
 from opwright.bench.workload import Plan, Workload, all_tensors, applier, as_list, one_element
+from opwright.contract.cost import Cost, default_cost
+from opwright.contract.dtypes import short_name
+from opwright.contract.samples import Case
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import outputs_of
 from opwright.errors import NotVerifiedError
 from opwright.records import Limits, Measurement, Timing
-from opwright.spec.cost import Cost, default_cost
-from opwright.spec.dtypes import short_name
-from opwright.spec.samples import Case
 from opwright.verify.devices import wait_for
 from opwright.verify.tensors import are_same
 

@@ -19,9 +19,9 @@ import torch
 from opwright.bench.environment import keep_memory
 from opwright.bench.timers import Gpu, Timed, time_fresh, time_interleaved, time_on_gpu
 from opwright.build.store import Store, digest_of
+from opwright.contract.dtypes import short_name
 from opwright.errors import StoreError
 from opwright.records import Limits, Machine
-from opwright.spec.dtypes import short_name
 from opwright.typed_json import decode
 
 _COPY_BYTES = 128 << 20  # of each tensor: far above any last-level cache that a process can claim

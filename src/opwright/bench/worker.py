@@ -272,7 +272,7 @@ def _what(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dtype(name: str) -> Any:
-    from opwright.spec.dtypes import SCALAR_TYPES, short_name
+    from opwright.contract.dtypes import SCALAR_TYPES, short_name
 
     for dtype in SCALAR_TYPES:
         if name in (short_name(dtype), str(dtype).removeprefix("torch.")):

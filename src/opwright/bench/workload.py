@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from opwright._torch import tree_leaves, tree_map
+from opwright.contract.contract import Contract
+from opwright.contract.declared import declared_cases, split_sample
+from opwright.contract.domains import Range
+from opwright.contract.fill import lay_out, shape_of, tensor_dtype
+from opwright.contract.likely import find_likely
+from opwright.contract.samples import Case, Sweep, domain_in, integers_in
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
-from opwright.spec.contract import Contract
-from opwright.spec.declared import declared_cases, split_sample
-from opwright.spec.domains import Range
-from opwright.spec.fill import lay_out, shape_of, tensor_dtype
-from opwright.spec.likely import find_likely
-from opwright.spec.samples import Case, Sweep, domain_in, integers_in
 from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.target import make_target

@@ -26,9 +26,9 @@ from opwright.build.diagnostics import compile_error
 from opwright.build.request import Request, make_request, renew
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
+from opwright.contract.cpp_names import quote_for_c
+from opwright.contract.sources import Source
 from opwright.errors import CompileError, LoadError, NoCompilerError
-from opwright.spec.cpp_names import quote_for_c
-from opwright.spec.sources import Source
 
 
 @dataclass(frozen=True)

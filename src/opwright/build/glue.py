@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from opwright.backends.protocol import CompiledBackend
 from opwright.backends.registry import all_backends, backend_of_device
+from opwright.contract.axes import Axis, Computed, Fixed, Named, Variadic
+from opwright.contract.contract import Contract, Parameter, TensorType
+from opwright.contract.cpp_names import CPP_KEYWORDS
+from opwright.contract.declaration import Declaration
+from opwright.contract.dtypes import SCALAR_TYPES
+from opwright.contract.schema import kernel_twin, out_schema_of, reference_twin, schema_of
 from opwright.errors import AnnotationError
-from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
-from opwright.spec.contract import Contract, Parameter, TensorType
-from opwright.spec.cpp_names import CPP_KEYWORDS
-from opwright.spec.declaration import Declaration
-from opwright.spec.dtypes import SCALAR_TYPES
-from opwright.spec.schema import kernel_twin, out_schema_of, reference_twin, schema_of
 
 _INT64 = 4
 _AXIS_KINDS = {Named: "kNamedAxis", Fixed: "kFixed", Computed: "kComputed", Variadic: "kVariadic"}

@@ -11,7 +11,7 @@ from opwright.build.glue import glue_text
 from opwright.build.load import load
 from opwright.build.request import make_request
 from opwright.build.store import Store
-from opwright.spec.declaration import Declaration
+from opwright.contract.declaration import Declaration
 
 # The steps of probe.c, each with all before it.
 STEPS = ("stack", "read", "check", "allocate", "view", "empty launch", "whole call")

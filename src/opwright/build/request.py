@@ -13,8 +13,8 @@ from opwright.backends.registry import all_backends
 from opwright.backends.toolchain import GLUE_FLAGS, INCLUDE_VARIABLES, LINK_FLAGS, headers_digest
 from opwright.build.glue import backend_of, glue_text, header_text, kernel_signature
 from opwright.build.store import Store, digest_of
-from opwright.spec.declaration import Declaration
-from opwright.spec.sources import Source
+from opwright.contract.declaration import Declaration
+from opwright.contract.sources import Source
 
 _FORMAT = 2  # changes when the layout of a library changes
 # An include that depends on where the source lies, or whose name cannot be read off it.

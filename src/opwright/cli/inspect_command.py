@@ -23,9 +23,9 @@ def inspect_operators(
     """
     from opwright.backends.registry import device_types
     from opwright.build.glue import glue_text, header_text, kernel_signature
+    from opwright.contract.schema import out_schema_of, schema_of
     from opwright.dispatch import kernels
     from opwright.errors import CheckError
-    from opwright.spec.schema import out_schema_of, schema_of
     from opwright.target import find_operators
 
     if backend not in device_types():

@@ -16,7 +16,7 @@ def list_operators(target: str, *, json: bool = False) -> int:
         target: A module, a file, or either with ::name.
         json: Print JSON.
     """
-    from opwright.spec.schema import schema_of
+    from opwright.contract.schema import schema_of
     from opwright.target import find_operators
 
     found = find_operators(target)

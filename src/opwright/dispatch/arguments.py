@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from opwright.contract.contract import MISSING, Bindings, Contract
 from opwright.dispatch.compiled import compiled
-from opwright.spec.contract import MISSING, Bindings, Contract
 
 
 class Arguments:

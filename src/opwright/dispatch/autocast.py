@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.contract import Contract
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.registration import AUTOCAST_KEYS, Registration
-from opwright.spec.contract import Contract
-from opwright.spec.declaration import Declaration
 
 _KEYS = _torch.key_set(*AUTOCAST_KEYS.values())
 

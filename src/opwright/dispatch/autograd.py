@@ -15,6 +15,8 @@ import torch
 
 from opwright import _torch
 from opwright._torch import enable_single_level_autograd_function
+from opwright.contract.contract import Contract
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.derived_gradient import DerivedGradient
 from opwright.dispatch.fake import pack, unpack
@@ -22,8 +24,6 @@ from opwright.dispatch.mutation import refuse_mutation
 from opwright.dispatch.node import Saved, recorder
 from opwright.dispatch.reference import PLAIN, Reference, tensors_in
 from opwright.dispatch.registration import Registration
-from opwright.spec.contract import Contract
-from opwright.spec.declaration import Declaration
 
 _is_compiling = torch.compiler.is_compiling
 

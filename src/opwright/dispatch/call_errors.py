@@ -6,12 +6,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from opwright.contract.contract import ContractError
+from opwright.contract.dtypes import describe
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.device_errors import device_error
 from opwright.dispatch.reference import Reference, tensors_in
 from opwright.errors import KernelError, OpwrightError, OutOfBoundsError
-from opwright.spec.contract import ContractError
-from opwright.spec.dtypes import describe
 
 _INDEX_ERROR = "IndexError: "  # what the text of `opwright::check_index` starts with
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.contract import Contract, ContractError
 from opwright.dispatch.backward_trace import BackwardTrace, BackwardTraces, record_backward
 from opwright.dispatch.reference import Reference, outputs_of, signature_of_call
-from opwright.spec.contract import Contract, ContractError
 
 
 class DerivedGradient:
@@ -73,7 +73,7 @@ class DerivedGradient:
         Args:
             values: arguments of a call; small ones by default.
         """
-        from opwright.spec.dryrun import small_arguments  # which wheels do without
+        from opwright.contract.dryrun import small_arguments  # which wheels do without
 
         contract = self._contract
         names = [p.name for p in contract.parameters]

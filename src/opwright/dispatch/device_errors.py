@@ -7,9 +7,9 @@ import re
 
 import torch
 
+from opwright.contract.dtypes import describe
 from opwright.dispatch import kernels, registry
 from opwright.errors import ArchitectureError, DeviceFaultError, KernelError
-from opwright.spec.dtypes import describe
 
 # Numbers of cudaError_t.
 _OUT_OF_MEMORY = 2

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.contract import Contract, Parameter
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import signature_text
 from opwright.dispatch.compiled import compiled
 from opwright.dispatch.mutation import bump_versions
 from opwright.dispatch.reference import PLAIN
 from opwright.dispatch.registration import Registration
-from opwright.spec.contract import Contract, Parameter
-from opwright.spec.declaration import Declaration
 
 
 def entry_point(declaration: Declaration, registration: Registration) -> Callable[..., Any]:

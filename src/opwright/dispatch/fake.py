@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from opwright.contract.contract import Contract
 from opwright.dispatch.arguments import Arguments
-from opwright.spec.contract import Contract
 
 
 def fake_kernel(arguments: Arguments) -> Callable[..., Any]:

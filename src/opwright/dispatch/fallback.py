@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from opwright.contract.declaration import Declaration
 from opwright.dispatch import kernels
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.call_errors import CallErrors
 from opwright.dispatch.launched import launch
 from opwright.dispatch.reference import Reference, tensors_in
 from opwright.dispatch.registration import Registration
-from opwright.spec.declaration import Declaration
 
 
 class Fallback:

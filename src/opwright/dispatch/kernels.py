@@ -15,11 +15,11 @@ from opwright import settings
 from opwright.backends.protocol import Backend, CompiledBackend, LaunchedBackend
 from opwright.backends.registry import all_backends, backend_of_device, device_types
 from opwright.backends.sources import find_sources as find_sources
+from opwright.contract.declaration import Declaration
 from opwright.dispatch import registry
 from opwright.dispatch.launched import Launched
 from opwright.dispatch.record import Operator
 from opwright.errors import CompileError, NoCompilerError
-from opwright.spec.declaration import Declaration
 
 if TYPE_CHECKING:  # only here: a process whose operators have no kernels never imports the builder
     from opwright.build.load import Library

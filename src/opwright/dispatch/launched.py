@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.fake import pack
-from opwright.spec.declaration import Declaration
 
 
 class Launched:

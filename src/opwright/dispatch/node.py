@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright import _torch
+from opwright.contract.contract import Contract, Parameter
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.derived_gradient import DerivedGradient
-from opwright.spec.contract import Contract, Parameter
-from opwright.spec.declaration import Declaration
 
 
 class Saved(NamedTuple):

@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from opwright.contract.declaration import Declaration, declare, declare_backward
+from opwright.contract.dryrun import dry_run
+from opwright.contract.precision import Precision
 from opwright.dispatch import kernels, registry, sharding
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.autocast import autocast_kernel
@@ -25,9 +28,6 @@ from opwright.dispatch.registry import operator_of
 from opwright.dispatch.sharding_rules import Rules
 from opwright.dispatch.vmap import vmap_kernel
 from opwright.errors import DeclarationError
-from opwright.spec.declaration import Declaration, declare, declare_backward
-from opwright.spec.dryrun import dry_run
-from opwright.spec.precision import Precision
 
 __all__ = ["Operator", "install", "operator", "operator_of"]
 

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.dtypes import describe
+from opwright.contract.memory import find_shared, overlaps_itself
+from opwright.contract.schema import out_names
 from opwright.dispatch import sharding
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.call_errors import CallErrors
@@ -17,9 +20,6 @@ from opwright.dispatch.mutation import bump_versions
 from opwright.dispatch.reference import Reference, tensors_in
 from opwright.dispatch.registration import Registration
 from opwright.errors import OpwrightError, OutError
-from opwright.spec.dtypes import describe
-from opwright.spec.memory import find_shared, overlaps_itself
-from opwright.spec.schema import out_names
 
 
 class OutVariant:

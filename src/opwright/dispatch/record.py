@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
+from opwright.contract.contract import Contract
+from opwright.contract.cost import Cost, default_cost
+from opwright.contract.declaration import Declaration
+from opwright.contract.schema import schema_of
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.autograd import Gradient
 from opwright.dispatch.backward_trace import BackwardTraces
 from opwright.dispatch.reference import Reference
 from opwright.dispatch.registration import Registration
-from opwright.spec.contract import Contract
-from opwright.spec.cost import Cost, default_cost
-from opwright.spec.declaration import Declaration
-from opwright.spec.schema import schema_of
 
 
 @dataclass(eq=False, repr=False)

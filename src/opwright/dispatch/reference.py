@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.contract import Contract
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.fake import pack
 from opwright.errors import OpwrightError, OutOfBoundsError
-from opwright.spec.contract import Contract
-from opwright.spec.declaration import Declaration
 
 MAX_CHECKED = 1024  # signatures of one operator
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # the classes of tensors that kernels take

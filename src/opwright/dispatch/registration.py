@@ -15,10 +15,9 @@ import torch
 
 from opwright import _torch
 from opwright._torch import OpOverload, OpOverloadPacket
-from opwright.dispatch.devices import DISPATCH_KEYS
-from opwright.spec.contract import Contract
-from opwright.spec.declaration import Declaration
-from opwright.spec.schema import (
+from opwright.contract.contract import Contract
+from opwright.contract.declaration import Declaration
+from opwright.contract.schema import (
     coded_schema_of,
     kernel_twin,
     out_names,
@@ -26,6 +25,7 @@ from opwright.spec.schema import (
     reference_twin,
     schema_of,
 )
+from opwright.dispatch.devices import DISPATCH_KEYS
 
 # The dispatcher's keys of autocast, by type of device; not every device has one.
 AUTOCAST_KEYS = {d: f"Autocast{key}" for d, key in DISPATCH_KEYS.items() if _torch.has_key(f"Autocast{key}")}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from opwright import _torch
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.lock import lock as lock
 from opwright.dispatch.record import Operator
 from opwright.dispatch.registration import Registration
 from opwright.errors import NameTakenError
-from opwright.spec.declaration import Declaration
 
 operators: dict[str, Operator] = {}
 registrations: dict[str, Registration] = {}

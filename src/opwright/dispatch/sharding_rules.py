@@ -25,13 +25,13 @@ import torch
 
 from opwright import _torch
 from opwright._torch import TorchDispatchMode, tree_leaves, tree_map
+from opwright.contract.axes import Computed, Fixed, Named, Variadic
+from opwright.contract.contract import Contract, Parameter, TensorType
+from opwright.contract.domains import Index
 from opwright.dispatch import registry
 from opwright.dispatch.record import Operator
 from opwright.dispatch.reference import caller, outputs_of, tensors_in
 from opwright.errors import ShardingError
-from opwright.spec.axes import Computed, Fixed, Named, Variadic
-from opwright.spec.contract import Contract, Parameter, TensorType
-from opwright.spec.domains import Index
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement

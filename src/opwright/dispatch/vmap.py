@@ -14,12 +14,12 @@ import torch
 
 from opwright import _torch
 from opwright._torch import functorch, retrieve_current_functorch_interpreter
+from opwright.contract.contract import Contract, TensorType
+from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import Reference
 from opwright.dispatch.registration import Registration
-from opwright.spec.contract import Contract, TensorType
-from opwright.spec.declaration import Declaration
 
 _BATCHED = _torch.key_set("FuncTorchBatched")
 

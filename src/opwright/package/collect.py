@@ -11,9 +11,9 @@ from typing import Any
 
 import opwright
 from opwright.backends.sources import find_sources
+from opwright.contract.declaration import Declaration, declare, declare_backward
 from opwright.errors import PackageError
 from opwright.package import torch_stand_in
-from opwright.spec.declaration import Declaration, declare, declare_backward
 
 _found: dict[str, Declaration] = {}
 

@@ -39,12 +39,12 @@ from opwright.build.diagnostics import compile_error
 from opwright.build.glue import entry_symbol, glue_text, header_text
 from opwright.build.request import make_request
 from opwright.build.steps import StepFailed, run_all
+from opwright.contract.declaration import Declaration
+from opwright.contract.schema import coded_schema_of, kernel_twin, out_schema_of, schema_of
+from opwright.contract.sources import Source
 from opwright.errors import NoCompilerError, PackageError
 from opwright.package import glibc
 from opwright.package.names import check_name
-from opwright.spec.declaration import Declaration
-from opwright.spec.schema import coded_schema_of, kernel_twin, out_schema_of, schema_of
-from opwright.spec.sources import Source
 
 # The newest torch of whose stable ABI the glue takes anything.
 MINIMUM_TORCH = (2, 11)

@@ -15,8 +15,8 @@ from pathlib import Path
 from opwright.backends.registry import dispatch_keys
 
 _TOOLKIT = Path(__file__).resolve().parent.parent
-_TAKEN = ("_torch.py", "errors.py", "settings.py", "spec/*.py", "dispatch/*.py")
-_LEFT = ("spec/samples.py", "spec/fill.py", "spec/likely.py")
+_TAKEN = ("_torch.py", "errors.py", "settings.py", "contract/*.py", "dispatch/*.py")
+_LEFT = ("contract/samples.py", "contract/fill.py", "contract/likely.py")
 _REPLACED = {
     "__init__.py": "init.py",
     "jaxtyping.py": "jaxtyping.py",
@@ -24,7 +24,7 @@ _REPLACED = {
     "backends/cuda.py": "cuda.py",
     "dispatch/compiled.py": "compiled.py",
     "dispatch/kernels.py": "kernels.py",
-    "spec/dryrun.py": "dryrun.py",
+    "contract/dryrun.py": "dryrun.py",
 }
 
 

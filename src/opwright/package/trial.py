@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from opwright.backends import cpu
 from opwright.backends.registry import device_types
 from opwright.build.load import open_library
+from opwright.contract.schema import schema_of
 from opwright.dispatch import kernels
 from opwright.errors import PackageError
-from opwright.spec.schema import schema_of
 
 if TYPE_CHECKING:
     from opwright.dispatch.operator import Operator

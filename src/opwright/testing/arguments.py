@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from opwright.spec.contract import Contract
-from opwright.spec.dtypes import describe
+from opwright.contract.contract import Contract
+from opwright.contract.dtypes import describe
 from opwright.verify.tensors import copy_of
 
 _SHOWN = 8  # a tensor of at most so many elements is shown with its values

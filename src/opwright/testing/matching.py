@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from opwright.contract.dtypes import describe
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, align
-from opwright.spec.dtypes import describe
 from opwright.testing.arguments import Inputs
 from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, ulp_of

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import torch
 
+from opwright.contract.axes import Computed, Fixed, Named, Variadic
+from opwright.contract.contract import MISSING, Contract, Parameter, TensorType
+from opwright.contract.domains import Index, Range
+from opwright.contract.dtypes import Family
+from opwright.contract.fill import LAYOUTS, lay_out
+from opwright.contract.samples import domain_in, integers_in, nearest_in, within
 from opwright.errors import CheckError
-from opwright.spec.axes import Computed, Fixed, Named, Variadic
-from opwright.spec.contract import MISSING, Contract, Parameter, TensorType
-from opwright.spec.domains import Index, Range
-from opwright.spec.dtypes import Family
-from opwright.spec.fill import LAYOUTS, lay_out
-from opwright.spec.samples import domain_in, integers_in, nearest_in, within
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.testing.sweep import one_operator
 from opwright.verify.target import Target, make_target

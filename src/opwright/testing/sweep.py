@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from opwright.contract.dtypes import SCALAR_TYPES, short_name
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
-from opwright.spec.dtypes import SCALAR_TYPES, short_name
 from opwright.target import find_operators
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.verify.target import make_target

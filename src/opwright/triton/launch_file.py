@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opwright.contract.dtypes import SCALAR_TYPES
 from opwright.errors import CompileError
-from opwright.spec.dtypes import SCALAR_TYPES
 
 # What PyTorch's dtypes are called in C++ here, for `DTYPES` and comparisons.
 CPP_OF_DTYPE = {str(dtype).removeprefix("torch."): cpp for dtype, (_, _, cpp) in SCALAR_TYPES.items()}

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+from opwright.contract.contract import Contract
+from opwright.contract.cpp_names import CPP_KEYWORDS, quote_for_c
 from opwright.errors import CompileError
-from opwright.spec.contract import Contract
-from opwright.spec.cpp_names import CPP_KEYWORDS, quote_for_c
 from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 
 # Functions of integers.h for what may be beyond 64 bits; `&`, `|` and `^` never are.

@@ -11,20 +11,20 @@ from typing import Any
 import jaxtyping
 import torch
 
+from opwright.contract import domains
+from opwright.contract.annotations import Mutates
+from opwright.contract.contract import Contract
+from opwright.contract.declaration import read_contract
+from opwright.contract.declared import Labelled
+from opwright.contract.dtypes import family_names
+from opwright.contract.likely import find_likely, remarks_on
+from opwright.contract.samples import Case
 from opwright.dispatch.operator import operator_of
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
 from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.machine import machine_card
 from opwright.records import Check, VerifyRecord
-from opwright.spec import domains
-from opwright.spec.annotations import Mutates
-from opwright.spec.contract import Contract
-from opwright.spec.declaration import read_contract
-from opwright.spec.declared import Labelled
-from opwright.spec.dtypes import family_names
-from opwright.spec.likely import find_likely, remarks_on
-from opwright.spec.samples import Case
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import device_of, devices_for, parse_device

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from opwright.spec.precision import Factor, Precision
+from opwright.contract.precision import Factor, Precision
 from opwright.verify.formulas import Overflow, oracle_formulas
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
 from opwright.verify.rounding import round_at_random

@@ -22,9 +22,9 @@ import torch
 
 from opwright import _torch
 from opwright._torch import tree_leaves
+from opwright.contract.schema import schema_of
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
-from opwright.spec.schema import schema_of
 from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
 from opwright.verify.global_state import Guard, read_settings, write_settings

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.samples import Case
 from opwright.dispatch import kernels
 from opwright.errors import BuildError
 from opwright.isolation import (
@@ -45,7 +46,6 @@ from opwright.isolation import (
     wait_for_any,
 )
 from opwright.records import CaseError, Check, Failure, Undecided, builtins_of
-from opwright.spec.samples import Case
 from opwright.typed_json import decode
 from opwright.verify.checks import CHECKS, group_of, place_of
 from opwright.verify.checks.finding import Finding, Skipped, first_line, origin

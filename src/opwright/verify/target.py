@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
+from opwright.contract.contract import Contract
+from opwright.contract.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
+from opwright.contract.domains import Range
+from opwright.contract.fill import lay_out
+from opwright.contract.likely import find_likely
+from opwright.contract.precision import Precision
+from opwright.contract.samples import LONG, Case, Sweep
 from opwright.dispatch import registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, OpwrightError
-from opwright.spec.contract import Contract
-from opwright.spec.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
-from opwright.spec.domains import Range
-from opwright.spec.fill import lay_out
-from opwright.spec.likely import find_likely
-from opwright.spec.precision import Precision
-from opwright.spec.samples import LONG, Case, Sweep
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright._torch import tree_map
+from opwright.contract.declared import split_sample
 from opwright.errors import TargetError
-from opwright.spec.declared import split_sample
 from opwright.verify.global_state import Guard
 from opwright.verify.target import Target, make_target
 

@@ -12,10 +12,10 @@ import torch
 from tensors import MAX_STRIDE, Placed, place, place_on
 from torch import Tensor
 
+from opwright.contract.axes import Computed, Fixed, Named, Variadic
+from opwright.contract.contract import Contract, Parameter
+from opwright.contract.schema import out_names
 from opwright.errors import OpwrightError
-from opwright.spec.axes import Computed, Fixed, Named, Variadic
-from opwright.spec.contract import Contract, Parameter
-from opwright.spec.schema import out_names
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65]
 MAX_ELEMENTS = 4000

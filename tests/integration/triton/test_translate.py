@@ -20,8 +20,8 @@ from stub import triton_python  # noqa: F401
 from torch import Tensor
 
 from opwright.build.glue import header_text, kernel_signature
+from opwright.contract.declaration import declare
 from opwright.errors import CompileError
-from opwright.spec.declaration import declare
 from opwright.triton.launch_file import read_launch_file
 from opwright.triton.translate import translate
 

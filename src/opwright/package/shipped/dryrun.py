@@ -1,8 +1,8 @@
-"""References were tried when the wheel was made. In place of `spec/dryrun.py`."""
+"""References were tried when the wheel was made. In place of `contract/dryrun.py`."""
 
 from __future__ import annotations
 
-from opwright.spec.declaration import Declaration
+from opwright.contract.declaration import Declaration
 
 
 def dry_run(declaration: Declaration) -> None:

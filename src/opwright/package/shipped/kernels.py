@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from opwright.contract.declaration import Declaration
+from opwright.contract.schema import schema_of
 from opwright.dispatch import registry
 from opwright.dispatch.record import Operator
 from opwright.errors import PackageError
-from opwright.spec.declaration import Declaration
-from opwright.spec.schema import schema_of
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _registered: set[str] = set()

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from opwright.spec.fill import LAYOUTS, lay_out
-from opwright.spec.memory import overlaps_itself
-from opwright.spec.samples import Case
+from opwright.contract.fill import LAYOUTS, lay_out
+from opwright.contract.memory import overlaps_itself
+from opwright.contract.samples import Case
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.samples import Case
 from opwright.dispatch.vmap import joined_axes
 from opwright.errors import OpwrightError
-from opwright.spec.samples import Case
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,

@@ -12,10 +12,10 @@ import torch
 
 from opwright import _torch
 from opwright._torch import tree_map
+from opwright.contract.axes import Fixed
+from opwright.contract.contract import Contract
+from opwright.contract.samples import Case, Sweep
 from opwright.errors import ContractError
-from opwright.spec.axes import Fixed
-from opwright.spec.contract import Contract
-from opwright.spec.samples import Case, Sweep
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from opwright._torch import find_simulation
+from opwright.contract.samples import Case
 from opwright.dispatch.sharding import gradient_of_input, is_differentiable
 from opwright.dispatch.sharding_rules import Rule, Signature, join, names, signature_of, split
 from opwright.errors import ShardingError
-from opwright.spec.samples import Case
 from opwright.verify.checks.finding import Finding, Skipped, first_line
 from opwright.verify.checks.gradients import need_gradient
 from opwright.verify.target import Target

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.samples import Case
 from opwright.dispatch import kernels
-from opwright.spec.samples import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
 from opwright.verify.checks.gradients import as_leaves, need_gradient, seed_like
 from opwright.verify.checks.numerics import check_call, expected_of, representatives

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright.backends.registry import all_backends
+from opwright.contract.axes import Named, Variadic
+from opwright.contract.contract import Parameter
+from opwright.contract.domains import Index
+from opwright.contract.samples import Case, Fill, Sweep, domain_in
+from opwright.contract.sources import Source
 from opwright.errors import ContractError
-from opwright.spec.axes import Named, Variadic
-from opwright.spec.contract import Parameter
-from opwright.spec.domains import Index
-from opwright.spec.samples import Case, Fill, Sweep, domain_in
-from opwright.spec.sources import Source
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.oracle import are_finite, try_reference
 from opwright.verify.target import Target

@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from opwright.contract.annotations import read_outputs, read_parameters
+from opwright.contract.axes import Anonymous, Computed, Named, Variadic
+from opwright.contract.contract import MISSING, Contract, Output, Parameter, TensorType
+from opwright.contract.domains import Index
+from opwright.contract.precision import Precision, check_precision
+from opwright.contract.sources import Source
 from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError
-from opwright.spec.annotations import read_outputs, read_parameters
-from opwright.spec.axes import Anonymous, Computed, Named, Variadic
-from opwright.spec.contract import MISSING, Contract, Output, Parameter, TensorType
-from opwright.spec.domains import Index
-from opwright.spec.precision import Precision, check_precision
-from opwright.spec.sources import Source
 
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
 

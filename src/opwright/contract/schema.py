@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opwright.spec.contract import MISSING, Contract, Parameter
+from opwright.contract.contract import MISSING, Contract, Parameter
 
 
 def kernel_twin(name: str, generation: int = 0) -> str:

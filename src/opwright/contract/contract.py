@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright import _torch
+from opwright.contract.axes import Axis, Computed, Fixed, Named, Variadic
+from opwright.contract.domains import Domain
+from opwright.contract.dtypes import Family, describe, describe_undense, short_name
+from opwright.contract.memory import find_shared, overlaps_itself
 from opwright.errors import (
     ContractError,
     DeviceError,
@@ -20,10 +24,6 @@ from opwright.errors import (
     RankError,
     ShapeError,
 )
-from opwright.spec.axes import Axis, Computed, Fixed, Named, Variadic
-from opwright.spec.domains import Domain
-from opwright.spec.dtypes import Family, describe, describe_undense, short_name
-from opwright.spec.memory import find_shared, overlaps_itself
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from opwright.spec.axes import Computed, Named, Variadic
-from opwright.spec.contract import Contract, TensorType
-from opwright.spec.domains import Range
+from opwright.contract.axes import Computed, Named, Variadic
+from opwright.contract.contract import Contract, TensorType
+from opwright.contract.domains import Range
 
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "columns")
 

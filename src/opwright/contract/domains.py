@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opwright.spec.axes import Computed
+from opwright.contract.axes import Computed
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ import torch
 
 from opwright import _torch
 from opwright._torch import TorchDispatchMode
+from opwright.contract.axes import Computed, Named, Variadic
+from opwright.contract.contract import MISSING, Contract, TensorType
+from opwright.contract.declaration import Declaration
+from opwright.contract.dtypes import describe
 from opwright.errors import (
     DataDependentShapeError,
     RandomnessError,
@@ -20,10 +24,6 @@ from opwright.errors import (
     ShapeError,
     UndeclaredMutationError,
 )
-from opwright.spec.axes import Computed, Named, Variadic
-from opwright.spec.contract import MISSING, Contract, TensorType
-from opwright.spec.declaration import Declaration
-from opwright.spec.dtypes import describe
 
 # Different sizes for the first axes; few elements however many there are.
 _SIZES = (3, 5, 7, 11, 2, 2, *(1,) * 64)

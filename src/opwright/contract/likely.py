@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from opwright.spec.axes import Anonymous, Variadic
-from opwright.spec.contract import Contract, Parameter
-from opwright.spec.domains import Index, NonNegative, Positive, Probability, Range
-from opwright.spec.samples import Case, Sweep, tensors_in
+from opwright.contract.axes import Anonymous, Variadic
+from opwright.contract.contract import Contract, Parameter
+from opwright.contract.domains import Index, NonNegative, Positive, Probability, Range
+from opwright.contract.samples import Case, Sweep, tensors_in
 
 Reference = Callable[[list[Any]], Sequence[Any]]
 

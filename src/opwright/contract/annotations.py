@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import torch
 
+from opwright.contract.axes import parse_axes
+from opwright.contract.contract import MISSING, Output, Parameter, TensorType
+from opwright.contract.domains import Domain, Index, Range
+from opwright.contract.dtypes import family, family_names
 from opwright.errors import AnnotationError, AxisError
-from opwright.spec.axes import parse_axes
-from opwright.spec.contract import MISSING, Output, Parameter, TensorType
-from opwright.spec.domains import Domain, Index, Range
-from opwright.spec.dtypes import family, family_names
 
 _MUTATED = "opwright: this argument is written into"
 _FAMILIES_OF = {int: "Int64", float: "Float64", bool: "Bool"}

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from opwright.spec.axes import Computed, Named, Variadic
-from opwright.spec.contract import MISSING, Contract, Parameter
-from opwright.spec.domains import Range
-from opwright.spec.dtypes import describe
-from opwright.spec.fill import LAYOUTS, every_value, lay_out, shape_of, tensor_dtype, with_special_values
+from opwright.contract.axes import Computed, Named, Variadic
+from opwright.contract.contract import MISSING, Contract, Parameter
+from opwright.contract.domains import Range
+from opwright.contract.dtypes import describe
+from opwright.contract.fill import LAYOUTS, every_value, lay_out, shape_of, tensor_dtype, with_special_values
 
 _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 # Sizes of the larger cases: past every vector width with a remainder, and enough elements that

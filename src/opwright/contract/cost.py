@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opwright.spec.contract import Contract
+from opwright.contract.contract import Contract
 
 
 class Cost(NamedTuple):

@@ -1,4 +1,5 @@
-// Forks while threads launch, load and compile, for tests/integration/triton/test_runtime_threads.py.
+// Forks while threads launch, load and compile, for
+// tests/integration/triton/test_runtime_threads.py.
 //
 //   triton_fork KERNELS.py CLASSES PACK FORKS
 //

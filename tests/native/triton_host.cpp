@@ -1,5 +1,5 @@
-// A library as an operator's build makes it, for tests/integration/triton/test_host.py: Python gives it its
-// compiler.
+// A library as an operator's build makes it, for tests/integration/triton/test_host.py: Python
+// gives it its compiler.
 #include "opwright/triton/operator.h"
 
 using namespace opwright::triton;

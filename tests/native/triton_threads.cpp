@@ -1,5 +1,5 @@
-// Launches from many threads, for tests/integration/triton/test_runtime_threads.py; run it under the thread and
-// address sanitizers.
+// Launches from many threads, for tests/integration/triton/test_runtime_threads.py; run it under
+// the thread and address sanitizers.
 //
 //   triton_threads KERNELS.py CLASSES PACK THREADS ROUNDS
 //

@@ -1,5 +1,5 @@
-// The runtime's small parts on cases that tests/integration/triton/test_runtime_units.py makes: one JSON object
-// per line each way.
+// The runtime's small parts on cases that tests/integration/triton/test_runtime_units.py makes: one
+// JSON object per line each way.
 //
 //   {"do": "json", "text": ...}               {"ok": the value, written again} or {"error": ...}
 //   {"do": "quote", "text": ...}              {"ok": ...}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from fork_server import run_opwright
 from jaxtyping import Float
 from torch import Tensor
 
@@ -374,3 +377,45 @@ def test_a_derived_gradient_is_noted_with_what_it_costs(capsys: pytest.CaptureFi
     print_bench(record)
     assert f"{record.notes[0]}\n" in capsys.readouterr().out
     assert opwright.bench(scale, ["eager"], directions=["forward"], **options).notes == []
+
+
+THRICE = '''
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+@operator("bench_commands::thrice", cpu="""
+#include <opwright/kernel.h>
+template <typename T>
+void thrice(opwright::View<const T, 1> x, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(x(i) * 3);
+}
+OPWRIGHT_KERNEL(thrice, float, double)
+""")
+def thrice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x * 3
+'''
+
+
+@pytest.mark.compiler
+def test_the_commands_bench_and_report(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(THRICE)
+    (tmp_path / "bad.py").write_text(THRICE.replace("x(i) * 3", "x(i) * T(3.01)"))
+
+    def command(*arguments: str) -> Any:
+        return run_opwright(*arguments, cwd=tmp_path, env={"CI": "1"})
+
+    bad = command("bench", "bad.py", "--against", "eager")
+    assert bad.returncode == 1
+    assert "does not pass verify" in bad.stderr
+    good = command("bench", "good.py", "--against", "eager", "--seconds", "0.01", "--out", "records", "--json")
+    assert good.returncode == 0, good.stderr
+    (record,) = json.loads(good.stdout)
+    assert {m["direction"] for m in record["measurements"]} == {"forward", "backward"}
+    assert all(t["median_us"] > 0 for m in record["measurements"] for t in m["timings"])
+    page = command("report", "records", "--out", "page.html")
+    assert page.returncode == 0, page.stderr
+    assert "bench_commands::thrice" in (tmp_path / "page.html").read_text()
+    assert re.search(r"forward (no visible difference from|[\d.]+x (faster|slower) than) eager", page.stderr)
+    assert command("report", "nothing_here").returncode == 5

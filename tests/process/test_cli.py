@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -179,22 +178,6 @@ def test_verify_exit_codes(command, tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
-def test_bench_and_report(command, tmp_path: Path) -> None:
-    bad = command("bench", "bad.py", "--against", "eager")
-    assert bad.returncode == 1
-    assert "does not pass verify" in bad.stderr
-    good = command("bench", "good.py", "--against", "eager", "--seconds", "0.01", "--out", "records", "--json")
-    assert good.returncode == 0, good.stderr
-    (record,) = json.loads(good.stdout)
-    assert {m["direction"] for m in record["measurements"]} == {"forward", "backward"}
-    assert all(t["median_us"] > 0 for m in record["measurements"] for t in m["timings"])
-    page = command("report", "records", "--out", "page.html")
-    assert page.returncode == 0, page.stderr
-    assert "cli::thrice" in (tmp_path / "page.html").read_text()
-    assert re.search(r"forward (no visible difference from|[\d.]+x (faster|slower) than) eager", page.stderr)
-    assert command("report", "nothing_here").returncode == 5
-
-
 def test_targets(command, tmp_path: Path) -> None:
     (tmp_path / "made-1.0-py3-none-any.whl").touch()
     for target, text in {

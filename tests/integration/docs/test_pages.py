@@ -28,9 +28,9 @@ RUN_ELSEWHERE = {
     "guides/cuda.md": {"cuda": "tests/integration/test_cuda_build.py"},
     "guides/lstm.md": {"python": "ops/src/opwright_ops/lstm/test_guide.py", "": "ops/src/opwright_ops/lstm/test_guide.py"},
     "guides/report.md": {"console": "tests/process/test_report_export.py"},
-    "guides/testing.md": dict.fromkeys(("python", "console", ""), "tests/process/test_testing.py"),
+    "guides/testing.md": dict.fromkeys(("python", "console", ""), "tests/integration/test_testing.py"),
     "guides/triton-from-cpp.md": dict.fromkeys(("cpp", "cmake", "python"), "tests/integration/triton/test_cmake.py"),
-    "guides/verify-anything.md": {"python": "tests/process/test_verify_guide.py"},
+    "guides/verify-anything.md": {"python": "tests/integration/docs/test_verify_guide.py"},
 }  # fmt: skip
 
 # What the Python of a guide takes for granted, with a test for the end of it.

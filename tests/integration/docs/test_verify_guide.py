@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-GUIDE = Path(__file__).parents[2] / "docs/guides/verify-anything.md"
+GUIDE = Path(__file__).parents[3] / "docs/guides/verify-anything.md"
 
 
 def test_the_code_of_the_guide_runs() -> None:

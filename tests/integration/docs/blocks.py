@@ -1,4 +1,6 @@
-"""Runs the code blocks of a page as its reader would; `python tests/integration/docs/blocks.py PAGE...` writes what they print now.
+"""Runs the code blocks of a page as its reader would.
+
+`python tests/integration/docs/blocks.py PAGE...` writes what they print now.
 
 A block with a title is a file. The commands of a `console` block run in the folder of the files, and print what stands
 below each; those of a `sh` block must succeed. Python without a title runs in one program for the page. It prints the

@@ -1,6 +1,6 @@
 """Runs a program with the thread sanitizer in Opwright's glue and kernels; exits with 99 after a report.
 
-    python tests/integration/sanitize/threads.py tests/integration/stress/stress.py swap --swaps 1000 --forks 50 --threads 4
+    cd tests/integration; python sanitize/threads.py stress/stress.py swap --swaps 1000 --forks 50 --threads 4
 
 PyTorch is as it is: the sanitizer knows its locks, as it knows Python's, but not the barriers of its OpenMP threads.
 So each parallel loop runs in the calling thread.

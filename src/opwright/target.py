@@ -126,7 +126,7 @@ def _import_module(name: str) -> str:
 
 @contextlib.contextmanager
 def _explain_failed_import(place: str) -> Iterator[None]:
-    """Raises TargetError in place of what the import of a target raises, but for the errors of its declarations."""
+    """Turns an error during the import of a target into a TargetError; errors of its declarations pass through."""
     try:
         yield
     except OpwrightError:

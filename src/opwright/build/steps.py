@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opwright import settings
 
-_LEAST_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left failed for want of space
+_MIN_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left failed for want of space
 
 
 class StepFailed(Exception):
@@ -95,10 +95,10 @@ def run_all(
 def _full_folder(work: Path, output: str) -> str:
     """Returns the folder for want of whose space a compiler failed: a build's own, or that of temporary files."""
     temporary = os.environ.get("TMPDIR", "/tmp")
-    if shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
+    if shutil.disk_usage(work).free < _MIN_FREE_BYTES:
         return str(work)
     with contextlib.suppress(OSError):  # compilers take another if it is not there
-        if f"error writing to {temporary}/" in output or shutil.disk_usage(temporary).free < _LEAST_FREE_BYTES:
+        if f"error writing to {temporary}/" in output or shutil.disk_usage(temporary).free < _MIN_FREE_BYTES:
             return temporary
     return str(work) if "No space left on device" in output else ""
 

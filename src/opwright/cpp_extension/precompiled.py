@@ -24,7 +24,7 @@ from opwright.build.store import Store, digest_of
 from opwright.cpp_extension.headers import EXTENSION
 
 _KEPT = 6  # the most recently used
-_LEAST_FREE_BYTES = 4 << 30  # no disk is filled up for the sake of speed
+_MIN_FREE_BYTES = 4 << 30  # no disk is filled up for the sake of speed
 # Macros that headers of PyTorch, pybind11 or the C++ library read; others do not change what is precompiled.
 _READ = re.compile(r"-[DU](_|NDEBUG|PYBIND11|TORCH_|C10_|AT_|USE_|CAFFE2|Py_|STRIP_ERROR|HAVE_)")
 _NO_MATTER = re.compile(r"-[DUIWL]|-isystem|-iquote|-idirafter|-l|-MMD|-pipe$")
@@ -99,7 +99,7 @@ def make(header: Header, includes: Sequence[str], store: Store, *, wait: bool = 
             if found:
                 return found
             work = stack.enter_context(store.work())
-            if shutil.disk_usage(work).free < _LEAST_FREE_BYTES:
+            if shutil.disk_usage(work).free < _MIN_FREE_BYTES:
                 return None
             shutil.copy(header.text, work / "prefix.h")
             command = [
@@ -137,8 +137,8 @@ def make_in_background(headers: Sequence[Header], includes: Sequence[str], store
             start_new_session=True,
         )
         announce(
-            f"precompiling PyTorch's headers in the background, in process {process.pid}, once; they take 200 to 600 MB "
-            "each in the store; `OPWRIGHT_WITHOUT=pch` does without"
+            f"precompiling PyTorch's headers in the background, once, in process {process.pid}; "
+            "`OPWRIGHT_WITHOUT=pch` turns this off"
         )
 
 

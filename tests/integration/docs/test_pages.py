@@ -77,7 +77,7 @@ NOT_RUN = {
     "note: the reference gives NaN": "tests/process/test_verify_domains.py",
     "Verified my_ops::momentum": "tests/process/test_verify_words.py has the form",
     "FAILED numerics": "tests/process/test_verify_words.py has the form",
-    "# my_ops/softmax/triton.py": "tests/integration/triton/test_translate.py and tests/gpu/test_triton_operators.py have such files",
+    "# my_ops/softmax/triton.py": "tests/integration/triton/test_translate.py has such files",
     'softmax = operator("my_ops::softmax")': "needs a GPU; the reference is the reader's",
     "extern \"C\" const unsigned char": "tests/integration/triton/test_pack_manifest.py embeds a pack",
     "$ opwright pack list app.opk": "needs Triton; tests/integration/triton/test_pack_build.py",

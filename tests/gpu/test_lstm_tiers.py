@@ -122,6 +122,36 @@ def test_variants(tier: str, present: str, options: dict, B: int, H: int) -> Non
     assert _error(_results(given, tier=tier, **options), true) < allowed
 
 
+@pytest.mark.parametrize("activation", ["hard", "hard_sigmoid", "hard_tanh"])
+@pytest.mark.parametrize("tier", ["cluster", "grid", "step"])
+def test_hard_activations(tier: str, activation: str) -> None:
+    """Against a loop in float64 that PyTorch differentiates."""
+    given, slope = _inputs(9, 5, 72, torch.float32), 0.2
+
+    def sigmoid(z: Tensor) -> Tensor:
+        return torch.sigmoid(z) if activation == "hard_tanh" else (slope * z + 0.5).clamp(0, 1)
+
+    def tanh(z: Tensor) -> Tensor:
+        return torch.tanh(z) if activation == "hard_sigmoid" else z.clamp(-1, 1)
+
+    leaves = {name: value.double().requires_grad_() for name, value in given.items()}
+    h, c, rows = leaves["h_0"], leaves["c_0"], []
+    for x in leaves["input"]:
+        z = x @ leaves["weight_ih"].T + h @ leaves["weight_hh"].T + leaves["bias_ih"] + leaves["bias_hh"]
+        i, f, g, o = z.chunk(4, 1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h = sigmoid(o) * tanh(c)
+        rows.append(h)
+    wanted = torch.stack(rows)
+    weights = torch.randn(wanted.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(3))
+    true = [wanted.detach(), *torch.autograd.grad((wanted * weights).sum(), list(leaves.values()))]
+
+    leaves = {name: value.requires_grad_() for name, value in given.items()}
+    output = lstm(**leaves, activation=activation, slope=slope, tier=tier, fp32_precision="ieee")[0]
+    found = [output.detach(), *torch.autograd.grad((output * weights).sum(), list(leaves.values()))]
+    assert _error(found, true) < _EXACT
+
+
 @pytest.mark.parametrize(
     ("dtype", "fp32_precision"), [*((d, "tf32") for d in _DTYPES), (torch.float32, "ieee")], ids=str
 )

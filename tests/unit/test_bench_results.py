@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.bench import api, measure
+from opwright.bench import api, environment, measure
 from opwright.bench.api import BenchRecord
 from opwright.bench.roofline import CpuBench, measure_limits_again
 from opwright.bench.workload import Workload
@@ -224,6 +224,25 @@ def test_a_busy_machine_is_a_warning_where_it_shows() -> None:
     assert warnings_of([0.01, 0.3], load=0.5) == [
         "times vary: on 1 of 2 inputs confidence intervals are wider than ±20 %; `--seconds 60` measures longer"
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "share", "threads"), [(None, 0.3, 1), (None, 0.9, 2), (2, 0.3, 2), (1, 0.9, 1)], ids=str
+)
+def test_threads_wait_for_no_core_that_other_work_has(
+    asked: int | None, share: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_share_of_cores", lambda threads: share)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        record = bench(reference, samples=[(torch.randn(100, 10), torch.randn(10))], threads=asked)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert record.threads == threads
+    text = "the machine is busy: 2 threads got 0.6 cores, so everything was timed on one thread; `--threads 2` uses 2"
+    assert (text in record.warnings) == (asked is None and share < 0.5)
 
 
 def test_a_record_has_the_warnings_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

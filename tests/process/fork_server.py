@@ -1,4 +1,4 @@
-"""Runs programs in processes of their own that have PyTorch loaded: forks of one server, which imports it once."""
+"""Runs programs in processes of their own: forks of one server, which imports PyTorch and most of Opwright once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ _COMMAND = "from opwright.cli import main; main()"
 _SERVER = """
 import atexit, gc, json, os, socket, sys, threading, types
 import torch
+import opwright.build.compile, opwright.cli.parser, opwright.verify.api
+from opwright.backends import registry
+for found in (registry.all_backends, registry.device_types):  # a program's folder may bring backends
+    found.cache_clear()
 gc.collect(); gc.freeze()
 jobs = socket.socket(fileno=int(sys.argv[1]))
 while True:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.bench import api, environment, measure
+from opwright.bench import api, environment, measure, roofline
 from opwright.bench.api import BenchRecord
 from opwright.bench.roofline import CpuBench, measure_limits_again
 from opwright.bench.workload import Workload
@@ -183,6 +183,20 @@ def test_limits_that_were_exceeded_are_measured_again(monkeypatch: pytest.Monkey
     assert record.measurements[0].warnings == []
     assert (record.limits.copy_gb_s, record.limits.gemm_gflops["f32"]) == (1e3, 1.0)
     assert record.machine.copy_gb_s == 1e3
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [((0.01, 0.004, 0.01), 10), ((2.4, 2.0), 1), ((0.3, 0.2), 2)])
+def test_slow_calls_are_timed_less_often(seconds: tuple, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without products in bfloat16 took 25 s to measure them."""
+    now, made = [0.0], []
+
+    def call() -> None:
+        made.append(seconds[min(len(made), len(seconds) - 1)])
+        now[0] += made[-1]
+
+    monkeypatch.setattr(roofline, "perf_counter", lambda: now[0])
+    assert roofline._best(call) == pytest.approx(min(made))
+    assert len(made) == calls
 
 
 def test_the_floor_follows_from_bytes_and_flop() -> None:

@@ -11,6 +11,12 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import opwright.testing
+from opwright import operator
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "testing.md").read_text()
@@ -136,6 +142,24 @@ def test_a_failure_shows_what_verify_found_and_no_traceback(suite_run: Run, proj
         assert line in text
     assert f"opwright verify {project}/my_ops.py::tail --check 'numerics'" in text
     assert "generic.py" not in text
+
+
+def test_inputs_are_made_once_for_all_checks_of_an_operator() -> None:
+    calls: list[torch.Size] = []
+
+    @operator("suite::counted")
+    def counted(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        calls.append(x.shape)
+        return x * 2
+
+    calls.clear()  # of the declaration
+    test = opwright.testing.suite(counted, checks=["refusals", "copy"], quick=True)
+    counts = []
+    for item in test.pytestmark[0].args[1]:
+        test(*item.values)  # the checks run in other processes; in this one inputs are tried as they are made
+        counts.append(len(calls))
+    assert counts[0] > 0
+    assert counts == [counts[0], counts[0]]
 
 
 # --- the guide ----------------------------------------------------------------------------------------

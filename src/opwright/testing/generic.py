@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from opwright import _torch
 from opwright.dispatch.operator import Operator
 from opwright.errors import CheckError, align
 from opwright.records import Failure, VerifyRecord
@@ -18,6 +20,9 @@ from opwright.testing.sweep import one_operator
 from opwright.verify.api import verify
 from opwright.verify.checks import CHECKS
 from opwright.verify.devices import devices_for
+from opwright.verify.request import Request
+
+_OF_INPUTS = ("reference", "samples", "contract", "expand")  # settings that change what is tried
 
 
 def suite(
@@ -96,13 +101,27 @@ def _run(operator: Operator, check: str, device: str, settings: Mapping[str, Any
         pytest.skip(f"there is no device {device} here")
     # For a GPU each process takes seconds to start, and one check is all that it would do.
     settings = {"isolated": device == "cpu", **settings}
-    record = verify(operator.function, checks=[check], devices=[device], **settings)
+    if settings["isolated"] and CHECKS[check].group in ("gradients", "pytorch"):
+        _torch.import_dynamo()  # once: each check would, in a process of its own
+        _torch.import_optests()
+    target = operator.function
+    if not settings.keys() & set(_OF_INPUTS):
+        target = _request_for(
+            operator, "quick" if settings.get("quick") else "full" if settings.get("full") else "default"
+        )
+    record = verify(target, checks=[check], devices=[device], **settings)
     if record.failures:
         pytest.fail("\n\n".join(map(describe_failure, record.failures)), pytrace=False)
     if not record.passed:
         pytest.skip(_reason(record))
     if record.undecided:
         warnings.warn(_reason(record), stacklevel=2)
+
+
+@functools.lru_cache(maxsize=1)
+def _request_for(operator: Operator, effort: str) -> Request:
+    """Returns what one check after the other verifies: its inputs, which take a second to make, are made once."""
+    return Request(operator.function, None, None, effort, expand=True)
 
 
 def describe_failure(failure: Failure) -> str:

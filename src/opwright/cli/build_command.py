@@ -34,7 +34,8 @@ def build_operators(
     the newest. Without nvcc only the others are built.
 
     Args:
-        target: A module, a file, or either with ::name; by default every op.py below this folder.
+        target: A module, a file, or a folder with op.py; with ::name, one operator of it. By default every op.py below
+            this folder.
         json: Print where the libraries are, as JSON.
         out: A folder to write a record of each build into, for the report: its commands in time, the registers of
             its GPU kernels.

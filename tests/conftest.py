@@ -7,12 +7,14 @@ import importlib
 import itertools
 import os
 import shutil
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import fork_server
 import pytest
 import torch
 
@@ -67,17 +69,28 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], M
 
 @pytest.fixture
 def run_python(tmp_path: Path):
-    """Runs a Python program in a fresh process; returns the completed process."""
-    import subprocess
+    """Runs a Python program in a process of its own that has PyTorch loaded; returns the completed process."""
 
-    def run(program: str, *, env: dict[str, str] | None = None, check: bool = True, timeout: float = 300):
+    def run(program: str, *, check: bool = True, **options):
+        result = fork_server.run_python(program, cwd=tmp_path, **options)
+        assert not check or result.returncode == 0, result.stderr[-4000:]
+        return result
+
+    return run
+
+
+@pytest.fixture
+def start_python(tmp_path: Path):
+    """Runs a Python program in a new interpreter; returns the completed process."""
+
+    def run(program: str, *, env: dict[str, str] | None = None, check: bool = True):
         result = subprocess.run(
             [sys.executable, "-c", program],
             cwd=tmp_path,
             env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=300,
         )
         assert not check or result.returncode == 0, result.stderr[-4000:]
         return result
@@ -89,7 +102,6 @@ def run_python(tmp_path: Path):
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Returns the variables of a fresh virtual environment that sees the packages of this one, and no PYTHONPATH."""
     import site
-    import subprocess
 
     import opwright
 

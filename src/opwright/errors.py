@@ -158,8 +158,9 @@ class DataDependentShapeError(DeclarationError):
 class ReferenceError(DeclarationError):
     """The reference does not return what its contract promises.
 
-    At the declaration the reference is run once on tensors without data (device "meta") of small
-    sizes that satisfy the contract, and the result's count, shapes and dtypes are compared.
+    At the declaration the reference is run on tensors of a few elements, each axis of another size, and the result's
+    count, shapes and dtypes are compared. If it raises, and takes the same tensors where two axes are equal, these are
+    one axis under two names.
     """
 
     code = "OPW005"

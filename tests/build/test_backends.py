@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -62,10 +61,6 @@ def declare(folder: Path, name: str, kernels: str, file: str = "numpy_kernels.py
     (folder / file).write_text(kernels.format(name=name))
 
 
-def python_path(folder: Path) -> dict[str, str]:
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-
-
 CALL = """
 import json, torch, scaled_op
 from opwright.dispatch import kernels
@@ -80,9 +75,9 @@ print(json.dumps([list(shape) for shape in library.launch.__self__.module.calls]
 
 def test_a_call_launches_a_kernel_of_a_fourth_backend(tmp_path, run_python) -> None:
     declare(tmp_path, "scaled", RIGHT)
-    without = json.loads(run_python(CALL, env=python_path(tmp_path)).stdout)
+    without = json.loads(run_python(CALL).stdout)
     install(tmp_path, "numpy_backend", NUMPY)
-    found = json.loads(run_python(CALL, env=python_path(tmp_path)).stdout)
+    found = json.loads(run_python(CALL).stdout)
     assert without is None  # the reference ran
     assert found == [[2, 5]]  # once, for bfloat16 is refused
 
@@ -98,7 +93,7 @@ print(json.dumps([record.passed, sorted(record.backends)]))
 def test_verify_holds_its_kernel_to_the_reference(tmp_path, run_python, constant, is_right) -> None:
     install(tmp_path, "numpy_backend", NUMPY)
     declare(tmp_path, "shifted", RIGHT.replace("+ 1", f"+ {constant}"))
-    passed, backends = json.loads(run_python(VERIFY, env=python_path(tmp_path)).stdout)
+    passed, backends = json.loads(run_python(VERIFY).stdout)
     assert passed is is_right
     assert backends == ["cpu"]
 
@@ -114,7 +109,7 @@ def test_an_operator_that_it_cannot_take_is_an_error(tmp_path, run_python) -> No
         "import torch, total_op\nfrom opwright.errors import CompileError\n"
         "try:\n    total_op.total([torch.ones(3)])\nexcept CompileError as error:\n    print(error)"
     )
-    said = run_python(program, env=python_path(tmp_path)).stdout
+    said = run_python(program).stdout
     assert "its numpy kernel cannot be used: NumPy has no lists of arrays" in said
 
 
@@ -166,7 +161,7 @@ print(json.dumps([is_new, keys[0][1], kernel_signature(operator.declaration, "hi
 def test_a_compiled_backend_for_a_device_of_its_own(tmp_path, run_python) -> None:
     install(tmp_path, "hip_backend", HIP)
     declare(tmp_path, "on_hip", HIP_KERNEL, "hip.cpp")
-    is_new, device, signature, library = json.loads(run_python(BUILD, env=python_path(tmp_path)).stdout)
+    is_new, device, signature, library = json.loads(run_python(BUILD).stdout)
     assert (is_new, device) == (True, "hip")
     assert signature.endswith("View<T, 1> output, hipStream_t stream)")
     assert b"HIP" in Path(library).read_bytes()  # the dispatcher's key that its glue registers for

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import opwright
 from opwright.contract.samples import Sweep
-from opwright.dispatch import registry
+from opwright.dispatch import kernels, registry
 from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.sharding_rules import signature_of
 from opwright.errors import NotDifferentiableError, OutError, ShapeError, ShardingError
@@ -36,12 +36,18 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of the LSTM take half a minute to compile, and rules are the same without them."""
+    monkeypatch.setattr(kernels, "ensure_loaded", lambda operator, device: False)
+
+
 # The validator calls again and again on arguments that `lstm_step` writes into.
 OWN = sorted(n for n, o in registry.operators.items() if n.startswith("opwright_ops::") and not o.contract.mutated)
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_every_rule_of_opwright_ops_by_pytorch(name) -> None:
+def test_every_rule_of_opwright_ops_by_pytorch(name, without_kernels) -> None:
     """Forward operators and backward ones, on even shards: the validator knows no others."""
     from torch.distributed.tensor._ops.strategy_validation import validate_aten_combination
 
@@ -135,7 +141,7 @@ class TestOneAxis:
             assert hold(run, [x, w, b], [[S1], [S1], [R]], mesh)[0] == (R,)
             assert hold(ops.matmul, [x, w], [[S1], [S1]], mesh) == [(P,), (S1,), (S1,)]
 
-    def test_lstm(self) -> None:
+    def test_lstm(self, without_kernels) -> None:
         tensors = [needing(3, 5, 6), needing(16, 6), needing(16, 4), needing(16)]
 
         def run(x, w_ih, w_hh, b):
@@ -347,7 +353,7 @@ class TestVerify:
         record = opwright.verify(function, checks=["sharding"], isolated=False, quick=True)
         return record.failures[0] if record.failures else None
 
-    def test_right_rules_pass(self, declare) -> None:
+    def test_right_rules_pass(self, declare, without_kernels) -> None:
         assert self.failure(registry.operators["opwright_ops::lstm_step"].function) is None
         assert self.failure(ops.rms_norm) is None
         assert self.failure(declare(ops.outer, ({"x": S0}, S0), ({"y": S0}, S1), ({"x": P}, P))) is None

@@ -167,7 +167,7 @@ with concurrent.futures.ThreadPoolExecutor(4) as pool:
     )
 
 
-@pytest.mark.parametrize("threads", ["1", "3", "8"])
+@pytest.mark.parametrize("threads", [1, 3, 8])
 def test_more_threads_than_cores(run_python, threads):
     program = """
 for threads in (0, 2, 8):
@@ -178,10 +178,10 @@ torch.set_num_threads(1)
 assert spread(x, 30)[1] == spread(x, 30, 8)[1] == 1
 assert torch.equal(nested(x, 30, 0)[0][3], expected(x, 30))
 """
-    run_python(OPERATORS + program, env={"OMP_NUM_THREADS": threads}, timeout=120)
+    run_python(f"{OPERATORS}\ntorch.set_num_threads({threads})\n{program}", timeout=120)
 
 
-@pytest.mark.parametrize("threads", ["1", "2", "8"])
+@pytest.mark.parametrize("threads", [1, 2, 8])
 def test_an_exception_breaks_the_barriers(run_python, threads):
     program = """
 from opwright.errors import KernelError
@@ -195,7 +195,7 @@ for _ in range(20):
             raise AssertionError("no error")
     assert torch.equal(spread(x, 5)[0], expected(x, 5))
 """
-    run_python(OPERATORS + program, env={"OMP_NUM_THREADS": threads}, timeout=120)
+    run_python(f"{OPERATORS}\ntorch.set_num_threads({threads})\n{program}", timeout=120)
 
 
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="PyTorch has one thread")

@@ -15,7 +15,7 @@ x = torch.ones(3, device="cuda")
 """
 
 
-def test_an_illegal_address_names_the_operator(run_python) -> None:
+def test_an_illegal_address_names_the_operator(start_python) -> None:
     program = (
         _HEAD
         + """
@@ -26,14 +26,14 @@ except DeviceFaultError as error:
     print(error)
 """
     )
-    text = run_python(program, env={"CUDA_LAUNCH_BLOCKING": "1"}).stdout
+    text = start_python(program, env={"CUDA_LAUNCH_BLOCKING": "1"}).stdout
     assert "`broken`: its kernel faulted" in text
     assert "sm_" in text
     assert "cudaErrorIllegalAddress" in text
     assert "compute-sanitizer" in text
 
 
-def test_an_illegal_address_that_shows_later_names_the_suspects(run_python) -> None:
+def test_an_illegal_address_that_shows_later_names_the_suspects(start_python) -> None:
     program = (
         _HEAD
         + """
@@ -49,13 +49,13 @@ except DeviceFaultError as error:
     print(error)
 """
     )
-    text = run_python(program).stdout
+    text = start_python(program).stdout
     assert "`plus`: it, or a kernel launched before it, faulted" in text
     assert "broken" in text
     assert "CUDA_LAUNCH_BLOCKING=1" in text
 
 
-def test_no_code_for_this_gpu(run_python) -> None:
+def test_no_code_for_this_gpu(start_python) -> None:
     # PTX and machine code of an architecture that is newer than any GPU here.
     program = (
         _HEAD
@@ -74,7 +74,7 @@ torch.cuda.synchronize()
 print("works")
 """
     )
-    text = run_python(program, check=False).stdout
+    text = start_python(program, check=False).stdout
     if not text:
         pytest.skip("this GPU is as new as the newest architecture that nvcc knows")
     assert "`plus`: its library holds no code for this GPU" in text
@@ -83,7 +83,7 @@ print("works")
     assert text.endswith("works\n")
 
 
-def test_ptx_alone_is_compiled_by_the_driver(run_python) -> None:
+def test_ptx_alone_is_compiled_by_the_driver(start_python) -> None:
     program = (
         _HEAD
         + """
@@ -92,10 +92,10 @@ os.environ["OPWRIGHT_ARCH"] = "75"
 print(plus(x).tolist())
 """
     )
-    assert run_python(program).stdout.strip() == "[2.0, 2.0, 2.0]"
+    assert start_python(program).stdout.strip() == "[2.0, 2.0, 2.0]"
 
 
-def test_without_nvcc_the_reference_runs_with_one_warning(run_python, tmp_path) -> None:
+def test_without_nvcc_the_reference_runs_with_one_warning(start_python, tmp_path) -> None:
     program = (
         _HEAD
         + """
@@ -109,7 +109,7 @@ print(*[w.message for w in caught])
 """
     )
     environment = {"OPWRIGHT_REQUIRE_KERNELS": "0", "OPWRIGHT_CACHE_DIR": str(tmp_path / "empty")}
-    text = run_python(program, env=environment).stdout
+    text = start_python(program, env=environment).stdout
     assert "[1001.0, 1001.0, 1001.0] [1.0, 1.0, 1.0]" in text
     assert text.count("nvcc") >= 1
     assert "pip install nvidia-cuda-nvcc" in text

@@ -157,7 +157,7 @@ def test_graph_capture_and_replay_with_new_data() -> None:
         assert s.item() == 5000 * value
 
 
-def test_first_load_inside_a_capture(run_python) -> None:
+def test_first_load_inside_a_capture(start_python) -> None:
     # A library that is loaded during a capture brings its module to the device there.
     program = """
 import sys, torch
@@ -171,7 +171,7 @@ x.fill_(4)
 graph.replay()
 print(y.sum().item())
 """
-    assert run_python(program.format(folder=str(Path(__file__).parent))).stdout.strip() == "500.0"
+    assert start_python(program.format(folder=str(Path(__file__).parent))).stdout.strip() == "500.0"
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

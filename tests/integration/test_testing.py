@@ -196,8 +196,8 @@ def test_the_entry_point_is_declared() -> None:
     assert '[project.entry-points.pytest11]\nopwright = "opwright.testing.plugin"' in text
 
 
-def test_the_plugin_imports_neither_torch_nor_the_rest(run_python) -> None:
-    run_python(
+def test_the_plugin_imports_neither_torch_nor_the_rest(start_python) -> None:
+    start_python(
         "import sys, pytest\nbefore = set(sys.modules)\nimport opwright.testing.plugin\n"
         "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
         "assert new <= {'opwright', 'importlib'}, new"

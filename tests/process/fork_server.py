@@ -1,7 +1,8 @@
-"""Runs programs in processes of their own that have PyTorch loaded: forks of one server, which imports it once."""
+"""Runs programs in processes of their own: forks of one server, which imports PyTorch and most of Opwright once."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -19,6 +20,10 @@ _COMMAND = "from opwright.cli import main; main()"
 _SERVER = """
 import atexit, gc, json, os, socket, sys, threading, types
 import torch
+import opwright.build.compile, opwright.cli.parser, opwright.verify.api
+from opwright.backends import registry
+for found in (registry.all_backends, registry.device_types):  # a program's folder may bring backends
+    found.cache_clear()
 gc.collect(); gc.freeze()
 jobs = socket.socket(fileno=int(sys.argv[1]))
 while True:
@@ -68,8 +73,9 @@ def _server() -> tuple[socket.socket, dict[str, str]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-    subprocess.Popen([sys.executable, "-c", _SERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    process = subprocess.Popen([sys.executable, "-c", _SERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
     theirs.close()
+    atexit.register(lambda: (ours.close(), process.wait()))
     return ours, dict(os.environ)
 
 

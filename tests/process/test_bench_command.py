@@ -90,9 +90,24 @@ def fine(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 """
 
 
-def command(run_python, *arguments: str):
+# The process that measures is a fork of the command, in place of a new interpreter that imports PyTorch.
+FORKED = """
+from opwright.bench import worker
+from opwright.isolation import Limits, Worker, fork
+
+def start_worker(request, threads):
+    def run(channel):
+        channel.receive = lambda: request
+        worker.answer(channel)
+    return Worker(fork(run), Limits(request["timeout_s"]))
+
+worker.start_worker = start_worker
+"""
+
+
+def command(run_python, *arguments: str, before: str = ""):
     program = f"import sys; sys.argv = {['opwright', 'bench', *arguments]!r}\nfrom opwright.cli import main; main()"
-    return run_python(program, check=False)
+    return run_python(before + program, check=False)
 
 
 def test_an_operator_that_ends_the_process_is_named_and_the_others_are_measured(run_python, tmp_path: Path) -> None:
@@ -126,7 +141,7 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
         ["two.py", "--threads", "0"],
         ["two.py", "--call", "--base", "HEAD"],
     ):
-        result = command(run_python, *arguments)
+        result = command(run_python, *arguments, before=FORKED)
         assert result.returncode == 2
         text = re.sub(r"some of 0.*", "some of 0, ...", result.stderr.replace(str(tmp_path.resolve()), "FOLDER"))
         assert text == snapshot(name=" ".join(arguments))

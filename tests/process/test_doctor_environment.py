@@ -223,7 +223,7 @@ def test_a_check_that_fails_is_a_finding(machine, monkeypatch: pytest.MonkeyPatc
     machine.sees("nvcc and driver", "warn", "RuntimeError: the driver is upset", "`")
 
 
-def test_it_is_quick_and_does_not_import_torch(run_python) -> None:
+def test_it_is_quick_and_does_not_import_torch(start_python) -> None:
     program = """
 import resource, sys
 from opwright.cli.doctor_command import doctor
@@ -232,8 +232,8 @@ doctor()
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 print("torch" in sys.modules, sum(part.ru_utime + part.ru_stime for part in used))
 """
-    run_python(program)  # the compilers are asked once
-    has_torch, seconds = run_python(program).stdout.splitlines()[-1].split()
+    start_python(program)  # the compilers are asked once
+    has_torch, seconds = start_python(program).stdout.splitlines()[-1].split()
     assert has_torch == "False"
     assert float(seconds) < 1.5
 

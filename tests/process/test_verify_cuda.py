@@ -112,7 +112,7 @@ def test_the_right_kernel_passes_on_both_devices() -> None:
 
 
 @pytest.mark.nvcc
-def test_a_fault_ends_the_checks_of_its_device(run_python) -> None:
+def test_a_fault_ends_the_checks_of_its_device(start_python) -> None:
     program = f"""
 import torch, opwright
 from jaxtyping import Float
@@ -129,7 +129,7 @@ print([(f.device, f.case) for f in record.failures])
 print({{c.reason for c in record.checks if c.device == "cuda" and c.outcome == "skipped"}})
 print({{c.outcome for c in record.checks if c.device == "cpu"}})
 """
-    failed, skipped, on_cpu = run_python(program).stdout.splitlines()
+    failed, skipped, on_cpu = start_python(program).stdout.splitlines()
     assert failed.startswith("[('cuda', 'f32[13]")
     assert "a fault on f32[13] (sample 1) has ended all work on the GPU" in skipped
     assert "passed" in on_cpu

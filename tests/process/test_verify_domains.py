@@ -21,8 +21,11 @@ CALLS = ("numerics", "boundaries", "fresh data")
 
 
 def judge(function, *checks: str) -> str:
-    """Returns the first failure of an operator, "" if there is none."""
-    record = opwright.verify(function, checks=checks or None)
+    """Returns the first failure of an operator, "" if there is none; of all checks on few inputs, if none is named."""
+    return first_failure(opwright.verify(function, checks=checks or None, quick=not checks))
+
+
+def first_failure(record) -> str:
     assert record.passed == (not record.failures)
     return "".join(f"{f.check}: {f.case}: {f.message}" for f in record.failures[:1])
 
@@ -125,7 +128,7 @@ def adam_of_new(
 @pytest.mark.parametrize("step", [adam, adam_of_new], ids=["in place", "of new tensors"])
 def test_a_reference_that_gives_nan_for_negative_squares_passes_with_a_note(step) -> None:
     """It failed numerics ("got -373.25, expected nan") and opcheck, which takes NaN for unequal to itself."""
-    record = opwright.verify(step)
+    record = opwright.verify(step, quick=True)
     assert record.failures == []
     assert record.notes == [
         'the reference gives NaN for negative `exp_avg_sq`: declare `Annotated[Float[Tensor, "n"], NonNegative]`, or samples'
@@ -172,9 +175,9 @@ def test_a_step_with_a_declared_domain(ns, root: str, verdict: str) -> None:
     ) -> None:
         adam_step(param, grad, exp_avg, exp_avg_sq, lr)
 
-    found = judge(declared, *CALLS)
-    assert found.partition(":")[0] == verdict, found
-    assert opwright.verify(declared, checks=["copy"]).notes == []
+    record = opwright.verify(declared, checks=CALLS)
+    assert first_failure(record).partition(":")[0] == verdict, record.failures
+    assert record.notes == []
 
 
 # --- indices -----------------------------------------------------------------------------------------------
@@ -198,11 +201,11 @@ def embedding(table: Float[Tensor, "n d"], index: Annotated[Int64[Tensor, "*s"],
 @pytest.mark.parametrize("op", [gather, embedding], ids=["gather", "embedding"])
 def test_operators_with_indices_pass_every_check(op) -> None:
     """PyTorch adds the gradients of one row in any order; an index without axes cannot be traced by opcheck."""
-    record = opwright.verify(op)
+    record = opwright.verify(op, quick=True)
     assert record.failures == []
     cases = {c.name: c.cases for c in record.checks}
     assert cases["opcheck"]
-    assert cases["numerics"] > 100
+    assert cases["numerics"] > 50
 
 
 ROWS = """
@@ -380,10 +383,9 @@ def test_a_declared_precision_widens_the_allowance(ns, half: str, scale: str, pr
     def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
         return a @ b
 
-    found = judge(product, "numerics")
-    assert found.partition(":")[0] == verdict, found
-    notes = opwright.verify(product, checks=["copy"]).notes
-    assert notes == {
+    record = opwright.verify(product, checks=["numerics"])
+    assert first_failure(record).partition(":")[0] == verdict, record.failures
+    assert record.notes == {
         None: [],
         "tf32": ['declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32'],
     }.get(precision, [f"declared `precision`: results may err {precision}"])

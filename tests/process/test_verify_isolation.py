@@ -329,7 +329,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
-    opwright.verify(hang, reference=torch.sin, samples=[(torch.ones(3),)])
+    opwright.verify(hang, reference=torch.sin, samples=[(torch.ones(3),)], checks=["numerics"])
 except KeyboardInterrupt:
     os.kill(int(pid.read_text()), 0)
 """

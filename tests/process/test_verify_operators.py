@@ -8,6 +8,7 @@ from jaxtyping import Float, Float32, Int, Int8, Int64
 from torch import Tensor
 
 from opwright import bench, operator, verify
+from opwright.cli.verify_command import print_record
 from opwright.contract.samples import Sweep
 from opwright.errors import CheckError
 from opwright.verify.target import make_target
@@ -165,15 +166,63 @@ def test_nothing_to_verify_on_is_said(ns) -> None:
 
 
 @pytest.mark.compiler
-def test_what_does_not_compile_is_told_once(ns) -> None:
+def test_what_does_not_compile_is_told_once(ns, capsys) -> None:
     @operator(f"{ns}::stepped", cpu=IGNORING.replace("BY", "nothing known"))
     def stepped(x: Float[Tensor, "*s"], by: int = 3) -> Float[Tensor, "*s"]:
         return x + by
 
     record = verify(stepped, quick=True)
     (failure,) = record.failures
-    assert "CompileError" in failure.message
+    assert "its kernel does not compile" in failure.message
     assert {c.reason for c in record.checks if c.outcome == "skipped"} == {"its kernels cannot be built or loaded"}
+    print_record(record)
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "\nFAILED outputs written\n  case   while its kernels were built\n  found  `stepped`: its kernel"
+    )
+
+
+_RUNNING_SUM = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T> void running(View<const T, 2> x, View<T, 2> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    T sum = 0;
+    for (int64_t j = 0; j < LAST; ++j) WHAT;
+  }
+}
+OPWRIGHT_KERNEL(running, float, double)
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("last", "what", "check", "message", "pattern"),
+    [
+        ("x.size(1) - 1", "output(i, j) = sum += x(i, j)", "outputs written", "1 of 1 elements are not written",
+         "only the last 1 of 7 along axis 0 of f32[7] (no batch axes)"),
+        ("x.size(1)", "{ sum += x(i, j); output(i, j) = sum + 0 * x(i, j + 1); }", "guard bands",
+         "it reads outside of them", ""),
+    ],
+    ids=["a row too short", "a read too far"],
+)  # fmt: skip
+def test_the_first_failure_is_the_cause(ns, last, what, check, message, pattern, capsys) -> None:
+    source = _RUNNING_SUM.replace("LAST", last).replace("WHAT", what)
+
+    @operator(f"{ns}::running", cpu=source)
+    def running(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        return x.cumsum(-1)
+
+    record = verify(running, quick=True, checks=["outputs written", "determinism", "numerics", "guard bands"])
+    first, *others = record.failures
+    assert first.check == check
+    assert message in first.message
+    assert first.pattern == pattern
+    assert others
+    print_record(record)
+    *_, also, last_line = capsys.readouterr().out.splitlines()
+    assert also == f"Also failed, perhaps for the same reason: {', '.join(other.check for other in others)}"
+    assert last_line == "`--check NAME` shows one of them"
 
 
 def test_a_reference_that_takes_no_strides_or_no_float64_is_named(ns) -> None:

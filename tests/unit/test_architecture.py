@@ -67,31 +67,28 @@ def test_a_circle_is_seen() -> None:
         "opwright.testing.plugin",
     ],
 )
-def test_imports_without_torch(module: str, run_python) -> None:
-    run_python(f"import sys, {module}\nassert 'torch' not in sys.modules, 'torch was imported'")
+def test_imports_without_torch(module: str, start_python) -> None:
+    start_python(f"import sys, {module}\nassert 'torch' not in sys.modules, 'torch was imported'")
 
 
-def test_help_needs_no_torch_and_no_parser(run_python) -> None:
+def test_help_needs_no_torch_and_no_parser(start_python) -> None:
     program = (
         "import sys; sys.argv = ['opwright', '--help']\nfrom opwright.cli import main; main()\n"
         "assert not {'torch', 'cyclopts', 'rich'} & set(sys.modules)"
     )
-    assert "verify" in run_python(program).stdout
+    assert "verify" in start_python(program).stdout
 
 
-def test_import_creates_nothing(run_python, tmp_path: Path) -> None:
+def test_declaring_creates_nothing_and_imports_neither_the_compiler_nor_dynamo(start_python, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    run_python("import opwright, opwright_ops", env={"OPWRIGHT_CACHE_DIR": str(store)})
-    assert not store.exists()
-
-
-def test_declaring_does_not_import_the_compiler_or_dynamo(run_python) -> None:
-    run_python(
+    start_python(
         "import sys, opwright_ops\n"
         "late = {'torch._dynamo', 'opwright.build.compile', 'subprocess', 'filelock'} & set(sys.modules)\n"
         "import torch\n"
-        "assert not {'torch._dynamo', 'opwright.build.compile'} & late, late"
+        "assert not {'torch._dynamo', 'opwright.build.compile'} & late, late",
+        env={"OPWRIGHT_CACHE_DIR": str(store)},
     )
+    assert not store.exists()
 
 
 def test_no_file_is_too_long() -> None:

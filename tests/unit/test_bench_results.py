@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.bench import api, measure
+from opwright.bench import api, environment, measure, roofline
 from opwright.bench.api import BenchRecord
 from opwright.bench.roofline import CpuBench, measure_limits_again
 from opwright.bench.workload import Workload
@@ -185,6 +185,20 @@ def test_limits_that_were_exceeded_are_measured_again(monkeypatch: pytest.Monkey
     assert record.machine.copy_gb_s == 1e3
 
 
+@pytest.mark.parametrize(("seconds", "calls"), [((0.01, 0.004, 0.01), 10), ((2.4, 2.0), 1), ((0.3, 0.2), 2)])
+def test_slow_calls_are_timed_less_often(seconds: tuple, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without products in bfloat16 took 25 s to measure them."""
+    now, made = [0.0], []
+
+    def call() -> None:
+        made.append(seconds[min(len(made), len(seconds) - 1)])
+        now[0] += made[-1]
+
+    monkeypatch.setattr(roofline, "perf_counter", lambda: now[0])
+    assert roofline._best(call) == pytest.approx(min(made))
+    assert len(made) == calls
+
+
 def test_the_floor_follows_from_bytes_and_flop() -> None:
     limits = Limits(10.0, 10.0, 50.0, {"f32": 100.0, "bf16": 800.0}, 1.0, None, 1, 0.0)
     assert measure._floor(Cost(10**9), limits)[0] == pytest.approx(1e6 / 200)
@@ -224,6 +238,25 @@ def test_a_busy_machine_is_a_warning_where_it_shows() -> None:
     assert warnings_of([0.01, 0.3], load=0.5) == [
         "times vary: on 1 of 2 inputs confidence intervals are wider than ±20 %; `--seconds 60` measures longer"
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "share", "threads"), [(None, 0.3, 1), (None, 0.9, 2), (2, 0.3, 2), (1, 0.9, 1)], ids=str
+)
+def test_threads_wait_for_no_core_that_other_work_has(
+    asked: int | None, share: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_share_of_cores", lambda threads: share)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        record = bench(reference, samples=[(torch.randn(100, 10), torch.randn(10))], threads=asked)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert record.threads == threads
+    text = "the machine is busy: 2 threads got 0.6 cores, so everything was timed on one thread; `--threads 2` uses 2"
+    assert (text in record.warnings) == (asked is None and share < 0.5)
 
 
 def test_a_record_has_the_warnings_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,18 @@ def wrong_count(x: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor
     return x * 2
 
 
+def other_axis(x: Float[Tensor, "*batch n"], weight: Float[Tensor, "m"]) -> Float[Tensor, "*batch n"]:
+    return x * weight
+
+
+def other_axes(x: Float[Tensor, "b n"], weight: Float[Tensor, "m"], bias: Float[Tensor, "k"]) -> Float[Tensor, "b n"]:
+    return x * weight + bias
+
+
+def square(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+    return x @ x
+
+
 def returns_nothing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
 def writes_argument(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x.mul_(2).clone()
@@ -200,9 +212,38 @@ REFUSED = {
     ],
     errors.RandomnessError: [random_numbers, dropout],
     errors.DataDependentShapeError: [depends_on_data],
-    errors.ReferenceError: [wrong_shape, wrong_dtype, wrong_count, returns_nothing],
+    errors.ReferenceError: [wrong_shape, wrong_dtype, wrong_count, returns_nothing, other_axis, other_axes, square],
     errors.UndeclaredMutationError: [writes_argument, writes_through_view],
 }  # fmt: skip
+
+
+def grouped(q: Float[Tensor, "b h d"], k: Float[Tensor, "b g d"]) -> Float[Tensor, "b h d"]:
+    return q * k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+def convolved(x: Float[Tensor, "t"], kernel: Float[Tensor, "k"]) -> Float[Tensor, "t-k+1"]:
+    return torch.nn.functional.conv1d(x[None], kernel[None, None])[0]
+
+
+def in_pairs(x: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+    return x.view(x.shape[0], -1, 2).flip(-1).reshape(x.shape)
+
+
+def half_as_wide(x: Float[Tensor, "b n"], cos: Float[Tensor, "m"]) -> Float[Tensor, "b n"]:
+    return torch.cat([half * cos for half in x.chunk(2, -1)], -1)
+
+
+def definite(x: Float[Tensor, "n n"], y: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+    return torch.linalg.cholesky(x) @ y
+
+
+def at_most(x: Float[Tensor, "n"], y: Float[Tensor, "m"]) -> Float[Tensor, "n"]:
+    return x[: y.shape[0]].new_zeros(x.shape) + y[: x.shape[0]].sum() if y.shape[0] <= x.shape[0] else 1 / 0
+
+
+@pytest.mark.parametrize("reference", [grouped, convolved, in_pairs, half_as_wide, definite, at_most])
+def test_sizes_that_a_reference_takes_only_in_other_relations(reference) -> None:
+    declared(reference)
 
 
 @pytest.mark.parametrize(

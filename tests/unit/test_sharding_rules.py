@@ -6,8 +6,7 @@ the second replicated, the result sharded along dimension 1; P is a sum, Pmax a 
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import sharded_operators as ops
@@ -91,24 +90,18 @@ def test_an_index_axis_stays_whole() -> None:
     assert not any(rule.startswith("S0") for rule in rules_of(ops.lookup, M, torch.tensor([1])))
 
 
-def test_torch_distributed_is_not_imported_before_a_program_does() -> None:
-    code = """
+def test_torch_distributed_is_not_imported_before_a_program_does(run_python) -> None:
+    """PyTorch itself, which the process has loaded, does not."""
+    code = f"""
 import sys, torch
+sys.path.append({str(Path(__file__).parent)!r})
 import sharded_operators as ops
 x = torch.randn(3, 2, requires_grad=True)
 ops.scale(x, torch.randn(2)).sum().backward()
 torch.vmap(ops.scale, in_dims=(0, None))(x, torch.randn(2))
 print("torch.distributed.tensor" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], env=with_path(), capture_output=True, text=True, check=False)
-    assert done.stdout == "False\n", done.stderr
-
-
-def with_path():
-    import os
-    from pathlib import Path
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    assert run_python(code).stdout == "False\n"
 
 
 class TestDeclared:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright.bench.environment import commit_of, conditions_of
+from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
 from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
 from opwright.bench.workload import DIRECTIONS, all_tensors, plans
@@ -50,6 +50,7 @@ def bench(
     device: str | torch.device | None = None,
     seconds: float = SECONDS,
     precision: float = PRECISION,
+    threads: int | None = None,
     verified: VerifyRecord | None = None,
     measure_limits: bool = False,
     on_start: Callable[[BenchRecord, int], object] = lambda record, inputs: None,
@@ -82,6 +83,7 @@ def bench(
         seconds: the time for all measurements of the operator. Each input is measured at least once; one whose calls
             take longer than this is skipped, and the record says so.
         precision: measuring ends earlier when all confidence intervals are this narrow; 0.02 is two percent.
+        threads: of PyTorch; by default as many as it has, or one if other work has too much of their cores.
         verified: a record of `verify` of this target on this kind of device, of all its cases; where it covers less
             than the numerics, and without one, they are checked first.
         measure_limits: measure the limits of the machine again, though they are kept in the store.
@@ -129,7 +131,8 @@ def bench(
     truth = operator.declaration.reference if operator else reference
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     process = "own" if getattr(main, "name", "") == "opwright.bench.worker" else "caller"
-    with place.current(), conditions_of(where, process) as conditions:
+    threads = threads or (torch.get_num_threads() if is_gpu(where) else None)
+    with threads_of_torch(threads) as busy, place.current(), conditions_of(where, process) as conditions:
         machine = machine_card(place.device)
         on_run("", "the limits of the machine")
         limits = limits_of(place, machine, again=measure_limits)
@@ -169,7 +172,7 @@ def bench(
     if operator is not None and any(m.direction != "forward" for m in record.measurements):
         remark = operator.gradient.describe()
         record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
-    record.warnings = _warn(record)
+    record.warnings = [*([busy] if busy else []), *_warn(record)]
     if not checked.passed:
         reasons = "; ".join(dict.fromkeys(check.note for check in checked.checks))
         record.warnings.append(f"its results were not compared with the reference: {reasons}")

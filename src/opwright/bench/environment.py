@@ -8,6 +8,7 @@ import os
 import re
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +35,44 @@ def conditions_of(device: torch.device, process: str) -> Iterator[Conditions]:
         yield found
         found.load_after = os.getloadavg()[0]
         found.clock_mhz_after, found.gpu_clock_mhz_after = clock_mhz(), gpu_clock_mhz(device)
+
+
+@contextlib.contextmanager
+def threads_of_torch(threads: int | None) -> Iterator[str]:
+    """Fixes how many threads PyTorch computes with; yields a warning if there are fewer than there could be.
+
+    A loop over several threads ends with the last of them. Where other work has a core, that is when the system gives
+    it back: a time which says nothing about the loop.
+
+    Args:
+        threads: how many; None: as many as PyTorch has, or one if other work has too much of their cores.
+    """
+    before = torch.get_num_threads()
+    warning = ""
+    if threads is None and before > 1 and (share := _share_of_cores(before)) < _MIN_SHARE:
+        threads = 1
+        warning = (
+            f"the machine is busy: {before} threads got {share * before:.1f} cores, so everything was timed on one "
+            f"thread; `--threads {before}` uses {before}"
+        )
+    torch.set_num_threads(threads or before)
+    try:
+        yield warning
+    finally:
+        torch.set_num_threads(before)
+
+
+_MIN_SHARE, _SHARE_SECONDS, _SHARE_ELEMENTS = 0.7, 0.2, 2**17
+
+
+def _share_of_cores(threads: int) -> float:
+    """Returns the processor time that threads get while they all compute, in units of the time that passes."""
+    x = torch.ones(threads * _SHARE_ELEMENTS)
+    torch.sin(x)
+    started, spent = time.perf_counter(), time.process_time()
+    while time.perf_counter() - started < _SHARE_SECONDS:
+        torch.sin(x)
+    return (time.process_time() - spent) / (time.perf_counter() - started) / threads
 
 
 def affinity() -> list[int]:

@@ -32,6 +32,8 @@ _GEMM = {torch.float32: 1024, torch.bfloat16: 1024, torch.float64: 512}
 _GPU_GEMM = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192, torch.float64: 4096}
 _HOST_CALLS = 100  # of a small operator: fewer than a GPU's queue has room for, whatever it launches
 _HOST_SECONDS = 0.2  # for all small calls together
+_TIMES = 10  # of each limit of the CPU, the first of which warms up
+_MAX_SECONDS = 0.5  # after which a limit is not timed again: a product in bfloat16 takes 2.4 s where AVX-512 is missing
 Calls = Mapping[str, Sequence[Callable[[], object]]]
 
 
@@ -41,7 +43,7 @@ class CpuBench:
     device = torch.device("cpu")
 
     def measure_limits(self) -> Limits:
-        """Measures what the device can do at best; takes a second or two."""
+        """Measures what the device can do at best; takes a few seconds."""
         source = torch.ones(_COPY_BYTES // 4)
         other, target = torch.ones_like(source), torch.empty_like(source)
         copy = 2 * _COPY_BYTES / _best(lambda: target.copy_(source)) / 1e9
@@ -178,9 +180,8 @@ def _copies(size: int, count: int, device: torch.device) -> list[Callable[[], ob
 
 def _best(call: Callable[[], object], repeats: int = 1) -> float:
     """Returns the least seconds of a call; of several in a row, where one is too short for the clock."""
-    call()
-    times = []
-    for _ in range(9):
+    times: list[float] = []
+    while len(times) < _TIMES and sum(times) * repeats < _MAX_SECONDS:
         start = perf_counter()
         for _ in range(repeats):
             call()

@@ -84,7 +84,7 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
     against = request["against"]
     while True:
         current = Current()
-        worker = start_worker({**request, "skip": done, "against": against}, threads)
+        worker = start_worker({**request, "skip": done, "against": against, "threads": threads}, threads)
 
         def finish(record: BenchRecord | CallRecord, name: str) -> None:
             nonlocal against, skipped
@@ -254,6 +254,7 @@ def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
         **_what(request),
         seconds=request["seconds"],
         precision=request["precision"],
+        threads=request["threads"],
         measure_limits=request["measure_limits"],
         on_start=lambda record, inputs: channel.send(started=encodable(record), inputs=inputs),
         on_measurement=lambda number, m: channel.send(measured=builtins_of(m), number=number),

@@ -56,7 +56,7 @@ def _run(arguments: list[str]) -> int | None:
             from opwright.cli.completion import install
 
             return install(arguments[1:])
-        return app.meta(exit_on_error=False, print_error=False, result_action="return_value") or 0
+        return app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
         from opwright.cli.help import usage_error
 

@@ -65,7 +65,7 @@ def bench_operators(
             kernel for it, else on the CPU.
         seconds: The time for all measurements of an operator.
         precision: End earlier when all confidence intervals are this narrow: 0.02 is two percent.
-        threads: Threads of PyTorch.
+        threads: Threads of PyTorch; by default one for each core, or one in all if the machine is busy.
         cpus: Run on these CPUs, 0-3 or 0,2, each thread bound to one.
         measure_limits: Measure the limits of the machine again; they are kept in the store.
         call: Show where one tiny call spends its time, instead.

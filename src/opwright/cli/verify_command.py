@@ -148,10 +148,11 @@ def verify_one(
 
 
 def print_record(record: VerifyRecord) -> None:
-    """Prints the checks of a record, then its failures in full, and an undecided case of each check."""
-    rows = [("check", "outcome", "cases", "worst error", "")]
-    rows += [(c.title, c.outcome, str(c.cases) if c.cases else "", c.worst, c.note) for c in record.checks]
-    print_rows(rows)
+    """Prints the checks of a record, an undecided case of each, its first failure, and which others there are."""
+    if not record.ended_early:
+        rows = [("check", "outcome", "cases", "worst error", "")]
+        rows += [(c.title, c.outcome, str(c.cases) if c.cases else "", c.worst, c.note) for c in record.checks]
+        print_rows(rows)
     for note in record.notes:
         print(f"\nnote: {note}")
     for c in record.checks:
@@ -160,13 +161,18 @@ def print_record(record: VerifyRecord) -> None:
             more = f" (and {len(others)} more cases)" if others else ""
             print(f"\nUNDECIDED {c.title}")
             print_rows([("  case", first.case), ("  found", first.reason + more)])
-    for failure in record.failures:
-        print(f"\nFAILED {failure.title}")
-        print_rows(
-            [
-                ("  case", failure.case),
-                ("  found", failure.message),
-                *([("  pattern", failure.pattern)] if failure.pattern else []),
-                *([("  repeat", failure.repeat)] if failure.repeat else []),
-            ]
-        )
+    if not record.failures:
+        return
+    failure, *others = record.failures
+    print(f"\nFAILED {failure.title}")
+    print_rows(
+        [
+            ("  case", failure.case),
+            ("  found", failure.message),
+            *([("  pattern", failure.pattern)] if failure.pattern else []),
+            *([("  repeat", failure.repeat)] if failure.repeat else []),
+        ]
+    )
+    if others:
+        names = ", ".join(dict.fromkeys(other.title for other in others))
+        print(f"\nAlso failed, perhaps for the same reason: {names}\n`--check NAME` shows one of them")

@@ -7,6 +7,7 @@ a millisecond; on device "meta" the same run would import torch._dynamo, which t
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from opwright.errors import (
 
 # Different sizes for the first axes; few elements however many there are.
 _SIZES = (3, 5, 7, 11, 2, 2, *(1,) * 64)
+# One for all axes, and others for one alone: twice as large, half as large, and in no such ratio.
+_EVEN, _OTHERS = 6, (12, 3, 7)
 _DATA_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
@@ -92,6 +95,8 @@ def dry_run(declaration: Declaration) -> None:
             return
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
             result, watch = _run(declaration, values)
+        if result is None and seed == 0:
+            _check_axes(declaration)
         if result is None or declaration.contract.data_dependent:
             return
         try:
@@ -102,6 +107,42 @@ def dry_run(declaration: Declaration) -> None:
             raise _data_dependent(declaration, watch.data_operator) from None
         if watch.data_operator is None:
             return  # no operator whose result's size depends on data: once is enough
+
+
+def _check_axes(declaration: Declaration) -> None:
+    """Raises ReferenceError for names of axes whose sizes the reference takes only where they are equal."""
+    contract = declaration.contract
+    names = _axis_names(contract)
+
+    def refusal_of(sizes: dict[str, int]) -> str:
+        """Returns what the reference says to axes of these sizes, the others alike; "" if it takes them."""
+        values = small_arguments(contract, torch.Generator().manual_seed(0), dict.fromkeys(names, _EVEN) | sizes)
+        if values is None:
+            return "sizes that are not its own"
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
+                declaration.reference(**values)
+        except Exception as error:  # whatever a reference may raise
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return ""
+
+    if refusal_of({}):
+        return
+    tied = [name for name in names if all(refusal_of({name: size}) for size in _OTHERS)]
+    for count in range(2, len(tied) + 1):
+        for group in itertools.combinations(tied, count):
+            if not any(refusal_of(dict.fromkeys(group, size)) for size in _OTHERS):
+                first, sizes = group[0], dict.fromkeys(group, _EVEN) | {group[0]: _OTHERS[0]}
+                listed = " and ".join([", ".join(f"`{name}`" for name in group[:-1]), f"`{group[-1]}`"])
+                raise ReferenceError(
+                    declaration.name,
+                    f"the reference takes {listed} only where they are equal",
+                    rows=[
+                        ("tried", ", ".join(f"{name} = {size}" for name, size in sizes.items())),
+                        ("it says", refusal_of(sizes)),
+                    ],
+                    hint=f"if they are one axis, write `{first}` everywhere; if one broadcasts, expand it before the call",
+                )
 
 
 def _data_dependent(declaration: Declaration, data_operator: str) -> DataDependentShapeError:
@@ -167,8 +208,26 @@ def _check_result(declaration: Declaration, values: dict[str, Any], result: Any)
             )
 
 
-def small_arguments(contract: Contract, generator: torch.Generator) -> dict[str, Any] | None:
-    """Returns small arguments that satisfy the contract, each axis of another size; None if none do."""
+def _axis_names(contract: Contract) -> list[str]:
+    """Returns the names of axes whose sizes no argument gives."""
+    axes = [axis for parameter in contract.tensors for axis in parameter.type.axes]
+    named = [
+        name
+        for axis in axes
+        for name in ((axis.name,) if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else ())
+    ]
+    given = {parameter.name for parameter in contract.parameters if parameter.kind == "int"}
+    return [name for name in dict.fromkeys(named) if name not in given]
+
+
+def small_arguments(
+    contract: Contract, generator: torch.Generator, chosen: dict[str, int] | None = None
+) -> dict[str, Any] | None:
+    """Returns small arguments that satisfy the contract; None if none do.
+
+    Args:
+        chosen: the size of each axis; by default they differ.
+    """
     sizes: dict[str, int] = {}
     values: dict[str, Any] = {}
     for parameter in contract.parameters:
@@ -182,14 +241,7 @@ def small_arguments(contract: Contract, generator: torch.Generator) -> dict[str,
                 values[parameter.name] = False if default is MISSING else default
             case "choice":
                 values[parameter.name] = parameter.choices[0] if default is MISSING else default
-    names = dict.fromkeys(
-        name
-        for parameter in contract.tensors
-        for axis in parameter.type.axes
-        for name in ((axis.name,) if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else ())
-    )
-    for name, size in zip([n for n in names if n not in sizes], _SIZES, strict=False):
-        sizes[name] = size
+    sizes |= dict(zip(_axis_names(contract), _SIZES)) if chosen is None else chosen
     for parameter in contract.tensors:
         shape = _shape(parameter.type, sizes)
         if shape is None:

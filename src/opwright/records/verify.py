@@ -175,6 +175,16 @@ class VerifyRecord:
         return "; ".join([*parts, *(f"{number} skipped: {reason}" for reason, number in reasons.most_common())])
 
     @property
+    def ended_early(self) -> bool:
+        """Whether one check has failed, and for that reason no other could run: a kernel does not compile, say."""
+        others = [check for check in self.checks if check.outcome != "failed"]
+        return (
+            len(others) == len(self.checks) - 1 > 0
+            and {check.outcome for check in others} == {"skipped"}
+            and (len({check.reason for check in others}) == 1)
+        )
+
+    @property
     def passed(self) -> bool:
         """Whether no check has failed, and at least one has passed."""
         return not self.failures and any(check.outcome == "passed" for check in self.checks)

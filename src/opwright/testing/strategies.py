@@ -126,6 +126,8 @@ class _Maker:
         self.dtypes, self.layouts, self.max_elements = dtypes, layouts, max_elements
         self.axes = _axis_names(contract)
         self.ints = {p.name for p in contract.parameters if p.kind == "int"}
+        # Hypothesis checks the bounds of each new strategy at its first draw, which costs more than the draw.
+        self.elements = functools.cache(_elements)
 
     def draw(self, draw: st.DrawFn) -> tuple[list[Any], str]:
         """Returns the values in schema order, and the layout."""
@@ -283,7 +285,7 @@ class _Maker:
         if is_free and not dtype.is_floating_point and dtype != torch.bool and (domain := domain_in(parameter, sizes)):
             given = integers_in(domain, shape, dtype)
         smallest = max(min(shape, default=2), 2)
-        plain, elements = _elements(dtype, given, smallest, self.special)
+        plain, elements = self.elements(dtype, given, smallest, self.special)
         # The first element is the value that is drawn, the others shares of it: whatever is wrong with a large one
         # is wrong with the first one too, so that the tensor can shrink to it.
         first, seed = draw(plain), draw(st.integers(0, 255))
@@ -295,6 +297,7 @@ class _Maker:
         return within(values.view(shape), parameter, sizes) if is_free else values.view(shape)
 
 
+@functools.cache
 def _size(low: int, high: int) -> st.SearchStrategy[int]:
     """Returns a strategy for a size, which shrinks to one before it is nothing.
 

@@ -24,7 +24,7 @@ from opwright.dispatch.reference import caller
 from opwright.errors import CheckError
 from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.machine import machine_card
-from opwright.records import Check, VerifyRecord
+from opwright.records import Check, Failure, VerifyRecord
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
@@ -114,7 +114,7 @@ def verify(
     return VerifyRecord(
         name=request.name,
         checks=[result.check for result in results],
-        failures=[failure for result in results for failure in result.failures],
+        failures=_by_cause([failure for result in results for failure in result.failures]),
         backends=_backends(results),
         machine=machine_card(),  # it wakes the GPU, after which no fork could run the checks
         created=started,
@@ -124,6 +124,11 @@ def verify(
         in_process=in_process,
         notes=_notes_on(request),
     )
+
+
+def _by_cause(failures: list[Failure]) -> list[Failure]:
+    """Returns failures, first those from which others follow: what is read outside of a tensor can be any value."""
+    return sorted(failures, key=lambda failure: not failure.check.endswith("guard bands"))
 
 
 def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort: str) -> list[Any]:

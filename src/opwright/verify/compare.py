@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opwright.verify.oracle import MAX_BIAS, Expected, measure_bias
+from opwright.verify.oracle import MAX_BIAS, Expected, few_threads, measure_bias
 
 
 @dataclass
@@ -51,7 +51,13 @@ def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     What seems wrong is compared again with how far the oracle may be off; and if nothing in it is farther off than
     that, with the oracle in more digits.
     """
-    got = got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device)
+    with few_threads([got]):
+        return _compare(
+            got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device), expected
+        )
+
+
+def _compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
     found = _compare_once(got, expected)
     if found.message and isinstance(expected, Expected) and expected.is_narrow:
         for wider in expected.widen():

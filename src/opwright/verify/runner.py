@@ -59,6 +59,7 @@ from opwright.verify.target import Target
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
 _LOADING, _NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
+_BUILDING = "while its kernels were built"
 _MAX_MESSAGE = 600  # characters
 _MAX_DEATHS = 4  # each may have cost the whole timeout
 _SEED = 0x6F7077  # any; the caller's seed is its own
@@ -536,8 +537,9 @@ def _tell_broken(error: BaseException, target: Target) -> Finding:
         cause = error if isinstance(error, DeviceLost) else text.removeprefix("raised ")
         message = f"the GPU accepts no more work after this call: {cause}"[:_MAX_MESSAGE]
         return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU", has_ended=True)
-    unbuilt = "its kernels cannot be built or loaded" if isinstance(error, BuildError) else ""
-    return Finding(case, text[:_MAX_MESSAGE] + origin(error, target), is_fatal=unbuilt)
+    if isinstance(error, BuildError):
+        return Finding(_BUILDING, str(error), is_fatal="its kernels cannot be built or loaded")
+    return Finding(case, text[:_MAX_MESSAGE] + origin(error, target))
 
 
 def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding | None = None) -> Failure:
@@ -548,8 +550,11 @@ def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding |
     if shrunk is not None:
         case, message = f"{shrunk.case}, a part of {first.case}", shrunk.message
     more = f" (and {len(bad) - 1} more cases)" if len(bad) > 1 else ""
-    repeat = repeat and f"{repeat} --check '{job.check}' --device {job.device}"
-    return Failure(job.name, case, message + more, first.pattern, repeat, str(job.device))
+    # One element has no place that would tell more than a large case does.
+    telling = [found for found in bad if found.pattern.startswith("only") and first.pattern == "every element"]
+    pattern = f"{telling[0].pattern} of {telling[0].case}" if telling else first.pattern
+    repeat = "" if case == _BUILDING else repeat and f"{repeat} --check '{job.check}' --device {job.device}"
+    return Failure(job.name, case, message + more, pattern, repeat, str(job.device))
 
 
 def _backend(target: Target, device: torch.device) -> str:

@@ -156,8 +156,8 @@ def test_there_is_no_manifest(tmp_path: Path, snapshot: SnapshotAssertion) -> No
     assert opwright(tmp_path, "pack", "build", "m.json", "--out", "a.opk", "--arch", "90", check=2).stderr == snapshot
 
 
-def test_help_of_packs_imports_neither_torch_nor_triton(run_python) -> None:
-    run_python(
+def test_help_of_packs_imports_neither_torch_nor_triton(start_python) -> None:
+    start_python(
         "import sys, opwright.cli.pack_command, opwright.triton.packs.build, opwright.triton.packs.tune\n"
         "import opwright.triton.packs.verify, opwright.triton.packs.record, opwright.triton.packs.embed\n"
         "assert not {'torch', 'triton'} & set(sys.modules)"

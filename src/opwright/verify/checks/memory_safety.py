@@ -21,9 +21,10 @@ from opwright.verify.checks.finding import (
     tell_difference_from,
 )
 from opwright.verify.checks.numerics import expected_of
+from opwright.verify.compare import pattern_of
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.target import Target
-from opwright.verify.tensors import are_same, copy_of, fill_from, is_same, storage_bytes, tensors_of
+from opwright.verify.tensors import are_same, bits_of, copy_of, fill_from, is_same, storage_bytes, tensors_of
 
 _GUARD = 64  # elements on either side of an output
 _WRITES_AROUND = "it writes outside of its inputs"
@@ -62,14 +63,28 @@ def outputs_written(target: Target) -> Iterator[Finding]:
             given = target.inputs(case)
             if operator.declaration.random:
                 _set_random_state(target.device, random)
-            same = agree(target, target.run(given), outs, outputs_of_reference, case.values)
-            yield Finding(str(case), "" if same else "the out variant gives other values, or leaves some unwritten")
+            results = target.run(given)
+            is_same_again = agree(target, results, outs, outputs_of_reference, case.values)
+            yield Finding(str(case)) if is_same_again else _tell_unwritten(target, case, outs, results)
         for case in [] if operator.declaration.random else target.run_cases():
             for what, message in _try_layouts(target, case):
                 is_damage = _WRITES_ELSEWHERE if message == _WRITES_ELSEWHERE else ""
                 yield Finding(f"{case}, {what}", message, is_fatal=is_damage)
                 if is_damage:
                     return
+
+
+def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> Finding:
+    """Returns the finding for outputs that are not what a call without `out=` returns."""
+    for name, out, result in zip(target.output_names(len(outs)), outs, results, strict=True):
+        if result is None or result.shape != out.shape:
+            continue
+        poison = torch.full_like(out, _poison(out.dtype))
+        left = (bits_of(out) == bits_of(poison)) & (result != poison)
+        if bool(left.any()):
+            count, total = int(left.sum()), left.numel()
+            return Finding(str(case), f"{name}: {count} of {total} elements are not written", pattern_of(left))
+    return Finding(str(case), "the out variant gives other values than a call without `out=`")
 
 
 def _try_layouts(target: Target, case: Case) -> Iterator[tuple[str, str]]:

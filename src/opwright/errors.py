@@ -104,6 +104,11 @@ def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join([cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])] + [row[-1]]).rstrip() for row in rows]
 
 
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Writes a count and what is counted: `1 case`, `1,412 cases`."""
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
 # --- declarations -----------------------------------------------------------------------------------
 
 

@@ -172,3 +172,9 @@ def test_impossible(case: str, snapshot: SnapshotAssertion) -> None:
         call()
     assert str(caught.value) == snapshot
     assert calls == []
+
+
+def test_what_is_counted_has_its_plural() -> None:
+    counts = [errors.plural(count, "case") for count in (0, 1, 2, 1412)]
+    assert counts == ["0 cases", "1 case", "2 cases", "1,412 cases"]
+    assert [errors.plural(count, "library", "libraries") for count in (1, 2)] == ["1 library", "2 libraries"]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opwright.errors import CheckError, NotVerifiedError, OpwrightError
+from opwright.errors import CheckError, NotVerifiedError, OpwrightError, plural
 from opwright.isolation import Channel, Limits, Worker, WorkerEnded, describe_error, rebuild_error, serve, spawn
 from opwright.records import BenchRecord, CallRecord, Machine, Measurement, decoded
 from opwright.typed_json import decode
@@ -116,7 +116,9 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
         except KeyboardInterrupt:
             if current.measured:
                 record = current.partial()
-                record.left_out.append(f"interrupted after {len(current.measured)} of {current.inputs} inputs")
+                record.left_out.append(
+                    f"interrupted after {len(current.measured)} of {plural(current.inputs, 'input')}"
+                )
                 finish(record, current.name)
             return records, INTERRUPTED
         except WorkerEnded as ended:

@@ -15,7 +15,7 @@ from opwright.bench.worker import RIVALS
 from opwright.cli.bench_tables import print_base, print_bench, print_call, table_of, tell_measurement
 from opwright.cli.console import Progress, print_json, say
 from opwright.cli.help import make_app
-from opwright.errors import CheckError
+from opwright.errors import CheckError, plural
 from opwright.isolation import TIMEOUT_S
 from opwright.records import BaseRecord, BenchRecord, CallRecord, save_in
 from opwright.records.files import make_folder
@@ -188,7 +188,7 @@ class _Shown(worker.Watcher):
         for warning in record.all_warnings:
             say(f"warning: {warning}")
         place = f" on {record.machine.device}" if record.on_gpu else ""
-        say(f"Measured {record.name} on {len(record.measurements)} inputs{place} in {record.seconds:.1f} s")
+        say(f"Measured {record.name} on {plural(len(record.measurements), 'input')}{place} in {record.seconds:.1f} s")
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, progress, say
 from opwright.cli.help import make_app
-from opwright.errors import NoNvccError, TargetError
+from opwright.errors import NoNvccError, TargetError, plural
 
 if TYPE_CHECKING:
     from opwright.build.load import Library
@@ -85,8 +85,7 @@ def build_operators(
     count = built + cached
     if not count:
         return 5
-    noun = "library" if count == 1 else "libraries"
-    say(f"Built {count} {noun} in {time.perf_counter() - started:.2f} s ({cached} cached)")
+    say(f"Built {plural(count, 'library', 'libraries')} in {time.perf_counter() - started:.2f} s ({cached} cached)")
     return 0
 
 

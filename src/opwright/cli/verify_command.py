@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, print_rows, progress, say
 from opwright.cli.help import make_app
+from opwright.errors import plural
 
 if TYPE_CHECKING:
     from opwright.records import VerifyRecord
@@ -143,7 +144,7 @@ def verify_one(
     if only and not cases and not undecided:
         say(f'hint: no description of a case, such as "f32[7, 2] (transposed)", contains {only!r}')
     seconds = time.perf_counter() - started
-    say(f"{word} {record.name} ({ran}) on {cases} cases{undecided} in {seconds:.1f} s: {record.outcomes}")
+    say(f"{word} {record.name} ({ran}) on {plural(cases, 'case')}{undecided} in {seconds:.1f} s: {record.outcomes}")
     return record
 
 
@@ -158,7 +159,7 @@ def print_record(record: VerifyRecord) -> None:
     for c in record.checks:
         if c.undecided:
             first, *others = c.undecided
-            more = f" (and {len(others)} more cases)" if others else ""
+            more = f" (and {plural(len(others), 'more case')})" if others else ""
             print(f"\nUNDECIDED {c.title}")
             print_rows([("  case", first.case), ("  found", first.reason + more)])
     if not record.failures:

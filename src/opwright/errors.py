@@ -238,7 +238,7 @@ class DtypeError(ContractError, TypeError):
 
 
 class ShapeError(ContractError, ValueError):
-    """Two axes with one name have different sizes, or an axis has not the size that the contract says."""
+    """Two axes with one name have different sizes, or an axis does not have the size that the contract says."""
 
     code = "OPW104"
 

@@ -104,6 +104,11 @@ def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join([cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])] + [row[-1]]).rstrip() for row in rows]
 
 
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Writes a count and what is counted: `1 case`, `1,412 cases`."""
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
 # --- declarations -----------------------------------------------------------------------------------
 
 
@@ -233,7 +238,7 @@ class DtypeError(ContractError, TypeError):
 
 
 class ShapeError(ContractError, ValueError):
-    """Two axes with one name have different sizes, or an axis has not the size that the contract says."""
+    """Two axes with one name have different sizes, or an axis does not have the size that the contract says."""
 
     code = "OPW104"
 

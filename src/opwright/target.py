@@ -1,4 +1,4 @@
-"""TARGET: an importable module, a file, or either with `::name`."""
+"""TARGET: an importable module, a file, or a folder with `op.py`; any with `::name`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from opwright.errors import OpwrightError, TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from opwright.dispatch.operator import Operator
 
@@ -59,12 +59,18 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
                 target,
                 f"there is no operator `{name}`",
                 rows=[("there", ", ".join(o.declaration.name for o in found) or "none")],
-                hint=f"`opwright list {place}`",
+                hint=_nearest(place, name, found) or f"`opwright list {place}`",
             )
         return named
     if not found:
         raise TargetError(target, "it declares no operator", hint='`@operator("my_ops::name")` declares one')
     return sorted(found, key=lambda operator: operator.declaration.qualified_name)
+
+
+def _nearest(place: str, name: str, found: Sequence[Operator]) -> str:
+    """Returns what to type for the operator with the most similar name; "" if none is similar."""
+    near = difflib.get_close_matches(name, [operator.declaration.name for operator in found], n=1)
+    return f"did you mean `{place}::{near[0]}`?" if near else ""
 
 
 def _is_file(place: str) -> bool:
@@ -80,7 +86,7 @@ def _import_file(place: str) -> str:
         hint = (
             f"there is `{Path(place).parent / near[0]}`"
             if near
-            else "a target is a Python file, or a folder with `op.py`"
+            else "a target is a module, a Python file, or a folder with `op.py`"
         )
         raise TargetError(place, "there is no such file", rows=[("expected", str(path))], hint=hint)
     if path.suffix != ".py":
@@ -127,6 +133,8 @@ def _import_module(name: str) -> str:
 @contextlib.contextmanager
 def _explain_failed_import(place: str) -> Iterator[None]:
     """Turns an error during the import of a target into a TargetError; errors of its declarations pass through."""
+    from opwright.dispatch import registry
+
     try:
         yield
     except OpwrightError:
@@ -134,7 +142,9 @@ def _explain_failed_import(place: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent and (place == absent or place.startswith(absent + ".")):
-            hint = f"a file is written with its folder or ending: `./{place}.py`"
+            module, _, name = place.rpartition(".")
+            found = [o for o in registry.operators.values() if o.declaration.module == module]
+            hint = _nearest(module, name, found) or f"a file is written with its folder or ending: `./{place}.py`"
             raise TargetError(place, "there is no such module", hint=hint) from None
         shown = traceback.TracebackException.from_exception(error)
         own = [frame for frame in shown.stack if frame.filename != __file__ and "importlib" not in frame.filename]

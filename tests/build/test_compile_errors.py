@@ -52,11 +52,13 @@ MISTAKES = {
     "missing semicolon": (GOOD.replace("using opwright::View;", "using opwright::View"), 2),
     "unknown name": (GOOD.replace("x.size(0)", "lenght"), 6),
     "unknown member": (GOOD.replace("x.size(0)", "x.length()"), 6),
-    "wrong signature": (GOOD.replace("View<const T, 1> x", "View<T, 1> x"), 8),
+    "wrong signature": (GOOD.replace("View<const T, 1> x", "View<T, 1> x"), 5),
     "wrong rank": (
         GOOD.replace("View<T, 1> output", "View<T, 2> output").replace("output(i)", "output(i, 0)"),
-        8,
+        5,
     ),
+    "one more parameter": (GOOD.replace("> output)", "> output, double eps)"), 5),
+    "a tensor of PyTorch": (GOOD.replace("View<const T, 1> x", "torch::Tensor x"), 5),
     "unknown operator": (GOOD.replace("OPWRIGHT_KERNEL(twice", "OPWRIGHT_KERNEL(thrice"), 8),
     "another name than the operator's": (GOOD.replace("void twice", "void double_it"), 8),
     "no type": (GOOD.replace("twice, float, opwright::half)", "twice)"), 8),
@@ -73,6 +75,7 @@ MISTAKES = {
 
 HINTS = {
     "another name than the operator's": "a kernel has the name of its operator",
+    "a tensor of PyTorch": "`torch::Tensor x` must be `View<const T, 1> x`; the kernel must be declared as: template",
     "no type": "the types that it is good for, as in `OPWRIGHT_KERNEL(name, float, double)`",
     "half of PyTorch": "half precision is `opwright::half`",
     "missing header of the algorithms": "`#include <algorithm>`",
@@ -93,11 +96,37 @@ def test_it_names_the_authors_line(kind: str, tmp_path: Path, snapshot: Snapshot
     if kind in (
         "wrong signature",
         "wrong rank",
+        "one more parameter",
         "unknown operator",
         "type outside the family",
     ):  # our own words, not the compiler's
         assert text == snapshot
     assert f"hint: {HINTS.get(kind, '')}" in text
+
+
+def test_a_forgotten_parameter_is_named_where_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "cpu.cpp").write_text(GOOD.replace("T(2 *", "T(eps *"))
+
+    @operator(f"compile_errors{next(_numbers)}::twice", cpu=str(tmp_path / "cpu.cpp"))
+    def twice(x: Float[Tensor, "n"], eps: float = 2.0) -> Float[Tensor, "n"]:
+        return x * eps
+
+    with pytest.raises(errors.CompileError) as caught:
+        twice(torch.ones(3))
+    assert caught.value.hint == (
+        "`double eps` is missing; the kernel must be declared as: "
+        "template <typename T> void twice(View<const T, 1> x, double eps, View<T, 1> output)"
+    )
+
+
+def test_types_under_other_names_are_no_difference(tmp_path: Path) -> None:
+    """The error of the compiler is told as it is, without a hint about a signature that is right."""
+    source = GOOD.replace("View<const T, 1> x", "In<T> x  // (the input,").replace(
+        ", View<T, 1> output", ", View<T, 1> output"
+    )
+    source = source.replace("template", "template <typename T>\nusing In = View<const T, 1>;\ntemplate")
+    text = failure(source.replace("x(i)", "lenght(i)"), tmp_path)
+    assert "must be" not in text
 
 
 @pytest.mark.parametrize("wrong", ["Rounding::Up", "Roundin::up"])

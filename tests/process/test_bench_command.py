@@ -133,6 +133,8 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
         ["two.py::fine", "--axis", "batch=-"],
         ["two.py::fine", "--dtype", "float12"],
         ["two.py::fine", "--direction", "sideways"],
+        ["two.py::fine", "--against", "eagr"],
+        ["two.py::fine", "--device", "gpu"],
         ["two.py::fine", "--base", "no-such-thing"],
         ["nothing.py"],
         ["two.py", "--cpus", "4095"],
@@ -175,10 +177,34 @@ def test_an_interrupted_run_keeps_what_it_has_measured(monkeypatch: pytest.Monke
     said = capsys.readouterr()
     assert "forward: 3.00x faster than eager (±1 %) (1 input)" in said.out
     assert "skipped: interrupted after 1 of 2 inputs" in said.out
-    assert "[1/2] forward f32[8]: 10 us, 3.00x ±1 % against eager" in said.err
+    assert "[1/2] forward f32[8]: 10.00 us, 3.00x ±1 % against eager" in said.err
     kept = records.read(tmp_path / "f.bench.json")
     assert [m.case for m in kept.measurements] == ["f32[8]"]
     assert kept.refused == ""
+
+
+class Refined(Interrupted):
+    def events(self):
+        with contextlib.suppress(KeyboardInterrupt):
+            yield from super().events()
+        if self.again:
+            yield {"measured": records.builtins_of(make_record(20.0).measurements[0]), "number": 1}
+
+
+@pytest.mark.parametrize(("is_live", "again", "tables"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_first_figures_are_shown_where_they_are_refined_and_have_no_line(
+    is_live: bool, again: bool, tables: int, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: Refined())
+    monkeypatch.setattr(Refined, "again", again, raising=False)
+    made = bench_command.Progress("")
+    made.is_live = is_live
+    monkeypatch.setattr(bench_command, "Progress", lambda title: made)
+    bench_command.bench_operators("f.py")
+    said = capsys.readouterr().err
+    assert said.count("First figures, to be refined:") == tables
+    assert said.count("[1/2] forward f32[8]") == (not is_live)
+    assert said.count("Measuring f.py: verify first, then 8 s for each operator") == 1
 
 
 class Warned(Interrupted):
@@ -367,6 +393,13 @@ def test_an_operator_that_the_base_does_not_have_yet_is_skipped(
     said = capsys.readouterr().err
     assert "skipped: ns::f cannot be had of main (123456789012): there is no operator `f`" in said
     assert "there is nothing that both versions have" in said
+
+
+def test_long_times_are_written_out(capsys) -> None:
+    print_bench(make_record(23_812.4))
+    printed = capsys.readouterr().out
+    assert "  23,810  " in printed
+    assert "e+" not in printed
 
 
 def test_options_that_all_inputs_share_are_said_once(capsys) -> None:

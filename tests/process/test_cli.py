@@ -13,6 +13,7 @@ from fork_server import run_opwright
 from syrupy.assertion import SnapshotAssertion
 
 from opwright.cli.overview import VERBS
+from opwright.verify.checks import CHECKS
 
 OPERATOR = '''
 import torch
@@ -106,7 +107,18 @@ def test_help_of_a_command_fits_80_columns(command, verb: str) -> None:
 
 
 def test_help_of_verify(command, snapshot: SnapshotAssertion) -> None:
-    assert command("verify", "--help", COLUMNS="80").stdout == snapshot
+    text = command("verify", "--help", COLUMNS="80").stdout
+    assert text == snapshot
+    assert f"The checks: {', '.join(CHECKS)}." in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("verb", "usage"),
+    [("build", "[TARGET]"), ("wheel", "[PROJECT]"), ("explain", "[CODE]"), ("pack record", "[COMMAND...]")],
+)
+def test_the_usage_names_optional_arguments(command, verb: str, usage: str) -> None:
+    first = command(*verb.split(), "--help").stdout.partition("\n")[0]
+    assert first == f"Usage: opwright {verb} [OPTIONS] {usage}"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +135,17 @@ def test_a_wrong_command_line_says_what_to_type(command, line: str, says: str) -
     result = command(*line.split())
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(says)
+
+
+def test_a_misspelt_operator_or_check_is_answered_with_the_nearest(command) -> None:
+    for words, hint in (
+        (["list", "good.thrise"], "did you mean `good::thrice`?"),
+        (["list", "good.py::thrise"], "did you mean `good.py::thrice`?"),
+        (["list", "good.py::q"], "`opwright list good.py`"),
+        (["verify", "good.py", "--check", "numeric"], "did you mean `numerics`?"),
+    ):
+        result = command(*words)
+        assert (result.returncode, result.stderr.rpartition("hint: ")[2]) == (2, hint + "\n")
 
 
 def test_list_and_inspect(command, snapshot: SnapshotAssertion) -> None:

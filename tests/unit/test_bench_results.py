@@ -118,7 +118,7 @@ def test_the_message_says_by_how_much_and_where() -> None:
             result[7, 3] = 100.0
         return result
 
-    with pytest.raises(NotVerifiedError, match=r"result 0: 1 of 1200 elements are wrong; worst at \[7, 3\]: got 100"):
+    with pytest.raises(NotVerifiedError, match=r"result 0: 1 of 1,200 elements is wrong; worst at \[7, 3\]: got 100"):
         bench(wrong_later)
 
 
@@ -303,7 +303,7 @@ def test_the_difference_is_that_of_verify() -> None:
     assert "shape [999], expected [1000]" in work.difference([torch.exp(x)[:-1]], torch.exp)
     assert "2 results, expected 1" in work.difference([x, x], torch.exp)
     assert work.difference([x.argmax()], torch.argmax) == ""
-    assert "1 of 1 elements are wrong" in work.difference([x.argmax() + 1], torch.argmax)
+    assert "1 of 1 element is wrong" in work.difference([x.argmax() + 1], torch.argmax)
 
 
 def test_tensors_in_named_arguments_and_lists_are_compared_too() -> None:

@@ -97,6 +97,29 @@ def test_refused_with_gradient() -> None:
         attend(**arguments(query=query, bias=torch.ones(5)))
 
 
+@operator("call_errors::add_rows")
+def add_rows(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    return x + y
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((5,), "`y.expand(2, 4, 5)` when one tensor serves all entries"),
+        ((2, 1, 5), "`y.expand(2, 4, 5)` when one tensor serves all entries"),
+        ((4, 2, 5), "axes of the same name have the same sizes in all tensors; `x` came first"),
+        ((3, 2, 4, 5), "axes of the same name have the same sizes in all tensors; `x` came first"),
+    ],
+)
+def test_another_batch_is_expanded_where_that_can_be(shape: tuple[int, ...], hint: str) -> None:
+    x, y = torch.ones(2, 4, 5), torch.ones(shape)
+    with pytest.raises(errors.ShapeError) as caught:
+        add_rows(x, y)
+    assert caught.value.hint == hint
+    if "expand" in hint:
+        assert torch.equal(add_rows(x, eval(hint.split("`")[1], {"y": y})), x + y)
+
+
 def test_missing_and_unknown_arguments_are_pythons_own() -> None:
     with pytest.raises(TypeError, match="table"):
         attend(torch.ones(2, 8))
@@ -172,3 +195,9 @@ def test_impossible(case: str, snapshot: SnapshotAssertion) -> None:
         call()
     assert str(caught.value) == snapshot
     assert calls == []
+
+
+def test_what_is_counted_has_its_plural() -> None:
+    counts = [errors.plural(count, "case") for count in (0, 1, 2, 1412)]
+    assert counts == ["0 cases", "1 case", "2 cases", "1,412 cases"]
+    assert [errors.plural(count, "library", "libraries") for count in (1, 2)] == ["1 library", "2 libraries"]

@@ -18,7 +18,7 @@ from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
 from opwright.bench.workload import DIRECTIONS, all_tensors, plans
 from opwright.dispatch.operator import Operator, operator_of
-from opwright.errors import CheckError, NotVerifiedError
+from opwright.errors import CheckError, NotVerifiedError, plural
 from opwright.machine import machine_card
 from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.api import verify
@@ -233,7 +233,9 @@ class _Run:
             self._visit(number, each, _MIN_VISIT_SECONDS)
             expected_s = perf_counter() - started
         if len(self._compiled) < len(wanted):
-            done = f"timed on {len(self._compiled)} of {len(wanted)} inputs" if self._compiled else "not timed"
+            done = (
+                f"timed on {len(self._compiled)} of {plural(len(wanted), 'input')}" if self._compiled else "not timed"
+            )
             self.left_out.append(
                 f"compile: {done} within {self._settings.seconds:g} s; "
                 "`--against eager --against compile` times it on all"
@@ -276,7 +278,7 @@ def _warn(record: BenchRecord) -> list[str]:
     wide = sum(width > _WIDE for width in widths)
     if wide:
         return [
-            f"times vary: on {wide} of {len(widths)} inputs confidence intervals are wider than ±{100 * _WIDE:.0f} %; "
+            f"times vary: on {wide} of {plural(len(widths), 'input')} confidence intervals are wider than ±{100 * _WIDE:.0f} %; "
             "`--seconds 60` measures longer"
         ]
     return []

@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opwright.errors import CheckError, NotVerifiedError, OpwrightError
+from opwright.errors import CheckError, NotVerifiedError, OpwrightError, plural
 from opwright.isolation import Channel, Limits, Worker, WorkerEnded, describe_error, rebuild_error, serve, spawn
 from opwright.records import BenchRecord, CallRecord, Machine, Measurement, decoded
 from opwright.typed_json import decode
 
+RIVALS = ("eager", "compile")  # that have a name
 INTERRUPTED = 130  # as a shell has it of a program that SIGINT has ended
 _EVENT_SECONDS = 0.2  # between two events about the same call: each wakes the other process
 
@@ -115,7 +116,9 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
         except KeyboardInterrupt:
             if current.measured:
                 record = current.partial()
-                record.left_out.append(f"interrupted after {len(current.measured)} of {current.inputs} inputs")
+                record.left_out.append(
+                    f"interrupted after {len(current.measured)} of {plural(current.inputs, 'input')}"
+                )
                 finish(record, current.name)
             return records, INTERRUPTED
         except WorkerEnded as ended:
@@ -125,7 +128,7 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
             watcher.say(f"error: {error}")
             code = 1
             who = ended.running.who
-            rivals = ["eager", "compile"] if against is None else against
+            rivals = RIVALS if against is None else against
             if who in rivals:
                 against, skipped = [name for name in rivals if name != who], f"{who}: {error.rule}"
                 continue
@@ -203,6 +206,7 @@ def answer(channel: Channel) -> None:
     answer_for = {"bench": _bench, "call": _call, "verified": _verified, "pairs": _pairs}[request["mode"]]
     device = parse_device(request["device"]) if request["device"] is not None else None
     targets = _find_targets(request)
+    _what(request)  # what is wrong with it is said before anything is verified
     for name in [name for name in targets if name not in request["skip"]]:
         channel.running("", "preparation")
         channel.send(operator=name, machine=builtins_of(machine_card(device)))
@@ -264,6 +268,12 @@ def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
 
 def _what(request: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments that say what is measured."""
+    from opwright.bench.workload import DIRECTIONS
+
+    for name in request["directions"] or ():
+        if name not in DIRECTIONS:
+            expected = f"one of {', '.join(DIRECTIONS)}"
+            raise CheckError("--direction", f"unknown value `{name}`", rows=[("expected", expected)])
     found: dict[str, Any] = {"device": request["device"], "directions": request["directions"]}
     if request["sweep"]:
         found["sweep"] = request["sweep"]

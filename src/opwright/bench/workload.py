@@ -19,7 +19,7 @@ from opwright.contract.likely import find_likely
 from opwright.contract.samples import Case, Sweep, domain_in, integers_in
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
-from opwright.errors import CheckError
+from opwright.errors import CheckError, plural
 from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.target import make_target
@@ -324,7 +324,7 @@ class Workload:
             return ""
         expected = expect(compute, [*given, *seeds], is_narrow=True)
         if len(got) != len(expected):
-            return f"{len(got)} results, expected {len(expected)}"
+            return f"{plural(len(got), 'result')}, expected {len(expected)}"
         for number, (result, wanted) in enumerate(zip(got, expected, strict=True)):
             found = _difference(result, wanted, is_gradient=self.direction != "forward")
             if found:

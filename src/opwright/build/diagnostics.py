@@ -14,7 +14,8 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.build.causes import Failure, find_cause
-from opwright.build.glue import enumerator, enums_of
+from opwright.build.glue import enumerator, enums_of, kernel_signature
+from opwright.build.parameters import line_of_function, parameters_of, tell_difference
 from opwright.build.request import Request
 from opwright.errors import ArchitectureError, BuildError, CompileError, StoreOwnerError
 from opwright.store_root import make_directory, make_root
@@ -28,6 +29,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 _FILLED_IN = re.compile(r",\s*std::(?:__cxx11::)?(?:allocator|char_traits|less|default_delete|hash|equal_to)\s*<")
 _MAX_LOGS = 10
 _LONGEST = 300  # characters of a message that are shown
+_DECLARED_AS = "the kernel must be declared as"
 _EXPORT = re.compile(r"^>.*OPWRIGHT_KERNEL\(\s*(\w+)")
 _HELP = [
     (r"cannot convert .*(half|bfloat16)", "compute in `opwright::compute_t<T>`, and convert with `T(value)`"),
@@ -94,6 +96,14 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     elif exported is not None and re.search(rf"['‘\"]{exported}['’\"] (was not declared|is undefined)", text):
         text = f"there is no function `{exported}` above it"
         hint = "a kernel has the name of its operator; `opwright inspect TARGET` prints how it is declared"
+    elif text.startswith(_DECLARED_AS):
+        at, text = _at_function(request, at, exported, text)
+        excerpt = _excerpt(request, *at)
+        hint = _how_to_go_on(request, at[0])
+        if hint.startswith("edit") and os.path.basename(at[0]) in ("cpu.cpp", "cuda.cu"):  # of a template, perhaps
+            hint += f"; without {os.path.basename(at[0])} the reference runs"
+    else:
+        hint = _signature_hint(request, at) or hint
     body = [f"{at[0]}:{at[1]}: {text}", *excerpt]
     more = len({(m["file"], m["line"], m["text"]) for m in errors}) - 1
     footer = f"{more} more: {log_path}" if more else f"the log: {log_path}"
@@ -103,6 +113,36 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         body="\n".join([*body, "", footer]),
         hint=hint or _how_to_go_on(request, at[0]),
     )
+
+
+def _at_function(request: Request, at: tuple[str, int], name: str | None, text: str) -> tuple[tuple[str, int], str]:
+    """Returns the place of the function whose signature is wrong, and the message with the parameter that is."""
+    lines, first = _lines_of(request, *at)
+    line = line_of_function("\n".join(lines[: at[1] - first]), name) if name else 0
+    if not line:
+        return at, text
+    told = tell_difference("\n".join(lines[line - 1 :]), name, text)
+    return (at[0], first + line - 1), f"{told}; {text}" if told else text
+
+
+def _signature_hint(request: Request, at: tuple[str, int]) -> str:
+    """Returns the signature of the kernel around an error, where its parameters are certainly others."""
+    lines, first = _lines_of(request, *at)
+    above = "\n".join(lines[: at[1] - first + 1])
+    backend = next((b for b, found in request.sources.items() if any(s.origin == at[0] for s in found)), "")
+    declarations = {line_of_function(above, d.name): d for d in request.unit}
+    line = max(declarations)
+    if not (line and backend):
+        return ""
+    name, text = declarations[line].name, "\n".join(lines[line - 1 :])
+    signature = kernel_signature(declarations[line], backend)
+    written, wanted = parameters_of(text, name), parameters_of(signature, name)
+    if written is None or wanted is None:
+        return ""
+    if len(written) == len(wanted) and not any(re.match(r"(?:const )?(?:torch|at)::", p) for p in written):
+        return ""
+    told = tell_difference(text, name, signature)
+    return f"{told}; {_DECLARED_AS}: {signature}" if told else f"{_DECLARED_AS}: {signature}"
 
 
 def _how_to_go_on(request: Request, file: str) -> str:
@@ -280,18 +320,22 @@ def _author_line(
 
 
 def _excerpt(request: Request, file: str, line: int) -> list[str]:
+    lines, first = _lines_of(request, file, line)
+    shown = range(max(line - 1, first), min(line + 1, first + len(lines) - 1) + 1)
+    return [f"{'>' if n == line else ' '} {n:4} | {lines[n - first]}" for n in shown]
+
+
+def _lines_of(request: Request, file: str, line: int) -> tuple[list[str], int]:
+    """Returns the lines of the source that a line of a file is in, and which line of it is the first."""
     every = [source for found in request.sources.values() for source in found if source.origin == file]
     # Several sources may be strings in one file: the last that starts above the line.
     source = max((s for s in every if s.path or s.line <= line), key=lambda s: s.line, default=None)
     try:
         if source and source.path is None:
-            text, first = source.inline.splitlines(), source.line
-        else:
-            text, first = Path(file).read_text().splitlines(), 1
+            return source.inline.splitlines(), source.line
+        return Path(file).read_text().splitlines(), 1
     except OSError:
-        return []
-    shown = range(max(line - 1, first), min(line + 1, first + len(text) - 1) + 1)
-    return [f"{'>' if n == line else ' '} {n:4} | {text[n - first]}" for n in shown]
+        return [], 1
 
 
 def _keep(log: str, name: str) -> Path:

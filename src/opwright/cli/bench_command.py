@@ -11,10 +11,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from opwright.bench import worker
+from opwright.bench.worker import RIVALS
 from opwright.cli.bench_tables import print_base, print_bench, print_call, table_of, tell_measurement
 from opwright.cli.console import Progress, print_json, say
 from opwright.cli.help import make_app
-from opwright.errors import CheckError
+from opwright.errors import CheckError, plural
 from opwright.isolation import TIMEOUT_S
 from opwright.records import BaseRecord, BenchRecord, CallRecord, save_in
 from opwright.records.files import make_folder
@@ -54,7 +55,7 @@ def bench_operators(
     slower, or with --strict there are warnings.
 
     Args:
-        target: A module, a file, or either with ::name; or a task of the KernelBench form, as for verify.
+        target: A module, a file, or a folder with op.py; with ::name, one operator of it. Or a task, as for verify.
         against: "eager" or "compile"; may be repeated. By default eager, and compile on as many inputs as the time allows.
         axis: Sizes of an axis, n=1024,4096 or batch=512,8x128, or values of an argument, approximate=tanh,none,
             where "-" leaves an optional one out; other axes keep theirs; may be repeated.
@@ -69,7 +70,7 @@ def bench_operators(
         measure_limits: Measure the limits of the machine again; they are kept in the store.
         call: Show where one tiny call spends its time, instead.
         base: Compare with an earlier version: a commit, a record or a folder of records.
-        candidate: Where TARGET is a task: the file or folder with ModelNew, as for verify.
+        candidate: Only for a task: the file or folder with ModelNew, as for verify.
         details: Show more columns: the fastest sample, cold pages, the host's time, memory.
         strict: End with exit code 1 if there are warnings.
         timeout: How many seconds one call may take.
@@ -82,6 +83,9 @@ def bench_operators(
         if not math.isfinite(value) or value < 0 or (flag == "timeout" and not value):
             least = "above 0" if flag == "timeout" else "from 0"
             raise CheckError(f"--{flag}", f"must be a finite number, {least}", rows=[("got", f"{value:g}")])
+    for name in against or []:
+        if name not in RIVALS:
+            raise CheckError("--against", f"unknown value `{name}`", rows=[("expected", f"one of {', '.join(RIVALS)}")])
     if call and base is not None:
         raise CheckError("bench", "`--call` has no base to be compared with", hint="one of `--call` and `--base`")
     if out is not None:
@@ -114,7 +118,8 @@ def bench_operators(
             if not json:
                 print_base(record)
     else:
-        say(f"Measuring {target}: verify first, then {seconds:g} s for each operator")
+        if not call:
+            shown.opening = f"Measuring {target}: verify first, then {seconds:g} s for each operator"
         found, code = worker.measure(request, threads, shown)
         if strict and not code and any(isinstance(r, BenchRecord) and r.all_warnings for r in found):
             code = 1
@@ -124,12 +129,18 @@ def bench_operators(
 
 
 class _Shown(worker.Watcher):
-    """Shows how a run goes, and keeps its records."""
+    """Shows how a run goes, and keeps its records.
+
+    Attributes:
+        opening: what is said when there is something to measure: the target is found, and so is the device.
+    """
+
+    opening = ""
 
     def __init__(self, target: str, out: Path | None, *, details: bool, json: bool) -> None:
         self._target, self._out, self._details, self._json = target, out, details, json
         self._line = Progress("Measuring")
-        self._operator, self._told, self._has_table = "", set(), False
+        self._operator, self._told, self._has_table = "", {}, False
 
     def clear(self) -> None:
         self._line.clear()
@@ -143,15 +154,21 @@ class _Shown(worker.Watcher):
             save_in(self._out, record)
 
     def watch(self, current: worker.Current, what: str) -> None:
+        if current.name and self.opening:
+            self.say(self.opening)
+            self.opening = ""
         if current.name != self._operator:
-            self._operator, self._told, self._has_table = current.name, set(), False
-        for number in current.measured.keys() - self._told:
-            self._told.add(number)
-            if not self._line.is_live:
-                say(f"  [{len(self._told)}/{current.inputs}] {tell_measurement(current.measured[number])}")
+            self._operator, self._told, self._has_table = current.name, {}, False
+        is_refined = False
+        for number, measurement in current.measured.items():
+            is_refined |= number in self._told and self._told[number] is not measurement
+            if number not in self._told and not self._line.is_live:
+                say(f"  [{len(self._told) + 1}/{current.inputs}] {tell_measurement(measurement)}")
+            self._told[number] = measurement
         self._line.update(f"{current.name or self._target}  {what}")
-        is_due = len(self._told) == current.inputs or time.monotonic() - current.started > _FIRST_TABLE_SECONDS
-        if self._told and is_due and not self._has_table:
+        is_due = is_refined or time.monotonic() - current.started > _FIRST_TABLE_SECONDS
+        # Where there is no live line, each input has had a line of its own.
+        if self._line.is_live and self._told and is_due and not self._has_table:
             self._has_table = True
             self.say("\n".join(["First figures, to be refined:", *table_of(current.partial())]))
 
@@ -171,7 +188,7 @@ class _Shown(worker.Watcher):
         for warning in record.all_warnings:
             say(f"warning: {warning}")
         place = f" on {record.machine.device}" if record.on_gpu else ""
-        say(f"Measured {record.name} on {len(record.measurements)} inputs{place} in {record.seconds:.1f} s")
+        say(f"Measured {record.name} on {plural(len(record.measurements), 'input')}{place} in {record.seconds:.1f} s")
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:

@@ -9,6 +9,7 @@ from opwright.cli.console import print_rows, say
 from opwright.errors import align
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Measurement
 from opwright.report.conditions import tell_conditions
+from opwright.report.quantities import round_to
 from opwright.report.ratios import explain_shares, tell_comparison, tell_interval, tell_share, tell_summary
 
 
@@ -54,12 +55,12 @@ def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
     for m in record.measurements:
         ours = m.ours
         others = (ours.warm_us, ours.host_us) if record.on_gpu else (ours.fresh_us,)
-        more = (f"{ours.min_us:.4g}", *(f"{us:.4g}" if us else "" for us in others), _memory(m))
+        more = (round_to(ours.min_us, 4), *(round_to(us, 4) if us else "" for us in others), _memory(m))
         rows.append(
             (
                 "".join(part for part in _OPTION.split(m.case) if part.strip() not in shared),
                 m.direction,
-                f"{ours.median_us:.4g}",
+                round_to(ours.median_us, 4),
                 tell_interval(ours.interval),
                 *(tell_comparison(c) if (c := m.comparison_with(r)) else "" for r in rivals),
                 "in cache" if m.in_cache else "" if m.roof_share is None else tell_share(m.roof_share),
@@ -77,7 +78,7 @@ def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
 def tell_measurement(m: Measurement) -> str:
     """Returns a measurement as a line."""
     ratios = "".join(f", {tell_comparison(c)} against {c.candidate}" for c in m.comparisons)
-    return f"{m.direction} {m.case}: {m.ours.median_us:.4g} us{ratios}"
+    return f"{m.direction} {m.case}: {round_to(m.ours.median_us, 4)} us{ratios}"
 
 
 _OPTION = re.compile(r"( \w+=(?:'[^']*'|\S+))")
@@ -120,8 +121,8 @@ def print_base(record: BaseRecord) -> None:
             (
                 row.case,
                 row.direction,
-                f"{row.base_us:.4g}",
-                f"{row.now_us:.4g}",
+                round_to(row.base_us, 4),
+                round_to(row.now_us, 4),
                 f"{row.ratio:.3f}x",
                 tell_interval(row.visible),
                 row.verdict + (" (hint)" if record.is_hint else ""),

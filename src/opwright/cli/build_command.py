@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, progress, say
 from opwright.cli.help import make_app
-from opwright.errors import NoNvccError, TargetError
+from opwright.errors import NoNvccError, TargetError, plural
 
 if TYPE_CHECKING:
     from opwright.build.load import Library
@@ -34,7 +34,8 @@ def build_operators(
     the newest. Without nvcc only the others are built.
 
     Args:
-        target: A module, a file, or either with ::name; by default every op.py below this folder.
+        target: A module, a file, or a folder with op.py; with ::name, one operator of it. By default every op.py below
+            this folder.
         json: Print where the libraries are, as JSON.
         out: A folder to write a record of each build into, for the report: its commands in time, the registers of
             its GPU kernels.
@@ -84,8 +85,7 @@ def build_operators(
     count = built + cached
     if not count:
         return 5
-    noun = "library" if count == 1 else "libraries"
-    say(f"Built {count} {noun} in {time.perf_counter() - started:.2f} s ({cached} cached)")
+    say(f"Built {plural(count, 'library', 'libraries')} in {time.perf_counter() - started:.2f} s ({cached} cached)")
     return 0
 
 

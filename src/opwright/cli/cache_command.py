@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opwright.cli.console import say
 from opwright.cli.help import make_app
+from opwright.errors import plural
 
 cache_app = make_app("cache")
 
@@ -41,7 +42,7 @@ def prune(*, days: float = 30.0) -> int:
         days: Remove builds made before that many days ago.
     """
     count = _store().prune(days)
-    say(f"Removed {count} {'build' if count == 1 else 'builds'}")
+    say(f"Removed {plural(count, 'build')}")
     return 0
 
 
@@ -49,5 +50,5 @@ def prune(*, days: float = 30.0) -> int:
 def clean() -> int:
     """Remove every build. They are made again when they are needed."""
     count = _store().clean()
-    say(f"Removed {count} {'build' if count == 1 else 'builds'}")
+    say(f"Removed {plural(count, 'build')}")
     return 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +39,7 @@ _EXAMPLES = {
     "bench": ("opwright bench scale_shift.py", "opwright bench scale_shift.py --axis n=1024,4096 --dtype bf16"),
     "report": ("opwright report reports", "opwright report reports --out page.html --svg pictures"),
     "inspect": ("opwright inspect scale_shift.py", "opwright inspect scale_shift.py --header --backend cuda"),
-    "wheel": ("opwright wheel", "opwright wheel my_ops --check"),
+    "wheel": ("opwright wheel", "opwright wheel --check dist/my_ops-*.whl"),
     "pack": ("opwright pack record -- python serve.py", "opwright pack build manifest.json --out kernels.pack"),
     "doctor": ("opwright doctor", "opwright doctor build/_C.so"),
     "explain": ("opwright explain OPW104", "opwright explain"),
@@ -48,8 +49,10 @@ _EXAMPLES = {
 
 def make_app(name: str) -> App:
     """Returns the app of a command, with its help."""
+    formatter = _Formatter()
     # Only a flag that is on by default has an opposite.
-    return App(name=name, help_formatter=_Formatter(), default_parameter=Parameter(negative=""))
+    formatter.app = App(name=name, help_formatter=formatter, default_parameter=Parameter(negative=""))
+    return formatter.app
 
 
 def usage_error(error: CycloptsError) -> str:
@@ -69,12 +72,25 @@ def usage_error(error: CycloptsError) -> str:
 class _Formatter:
     """Prints the parts of a help text, in the order in which cyclopts calls it: usage, description, panels."""
 
+    app: App
     command = ""  # with its subcommand, as in "cache size"
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
         _, *words = _plain(usage).removeprefix("Usage: ").split()
         self.command = " ".join(itertools.takewhile(lambda word: word.isalpha() and word.islower(), words))
+        words = list(itertools.chain.from_iterable(self._optional() if "[ARGS" in word else [word] for word in words))
         _print(console, " ".join(["Usage: opwright", *words]), "")
+
+    def _optional(self) -> Iterator[str]:
+        """Yields the names of optional arguments; cyclopts has `[ARGS]` for all of them."""
+        app = self.app
+        for name in self.command.split()[1:]:
+            app = app[name]
+        for parameter in inspect.signature(app.default_command).parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                yield f"[{parameter.name.upper()}...]"
+            elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is not parameter.empty:
+                yield f"[{parameter.name.upper()}]"
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
         _print(console, *_filled(_plain(description), _width_of(console)), "")

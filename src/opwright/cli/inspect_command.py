@@ -15,7 +15,7 @@ def inspect_operators(
     """Show the contract, schema and generated code of the operators of TARGET.
 
     Args:
-        target: A module, a file, or either with ::name.
+        target: A module, a file, or a folder with op.py; with ::name, one operator of it.
         glue: Print the generated C glue.
         header: Print the generated C++ contract header.
         backend: Whose glue, header and kernel signature: cpu or cuda.

@@ -13,7 +13,7 @@ def list_operators(target: str, *, json: bool = False) -> int:
     """List the operators of TARGET.
 
     Args:
-        target: A module, a file, or either with ::name.
+        target: A module, a file, or a folder with op.py; with ::name, one operator of it.
         json: Print JSON.
     """
     from opwright.contract.schema import schema_of

@@ -29,7 +29,7 @@ def overview() -> str:
     """Returns the text of `opwright --help`, which answers at once because it needs no parser."""
     verbs = [f"  {name:<20} {text}" for name, text in VERBS.items()]
     flags = [f"  {name:<20} {text}" for name, text in FLAGS.items()]
-    target = "TARGET is an importable module, a file, or either with ::name for one operator of it."
+    target = "TARGET is an importable module, a file, or a folder with op.py; with ::name, one operator of it."
     return "\n".join(
         [
             "Usage: opwright COMMAND [OPTIONS]",

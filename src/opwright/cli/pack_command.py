@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, print_rows, progress, say
 from opwright.cli.help import Out, make_app
+from opwright.errors import plural
 
 if TYPE_CHECKING:
     from opwright.triton.packs.build import BuildReport, Failure
@@ -34,11 +35,11 @@ def record(*command: str, output: Out = Path("manifest.json")) -> int:
         raise RecordingError("", "no command is given", hint="`opwright pack record -- COMMAND ARGUMENTS`")
     found = run(list(command), output)
     if found.skipped:
-        say(f"skipped {_count(found.skipped, 'line')} of the record that cannot be read")
+        say(f"skipped {plural(found.skipped, 'line')} of the record that cannot be read")
     if not found.seen:
         say("hint: nothing was recorded: kernels are that opwright/triton.h launches, and only at their first launch")
-    total = _count(len(found.manifest.entries), "kernel key")
-    say(f"Recorded {_count(found.seen, 'kernel key')}, {found.added} of them new; {output} has {total}")
+    total = plural(len(found.manifest.entries), "kernel key")
+    say(f"Recorded {plural(found.seen, 'kernel key')}, {found.added} of them new; {output} has {total}")
     return found.status
 
 
@@ -100,15 +101,15 @@ def build(
     elif report.size_bytes:
         print(output)
     if report.tuned_kept:
-        say(f"Kept {_count(report.tuned_kept, 'tuned table')} of the {output} that was there")
+        say(f"Kept {plural(report.tuned_kept, 'tuned table')} of the {output} that was there")
     seconds = time.perf_counter() - started
     arches = " ".join(f"sm_{arch}" for arch in architectures)
     if report.size_bytes:
         size = f"{size_text(report.size_bytes)}, {report.cached} cached"
-        say(f"Built {_count(report.kernels, 'kernel')} for {arches} in {seconds:.1f} s ({size})")
+        say(f"Built {plural(report.kernels, 'kernel')} for {arches} in {seconds:.1f} s ({size})")
     if report.failures:
         rest = "" if report.size_bytes else f"; {output} was not written (--keep-going writes the others)"
-        say(f"{_count(len(report.failures), 'kernel')} failed{rest}")  # of one architecture and one Triton each
+        say(f"{plural(len(report.failures), 'kernel')} failed{rest}")  # of one architecture and one Triton each
         return 1
     return _tune(read, output, pythons[0]) if tune else 0
 
@@ -137,7 +138,7 @@ def ls(pack: Path, *, json: bool = False) -> int:
                 f"Triton {kernel['triton']}",
                 f"ptxas {kernel['ptxas']}",
                 f"driver >= {driver_text(kernel['cuda'])}",
-                f"{_count(kernel['num_warps'], 'warp')}",
+                f"{plural(kernel['num_warps'], 'warp')}",
                 f"{size_text(kernel['shared'])} shared",
                 size_text(kernel["bytes"]),
             )
@@ -156,9 +157,9 @@ def ls(pack: Path, *, json: bool = False) -> int:
         print(row)
     for table in tables:
         tuned = f"{table['file']}::{table['function']} sm_{table['arch']}"
-        print(f"{tuned} tuned on {table['gpu']}, {_count(len(table['rows']), 'key')}")
+        print(f"{tuned} tuned on {table['gpu']}, {plural(len(table['rows']), 'key')}")
     functions = len({(kernel["file"], kernel["function"]) for kernel in kernels})
-    total = f"{_count(len(kernels), 'kernel')} of {_count(functions, 'function')}"
+    total = f"{plural(len(kernels), 'kernel')} of {plural(functions, 'function')}"
     print(f"{total}, {size_text(pack.stat().st_size)}")
     return 0
 
@@ -187,9 +188,9 @@ def verify(pack: Path, *, root: Path | None = None, json: bool = False) -> int:
             print(f"{finding.place}: {finding.what}")
     kernels = sum(entry.blob is not None for entry in entries)
     if findings:
-        say(f"Failed {pack}: {_count(len(findings), 'finding')}\n\nhint: build it again: `opwright pack build`")
+        say(f"Failed {pack}: {plural(len(findings), 'finding')}\n\nhint: build it again: `opwright pack build`")
         return 1
-    say(f"Verified {pack}: {_count(kernels, 'kernel')}, {_count(len(entries), 'row')}")
+    say(f"Verified {pack}: {plural(kernels, 'kernel')}, {plural(len(entries), 'row')}")
     return 0
 
 
@@ -279,7 +280,7 @@ def _tune(manifest: Manifest, pack: Path, python: str) -> int:
     _say_failures(manifest, report.failures)
     for key in report.absent:
         say(f"not in the pack: {key}; hint: `opwright pack build {manifest.path} --out {pack}`")
-    measured = f"{_count(report.kernels, 'kernel')}, {_count(report.rows, 'key')}"
+    measured = f"{plural(report.kernels, 'kernel')}, {plural(report.rows, 'key')}"
     say(f"Tuned {measured} on {report.gpu} (sm_{report.arch}) in {time.perf_counter() - started:.1f} s")
     return int(bool(report.failures or report.absent))
 
@@ -330,7 +331,3 @@ def _failure_text(manifest: Manifest, alike: list[Failure]) -> str:
     name = f"`{failure.entry.function}`"
     head = failure.message if name in failure.message else f"{name}: {failure.message}"
     return "\n".join([f"error: {head}", "", *("  " + line for line in align(rows)), ""])
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun if count == 1 else noun + 's'}"

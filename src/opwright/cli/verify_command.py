@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, print_rows, progress, say
 from opwright.cli.help import make_app
+from opwright.errors import plural
 
 if TYPE_CHECKING:
     from opwright.records import VerifyRecord
@@ -38,9 +39,12 @@ def verify_operators(
     """Check whether the operators of TARGET are right. Exit code 1 when one is not.
 
     Args:
-        target: A module, a file, or either with ::name; or a task of the KernelBench form: a file with Model,
-            get_inputs and get_init_inputs, or a folder of such.
-        check: Run only this check; may be repeated.
+        target: A module, a file, or a folder with op.py; with ::name, one operator of it. Or a task, as the benchmark
+            KernelBench has them: a file that defines Model, get_inputs and get_init_inputs, or a folder of tasks.
+        check: Run only this check; may be repeated. The checks: outputs written, determinism, numerics, fresh data,
+            boundaries, guard bands, global state, independence, refusals, gradients, second gradients, gradient
+            numerics, gradient subsets, gradient layouts, repeated backward, vmap, autocast, copy, opcheck, compile,
+            export, sharding, side stream, other device, graph, chunks, threads, memory, leaks.
         only: Run only cases whose description contains this text.
         quick: Fewer inputs of each kind: seconds for an operator. No kind of check is skipped.
         full: More seeds and options, every 16-bit value, large sizes: minutes for an operator.
@@ -48,10 +52,10 @@ def verify_operators(
             GPU when there is one and a CUDA kernel for it.
         out: A folder to write the records into.
         wheel: Check the kernels in this wheel, made from TARGET, in place of those that are built here.
-        level: Of its CPU kernels, take those for this level, v2. By default the best for this machine.
-        candidate: Where TARGET is a task of the KernelBench form, or a folder of such: the file, or the folder
-            of files of the same names, with ModelNew. By default the same file, or gelu_new.py for gelu.py.
-        expand: Make more inputs from those of a task: other values, other layouts.
+        level: Use the wheel's CPU kernels for this level, such as v2. By default the best for this machine.
+        candidate: Only for a task: the file that defines ModelNew; for a folder of tasks, a folder of such files with
+            the names of the tasks. By default the task's own file, or gelu_new.py for gelu.py.
+        expand: Only for a task: make more inputs from its own, with other values and layouts.
         in_process: Run the checks in this process, for a debugger. A crash then ends the command.
         timeout: How many seconds one call of the candidate may take.
         json: Print the records as JSON.
@@ -140,7 +144,7 @@ def verify_one(
     if only and not cases and not undecided:
         say(f'hint: no description of a case, such as "f32[7, 2] (transposed)", contains {only!r}')
     seconds = time.perf_counter() - started
-    say(f"{word} {record.name} ({ran}) on {cases} cases{undecided} in {seconds:.1f} s: {record.outcomes}")
+    say(f"{word} {record.name} ({ran}) on {plural(cases, 'case')}{undecided} in {seconds:.1f} s: {record.outcomes}")
     return record
 
 
@@ -155,7 +159,7 @@ def print_record(record: VerifyRecord) -> None:
     for c in record.checks:
         if c.undecided:
             first, *others = c.undecided
-            more = f" (and {len(others)} more cases)" if others else ""
+            more = f" (and {plural(len(others), 'more case')})" if others else ""
             print(f"\nUNDECIDED {c.title}")
             print_rows([("  case", first.case), ("  found", first.reason + more)])
     if not record.failures:

@@ -390,7 +390,7 @@ class _Binder:
                         self.contract.subject,
                         f"`{label}` must have the axes {text} of `{source}`",
                         rows=self._rows({source: text, label: f"got *{axis.name} = {list(got)}"}),
-                        hint=f"`{label}.expand(...)` when one tensor serves all entries",
+                        hint=_expand_hint(label, tensor, span, bound_shape, source),
                     )
 
     def _check_computed(self, label: str, parameter: Parameter, tensor: torch.Tensor) -> None:
@@ -544,6 +544,14 @@ def _rank_hint(label: str, tensor: torch.Tensor, expected: int) -> str:
     return (
         f"`{label}.flatten(0, {tensor.ndim - expected})` makes one axis of the first" if expected else f"`{label}[0]`"
     )
+
+
+def _expand_hint(label: str, tensor: torch.Tensor, span: slice, shape: Sequence[Any], source: str) -> str:
+    sizes = [*tensor.shape[: span.start], *shape, *tensor.shape[span.stop :]]
+    own = [1] * (len(sizes) - tensor.ndim) + list(tensor.shape)
+    if len(own) == len(sizes) and all(a in (1, b) for a, b in zip(own, sizes, strict=True)):
+        return f"`{label}.expand({', '.join(map(str, sizes))})` when one tensor serves all entries"
+    return f"axes of the same name have the same sizes in all tensors; `{source}` came first"
 
 
 def _shape_hint(

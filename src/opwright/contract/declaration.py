@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from opwright.contract.annotations import read_outputs, read_parameters
-from opwright.contract.axes import Anonymous, Computed, Named, Variadic
+from opwright.contract.axes import Anonymous, Axis, Computed, Named, Variadic
 from opwright.contract.contract import MISSING, Contract, Output, Parameter, TensorType
 from opwright.contract.domains import Index
 from opwright.contract.precision import Precision, check_precision
@@ -243,6 +243,12 @@ def _backward_parameters(contract: Contract) -> dict[str, Parameter]:
     return known
 
 
+def _names_in(axis: Axis) -> Sequence[str]:
+    if isinstance(axis, Named):
+        return (axis.name,)
+    return axis.names if isinstance(axis, Computed) else ()
+
+
 # What the tables of the glue hold: dimensions of a View, bits in a mask of sizes.
 _MOST_AXES, _MOST_SIZES, _MOST_ARGUMENTS = 16, 64, 64
 
@@ -268,10 +274,7 @@ def _check_contract(contract: Contract) -> None:
                     f"`{output.name}`: `{axis}` does not say which size it has",
                     hint="name the axis, in the inputs and in the result",
                 )
-            wanted = axis.names if isinstance(axis, Computed) else ()
-            if isinstance(axis, Named):
-                wanted = (axis.name,)
-            missing = [n for n in wanted if n not in named and n not in contract.data_dependent]
+            missing = [n for n in _names_in(axis) if n not in named and n not in contract.data_dependent]
             if isinstance(axis, Variadic) and axis.name not in variadics:
                 missing = [f"*{axis.name}"]
             if missing:
@@ -282,7 +285,12 @@ def _check_contract(contract: Contract) -> None:
                 elif isinstance(axis, Variadic):
                     hint = f'annotate an input with it, as in `x: Float[Tensor, "{missing[0]} n"]`'
                 else:
-                    hint = (
+                    used = {
+                        name for output in contract.outputs for axis in output.type.axes for name in _names_in(axis)
+                    }
+                    unused = [name for name in named if name not in used]
+                    hint = f"did you mean `{unused[0]}`? Else " if len(unused) == 1 else ""
+                    hint += (
                         f"take it as an argument `{missing[0]}: int`, or, if only the data know it, "
                         f'`@operator(..., data_dependent=["{missing[0]}"])`'
                     )

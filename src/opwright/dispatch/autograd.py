@@ -24,6 +24,7 @@ from opwright.dispatch.mutation import refuse_mutation
 from opwright.dispatch.node import Saved, recorder
 from opwright.dispatch.reference import PLAIN, Reference, tensors_in
 from opwright.dispatch.registration import Registration
+from opwright.errors import plural
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -121,7 +122,7 @@ class Gradient:
             text = "derived: each backward may run all of the reference again"
             saving = "would save that"
         else:
-            text = f"derived: {trace.count} PyTorch operator{'s' if trace.count != 1 else ''}"
+            text = f"derived: {plural(trace.count, 'PyTorch operator')}"
             again = ", ".join(f"`{each}`" for each in trace.recomputed)
             repeats = "repeats" if len(trace.recomputed) == 1 else "repeat"
             text += f"; {again} {repeats} a part of the forward" if again else ", without the forward"

@@ -23,7 +23,7 @@ from opwright.build.store import Store
 from opwright.doctor.finding import Finding, gather
 from opwright.doctor.installed_torch import InstalledTorch, build_for, find_torch
 from opwright.doctor.loader import closure_of, torch_folders
-from opwright.errors import NoNvccError
+from opwright.errors import NoNvccError, plural
 
 _OLDEST_TORCH = (2, 11)
 _NVCC_PACKAGES = "`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`"
@@ -122,7 +122,7 @@ class _Machine:
         widest = next((name for name in ("avx512f", "avx2", "sve", "asimd") if f" {name}" in text), "")
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         told = [model[1] if model else platform.processor() or platform.machine(), widest.upper()]
-        return Finding("CPU", "ok", ", ".join([*filter(None, told), f"{count} threads"]))
+        return Finding("CPU", "ok", ", ".join([*filter(None, told), plural(count or 1, "thread")]))
 
     def cuda_compiler(self) -> Finding:
         try:
@@ -162,7 +162,7 @@ class _Machine:
             return Finding("store", "missing", f"{store.root} cannot be written", hint)
         builds = sum(1 for _ in store.root.glob("e*/*/*/record.json"))  # entries and extensions
         size, free = _size_bytes(store.root), shutil.disk_usage(place).free
-        detail = f"{store.root}  {builds} builds, {size >> 20} MiB, {free >> 20} MiB free"
+        detail = f"{store.root}  {plural(builds, 'build')}, {size >> 20} MiB, {free >> 20} MiB free"
         return Finding("store", "ok" if free > _FEW_BYTES else "missing", detail, "`opwright cache prune`")
 
     # --- what extensions need beside ------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from opwright.build.elf import SharedLibrary, read_library
-from opwright.errors import PackageError
+from opwright.errors import PackageError, plural
 from opwright.package.shims import minimum_torch
 
 # What a process with torch has, or the driver brings: no wheel has to.
@@ -110,14 +110,14 @@ def _check_record(audit: Audit, archive: zipfile.ZipFile) -> None:
 def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, platform: str) -> None:
     torch = "no symbol"
     if library.unstable_torch_symbols:
-        torch = f"{len(library.unstable_torch_symbols)} symbols of its C++ interface: for one version of torch only"
+        torch = f"{plural(len(library.unstable_torch_symbols), 'symbol')} of its C++ interface: for one version of torch only"
         audit.problems.append(
             f"{name}: takes {library.unstable_torch_symbols[0]} from torch, which changes with every version"
         )
     elif library.stable_torch_symbols:
         least = minimum_torch(s.name for s in library.undefined if not s.is_weak)
         since = f", all of them in torch {least[0]}.{least[1]}" if least else ""
-        torch = f"its stable ABI ({len(library.stable_torch_symbols)} functions){since}"
+        torch = f"its stable ABI ({plural(len(library.stable_torch_symbols), 'function')}){since}"
     audit.facts.append((name, f"{library.size_bytes / 1e6:.2f} MB, {library.machine}"))
     audit.facts.append(("  of torch", torch))
     if library.python_symbols and abi == "none":

@@ -106,9 +106,12 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
     """
     namespaces = sorted({d.namespace for d in declarations})
     if len(namespaces) > 1:
+        package = declarations[0].module.partition(".")[0]
+        other = next(d for d in declarations if d.namespace != (package if package in namespaces else namespaces[0]))
+        rename = f'write `@operator("{package}::{other.name}")`, or ' if package in namespaces else ""
         raise PackageError(
-            namespaces[1], "the operators of a wheel have one namespace", rows=[("found", ", ".join(namespaces))],
-            hint="make a project of each",
+            other.namespace, "the operators of a wheel have one namespace", rows=[("found", ", ".join(namespaces))],
+            hint=f"{rename}make a project of each",
         )  # fmt: skip
     check_name(namespaces[0], declarations[0].name)
     watch = Watch()

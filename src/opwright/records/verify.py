@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from opwright.errors import plural
 from opwright.records.machine import VERSION, Machine
 
 _MAX_RATIO = 1000
@@ -95,7 +96,7 @@ class Check:
     def note(self) -> str:
         """Why it was skipped, or how many cases are undecided: `2 cases undecided`; else ""."""
         count = len(self.undecided)
-        return f"{count} {'case' if count == 1 else 'cases'} undecided" if count else self.reason
+        return f"{plural(count, 'case')} undecided" if count else self.reason
 
     @property
     def explanation(self) -> str:
@@ -169,7 +170,7 @@ class VerifyRecord:
     def outcomes(self) -> str:
         """How many checks had each outcome: `23 of 26 checks passed; 3 skipped: it mutates its arguments`."""
         count = Counter(check.outcome for check in self.checks)
-        parts = [f"{count['passed']} of {len(self.checks)} checks passed"]
+        parts = [f"{count['passed']} of {plural(len(self.checks), 'check')} passed"]
         parts += [f"{count[outcome]} {outcome}" for outcome in ("failed", "undecided") if count[outcome]]
         reasons = Counter(check.reason for check in self.checks if check.outcome == "skipped")
         return "; ".join([*parts, *(f"{number} skipped: {reason}" for reason, number in reasons.most_common())])

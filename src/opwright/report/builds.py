@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opwright.errors import plural
 from opwright.records import KernelUse
 from opwright.report.cards import Card
-from opwright.report.quantities import BYTES, TIME, date, plural, tick_with_unit, with_unit
+from opwright.report.quantities import BYTES, TIME, date, tick_with_unit, with_unit
 from opwright.report.svg import Heading, Picture, Row, Table, draw_rows, linear, round_ticks
 
 _MOST_REGISTERS = 255  # that a thread can have

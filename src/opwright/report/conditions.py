@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opwright.errors import plural
 from opwright.records import BenchRecord, VerifyRecord
-from opwright.report.quantities import plural, round_to
+from opwright.report.quantities import round_to
 
 
 def tell_conditions(bench: BenchRecord) -> str:

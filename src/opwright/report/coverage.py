@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opwright.errors import plural
 from opwright.records import Check, VerifyRecord
 from opwright.report.cards import Card
-from opwright.report.quantities import plural
 
 _BACKWARD = "backward: "
 _SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–", "undecided": "?"}

@@ -51,11 +51,6 @@ def percent(share: float, digits: int = 3) -> str:
     return f"{round_to(100 * share, digits)} %"
 
 
-def plural(count: int, noun: str) -> str:
-    """Writes a count and what is counted: `1 case`, `412 cases`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def date(seconds: float) -> str:
     """Writes a time stamp, seconds since 1970, in UTC; clamps it to the range that can be written."""
     seconds = min(max(seconds, 0), _LAST_SECOND)

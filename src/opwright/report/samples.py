@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
+from opwright.errors import plural
 from opwright.records import Timing
 from opwright.report.cards import Card
-from opwright.report.quantities import plural
 from opwright.report.svg import Picture, drawing, element, line, shorten, text, tooltip
 
 _WIDTH, _LEFT, _TOP, _ROW, _HEADING, _GAP = 1100.0, 330.0, 50.0, 15.0, 26.0, 18.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from opwright.errors import plural
 from opwright.records import Summary
 from opwright.report.axes import log_scale
 from opwright.report.cards import Card
-from opwright.report.quantities import plural
 from opwright.report.ratios import NO_DIFFERENCE, tell_ratio, tell_speed
 from opwright.report.svg import Heading, Picture, Row, draw_rows
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opwright.errors import plural
 from opwright.records import BenchRecord, Check, Measurement, Record
 from opwright.report.cards import Card
 from opwright.report.conditions import is_busy
@@ -16,7 +17,6 @@ from opwright.report.quantities import (
     COMPUTE,
     RATE,
     TIME,
-    plural,
     rate_gb_s,
     round_to,
     with_unit,

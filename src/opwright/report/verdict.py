@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opwright.errors import plural
 from opwright.records import Record
 from opwright.report.cards import Card, collect_cards
-from opwright.report.quantities import plural
 from opwright.report.ratios import NO_DIFFERENCE, NO_INTERVAL, explain_shares, tell_counts, tell_speed
 
 _VERDICTS = {"faster": "faster", "slower": "slower", "same": NO_DIFFERENCE, "": NO_INTERVAL}

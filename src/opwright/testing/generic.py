@@ -18,7 +18,7 @@ from opwright.records import Failure, VerifyRecord
 from opwright.target import find_operators
 from opwright.testing.sweep import one_operator
 from opwright.verify.api import verify
-from opwright.verify.checks import CHECKS
+from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import devices_for
 from opwright.verify.request import Request
 
@@ -54,9 +54,7 @@ def suite(
     names = list(CHECKS) if checks is None else list(checks)
     for name in names:
         if name not in CHECKS:
-            raise CheckError(
-                "opwright.testing.suite", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))]
-            )
+            raise unknown_check("opwright.testing.suite", name)
     chosen = None if devices is None else [str(device) for device in devices]
     items = [
         pytest.param(operator, name, device, id=_id(operator, name, device), marks=_marks(device))

@@ -11,7 +11,7 @@ import torch
 from opwright.contract.dtypes import describe
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
-from opwright.errors import CheckError, align
+from opwright.errors import CheckError, align, plural
 from opwright.testing.arguments import Inputs
 from opwright.verify.compare import compare
 from opwright.verify.oracle import Expected, expect, ulp_of
@@ -124,7 +124,7 @@ def _from_exact(value: Any, actual: Any) -> Any:
 def _compare_all(got: Sequence[Any], wanted: Sequence[Any], names: Sequence[str]) -> tuple[str, str, str] | None:
     """Returns which result is wrong, what was found, and the pattern; None when all match."""
     if len(got) != len(wanted):
-        return "the result", f"got {len(got)} tensors, expected {len(wanted)}", ""
+        return "the result", f"got {plural(len(got), 'tensor')}, expected {len(wanted)}", ""
     for i, (value, expected) in enumerate(zip(got, wanted)):
         name = f"`{names[i]}`" if i < len(names) else f"result {i}" if len(got) > 1 else "the result"
         if expected is None:

@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 
 from opwright.contract.contract import Contract
 from opwright.contract.cpp_names import CPP_KEYWORDS, quote_for_c
-from opwright.errors import CompileError
+from opwright.errors import CompileError, plural
 from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 
 # Functions of integers.h for what may be beyond 64 bits; `&`, `|` and `^` never are.
@@ -224,7 +224,7 @@ class _Function:
         if isinstance(target, (ast.Tuple, ast.List)):
             parts = self.items(value)
             if len(parts) != len(target.elts):
-                self.fail(value, f"{len(target.elts)} names, {len(parts)} values")
+                self.fail(value, f"{plural(len(target.elts), 'name')}, {plural(len(parts), 'value')}")
             names = {name.id for name in target.elts if isinstance(name, ast.Name)}
             for i, part in enumerate(parts):
                 # `a, b = b, a`: the right side is evaluated before anything is stored.
@@ -273,7 +273,9 @@ class _Function:
         grid = self.grid(call.func.slice)
         positional = dict(zip(kernel.parameters, call.args))
         if len(call.args) > len(kernel.parameters):
-            self.fail(call, f"`{kernel.name}` takes {len(kernel.parameters)} arguments, given {len(call.args)}")
+            self.fail(
+                call, f"`{kernel.name}` takes {plural(len(kernel.parameters), 'argument')}, given {len(call.args)}"
+            )
         named: dict[str, ast.expr] = {}
         options: dict[str, ast.expr] = {}
         for keyword in call.keywords:

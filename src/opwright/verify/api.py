@@ -26,7 +26,7 @@ from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.machine import machine_card
 from opwright.records import Check, Failure, VerifyRecord
 from opwright.verify.callables import name_of
-from opwright.verify.checks import CHECKS
+from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.request import Request, list_samples
 from opwright.verify.runner import Job, Result, Work, run_apart, run_here
@@ -91,7 +91,7 @@ def verify(
     started = time.time()
     wanted = set(checks) if checks is not None else None
     for name in sorted((wanted or set()) - set(CHECKS)):
-        raise CheckError("verify", f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))])
+        raise unknown_check("verify", name)
     if quick and full:
         raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
     effort = "quick" if quick else "full" if full else "default"

@@ -22,7 +22,7 @@ from opwright._torch import TreeSpec, keystr, tree_flatten, tree_flatten_with_pa
 from opwright.contract.declared import Labelled, split_sample
 from opwright.contract.dtypes import describe, describe_undense
 from opwright.contract.samples import Case
-from opwright.errors import CheckError
+from opwright.errors import CheckError, plural
 from opwright.verify.formulas import oracle_formulas
 
 
@@ -321,7 +321,7 @@ def _flatten_into(value: Any, key: str, name: str, outputs: list[Any], keys: lis
 
 def _describe(keys: list[str]) -> str:
     names = [key for key in dict.fromkeys(keys) if key]
-    return f"{len(keys)} outputs" + (f" under {', '.join(names)}" if names else "")
+    return f"{plural(len(keys), 'output')}" + (f" under {', '.join(names)}" if names else "")
 
 
 def _has_double(values: Iterable[Any]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from opwright.errors import plural
 from opwright.verify.oracle import MAX_BIAS, Expected, few_threads, measure_bias
 
 
@@ -182,7 +183,7 @@ def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, 
     value, exact = got.reshape(-1)[at].item(), expected.exact.reshape(-1)[at].item()
     count, total = int((ratio > 1).sum()), ratio.numel()
     ulp, allowed = expected.ulp.reshape(-1)[at].item(), expected.allowance.reshape(-1)[at].item()
-    text = f"{count} of {total} elements are wrong; worst at {index}: got {value:.9g}, expected {exact:.9g}"
+    text = f"{tell_share(count, total)} wrong; worst at {index}: got {value:.9g}, expected {exact:.9g}"
     if math.isfinite(value) and math.isfinite(exact):
         text += f", off by {error.reshape(-1)[at].item() / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed"
     return text
@@ -195,7 +196,7 @@ def _describe_undecided(got: torch.Tensor, expected: Expected, ratio: torch.Tens
         t.reshape(-1)[at].item() for t in (got, expected.exact, expected.ulp, expected.allowance, expected.doubt)
     )
     return (
-        f"{int((ratio > 0).sum())} of {got.numel()} elements are undecided; worst at {index}: got {value:.9g}, the "
+        f"{tell_share(int((ratio > 0).sum()), got.numel())} undecided; worst at {index}: got {value:.9g}, the "
         f"reference gives {exact:.9g}, off by {abs(value - exact) / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed "
         f"and the reference itself may be off by {unknown / ulp:.3g}; {expected.reason}"
     )
@@ -207,9 +208,13 @@ def _describe_exact(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tens
     at = int(wrong.reshape(-1).int().argmax())
     index = _index_of(at, got.shape)
     pair = got.reshape(-1)[at].item(), expected.reshape(-1)[at].item()
-    return (
-        f"{int(wrong.sum())} of {wrong.numel()} elements are wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
-    )
+    share = tell_share(int(wrong.sum()), wrong.numel())
+    return f"{share} wrong; first at {index}: got {pair[0]}, expected {pair[1]}"
+
+
+def tell_share(count: int, total: int) -> str:
+    """Returns which part of some elements is meant: `1 of 3 elements is`, `2 of 3 elements are`."""
+    return f"{count} of {plural(total, 'element')} {'is' if count == 1 else 'are'}"
 
 
 def _index_of(at: int, shape: torch.Size) -> list[int]:

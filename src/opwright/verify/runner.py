@@ -30,7 +30,7 @@ import torch
 from opwright import _torch
 from opwright.contract.samples import Case
 from opwright.dispatch import kernels
-from opwright.errors import BuildError
+from opwright.errors import BuildError, plural
 from opwright.isolation import (
     Channel,
     Limits,
@@ -549,7 +549,7 @@ def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding |
     case, message = first.case, first.message
     if shrunk is not None:
         case, message = f"{shrunk.case}, a part of {first.case}", shrunk.message
-    more = f" (and {len(bad) - 1} more cases)" if len(bad) > 1 else ""
+    more = f" (and {plural(len(bad) - 1, 'more case')})" if len(bad) > 1 else ""
     # One element has no place that would tell more than a large case does.
     telling = [found for found in bad if found.pattern.startswith("only") and first.pattern == "every element"]
     pattern = f"{telling[0].pattern} of {telling[0].case}" if telling else first.pattern
@@ -589,7 +589,7 @@ def end_children(kept: set[int]) -> list[str]:
     if not found:
         return []
     names = ", ".join(sorted(set(found))[:3])
-    return [f"left {len(found)} {'process' if len(found) == 1 else 'processes'} behind, now killed: {names}"]
+    return [f"left {plural(len(found), 'process', 'processes')} behind, now killed: {names}"]
 
 
 def children() -> list[int]:

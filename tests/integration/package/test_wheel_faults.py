@@ -139,7 +139,9 @@ def test_a_source_that_is_saved_while_it_is_compiled(tmp_path: Path) -> None:
 
 
 def test_two_namespaces(tmp_path: Path) -> None:
-    assert "one namespace" in broken(tmp_path, "twice/op.py", '"sample_ops::', '"others::')
+    text = broken(tmp_path, "twice/op.py", '"sample_ops::', '"others::')
+    assert "one namespace" in text
+    assert 'write `@operator("sample_ops::twice")`, or make a project of each' in text
 
 
 def test_a_module_that_needs_what_is_not_there(tmp_path: Path) -> None:

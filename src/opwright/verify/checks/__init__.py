@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from opwright.errors import CheckError
 from opwright.verify.checks import gradients, memory, memory_safety, numerics, pytorch, sharding, threads_and_streams
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.target import Target
@@ -81,6 +83,13 @@ CHECKS: dict[str, Check] = {
 _ORDER = (
     "calls", "backward: calls", "pytorch", "backward: boundaries", "backward: gradients", "gradients", "boundaries"
 )  # fmt: skip
+
+
+def unknown_check(subject: str, name: str) -> CheckError:
+    """Returns the error for a check that there is not."""
+    near = difflib.get_close_matches(name, CHECKS, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else ""
+    return CheckError(subject, f"there is no check {name!r}", rows=[("there", ", ".join(CHECKS))], hint=hint)
 
 
 def group_of(prefix: str, check: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from opwright.errors import plural
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU
 from opwright.verify.inputs.budget import OperatorWatch
@@ -143,7 +144,7 @@ def find_difference(
 ) -> tuple[str, str]:
     """Returns the first difference between results and what they must be, with its name, and its pattern."""
     if len(outputs) != len(expected):
-        return f"returned {len(outputs)} outputs, expected {len(expected)}", ""
+        return f"returned {plural(len(outputs), 'output')}, expected {len(expected)}", ""
     for name, output, wanted in zip(names, outputs, expected, strict=True):
         if isinstance(output, torch.Tensor) and wanted is not None:
             found = target.compare(output, wanted)

@@ -21,7 +21,7 @@ from opwright.verify.checks.finding import (
     tell_difference_from,
 )
 from opwright.verify.checks.numerics import expected_of
-from opwright.verify.compare import pattern_of
+from opwright.verify.compare import pattern_of, tell_share
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, bits_of, copy_of, fill_from, is_same, storage_bytes, tensors_of
@@ -83,7 +83,7 @@ def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], re
         left = (bits_of(out) == bits_of(poison)) & (result != poison)
         if bool(left.any()):
             count, total = int(left.sum()), left.numel()
-            return Finding(str(case), f"{name}: {count} of {total} elements are not written", pattern_of(left))
+            return Finding(str(case), f"{name}: {tell_share(count, total)} not written", pattern_of(left))
     return Finding(str(case), "the out variant gives other values than a call without `out=`")
 
 

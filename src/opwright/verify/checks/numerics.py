@@ -11,7 +11,7 @@ import torch
 from opwright import _torch
 from opwright.contract.samples import Case
 from opwright.dispatch.vmap import joined_axes
-from opwright.errors import OpwrightError
+from opwright.errors import OpwrightError, plural
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,
@@ -97,7 +97,7 @@ def check_call(target: Target, case: Case, values: list[Any], expected: list[Out
     results = [*outputs, *(values[i] for i in target.mutated())]
     if len(results) != len(expected):
         wanted = len(expected) - len(target.mutated())
-        finding.message = f"returned {len(outputs)} outputs, expected {wanted}"
+        finding.message = f"returned {plural(len(outputs), 'output')}, expected {wanted}"
         return finding
     arguments = target.argument_names(case)
     names = [*target.output_names(len(outputs)), *(arguments[i] for i in target.mutated())]

@@ -15,7 +15,7 @@ from opwright._torch import tree_map
 from opwright.contract.axes import Fixed
 from opwright.contract.contract import Contract
 from opwright.contract.samples import Case, Sweep
-from opwright.errors import ContractError
+from opwright.errors import ContractError, plural
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,
@@ -241,7 +241,7 @@ def torch_export(target: Target) -> Iterator[Finding]:
         message = "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
         if not agree(target, got, expected, outputs_of_reference, case.values):
             message = "the exported program gives other values"
-        yield Finding(f"{case}, {len(fixed)} constants", message)
+        yield Finding(f"{case}, {plural(len(fixed), 'constant')}", message)
 
 
 def torch_vmap(target: Target) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ import torch
 from opwright import _torch
 from opwright.contract.samples import Case
 from opwright.dispatch import kernels
+from opwright.errors import plural
 from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
 from opwright.verify.checks.gradients import as_leaves, need_gradient, seed_like
 from opwright.verify.checks.numerics import check_call, expected_of, representatives
@@ -326,7 +327,9 @@ def chunks(target: Target) -> Iterator[Finding]:
                 with _in_chunks(library, steps, count):
                     finding = check_call(target, case, target.inputs(case), expected)
                 if finding.message:
-                    finding.message = f"in chunks of {steps} steps, on {count} threads: {finding.message}"
+                    finding.message = (
+                        f"in chunks of {plural(steps, 'step')}, on {plural(count, 'thread')}: {finding.message}"
+                    )
                     break
             yield finding
 

@@ -216,7 +216,6 @@ kept: list[torch.library.Library] = []
 REPLACE = [replace_comparisons, replace_a_kernel_of_pytorch, replace_the_reference]
 
 
-@pytest.mark.filterwarnings("ignore:Warning only once for all operators:UserWarning")  # PyTorch's, of a kernel replaced
 @pytest.mark.parametrize("replace", REPLACE, ids=lambda replace: replace.__name__)
 def test_what_a_call_replaces_does_not_reach_the_oracle(replace) -> None:
     """The oracle and its comparison are in another process."""

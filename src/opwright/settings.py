@@ -8,6 +8,10 @@ OPWRIGHT_ARCH             --arch             GPU architectures to compile for: 9
 OPWRIGHT_REQUIRE_KERNELS  --require-kernels  1: a kernel that cannot be built is an error
 OPWRIGHT_WITHOUT          build --no-compile-commands  what to leave out: "compile_commands" (compile_commands.json for
                                              editors), "pch" (precompiled headers of extensions), or both
+OPWRIGHT_REMOTE_STORE                        a store for many machines: a path, or a URL of fsspec (s3://, gs://, https://)
+OPWRIGHT_REMOTE_PUSH      build --push       1: builds made here are written there; under torchrun they are by default
+OPWRIGHT_REMOTE_KEY                          a public Ed25519 key, a PEM file: only builds that it has signed are fetched
+OPWRIGHT_REMOTE_SIGNING_KEY                  the private key that signs what is written
 OPWRIGHT_TRITON           pack build --python  where Triton kernels come from: "python=/venv/bin/python,pack=app.opk,..."
 """
 
@@ -112,6 +116,31 @@ def torch_architectures() -> tuple[str, ...]:
                 hint='`export TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"`',
             )
     return tuple(names)
+
+
+def remote_store() -> str | None:
+    """Returns the URL of the store for many machines, if there is one."""
+    return os.environ.get("OPWRIGHT_REMOTE_STORE") or None
+
+
+def pushes() -> bool:
+    """Returns whether builds are written to the store for many machines."""
+    return _is_on("OPWRIGHT_REMOTE_PUSH", "1" if "TORCHELASTIC_RUN_ID" in os.environ else "0")
+
+
+def remote_key() -> Path | None:
+    """Returns the file of the public key that signs what is fetched, if there is one."""
+    return _path_in("OPWRIGHT_REMOTE_KEY")
+
+
+def remote_signing_key() -> Path | None:
+    """Returns the file of the private key that signs what is written, if there is one."""
+    return _path_in("OPWRIGHT_REMOTE_SIGNING_KEY")
+
+
+def _path_in(name: str) -> Path | None:
+    text = os.environ.get(name)
+    return Path(text).expanduser() if text else None
 
 
 def require_kernels() -> bool:

@@ -23,6 +23,7 @@ from opwright.build import compile_commands
 from opwright.build.announce import announced
 from opwright.build.changes import FileChanged, Watch, build_unchanged
 from opwright.build.diagnostics import compile_error
+from opwright.build.remote import remote_store
 from opwright.build.request import Request, make_request, renew
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
@@ -72,14 +73,38 @@ def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, 
     entry = store.find(request.key, tools.identity)
     if entry:
         return entry, False
-    _require(tools, request)
+    remote = remote_store()
+    if remote is None:
+        _require(tools, request)
     what = f"compiling {request.subject} for {', '.join(request.backends)}"
     with announced(what), store.lock(request.key):
         entry = store.find(request.key, tools.identity)  # another process may have built it
+        if entry is None and remote is not None:
+            entry = remote.fetch(store, request.key, tools.identity)
         if entry:
             return entry, False
-        with store.work() as work:
-            return _build(request, tools, store, work, watch), True
+        _require(tools, request)
+        if remote is None:
+            return _build_here(request, tools, store, watch), True
+        with remote.claim(store, request.key, tools.identity) as entry:
+            if entry:
+                return entry, False
+            entry = _build_here(request, tools, store, watch)
+            for key in [request.key, *(part.key for part in _parts(request))]:
+                if made := store.find(key, None):
+                    remote.push(made)
+            return entry, True
+
+
+def _build_here(request: Request, tools: Tools, store: Store, watch: Watch) -> Entry:
+    with store.work() as work:
+        return _build(request, tools, store, work, watch)
+
+
+def _parts(request: Request) -> list[Request]:
+    """Returns the requests for one backend each, where a request is for several: a call asks for those."""
+    backends = request.backends if len(request.backends) > 1 else ()
+    return [make_request(request.unit, (backend,), request.texts) for backend in backends]
 
 
 def _find_tools(request: Request, store: Store) -> Tools:
@@ -155,10 +180,8 @@ def _build(request: Request, tools: Tools, store: Store, work: Path, watch: Watc
     for name in ("unit.o", *kernels.objects, *(p.name for p in work.glob("*.d"))):
         (work / name).unlink(missing_ok=True)
     entry = store.publish(work, request.key, record)
-    if len(request.backends) > 1:
-        for backend in request.backends:  # so that a call, which asks for one backend, finds it too
-            part = make_request(request.unit, (backend,), request.texts)
-            store.alias(entry, part.key, _find_tools(part, store).identity)
+    for part in _parts(request):
+        store.alias(entry, part.key, _find_tools(part, store).identity)
     return entry
 
 

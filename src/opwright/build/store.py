@@ -137,7 +137,7 @@ class Store:
                 continue
             if subject and entry.record.operators not in ([], [subject]):
                 continue
-            if _is_current(entry, roots):
+            if is_current(entry, roots):
                 return entry
         return None
 
@@ -407,7 +407,8 @@ def _build_name(record: BuildRecord) -> str:
     return digest_of(json.dumps(parts).encode())[:32]
 
 
-def _is_current(entry: Entry, roots: Sequence[Path]) -> bool:
+def is_current(entry: Entry, roots: Sequence[Path] = ()) -> bool:
+    """Returns whether the files that a build has read are what they were then."""
     for name, digest in entry.record.files.items():
         try:
             if digest_of(_resolve(name, roots).read_bytes()) != digest:

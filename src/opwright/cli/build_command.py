@@ -11,10 +11,11 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, progress, say
 from opwright.cli.help import make_app
-from opwright.errors import NoNvccError, TargetError, plural
+from opwright.errors import NoNvccError, SettingError, TargetError, plural
 
 if TYPE_CHECKING:
     from opwright.build.load import Library
+    from opwright.build.remote import RemoteStore
     from opwright.dispatch.operator import Operator
 
 build_app = make_app("build")
@@ -26,6 +27,7 @@ def build_operators(
     *,
     json: bool = False,
     out: Path | None = None,
+    push: Annotated[bool, Parameter(negative="")] = False,
     compile_commands: Annotated[bool | None, Parameter(negative="--no-compile-commands")] = None,
 ) -> int:
     """Build the kernels of TARGET ahead of their first call: those of all backends into one library.
@@ -39,6 +41,7 @@ def build_operators(
         json: Print where the libraries are, as JSON.
         out: A folder to write a record of each build into, for the report: its commands in time, the registers of
             its GPU kernels.
+        push: Write the libraries to the store for many machines too, which OPWRIGHT_REMOTE_STORE names.
         compile_commands: Write compile_commands.json for editors, also where nothing has to be compiled,
             and print where it is; by default it is written only for what is compiled.
             --no-compile-commands leaves the file alone (OPWRIGHT_WITHOUT=compile_commands).
@@ -49,6 +52,7 @@ def build_operators(
     if compile_commands is not None:
         left = [name for name in settings.without() if name != "compile_commands"]
         os.environ["OPWRIGHT_WITHOUT"] = ",".join(left if compile_commands else [*left, "compile_commands"])
+    remote = _remote_store() if push else None
     started = time.perf_counter()
     built, cached, libraries = 0, 0, []
     units = kernels.libraries_of(_find(target))
@@ -64,6 +68,8 @@ def build_operators(
             continue
         library, is_new = made
         built, cached = built + is_new, cached + (not is_new)
+        if remote is not None and not is_new:  # else the build has done so
+            remote.push(library.entry)
         if out is not None:
             save_record(library, out)
         libraries.append(
@@ -87,6 +93,25 @@ def build_operators(
         return 5
     say(f"Built {plural(count, 'library', 'libraries')} in {time.perf_counter() - started:.2f} s ({cached} cached)")
     return 0
+
+
+def _remote_store() -> RemoteStore:
+    """Returns the store to write to.
+
+    Raises:
+        SettingError: there is none.
+    """
+    from opwright.build.remote import remote_store
+
+    os.environ["OPWRIGHT_REMOTE_PUSH"] = "1"
+    found = remote_store()
+    if found is None:
+        raise SettingError(
+            "OPWRIGHT_REMOTE_STORE",
+            "must name the store that `--push` writes to",
+            hint="`export OPWRIGHT_REMOTE_STORE=s3://bucket/kernels`, or a path that all machines have",
+        )
+    return found
 
 
 def save_record(library: Library, folder: Path) -> Path:

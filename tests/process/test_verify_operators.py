@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from jaxtyping import Float, Float32, Int, Int8, Int64
@@ -163,6 +165,17 @@ def test_nothing_to_verify_on_is_said(ns) -> None:
 
     with pytest.raises(CheckError, match=r"(?s)takes none of its inputs, as they follow.*ValueError: nothing is right"):
         verify(refusing)
+
+
+def test_a_warning_is_not_a_finding_where_warnings_are_errors(ns) -> None:
+    @operator(f"{ns}::warning")
+    def warning(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        warnings.warn("as PyTorch may", UserWarning)
+        return 2 * x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert outcomes(warning, "numerics", "determinism") == {"numerics": "passed", "determinism": "passed"}
 
 
 @pytest.mark.compiler

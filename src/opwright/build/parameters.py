@@ -58,6 +58,6 @@ def _function(name: str) -> str:
 
 
 def _type_of(parameter: str) -> str:
-    """Returns the type of a parameter without spaces, optional namespaces, and its name."""
+    """Returns the type of a parameter without spaces, namespaces that are optional, and its name."""
     named = re.fullmatch(r"(.*[\s&*>])\w+", parameter)
     return re.sub(r"\s|(?:::)?\b(?:opwright|std)::", "", named[1] if named else parameter)

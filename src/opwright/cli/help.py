@@ -86,7 +86,8 @@ class _Formatter:
         app = self.app
         for name in self.command.split()[1:]:
             app = app[name]
-        for parameter in inspect.signature(app.default_command).parameters.values():
+        command = app.default_command
+        for parameter in inspect.signature(command).parameters.values() if command is not None else ():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 yield f"[{parameter.name.upper()}...]"
             elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is not parameter.empty:

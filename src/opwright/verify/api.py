@@ -28,7 +28,7 @@ from opwright.records import Check, Failure, VerifyRecord
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
-from opwright.verify.request import Request, list_samples
+from opwright.verify.request import Request, list_samples, showing_warnings
 from opwright.verify.runner import Job, Result, Work, run_apart, run_here
 from opwright.verify.target import accepts, sweep_cases
 from opwright.verify.tasks import Task
@@ -37,6 +37,7 @@ from opwright.verify.tensors import tensors_of
 _MAX_PROCESSES = 4
 
 
+@showing_warnings()
 def verify(
     target: Any,
     reference: Callable[..., Any] | None = None,

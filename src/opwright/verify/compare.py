@@ -24,6 +24,7 @@ class Difference:
         message: what is wrong; "" if nothing is.
         pattern: what the wrong elements have in common; "" if nothing.
         undecided: which elements differ by more than is allowed, but by less than the oracle itself may be off.
+        share: of the elements, how many are wrong.
     """
 
     worst_ulp: float
@@ -31,8 +32,12 @@ class Difference:
     message: str = ""
     pattern: str = ""
     undecided: str = ""
+    share: float = 0.0
 
 
+# A result that jumps where a rounding decides, as a gradient at the kink of a clamp, jumps in some runs of the reference
+# only: where few elements are wrong, and by so little, more runs are made.
+_MAX_SHARE, _MAX_JUMP = 1 / 16, 100.0
 _collected: list[list[str]] = []
 
 
@@ -65,6 +70,10 @@ def _compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference
             expected, found = wider, _compare_once(got, wider)
             if not found.message:
                 break
+    is_jump = 0 < found.share <= _MAX_SHARE and found.worst_ratio <= _MAX_JUMP
+    if is_jump and isinstance(expected, Expected) and expected.refinement is not None:
+        expected = expected.after_most_runs()
+        found = _compare_once(got, expected)
     if found.message and isinstance(expected, Expected) and expected.refinement is not None:
         expected = expected.with_overflow()
         found = _compare_once(got, expected)
@@ -120,8 +129,9 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
                     f"{allowed:.2g} are allowed: they are not rounded to nearest"
                 )
                 break
-    pattern = pattern_of(ratio > 1) if message else ""
-    return Difference(worst_ulp, worst, message, pattern, undecided if not message else "")
+    wrong = ratio > 1
+    pattern, share = (pattern_of(wrong), float(wrong.double().mean())) if message else ("", 0.0)
+    return Difference(worst_ulp, worst, message, pattern, undecided if not message else "", share)
 
 
 def _ratio_of(value: torch.Tensor, expected: Expected, error: torch.Tensor) -> torch.Tensor:

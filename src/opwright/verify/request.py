@@ -13,7 +13,8 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
@@ -30,6 +31,15 @@ from opwright.verify.devices import CPU
 from opwright.verify.global_state import Guard, read_settings, write_settings
 from opwright.verify.target import Target, make_target
 from opwright.verify.tasks import Reference, Task
+
+
+@contextlib.contextmanager
+def showing_warnings() -> Iterator[None]:
+    """Shows warnings that would be errors, as pytest may have it: a reference that warns takes its input all the same."""
+    with warnings.catch_warnings():
+        if any(action == "error" for action, *_ in warnings.filters):
+            warnings.simplefilter("default")
+        yield
 
 
 class NotPortable(Exception):
@@ -87,8 +97,9 @@ class Request:
 
     def make_cases(self) -> None:
         """Makes all inputs now: forks have them then."""
-        for target in self.made().values():
-            target.cases()
+        with showing_warnings():
+            for target in self.made().values():
+                target.cases()
 
     def prepare(self) -> list[Any]:
         """Makes what the oracle has in common with the checks, and returns the values of the inputs."""

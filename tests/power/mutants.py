@@ -6,7 +6,7 @@
 
 Each mutant is verified with the few inputs of `--quick`, on the CPU. The operator itself, unchanged, comes first and
 must pass. `--publish` writes benchmarks/results/mutants.csv, the summary of the benchmarks and, from the former, the
-tables of docs/guides/verify.md; without a TARGET it writes only the tables. The exit code is 1 if a mutant survives or
+tables of docs/reference/mutants.md; without a TARGET it writes only the tables. The exit code is 1 if a mutant survives or
 a right operator fails, and 5 if no mutant was tried.
 """
 
@@ -51,7 +51,7 @@ _BROKEN = re.compile(r"\braised (?!SystemExit)")
 
 _ROOT = Path(__file__).parents[2]
 RESULT = _ROOT / "benchmarks/results/mutants.csv"
-PAGE = _ROOT / "docs/guides/verify.md"
+PAGE = _ROOT / "docs/reference/mutants.md"
 _MACHINE = "cpu", "cores", "torch"
 _BEGIN, _END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
 _SHOWN = "bias_gelu", "d_sigmoid"  # the operators whose mutants the guide lists one by one

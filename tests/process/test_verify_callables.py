@@ -320,7 +320,7 @@ def test_other_keys_are_found() -> None:
     record = opwright.verify(
         lambda x: {"b": x}, reference=lambda x: {"a": x.clone()}, samples=rows, checks=["numerics"]
     )
-    assert "returned 1 outputs under ['b'], expected 1 outputs under ['a']" in record.failures[0].message
+    assert "returned 1 output under ['b'], expected 1 output under ['a']" in record.failures[0].message
 
 
 # --- the oracle's own formulas ---------------------------------------------------------------------------------

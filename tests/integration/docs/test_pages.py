@@ -69,6 +69,8 @@ NOT_RUN = {
     "pip wheel --no-deps": "tests/integration/test_readme.py installs a checkout with the packages that are there",
     "$ opwright doctor\n": "the output of one machine; tests/process/test_doctor_environment.py",
     "$ opwright doctor torchvision": "needs another project's library; tests/integration/test_doctor_library.py",
+    "forward: 2.05x slower": "figures of one machine; tests/process/test_bench_command.py has the form",
+    "forward: 1.61x faster": "figures of one machine; tests/process/test_bench_command.py has the form",
     "forward: 4.29x faster": "figures of one machine; tests/process/test_bench_command.py has the form",
     "error: `my_ops::scale`: it did not return": "takes two minutes; tests/integration/test_bench_faults.py",
     "my_ops::scale against main": "figures of one machine; tests/unit/test_bench_comparison.py has the form",
@@ -87,7 +89,7 @@ NOT_RUN = {
     "$ opwright wheel\n": "tests/integration/package/test_wheel.py",
     "opwright verify op.py --device cuda": "needs a GPU",
     "cd my-ops\npip": "tests/integration/package/test_new.py runs the same commands of the project's own README",
-    "cd my-ops\nopwright": "tests/integration/package/test_new.py runs the same commands of the project's own README",
+    "opwright wheel --no-isolation": "tests/integration/package/test_new.py runs the same commands of the project's own README",
 }  # fmt: skip
 
 
@@ -196,6 +198,13 @@ def built_lines() -> set[str]:
     # The kernels of this guide are built by test_team.py and test_verify_domains.py.
     guide = (DOCS / "guides/write-an-operator.md").read_text()
     return lines_of("\n".join([*(path.read_text() for path in files), guide]))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_to_a_file_of_the_checkout(name: str) -> None:
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", PAGES[name], flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", text)
+    assert [target for target in targets if not (DOCS / name).parent.joinpath(target).exists()] == []
 
 
 def test_each_reason_is_for_a_block_that_is_there() -> None:

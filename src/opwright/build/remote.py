@@ -86,7 +86,7 @@ class RemoteStore:
         own = secrets.token_hex(8)
         folder = self._path("claims", request)
         try:
-            self._write(f"{folder}/{own}", b"")
+            self._write(f"{folder}/{own}", b"", is_staged=False)
             yield self._await(store, request, compiler, folder, own)
         finally:
             with contextlib.suppress(Exception):  # of the library for that store; a claim that is left ends by itself
@@ -96,23 +96,35 @@ class RemoteStore:
         deadline = time.monotonic() + _MAX_CLAIM_SECONDS
         while time.monotonic() < deadline and not self._is_lost:
             first = self._first_claim(folder)
-            if first in (own, None):
-                return self.fetch(store, request, compiler)
-            if (entry := self.fetch(store, request, compiler)) is not None:
+            entry = self.fetch(store, request, compiler)
+            if entry is not None or first == own:
                 return entry
-            time.sleep(_POLL_SECONDS)
+            archive, claim = self._archive(request), f"{folder}/{first}"
+            while time.monotonic() < deadline and self._exists(claim) and not self._exists(archive):
+                time.sleep(_POLL_SECONDS)
         return None
 
-    def _first_claim(self, folder: str) -> str | None:
-        """Returns the name of the earliest claim that is not too old."""
-        files = self._files[0]
-        with self._reported("cannot be listed"):
-            found = files.ls(folder, detail=True)
-            modified = {entry["name"]: files.modified(entry["name"]).timestamp() for entry in found}
-            recent = {name: at for name, at in modified.items() if at > max(modified.values()) - _MAX_CLAIM_SECONDS}
-            first = min(recent, key=lambda name: (int(recent[name]), name), default="")
-            return first.rsplit("/", 1)[-1] or None
-        return None
+    def _first_claim(self, folder: str) -> str:
+        """Returns the name of the earliest claim that is not too old; "" if claims have changed meanwhile."""
+        with self._reported("cannot be listed"), contextlib.suppress(FileNotFoundError):
+            found = {
+                entry["name"].rsplit("/", 1)[-1]: self._modified(entry) for entry in self._files[0].ls(folder, True)
+            }
+            latest = max(found.values(), default=0.0)  # by the clock that claims have: it is about now
+            recent = [name for name, at in found.items() if at > latest - _MAX_CLAIM_SECONDS]
+            return min(recent, key=lambda name: (int(found[name]), name), default="")
+        return ""
+
+    def _modified(self, entry: dict[str, Any]) -> float:
+        """Returns when a file was written, in seconds; most listings have it, under a name of their own."""
+        at = next((entry[name] for name in ("mtime", "LastModified", "updated") if name in entry), None)
+        at = self._files[0].modified(entry["name"]) if at is None or isinstance(at, str) else at
+        return at.timestamp() if hasattr(at, "timestamp") else float(at)
+
+    def _exists(self, path: str) -> bool:
+        with self._reported("cannot be read"):
+            return self._files[0].exists(path)
+        return False
 
     def push(self, entry: Entry) -> bool:
         """Writes a build there; returns whether it was written."""
@@ -145,12 +157,12 @@ class RemoteStore:
                 return None
         return None
 
-    def _write(self, path: str, data: bytes) -> bool:
+    def _write(self, path: str, data: bytes, is_staged: bool = True) -> bool:
         with self._reported("cannot be written"):
             files = self._files[0]
             files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-            # Where a file can be moved, it is there all at once; an object store has no half objects.
-            if "file" in files.protocol:
+            # Where files can be moved, one is there all at once; an object store has no half objects.
+            if is_staged and "file" in files.protocol:
                 staged = f"{path}.{secrets.token_hex(8)}"
                 files.pipe_file(staged, data)
                 files.mv(staged, path)

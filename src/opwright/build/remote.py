@@ -7,7 +7,7 @@ What is fetched counts for nothing until it is checked: the digest of the librar
 compiler, and the signature where a key is set. A store that cannot be reached, or lies, is a warning and a local build.
 
 Of machines that miss a build at the same time the one with the earliest claim builds it, and the others wait for its
-archive. Two earliest claims in one second cost a second build, nothing more.
+archive. Times are those of the shared store, in whole seconds: so each waits for one before it looks who was first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opwright.errors import SettingError
 
 _SIGNED = b"opwright build\n"  # in front of the record, so that a signature of something else is none of a build
 _LIBRARY, _RECORD, _LOG, _SIGNATURE = "library.so", "record.json", "build.log", "signature"
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = _SETTLE_SECONDS = 1.0
 _MAX_CLAIM_SECONDS = 900.0  # a machine that has died leaves its claim
 _MAX_BYTES = 2**30
 
@@ -94,6 +94,7 @@ class RemoteStore:
 
     def _await(self, store: Store, request: str, compiler: str | None, folder: str, own: str) -> Entry | None:
         deadline = time.monotonic() + _MAX_CLAIM_SECONDS
+        time.sleep(_SETTLE_SECONDS)
         while time.monotonic() < deadline and not self._is_lost:
             first = self._first_claim(folder)
             entry = self.fetch(store, request, compiler)

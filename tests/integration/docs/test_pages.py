@@ -88,6 +88,8 @@ NOT_RUN = {
     "find_package(opwright CONFIG REQUIRED)  # -Dopwright_DIR": "examples/operators_from_cpp has the same for opwright_ops",
     "$ opwright wheel\n": "tests/integration/package/test_wheel.py",
     "opwright verify op.py --device cuda": "needs a GPU",
+    '$ pip install "opwright[remote]"': "needs a bucket; tests/integration/test_remote_store.py has one of its own",
+    "$ openssl genpkey": "tests/integration/test_remote_store.py makes such keys",
     "cd my-ops\npip": "tests/integration/package/test_new.py runs the same commands of the project's own README",
     "opwright wheel --no-isolation": "tests/integration/package/test_new.py runs the same commands of the project's own README",
 }  # fmt: skip

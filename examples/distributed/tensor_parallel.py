@@ -1,5 +1,7 @@
 """A feed-forward block whose hidden features are spread over the processes, with `parallelize_module`."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 from opwright_ops import bias_gelu
@@ -42,10 +44,13 @@ def run(block, x):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    if device == "cuda":
+        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     torch.manual_seed(0)
-    block, x = Block(), torch.randn(8, 5, WIDTH)
+    block, x = Block().to(device), torch.randn(8, 5, WIDTH).to(device)
     y, gradients = run(block, x)
     block.zero_grad()
     y_spread, gradients_spread = run(spread(block, mesh), x)

@@ -28,13 +28,13 @@ class Model(nn.Module):
         return scale_shift(bias_gelu(self.project(y), self.bias), self.scale, -0.1)
 
 
-def train(first, last, folder):
+def train(first, last, folder, device):
     torch.manual_seed(0)
-    model = Model()
+    model = Model().to(device)
     rank, ranks = 0, 1
     if dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        fully_shard(model, mesh=init_device_mesh(device, (ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     if first:
         weights, moments = get_state_dict(model, optimizer)
@@ -42,7 +42,7 @@ def train(first, last, folder):
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     for step in range(first, last):
         x = torch.randn(STEPS, BATCH, WIDTH, generator=torch.Generator().manual_seed(step))
-        mine = x.chunk(ranks, 1)[rank]  # FSDP takes the mean over the ranks
+        mine = x.chunk(ranks, 1)[rank].to(device)  # FSDP takes the mean over the ranks
         loss = (model(mine) - mine.roll(1, 0)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -62,9 +62,12 @@ if __name__ == "__main__":
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, default=4)
     parser.add_argument("--folder", default="")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")  # "nccl" on GPUs, and a mesh of "cuda"
-    train(options.first, options.last, options.folder)
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+        if options.device == "cuda":
+            torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    train(options.first, options.last, options.folder, options.device)
     if dist.is_initialized():
         dist.destroy_process_group()

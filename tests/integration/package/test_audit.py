@@ -95,9 +95,9 @@ def test_a_library_that_the_wheel_does_not_bring(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        ("torch_tag_core", "its stable ABI (1 functions), all of them in torch 2.12"),
-        ("torch_new_stable_ivalue", "its stable ABI (1 functions), all of them in torch 2.13"),
-        ("aoti_torch_get_dim", "its stable ABI (1 functions)"),
+        ("torch_tag_core", "its stable ABI (1 function), all of them in torch 2.12"),
+        ("torch_new_stable_ivalue", "its stable ABI (1 function), all of them in torch 2.13"),
+        ("aoti_torch_get_dim", "its stable ABI (1 function)"),
     ],
 )
 def test_the_oldest_torch(tmp_path: Path, function: str, text: str) -> None:

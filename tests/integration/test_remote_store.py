@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from jaxtyping import Float
 from torch import Tensor
@@ -246,9 +247,16 @@ def test_with_a_key_only_what_it_has_signed_is_used(build, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["OPWRIGHT_REMOTE_KEY", "OPWRIGHT_REMOTE_SIGNING_KEY"])
-def test_a_file_that_holds_no_key_is_said(build, tmp_path, monkeypatch, name) -> None:
+@pytest.mark.parametrize("kind", ["missing", "of another kind"])
+def test_a_file_that_holds_no_key_is_said(build, tmp_path, monkeypatch, name, kind) -> None:
     assert build(tmp_path / "remote")
-    monkeypatch.setenv(name, str(tmp_path / "missing.pem"))
+    file = tmp_path / "key.pem"
+    if kind == "of another kind":
+        key = X25519PrivateKey.generate()
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        file.write_bytes(private if name == "OPWRIGHT_REMOTE_SIGNING_KEY" else public)
+    monkeypatch.setenv(name, str(file))
     (archive,) = (tmp_path / "remote" / "entries").iterdir()
     if name == "OPWRIGHT_REMOTE_SIGNING_KEY":
         archive.unlink()

@@ -228,22 +228,29 @@ _PARTS: Sequence[str] = (_LIBRARY, _RECORD, _LOG, _SIGNATURE)
 
 def _sign(key: Path, record: bytes) -> bytes:
     """Returns the signature of a record, which holds the digest of the library, by an Ed25519 key."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        return load_pem_private_key(key.read_bytes(), None).sign(_SIGNED + record)
+        private = load_pem_private_key(key.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise _key_error("OPWRIGHT_REMOTE_SIGNING_KEY", key, error) from None
+        raise _key_error("OPWRIGHT_REMOTE_SIGNING_KEY", key, str(error)) from None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise _key_error("OPWRIGHT_REMOTE_SIGNING_KEY", key, "it is a key of another kind")
+    return private.sign(_SIGNED + record)
 
 
 def _check_signature(key: Path, signature: bytes | None, record: bytes) -> None:
     from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
         public = load_pem_public_key(key.read_bytes())
     except (OSError, ValueError) as error:
-        raise _key_error("OPWRIGHT_REMOTE_KEY", key, error) from None
+        raise _key_error("OPWRIGHT_REMOTE_KEY", key, str(error)) from None
+    if not isinstance(public, Ed25519PublicKey):
+        raise _key_error("OPWRIGHT_REMOTE_KEY", key, "it is a key of another kind")
     if signature is None:
         raise _Refused("it is not signed")
     try:
@@ -252,10 +259,10 @@ def _check_signature(key: Path, signature: bytes | None, record: bytes) -> None:
         raise _Refused("its signature is not by the key that is set") from None
 
 
-def _key_error(name: str, key: Path, error: Exception) -> SettingError:
+def _key_error(name: str, key: Path, reason: str) -> SettingError:
     return SettingError(
         name,
         "must be the file of an Ed25519 key in PEM form",
-        rows=[("got", str(key)), ("reason", str(error).partition("\n")[0])],
+        rows=[("got", str(key)), ("reason", reason.partition("\n")[0])],
         hint="`openssl genpkey -algorithm ed25519 -out key.pem`; `openssl pkey -in key.pem -pubout -out public.pem`",
     )

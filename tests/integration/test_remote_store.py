@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import importlib.util
 import io
 import json
 import os
@@ -262,6 +263,15 @@ def test_a_file_that_holds_no_key_is_said(build, tmp_path, monkeypatch, name, ki
         archive.unlink()
     with pytest.raises(remote.SettingError, match=f"`{name}`: must be the file of an Ed25519 key"):
         build(tmp_path / "remote")
+
+
+def test_a_key_without_the_package_that_reads_it(build, tmp_path, monkeypatch) -> None:
+    assert build(tmp_path / "remote")
+    monkeypatch.setenv("OPWRIGHT_REMOTE_KEY", str(tmp_path / "key.pem"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(remote.SettingError, match="needs the package `cryptography`") as caught:
+        build(tmp_path / "remote")
+    assert caught.value.hint == '`pip install "opwright[remote]"`'
 
 
 # --- who builds -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import io
 import json
 import secrets
@@ -228,6 +229,7 @@ _PARTS: Sequence[str] = (_LIBRARY, _RECORD, _LOG, _SIGNATURE)
 
 def _sign(key: Path, record: bytes) -> bytes:
     """Returns the signature of a record, which holds the digest of the library, by an Ed25519 key."""
+    _require_cryptography("OPWRIGHT_REMOTE_SIGNING_KEY")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -241,6 +243,7 @@ def _sign(key: Path, record: bytes) -> bytes:
 
 
 def _check_signature(key: Path, signature: bytes | None, record: bytes) -> None:
+    _require_cryptography("OPWRIGHT_REMOTE_KEY")
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -257,6 +260,13 @@ def _check_signature(key: Path, signature: bytes | None, record: bytes) -> None:
         public.verify(signature, _SIGNED + record)
     except InvalidSignature:
         raise _Refused("its signature is not by the key that is set") from None
+
+
+def _require_cryptography(name: str) -> None:
+    if importlib.util.find_spec("cryptography") is None:
+        raise SettingError(
+            name, "needs the package `cryptography`, which is not installed", hint='`pip install "opwright[remote]"`'
+        )
 
 
 def _key_error(name: str, key: Path, reason: str) -> SettingError:

@@ -233,7 +233,7 @@ def write_environment() -> None:
     lines = [
         "# Environment variables",
         "",
-        "Each is the twin of a flag; a flag wins.",
+        "Most are twins of a flag; a flag wins.",
         "",
         "| variable | flag | meaning |",
         "| --- | --- | --- |",
@@ -241,7 +241,8 @@ def write_environment() -> None:
     for entry in entries:
         name, flag, meaning = re.split(r"\s{2,}", " ".join(entry.splitlines()[:1]), maxsplit=2)
         rest = " ".join(line.strip() for line in entry.splitlines()[1:])
-        lines.append(f"| `{name}` | `{flag}` | {f'{meaning} {rest}'.strip()} |")
+        shown = flag if flag == "none" else f"`{flag}`"
+        lines.append(f"| `{name}` | {shown} | {f'{meaning} {rest}'.strip()} |")
     lines += ["", "Variables of others that Opwright reads:", "", "| variable | meaning |", "| --- | --- |"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items()]
     write("reference/environment.md", "\n".join(lines))

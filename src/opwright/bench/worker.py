@@ -39,7 +39,7 @@ def start_worker(request: dict[str, Any], threads: int | None, **where: Any) -> 
     env = fixed | where.pop("env", {})
     with _on_cpus(request.get("cpus")):
         worker = Worker(spawn("-m", "opwright.bench.worker", env=env, **where), Limits(request["timeout_s"]))
-    worker.ask(request)
+    worker.ask({**request, "threads": threads})
     return worker
 
 
@@ -84,7 +84,7 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
     against = request["against"]
     while True:
         current = Current()
-        worker = start_worker({**request, "skip": done, "against": against, "threads": threads}, threads)
+        worker = start_worker({**request, "skip": done, "against": against}, threads)
 
         def finish(record: BenchRecord | CallRecord, name: str) -> None:
             nonlocal against, skipped

@@ -333,4 +333,4 @@ def test_a_jump_that_rounding_decides_is_allowed_and_others_are_not() -> None:
         return compare(torch.where(z > edge, 10 + z, z).bfloat16(), expected).message
 
     assert not any(compared(seed, 1.0) for seed in range(40))
-    assert all("of 2000 elements are wrong" in compared(seed, 1.05) for seed in range(3))
+    assert all(compared(seed, 1.05) for seed in range(3))

@@ -256,7 +256,7 @@ def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
         **_what(request),
         seconds=request["seconds"],
         precision=request["precision"],
-        threads=request["threads"],
+        threads=request.get("threads"),
         measure_limits=request["measure_limits"],
         on_start=lambda record, inputs: channel.send(started=encodable(record), inputs=inputs),
         on_measurement=lambda number, m: channel.send(measured=builtins_of(m), number=number),

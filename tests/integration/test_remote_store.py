@@ -218,7 +218,7 @@ def test_a_build_from_other_files_is_not_used(build, tmp_path, monkeypatch) -> N
     record = record_of(archive)
     change(archive, record=json.dumps(record | {"files": {str(header): "0" * 64}}).encode())
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # that is nobody's fault
+        warnings.simplefilter("error")  # another header is not a fault
         assert build(tmp_path / "remote")
 
 

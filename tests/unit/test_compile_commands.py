@@ -226,7 +226,7 @@ def test_processes_at_once_lose_no_entry(project: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom opwright.build import compile_commands\n"
         "from opwright.build.compile_commands import from_compiler, write\n"
-        "compile_commands._LOCK_SECONDS = 60\n"  # so that a busy machine is no reason to give up
+        "compile_commands._LOCK_SECONDS = 60\n"  # on a busy machine five others can take more than the usual one
         "project, who = Path(sys.argv[1]), sys.argv[2]\n"
         "for i in range(20):\n"
         "    file = project / f'{who}_{i}.cpp'\n"

@@ -278,8 +278,8 @@ def _warn(record: BenchRecord) -> list[str]:
     wide = sum(width > _WIDE for width in widths)
     if wide:
         return [
-            f"times vary: on {wide} of {plural(len(widths), 'input')} confidence intervals are wider than ±{100 * _WIDE:.0f} %; "
-            "`--seconds 60` measures longer"
+            f"times vary: on {wide} of {plural(len(widths), 'input')} confidence intervals are wider than "
+            f"±{100 * _WIDE:.0f} %; `--seconds 60` measures longer"
         ]
     return []
 

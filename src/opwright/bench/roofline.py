@@ -32,8 +32,9 @@ _GEMM = {torch.float32: 1024, torch.bfloat16: 1024, torch.float64: 512}
 _GPU_GEMM = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192, torch.float64: 4096}
 _HOST_CALLS = 100  # of a small operator: fewer than a GPU's queue has room for, whatever it launches
 _HOST_SECONDS = 0.2  # for all small calls together
-_TIMES = 10  # of each limit of the CPU, the first of which warms up
-_MAX_SECONDS = 0.5  # after which a limit is not timed again: a product in bfloat16 takes 2.4 s where AVX-512 is missing
+# How often a limit of the CPU is timed, the warm-up included, and for how long: a bfloat16 product takes 2.4 s where
+# AVX-512 is missing.
+_MAX_SAMPLES, _MAX_SECONDS = 10, 0.5
 Calls = Mapping[str, Sequence[Callable[[], object]]]
 
 
@@ -181,7 +182,7 @@ def _copies(size: int, count: int, device: torch.device) -> list[Callable[[], ob
 def _best(call: Callable[[], object], repeats: int = 1) -> float:
     """Returns the least seconds of a call; of several in a row, where one is too short for the clock."""
     times: list[float] = []
-    while len(times) < _TIMES and sum(times) * repeats < _MAX_SECONDS:
+    while len(times) < _MAX_SAMPLES and sum(times) * repeats < _MAX_SECONDS:
         start = perf_counter()
         for _ in range(repeats):
             call()

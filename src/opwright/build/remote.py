@@ -1,7 +1,7 @@
 """A store for many machines: builds behind a URL of fsspec, fetched by their request, checked, and published locally.
 
-    <url>/entries/<request>.zip                   library.so, record.json, build.log, and a signature where there is a key
-    <url>/claims/<request>/<random>               written by the machine that builds, while it does
+    <url>/entries/<request>.zip       library.so, record.json, build.log, and a signature where there is a key
+    <url>/claims/<request>/<random>   written by the machine that builds, while it does
 
 What is fetched counts for nothing until it is checked: the digest of the library, the files that it was built from, the
 compiler, and the signature where a key is set. A store that cannot be reached, or lies, is a warning and a local build.
@@ -30,7 +30,7 @@ from opwright import settings
 from opwright.build.store import BuildRecord, Entry, Store, digest_of, is_current
 from opwright.errors import SettingError
 
-_SIGNED = b"opwright build\n"  # in front of the record, so that a signature of something else is none of a build
+_SIGNED = b"opwright build\n"  # signed with the record, so that no signature made for another purpose fits
 _LIBRARY, _RECORD, _LOG, _SIGNATURE = "library.so", "record.json", "build.log", "signature"
 _POLL_SECONDS = _SETTLE_SECONDS = 1.0
 _MAX_CLAIM_SECONDS = 900.0  # a machine that has died leaves its claim
@@ -101,8 +101,14 @@ class RemoteStore:
             entry = self.fetch(store, request, compiler)
             if entry is not None or first == own:
                 return entry
+            time.sleep(_POLL_SECONDS)
             archive, claim = self._archive(request), f"{folder}/{first}"
-            while time.monotonic() < deadline and self._exists(claim) and not self._exists(archive):
+            does_not_fit = self._exists(
+                archive
+            )  # made by another compiler, say: the claim ends when there is a new one
+            while first and time.monotonic() < deadline and self._exists(claim):
+                if not does_not_fit and self._exists(archive):
+                    break
                 time.sleep(_POLL_SECONDS)
         return None
 

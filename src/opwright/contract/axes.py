@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from opwright.errors import AxisError
@@ -98,6 +98,15 @@ class Computed(NamedTuple):
 
 
 Axis = Named | Fixed | Variadic | Anonymous | Computed
+
+
+def names_in(axes: Iterable[Axis]) -> list[str]:
+    """Returns each name among axes once, those that computed sizes are made of too; without variadic ones."""
+    found = (
+        (axis.name,) if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else () for axis in axes
+    )
+    return list(dict.fromkeys(name for names in found for name in names))
+
 
 # What an operator is in Python, and the function of glue.h that computes it.
 _OPERATORS: dict[type[ast.operator], tuple[Callable[[Any, Any], Any], str]] = {

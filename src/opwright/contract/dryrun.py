@@ -14,7 +14,7 @@ import torch
 
 from opwright import _torch
 from opwright._torch import TorchDispatchMode
-from opwright.contract.axes import Computed, Named, Variadic
+from opwright.contract.axes import Computed, Named, Variadic, names_in
 from opwright.contract.contract import MISSING, Contract, TensorType
 from opwright.contract.declaration import Declaration
 from opwright.contract.dtypes import describe
@@ -28,8 +28,8 @@ from opwright.errors import (
 
 # Different sizes for the first axes; few elements however many there are.
 _SIZES = (3, 5, 7, 11, 2, 2, *(1,) * 64)
-# One for all axes, and others for one alone: twice as large, half as large, and in no such ratio.
-_EVEN, _OTHERS = 6, (12, 3, 7)
+# The size of all axes, and sizes for one of them alone: twice as large, half as large, and in no simple ratio.
+_ALIKE, _OTHERS = 6, (12, 3, 7)
 _DATA_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
@@ -116,7 +116,7 @@ def _check_axes(declaration: Declaration) -> None:
 
     def refusal_of(sizes: dict[str, int]) -> str:
         """Returns what the reference says to axes of these sizes, the others alike; "" if it takes them."""
-        values = small_arguments(contract, torch.Generator().manual_seed(0), dict.fromkeys(names, _EVEN) | sizes)
+        values = small_arguments(contract, torch.Generator().manual_seed(0), dict.fromkeys(names, _ALIKE) | sizes)
         if values is None:
             return "sizes that are not its own"
         try:
@@ -132,7 +132,7 @@ def _check_axes(declaration: Declaration) -> None:
     for count in range(2, len(tied) + 1):
         for group in itertools.combinations(tied, count):
             if not any(refusal_of(dict.fromkeys(group, size)) for size in _OTHERS):
-                first, sizes = group[0], dict.fromkeys(group, _EVEN) | {group[0]: _OTHERS[0]}
+                first, sizes = group[0], dict.fromkeys(group, _ALIKE) | {group[0]: _OTHERS[0]}
                 listed = " and ".join([", ".join(f"`{name}`" for name in group[:-1]), f"`{group[-1]}`"])
                 raise ReferenceError(
                     declaration.name,
@@ -141,7 +141,8 @@ def _check_axes(declaration: Declaration) -> None:
                         ("tried", ", ".join(f"{name} = {size}" for name, size in sizes.items())),
                         ("it says", refusal_of(sizes)),
                     ],
-                    hint=f"if they are one axis, write `{first}` everywhere; if one broadcasts, expand it before the call",
+                    hint=f"if they are one axis, write `{first}` everywhere; "
+                    "if one broadcasts, expand it before the call",
                 )
 
 
@@ -210,14 +211,9 @@ def _check_result(declaration: Declaration, values: dict[str, Any], result: Any)
 
 def _axis_names(contract: Contract) -> list[str]:
     """Returns the names of axes whose sizes no argument gives."""
-    axes = [axis for parameter in contract.tensors for axis in parameter.type.axes]
-    named = [
-        name
-        for axis in axes
-        for name in ((axis.name,) if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else ())
-    ]
+    named = names_in(axis for parameter in contract.tensors for axis in parameter.type.axes)
     given = {parameter.name for parameter in contract.parameters if parameter.kind == "int"}
-    return [name for name in dict.fromkeys(named) if name not in given]
+    return [name for name in named if name not in given]
 
 
 def small_arguments(

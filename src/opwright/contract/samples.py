@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opwright.contract.axes import Computed, Named, Variadic
+from opwright.contract.axes import Computed, Variadic, names_in
 from opwright.contract.contract import MISSING, Contract, Parameter
 from opwright.contract.domains import Range
 from opwright.contract.dtypes import describe
@@ -488,11 +488,4 @@ def nearest_in(domain: Range, value: float, kind: str) -> Any:
 
 
 def _axis_names(contract: Contract) -> list[str]:
-    names: dict[str, None] = {}
-    for parameter in contract.tensors:
-        for axis in parameter.type.axes:
-            if isinstance(axis, Named):
-                names[axis.name] = None
-            elif isinstance(axis, Computed):
-                names.update(dict.fromkeys(axis.names))
-    return list(names)
+    return names_in(axis for parameter in contract.tensors for axis in parameter.type.axes)

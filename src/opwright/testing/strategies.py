@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from opwright.contract.axes import Computed, Fixed, Named, Variadic
+from opwright.contract.axes import Computed, Fixed, Named, Variadic, names_in
 from opwright.contract.contract import MISSING, Contract, Parameter, TensorType
 from opwright.contract.domains import Index, Range
 from opwright.contract.dtypes import Family
@@ -315,11 +315,7 @@ def _size(low: int, high: int) -> st.SearchStrategy[int]:
 
 
 def _axis_names(contract: Contract) -> list[str]:
-    names: dict[str, None] = {}
-    for axis in (axis for p in contract.parameters if p.type for axis in p.type.axes):
-        found = [axis.name] if isinstance(axis, Named) else axis.names if isinstance(axis, Computed) else []
-        names.update(dict.fromkeys(found))
-    return list(names)
+    return names_in(axis for p in contract.parameters if p.type for axis in p.type.axes)
 
 
 def _elements(

@@ -35,8 +35,8 @@ class Difference:
     share: float = 0.0
 
 
-# A result that jumps where a rounding decides, as a gradient at the kink of a clamp, jumps in some runs of the reference
-# only: where few elements are wrong, and by so little, more runs are made.
+# Where a rounding decides, a result jumps, as a gradient does at the kink of a clamp. Only some runs of the reference
+# show it. So more runs are made if few elements are wrong, and by little.
 _MAX_SHARE, _MAX_JUMP = 1 / 16, 100.0
 _collected: list[list[str]] = []
 
@@ -72,7 +72,7 @@ def _compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference
                 break
     is_jump = 0 < found.share <= _MAX_SHARE and found.worst_ratio <= _MAX_JUMP
     if is_jump and isinstance(expected, Expected) and expected.refinement is not None:
-        expected = expected.after_most_runs()
+        expected = expected.after_all_runs()
         found = _compare_once(got, expected)
     if found.message and isinstance(expected, Expected) and expected.refinement is not None:
         expected = expected.with_overflow()

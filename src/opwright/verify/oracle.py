@@ -37,7 +37,7 @@ _ULP = 4.0
 _UNITS_OF_LARGEST = 4.0
 # How often the reference is run with its steps rounded. What fewer runs allow, more of them allow too, so a comparison
 # that passes after one needs no other.
-_STOCHASTIC_RUNS, _MOST_RUNS = (1, 2, 4, 8), 64
+_STOCHASTIC_RUNS, _MAX_RUNS = (1, 2, 4, 8), 64
 _TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
@@ -94,9 +94,9 @@ class Expected:
         """Returns the same, with the whole allowance."""
         return self._after(_STOCHASTIC_RUNS[-1])
 
-    def after_most_runs(self) -> Expected:
+    def after_all_runs(self) -> Expected:
         """Returns the same, with what many more runs of the reference allow."""
-        return self._after(_MOST_RUNS)
+        return self._after(_MAX_RUNS)
 
     def _after(self, runs: int) -> Expected:
         spread, is_unsettled = self.refinement.moved(runs)[self.output]
@@ -457,7 +457,7 @@ class _Moves:
         unit = max((max(torch.finfo(dtype).eps / 2, least) for dtype in dtypes), default=0.0)
         is_tf32 = precision == "tf32" and unit == torch.finfo(torch.float32).eps / 2
         product_unit = _TF32_UNIT if is_tf32 else 0.0
-        runs = round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, seed, _MOST_RUNS, product_unit)
+        runs = round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, seed, _MAX_RUNS, product_unit)
         self._moved = runs if dtypes else iter(())
 
     def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

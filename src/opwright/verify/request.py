@@ -35,7 +35,7 @@ from opwright.verify.tasks import Reference, Task
 
 @contextlib.contextmanager
 def showing_warnings() -> Iterator[None]:
-    """Shows warnings that would be errors, as pytest may have it: a reference that warns takes its input all the same."""
+    """Shows warnings that would be errors, as pytest can make them: a reference that warns does take its input."""
     with warnings.catch_warnings():
         if any(action == "error" for action, *_ in warnings.filters):
             warnings.simplefilter("default")

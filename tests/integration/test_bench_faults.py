@@ -59,7 +59,7 @@ def test_each_fault_is_named_and_the_others_are_measured(run_python, tmp_path: P
     result = command(run_python, "faulty.py", *FLAGS, "--against", "eager", "--timeout", "3", "--json")
     assert result.returncode == 1
     found = {record["name"].partition("::")[2]: record for record in json.loads(result.stdout)}
-    place = " (while timing forward f32[4321])"
+    place = " (while timing forward x=f32[4321])"
     assert {name: record["refused"] for name, record in found.items()} == {
         "exits": "it ended the process, with exit code 0" + place,
         "floods": "it printed more than 16 MiB" + place,
@@ -108,7 +108,7 @@ def test_one_that_never_stops_allocating(monkeypatch: pytest.MonkeyPatch, tmp_pa
     worker = start_worker(request_of(tmp_path / "greedy.py"), 1)
     with pytest.raises(WorkerEnded, match=r"took more than 1\.5 GiB of memory") as caught:
         list(worker.events())
-    assert caught.value.running == Running("opwright", "timing forward f32[4321]")
+    assert caught.value.running == Running("opwright", "timing forward x=f32[4321]")
 
 
 def test_a_target_that_hangs_when_it_is_imported(tmp_path: Path, request_of) -> None:

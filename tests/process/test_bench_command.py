@@ -19,7 +19,7 @@ from opwright import records
 from opwright.bench import versions, worker
 from opwright.cli import bench_command
 from opwright.cli.bench_command import parse_axis, parse_cpus
-from opwright.cli.bench_tables import print_base, print_bench
+from opwright.cli.bench_tables import print_base, print_bench, table_of
 from opwright.errors import CheckError, RecordError, TargetError
 from opwright.isolation import Running, WorkerEnded
 from opwright.records import BenchRecord, Comparison, Conditions, Machine, Measurement, Timing
@@ -118,9 +118,10 @@ def test_an_operator_that_ends_the_process_is_named_and_the_others_are_measured(
     assert "`bench_process::aborts`: it crashed the process: SIGABRT" in result.stderr
     refused, found = json.loads(result.stdout)
     assert (refused["name"], refused["measurements"]) == ("bench_process::aborts", [])
-    assert refused["refused"] == "it crashed the process: SIGABRT (Aborted) (while timing forward f32[4321])"
+    assert refused["refused"] == "it crashed the process: SIGABRT (Aborted) (while timing forward x=f32[4321])"
     assert found["name"] == "bench_process::fine"
-    assert [m["case"] for m in found["measurements"]] == ["f32[4321]"]
+    (measured,) = found["measurements"]
+    assert (measured["case"], measured["named_case"]) == ("f32[4321]", "x=f32[4321]")
     assert found["threads"] == 1
     assert found["conditions"]["process"] == "own"
     assert "who reads JSON" in result.stderr
@@ -296,7 +297,8 @@ class PretendWorker:
     def events(self):
         yield {"operator": "f"}
         yield {"running": ["opwright", "f32[8]"]}
-        yield {"inputs": ["forward f32[8]", f"forward only {self.side}"]}
+        names = ["forward f32[8]", f"forward only {self.side}"]
+        yield {"inputs": names, "named_cases": {names[0]: f"{self.side}=f32[8]", names[1]: self.side}}
         while self.pending:
             self.pending.pop()
             rounding = 1 + 0.001 * (len(PretendWorker.asked) % 7)
@@ -320,7 +322,8 @@ def test_two_versions_measure_in_turns(
     operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
     record = versions.Duel(request, operator, "HEAD", root, tree, None).run(Told())
     (row,) = record.rows
-    assert (row.case, row.verdict) == ("f32[8]", verdict)
+    # A tensor that has another name by now is the same input.
+    assert (row.case, row.named_case, row.verdict) == ("f32[8]", "now=f32[8]", verdict)
     assert row.ratio == pytest.approx(10 / now, rel=0.01)
     assert record.missing == ["forward only base", "forward only now"]
     assert versions._exit_code([record], Told()) == (1 if verdict == "slower" else 0)
@@ -414,6 +417,22 @@ def test_options_that_all_inputs_share_are_said_once(capsys) -> None:
     record.measurements[1:] = []
     print_bench(record)
     assert "f32[8] mode='a b' slope=0.5 keep=0  forward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("columns", "shown"), [("120", "x=f32[8, 4] bias=f32[4]"), ("60", "f32[8, 4] f32[4]")])
+def test_tensors_have_their_names_in_the_table_where_it_is_wide_enough(
+    columns: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    record = make_record()
+    one = record.measurements[0]
+    cases = [(f"f32[{n}, 4] f32[4] keep=0", f"x=f32[{n}, 4] bias=f32[4] keep=0") for n in (8, 9)]
+    record.measurements = [dataclasses.replace(one, case=case, named_case=named) for case, named in cases]
+    lines = table_of(record)
+    assert lines[1].split("  ")[0] == shown
+    assert lines[3] == "all inputs: keep=0"
+    record.measurements[0].named_case = ""  # a record of before
+    assert table_of(record)[1].startswith("f32[8, 4] f32[4]  ")
 
 
 @pytest.mark.parametrize("broken", ["no time", "no timings", "no samples"])

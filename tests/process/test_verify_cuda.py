@@ -131,7 +131,7 @@ print({{c.outcome for c in record.checks if c.device == "cpu"}})
 """
     failed, skipped, on_cpu = start_python(program).stdout.splitlines()
     assert failed.startswith("[('cuda', 'f32[13]")
-    assert "a fault on f32[13] (sample 1) has ended all work on the GPU" in skipped
+    assert "a fault on x=f32[13] (sample 1) has ended all work on the GPU" in skipped
     assert "passed" in on_cpu
 
 

@@ -100,7 +100,7 @@ def test_a_lost_device_ends_its_checks_and_names_the_case(monkeypatch: pytest.Mo
     assert (first.outcome, second.outcome) == ("failed", "skipped")
     assert record.failures[0].case == "f32[13] (sample 1)"
     assert record.failures[0].message.startswith("the GPU accepts no more work after this call: an illegal")
-    assert second.reason == "a fault on f32[13] (sample 1) has ended all work on the GPU"
+    assert second.reason == "a fault on x=f32[13] (sample 1) has ended all work on the GPU"
     assert not record.passed
 
 

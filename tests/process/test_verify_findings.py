@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import opwright
+from opwright.cli.verify_command import print_record
 from opwright.contract.samples import Sweep
 from opwright.verify import api
 from opwright.verify.checks.finding import Finding, Skipped
@@ -287,6 +288,37 @@ def test_axes_are_long_where_the_reference_can_be_asked() -> None:
 
 
 # --- how failures are told -----------------------------------------------------------------------------------
+
+
+def test_tensors_have_their_names_where_people_read_a_case(ns, capsys) -> None:
+    """They were listed without: which of seven tensors is `f32[3]`?"""
+
+    @opwright.operator(f"{ns}::affine")
+    def affine(
+        x: Float[Tensor, "n"], w: Float[Tensor, "n"] | None, rest: list[Float[Tensor, "n"]], shift: float = 0.0
+    ) -> Float[Tensor, "n"]:
+        return sum(rest, x if w is None else x * w) + shift
+
+    x, one = torch.ones(3), torch.ones(1)
+
+    def verify_only(text: str):
+        samples = [(x, None, [x, x]), (one, one, [one], 0.5)]
+        return opwright.verify(
+            affine, reference=lambda x, w, rest, shift: x, samples=samples, checks=["numerics"], only=text
+        )
+
+    for text in ("f32[3] f32[3] f32[3] shift", "x=f32[3] rest[0]=f32[3] rest[1]=f32[3] shift"):
+        record = verify_only(text)
+        (failure,) = record.failures
+        whole = "x=f32[3] rest[0]=f32[3] rest[1]=f32[3] shift=0.0 (sample 0)"
+        assert failure.input.endswith(f", a part of {whole}")
+        # What programs read is as it was.
+        assert failure.case.endswith(", a part of f32[3] f32[3] f32[3] shift=0.0 (sample 0)")
+        print_record(record)
+        assert f" {failure.input}\n" in capsys.readouterr().out
+    (failure,) = verify_only("w=").failures
+    assert failure.input == "x=f32[1] w=f32[1] rest[0]=f32[1] shift=0.5 (sample 1)"
+    assert failure.case == "f32[1] f32[1] f32[1] shift=0.5 (sample 1)"
 
 
 def test_a_failure_is_shrunk_to_the_smallest_part() -> None:

@@ -322,7 +322,7 @@ def refuse_unverified(
         raise NotVerifiedError(
             checked.name,
             "it does not pass verify, so it is not measured",
-            rows=[("check", first.title), ("case", first.case), ("found", first.message)],
+            rows=[("check", first.title), ("case", first.input), ("found", first.message)],
             hint=f"`{first.repeat}`" if first.repeat else "`opwright.verify(...)` shows all failures",
         )
     return checked

@@ -13,6 +13,7 @@ from opwright.bench.environment import kept_memory
 from opwright.bench.measure import describe_case, has_gradient
 from opwright.bench.timers import calls_in_sample, no_garbage_collection
 from opwright.bench.workload import DIRECTIONS, Plan, Workload, plans
+from opwright.contract.samples import without_names
 from opwright.dispatch.operator import Operator
 
 _SAMPLES = 15  # in a block
@@ -43,11 +44,14 @@ class Side:
         self._operator, self._seconds, self._on_run = operator, seconds, on_run
         self._device = choose_device(operator.declaration.name, operator, None, device)
         self._planned: dict[str, tuple[str, Plan]] = {}
+        self.named_cases: dict[str, str] = {}
         found = plans(operator, None, sweep, None, dtypes, self._device)
         for direction in directions or DIRECTIONS[:2]:
             for plan in found:
                 if direction == "forward" or directions is not None or has_gradient(operator, plan):
-                    self._planned[f"{direction} {describe_case(plan.make(0))}"] = direction, plan
+                    named_case = describe_case(plan.make(0))
+                    name = f"{direction} {without_names(named_case)}"
+                    self._planned[name], self.named_cases[name] = (direction, plan), named_case
         self.inputs = list(self._planned)
         self._current: tuple[str, Callable[[], object], int] | None = None
         # For the rest of the process, which ends with this.

@@ -40,6 +40,7 @@ from opwright.bench.statistics import interval_of, into_blocks
 from opwright.bench.timers import in_turn, no_garbage_collection, time_on_gpu
 from opwright.bench.workload import applier, one_element
 from opwright.build.probe import STEPS, load_probe
+from opwright.contract.samples import without_names
 from opwright.dispatch import kernels
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
@@ -100,9 +101,10 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
             call = applier(operator.function, operator)
             (timing,) = time_on_gpu({"": [lambda: call(case.values)]}, 0.1, place.gpu).timings
             device_us = timing.warm_us
+    named_case = describe_case(case)
     return CallRecord(
         name=operator.declaration.qualified_name,
-        case=describe_case(case),
+        case=without_names(named_case),
         parts=[_part(samples, *step) for step in steps],
         total_us=statistics.median(_differences(samples, "operator", "nothing")),
         peers_us={"torch.add": statistics.median(_differences(samples, "torch.add", "nothing"))},
@@ -112,6 +114,7 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
         created=started,
         seconds=time.time() - started,
         device=str(where),
+        named_case=named_case,
     )
 
 

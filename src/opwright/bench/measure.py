@@ -17,7 +17,7 @@ from opwright.bench.timers import Timed, join
 from opwright.bench.workload import Plan, Workload, all_tensors, applier, as_list, one_element
 from opwright.contract.cost import Cost, default_cost
 from opwright.contract.dtypes import short_name
-from opwright.contract.samples import Case
+from opwright.contract.samples import Case, without_names
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import outputs_of
 from opwright.errors import NotVerifiedError
@@ -74,7 +74,12 @@ class Input:
 
     def __init__(self, direction: str, plan: Plan, settings: Settings) -> None:
         self.direction, self.plan, self._settings = direction, plan, settings
-        self.case, self.name, self.dtype = "", direction, ""  # a large one takes its time to make: see `visit`
+        self.case, self.named_case, self.name, self.dtype = (
+            "",
+            "",
+            direction,
+            "",
+        )  # a large one takes its time to make: see `visit`
         self.visits: list[Timed] = []
         self._peaks: dict[str, int | None] = {}
         self._cost = Cost(0)
@@ -96,8 +101,9 @@ class Input:
         place, operator = settings.place, settings.operator
         with torch.set_grad_enabled(self.direction != "forward"):
             case = self.plan.make(0)
-            self.case = describe_case(case)
-            self.name = f"{self.direction} {self.case}"
+            self.named_case = describe_case(case)
+            self.case = without_names(self.named_case)
+            self.name = f"{self.direction} {self.named_case}"
             floats = [t.dtype for t in all_tensors(case.values) if t.is_floating_point()]
             self.dtype = short_name(floats[0]) if floats else ""
             work = Workload(self.direction, case.values, operator)
@@ -177,7 +183,7 @@ class Input:
                 raise NotVerifiedError(
                     self._settings.name,
                     "a timed call returned a wrong result",
-                    rows=[("direction", self.direction), ("input", self.case), ("found", found)],
+                    rows=[("direction", self.direction), ("input", self.named_case), ("found", found)],
                     hint="the inputs got new values at the same addresses: a result kept from an earlier call is wrong",
                 )
 
@@ -205,6 +211,7 @@ class Input:
             floor_us=_floor(self._least, limits)[0],
             stopped=timed.stopped,
             warnings=[*self._warn_of_floor(ours), *_warn_of_clocks(ours)],
+            named_case=self.named_case,
         )
 
     def _warn_of_floor(self, ours: Timing) -> list[str]:
@@ -258,7 +265,7 @@ def has_gradient(operator: Operator | None, plan: Plan) -> bool:
 
 
 def describe_case(case: Case) -> str:
-    """Returns a case as `f32[512, 4096] f32[4096] approximate='tanh'`."""
+    """Returns a case as `x=f32[512, 4096] bias=f32[4096] approximate='tanh'`."""
     return re.sub(r"(\]) cuda:\d+", r"\1", str(case).removesuffix(f" ({case.label})"))
 
 

@@ -113,26 +113,31 @@ _STRICTER = 5  # than 95 %
 MIN_PAIRS = 8  # with fewer the interval of the trimmed mean holds less often than it says
 
 
-def row_of(name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], rows: int) -> BaseRow:
+def row_of(
+    name: str, pairs: Sequence[tuple[Sequence[float], Sequence[float]]], rows: int, named_case: str = ""
+) -> BaseRow:
     """Returns what pairs of processes say about one input.
 
     Args:
         name: "direction case".
         pairs: for each pair of processes the fastest samples of their blocks, of the base and of now.
         rows: how many inputs are compared together.
+        named_case: the case with the names of tensors.
     """
     logs = [math.log(min(base) / min(now)) for base, now in pairs]
     center, half = trimmed_interval_of(logs, _STRICTER * rows)
     direction, _, case = name.partition(" ")
     base_us = statistics.median(min(base) for base, _ in pairs)
     now_us = statistics.median(min(now) for _, now in pairs)
-    return _row(direction, case, base_us, now_us, center, half)
+    return _row(direction, case, named_case, base_us, now_us, center, half)
 
 
-def _row(direction: str, case: str, base_us: float, now_us: float, center: float, half: float) -> BaseRow:
+def _row(
+    direction: str, case: str, named_case: str, base_us: float, now_us: float, center: float, half: float
+) -> BaseRow:
     verdict = "same" if abs(center) <= half else "faster" if center > 0 else "slower"
     visible = relative_width(half)
-    return BaseRow(direction, case, base_us, now_us, math.exp(center), visible, verdict)
+    return BaseRow(direction, case, base_us, now_us, math.exp(center), visible, verdict, named_case)
 
 
 def rows_of_records(base: BenchRecord, now: BenchRecord) -> tuple[list[BaseRow], list[str]]:
@@ -153,7 +158,7 @@ def _compare_measurements(base: Measurement, now: Measurement) -> BaseRow:
         center = other - one
         drift = math.log(now.time_of(yardstick) / base.time_of(yardstick))
         half = math.hypot(a, b) + abs(drift)
-    return _row(now.direction, now.case, base_us, now_us, center, half)
+    return _row(now.direction, now.case, now.named_case, base_us, now_us, center, half)
 
 
 def _against(m: Measurement, yardstick: str) -> tuple[float, float]:

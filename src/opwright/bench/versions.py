@@ -166,6 +166,7 @@ class Duel:
         self._limit, self._precision, self._threads = request["seconds"], request["precision"], threads
         self._missing: set[str] = set()
         self._left_out: dict[str, str] = {}  # what each was
+        self._named_cases: dict[str, str] = {}
         self._names = {"base": base, "now": "now"}
 
     def run(self, watcher: Watcher) -> BaseRecord:
@@ -182,7 +183,7 @@ class Duel:
                 break
             if number + 1 < MIN_PAIRS:
                 continue
-            rows = [row_of(name, pairs, len(found)) for name, pairs in found.items()]
+            rows = [row_of(name, pairs, len(found), self._named_cases[name]) for name, pairs in found.items()]
             if all(row.visible <= self._precision for row in rows):
                 break
             if time.time() - started > _LIMIT_FACTOR * self._limit:
@@ -241,6 +242,7 @@ class Duel:
         while True:
             answer = self._answer(side, answers)
             if "inputs" in answer:
+                self._named_cases |= answer["named_cases"]  # the last ones are those of now
                 return answer["inputs"]
 
     def _answer(self, side: str, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:

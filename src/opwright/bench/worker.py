@@ -317,7 +317,7 @@ def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:
     side = Side(operator, **_what(request), seconds=request["seconds"], on_run=_Running(channel))
     if request["core"] is not None:
         os.sched_setaffinity(0, [request["core"]])
-    channel.send(inputs=side.inputs)
+    channel.send(inputs=side.inputs, named_cases=side.named_cases)
     for line in channel.requests:
         channel.send(block=side.block(json.loads(line)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 
 from opwright.cli.console import print_rows, say
@@ -31,12 +32,19 @@ def print_bench(record: BenchRecord, *, details: bool = False) -> None:
 
 
 def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
-    """Returns the lines of the table of measurements.
+    """Returns the lines of the table of measurements, with the names of tensors if the lines are then not too long.
 
     Args:
         details: with all that was measured beside the time: the fastest sample, on a CPU a call with fresh pages, on a
             GPU a call with a warm cache and the host's time, and memory as a multiple of that of the results.
     """
+    lines = _table_of(record, details, [m.input for m in record.measurements])
+    if max(map(len, lines)) > shutil.get_terminal_size((_WIDTH, 0)).columns:
+        lines = _table_of(record, details, [m.case for m in record.measurements])
+    return lines
+
+
+def _table_of(record: BenchRecord, details: bool, inputs: Sequence[str]) -> list[str]:
     rivals = list(dict.fromkeys(t.candidate for m in record.measurements for t in m.timings[1:]))
     beside = ("fastest us", *(("warm us", "host us") if record.on_gpu else ("fresh pages us",)), "memory")
     state = "cold" if record.on_gpu else "warm"
@@ -51,14 +59,14 @@ def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
             *(beside if details else ()),
         )
     ]
-    shared = _shared_options([m.case for m in record.measurements])
-    for m in record.measurements:
+    shared = _shared_options(inputs)
+    for m, described in zip(record.measurements, inputs, strict=True):
         ours = m.ours
         others = (ours.warm_us, ours.host_us) if record.on_gpu else (ours.fresh_us,)
         more = (round_to(ours.min_us, 4), *(round_to(us, 4) if us else "" for us in others), _memory(m))
         rows.append(
             (
-                "".join(part for part in _OPTION.split(m.case) if part.strip() not in shared),
+                "".join(part for part in _OPTION.split(described) if part.strip() not in shared),
                 m.direction,
                 round_to(ours.median_us, 4),
                 tell_interval(ours.interval),
@@ -78,10 +86,11 @@ def table_of(record: BenchRecord, *, details: bool = False) -> list[str]:
 def tell_measurement(m: Measurement) -> str:
     """Returns a measurement as a line."""
     ratios = "".join(f", {tell_comparison(c)} against {c.candidate}" for c in m.comparisons)
-    return f"{m.direction} {m.case}: {round_to(m.ours.median_us, 4)} us{ratios}"
+    return f"{m.direction} {m.input}: {round_to(m.ours.median_us, 4)} us{ratios}"
 
 
-_OPTION = re.compile(r"( \w+=(?:'[^']*'|\S+))")
+_WIDTH = 120  # of lines, where there is no terminal
+_OPTION = re.compile(r"( \w+=(?:'[^']*'|(?!\w+\[)\S+))")  # not a tensor with its name
 
 
 def _shared_options(cases: Sequence[str]) -> list[str]:
@@ -104,7 +113,7 @@ def print_call(record: CallRecord) -> None:
     for part in record.parts:
         share = f"{round(100 * part.us / record.total_us)} %"
         rows.append((part.name, f"{part.us:.3f}", f"{part.uncertainty_us:.3f}", share, part.obtained))
-    rows.append(("all", f"{record.total_us:.3f}", "", "100 %", record.case))
+    rows.append(("all", f"{record.total_us:.3f}", "", "100 %", record.input))
     print_rows(rows)
     peers = ", ".join(f"{name} {us:.2f} us" for name, us in record.peers_us.items())
     if peers:
@@ -119,7 +128,7 @@ def print_base(record: BaseRecord) -> None:
     for row in record.rows:
         rows.append(
             (
-                row.case,
+                row.input,
                 row.direction,
                 round_to(row.base_us, 4),
                 round_to(row.now_us, 4),

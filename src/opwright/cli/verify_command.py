@@ -161,14 +161,14 @@ def print_record(record: VerifyRecord) -> None:
             first, *others = c.undecided
             more = f" (and {plural(len(others), 'more case')})" if others else ""
             print(f"\nUNDECIDED {c.title}")
-            print_rows([("  case", first.case), ("  found", first.reason + more)])
+            print_rows([("  case", first.input), ("  found", first.reason + more)])
     if not record.failures:
         return
     failure, *others = record.failures
     print(f"\nFAILED {failure.title}")
     print_rows(
         [
-            ("  case", failure.case),
+            ("  case", failure.input),
             ("  found", failure.message),
             *([("  pattern", failure.pattern)] if failure.pattern else []),
             *([("  repeat", failure.repeat)] if failure.repeat else []),

@@ -19,7 +19,7 @@ def case_from_sample(contract: Contract, sample: Any, label: str) -> Case:
     given = dict(zip(names, args, strict=False)) | kwargs
     values = tuple(given.get(p.name, None if p.default is MISSING else p.default) for p in contract.parameters)
     options = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if not p.is_tensor}
-    return Case(label, values, options)
+    return Case(label, values, options, tuple(names))
 
 
 class Labelled(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,16 +46,34 @@ class Case:
     Attributes:
         label: what is special about it: "base", "empty n", "sliced", "special values", ...
         values: the arguments in schema order.
+        options: those that are not tensors, by name.
+        names: the names of all arguments, in schema order; none where there is no contract.
     """
 
     label: str
     values: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        tensors = [describe(t).removesuffix(" cpu") for v in self.values for t in tensors_in(v)]
+        tensors = []
+        for value, name in itertools.zip_longest(self.values, self.names, fillvalue=""):
+            for number, tensor in enumerate(tensors_in(value)):
+                index = "" if isinstance(value, torch.Tensor) else f"[{number}]"
+                tensors.append((f"{name}{index}=" if name else "") + describe(tensor).removesuffix(" cpu"))
         options = [f"{name}={value!r}" for name, value in self.options.items()]
         return f"{' '.join([*tensors, *options])} ({self.label})"
+
+
+def without_names(text: str) -> str:
+    """Returns the text of a case, or one with cases in it, without the names of tensors.
+
+    Records are joined by it: `f32[2, 3] f32[3]` stays the same input when a parameter gets another name.
+    """
+    return _NAME_OF_TENSOR.sub("", text)
+
+
+_NAME_OF_TENSOR = re.compile(r"\b\w+(\[\d+\])?=(?=[a-z]+[0-9a-z_]*\[)")
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -372,7 +391,7 @@ class Sweep:
         if self.forward is not None:
             is_special = bool(special) and not apart
             values = self._with_outputs(values, dtype, sizes, batch, options, scale, is_special)
-        return Case(label, tuple(values), dict(options))
+        return Case(label, tuple(values), dict(options), tuple(p.name for p in self.contract.parameters))
 
     def _with_outputs(
         self,

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from opwright.records.case import OnCase
 from opwright.records.machine import NULL_IS_INFINITE, VERSION, Machine
 
 _MAX_LOG = 700.0  # the exponential of a larger number overflows float64
@@ -93,7 +94,7 @@ class Comparison:
 
 
 @dataclass
-class Measurement:
+class Measurement(OnCase):
     """All candidates on one input.
 
     Attributes:
@@ -112,6 +113,7 @@ class Measurement:
         floor_us: the least time that the machine's limits allow. A time below it is a warning.
         stopped: why sampling ended: "precision" (the confidence intervals are small enough) or "time".
         warnings: what makes its times doubtful.
+        named_case: the case with the names of the tensors; "" in older records.
     """
 
     direction: str
@@ -129,6 +131,7 @@ class Measurement:
     floor_us: float | None = None
     stopped: str = ""
     warnings: list[str] = field(default_factory=list)
+    named_case: str = ""
 
     @property
     def ours(self) -> Timing:
@@ -318,7 +321,7 @@ class BenchRecord:
     @property
     def all_warnings(self) -> list[str]:
         """Those of the run and those of its inputs, with their inputs."""
-        return [*self.warnings, *(f"{m.direction} {m.case}: {w}" for m in self.measurements for w in m.warnings)]
+        return [*self.warnings, *(f"{m.direction} {m.input}: {w}" for m in self.measurements for w in m.warnings)]
 
     @property
     def on_gpu(self) -> bool:

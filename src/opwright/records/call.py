@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from opwright.records.case import OnCase
 from opwright.records.machine import VERSION, Machine
 
 
@@ -26,7 +27,7 @@ class CallPart:
 
 
 @dataclass
-class CallRecord:
+class CallRecord(OnCase):
     """Where one tiny call of an operator spends the host's time.
 
     Attributes:
@@ -37,6 +38,7 @@ class CallRecord:
         device_us: on a GPU, how long the kernel runs behind the host; None on a CPU.
         rounds: how many times each variant was timed, in turns.
         device: as in a BenchRecord.
+        named_case: as in a Measurement.
     """
 
     name: str
@@ -51,3 +53,4 @@ class CallRecord:
     seconds: float
     version: int = VERSION
     device: str = "cpu"
+    named_case: str = ""

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from opwright.errors import plural
+from opwright.records.case import OnCase
 from opwright.records.machine import VERSION, Machine
 
 _MAX_RATIO = 1000
@@ -28,16 +29,18 @@ class CaseError:
 
 
 @dataclass
-class Undecided:
+class Undecided(OnCase):
     """A case in which the oracle may be off by more than the result is.
 
     Attributes:
         case: the input, as in a Failure.
         reason: which elements differ, by how much, and why the oracle cannot tell which is right.
+        named_case: as in a Failure.
     """
 
     case: str
     reason: str
+    named_case: str = ""
 
 
 @dataclass
@@ -105,7 +108,7 @@ class Check:
 
 
 @dataclass
-class Failure:
+class Failure(OnCase):
     """One failed case, the smallest of its kind.
 
     Attributes:
@@ -115,6 +118,7 @@ class Failure:
         pattern: what the wrong elements have in common, if anything.
         repeat: a command that repeats the case.
         device: as in the check.
+        named_case: the case with the names of the tensors, as `x=f32[7, 13] sliced`; "" in older records.
     """
 
     check: str
@@ -123,6 +127,7 @@ class Failure:
     pattern: str = ""
     repeat: str = ""
     device: str = ""
+    named_case: str = ""
 
     @property
     def title(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from opwright.records.case import OnCase
 from opwright.records.machine import NULL_IS_INFINITE, VERSION, Machine
 
 
 @dataclass
-class BaseRow:
+class BaseRow(OnCase):
     """One input, measured with two versions of an operator.
 
     Attributes:
@@ -18,6 +19,7 @@ class BaseRow:
         visible: smallest visible difference of the ratio from 1, at 99 % for all rows together; from records, at 95 % for each. None is infinite:
             nothing to tell one by.
         verdict: "faster", "same" or "slower".
+        named_case: as in a Measurement.
     """
 
     direction: str
@@ -27,6 +29,7 @@ class BaseRow:
     ratio: float
     visible: float = field(metadata=NULL_IS_INFINITE)
     verdict: str
+    named_case: str = ""
 
 
 @dataclass

@@ -77,7 +77,7 @@ def _failures(cards: Sequence[Card]) -> list[str]:
         if card.refusal:
             told.append(_escape(f"{card.name}, refused by bench: {card.refusal}. {advise_refused(card)}"))
         for failure in card.verify.failures if card.verify else []:
-            rows = [f"{failure.title} on {failure.case}", failure.message, failure.pattern, failure.repeat]
+            rows = [f"{failure.title} on {failure.input}", failure.message, failure.pattern, failure.repeat]
             body = "\n".join(row.replace("```", "'''") for row in rows if row)
             told.append(
                 f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n"

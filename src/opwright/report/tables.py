@@ -151,7 +151,7 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
     for measurement in card.measurements:
         ours, share = measurement.timings[0], measurement.roof_share
         row = BenchRow(
-            case=measurement.case,
+            case=measurement.input,
             time=with_unit(ours.median_us, TIME),
             spread=tell_interval(card.spread_of(ours)),
             rivals=[_compare(card, measurement, name) for name in card.baselines],
@@ -183,7 +183,7 @@ def list_base(card: Card) -> list[list[str]]:
     """Returns a row for each input that was compared with an earlier version of the operator."""
     return [
         [
-            f"{row.direction} {row.case}",
+            f"{row.direction} {row.input}",
             with_unit(row.base_us, TIME),
             with_unit(row.now_us, TIME),
             f"{row.ratio:.3f}x",

@@ -75,7 +75,7 @@ def _first_failure(card: Card) -> str:
         return f"{_count_failures(card)}."
     first = card.verify.failures[0]
     message = next((line.strip() for line in first.message.splitlines() if line.strip()), "no message")
-    return f"{_count_failures(card)}, first: {first.title} on {first.case}: {message.rstrip('.:')}."
+    return f"{_count_failures(card)}, first: {first.title} on {first.input}: {message.rstrip('.:')}."
 
 
 def _correctness(card: Card) -> str:

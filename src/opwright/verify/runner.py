@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright.contract.samples import Case
+from opwright.contract.samples import Case, without_names
 from opwright.dispatch import kernels
 from opwright.errors import BuildError, plural
 from opwright.isolation import (
@@ -470,7 +470,8 @@ class _Here:
                     note_changes()
                     finding.undecided = "" if finding.message else "; ".join(dict.fromkeys(differences))
                     differences.clear()
-                    if self._work.only in finding.case or finding.is_fatal:
+                    is_wanted = self._work.only in finding.case or self._work.only in without_names(finding.case)
+                    if is_wanted or finding.is_fatal:
                         findings.append(finding)
                         if finding.message and smallest is None:
                             smallest = target.current
@@ -484,7 +485,9 @@ class _Here:
         if self._kept is not None:
             changes |= dict.fromkeys(end_children(self._kept), "after the check")
         bad = [finding for finding in findings if finding.message]
-        undecided = [Undecided(f.case, f.undecided[:_MAX_MESSAGE]) for f in findings if f.undecided]
+        undecided = [
+            Undecided(without_names(f.case), f.undecided[:_MAX_MESSAGE], f.case) for f in findings if f.undecided
+        ]
         measured = [f for f in findings if f.worst_ratio is not None]
         worst = max(measured, key=lambda f: f.worst_ratio, default=Finding(""))
         check = Check(
@@ -496,7 +499,7 @@ class _Here:
             worst_ratio=worst.worst_ratio,
             seconds=time.perf_counter() - start,
             device=str(job.device),
-            errors=[CaseError(f.case, f.worst_ulp, f.worst_ratio) for f in measured if not f.undecided],
+            errors=[CaseError(without_names(f.case), f.worst_ulp, f.worst_ratio) for f in measured if not f.undecided],
             undecided=undecided,
         )
         fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
@@ -554,7 +557,7 @@ def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding |
     telling = [found for found in bad if found.pattern.startswith("only") and first.pattern == "every element"]
     pattern = f"{telling[0].pattern} of {telling[0].case}" if telling else first.pattern
     repeat = "" if case == _BUILDING else repeat and f"{repeat} --check '{job.check}' --device {job.device}"
-    return Failure(job.name, case, message + more, pattern, repeat, str(job.device))
+    return Failure(job.name, without_names(case), message + more, pattern, repeat, str(job.device), case)
 
 
 def _backend(target: Target, device: torch.device) -> str:

@@ -49,9 +49,7 @@ def _parts(case: Case) -> Iterator[Case]:
         for size in sizes:
             kept = size // 2 if is_half else size - 1
             for start in (0, size - kept):
-                yield Case(
-                    case.label, tree_map(lambda v, a=(size, start, kept): _narrow(v, *a), case.values), case.options
-                )
+                yield replace(case, values=tree_map(lambda v, a=(size, start, kept): _narrow(v, *a), case.values))
 
 
 def _narrow(value: Any, size: int, start: int, kept: int) -> Any:

@@ -535,10 +535,10 @@ def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Ca
         for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
             yield (
                 dtype,
-                Case(
-                    f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}",
-                    _put(case.values, layouts),
-                    case.options,
+                replace(
+                    case,
+                    label=f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}",
+                    values=_put(case.values, layouts),
                 ),
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -420,7 +421,7 @@ def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
         return made
 
     values = tuple(changed(v, i) if i in at else v for i, v in enumerate(case.values))
-    return Case(case.label, values, case.options)
+    return replace(case, values=values)
 
 
 def _on_grid(flat: torch.Tensor) -> torch.Tensor:

@@ -165,7 +165,8 @@ class ReferenceError(DeclarationError):
 
     At the declaration the reference is run on tensors of a few elements, each axis of another size, and the result's
     count, shapes and dtypes are compared. If it raises, and takes the same tensors where two axes are equal, these are
-    one axis under two names.
+    one axis under two names. So are two variadic axes, such as `*batch` and `*b`, if it takes no other sizes for one
+    of them alone.
     """
 
     code = "OPW005"

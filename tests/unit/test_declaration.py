@@ -145,6 +145,10 @@ def other_axes(x: Float[Tensor, "b n"], weight: Float[Tensor, "m"], bias: Float[
     return x * weight + bias
 
 
+def other_variadic(x: Float[Tensor, "*batch n"], residual: Float[Tensor, "*b n"]) -> Float[Tensor, "*batch n"]:
+    return torch.stack([x, residual]).sum(0)
+
+
 def square(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     return x @ x
 
@@ -212,7 +216,9 @@ REFUSED = {
     ],
     errors.RandomnessError: [random_numbers, dropout],
     errors.DataDependentShapeError: [depends_on_data],
-    errors.ReferenceError: [wrong_shape, wrong_dtype, wrong_count, returns_nothing, other_axis, other_axes, square],
+    errors.ReferenceError: [
+        wrong_shape, wrong_dtype, wrong_count, returns_nothing, other_axis, other_axes, other_variadic, square,
+    ],
     errors.UndeclaredMutationError: [writes_argument, writes_through_view],
 }  # fmt: skip
 
@@ -243,6 +249,37 @@ def at_most(x: Float[Tensor, "n"], y: Float[Tensor, "m"]) -> Float[Tensor, "n"]:
 
 @pytest.mark.parametrize("reference", [grouped, convolved, in_pairs, half_as_wide, definite, at_most])
 def test_sizes_that_a_reference_takes_only_in_other_relations(reference) -> None:
+    declared(reference)
+
+
+def broadcast(x: Float[Tensor, "*batch n"], residual: Float[Tensor, "*b n"]) -> Float[Tensor, "*batch n"]:
+    return x + residual
+
+
+def product(x: Float[Tensor, "*batch m k"], y: Float[Tensor, "*b k n"]) -> Float[Tensor, "*batch m n"]:
+    return x @ y
+
+
+def as_many_elements(x: Float[Tensor, "*batch"], y: Float[Tensor, "*b"]) -> Float[Tensor, "*batch"]:
+    return x + y.reshape(x.shape)
+
+
+def as_many_axes(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*b m"]) -> Float[Tensor, "*batch n"]:
+    if x.ndim != y.ndim:
+        raise ValueError("one axis for each")
+    return x * y.sum()
+
+
+def as_many_rows(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*batch n"]:
+    return torch.cat([x, y], 1)[:, : x.shape[1]] if x.ndim > 1 else x
+
+
+def for_each_head(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*batch n"]:
+    return torch.stack([row + y.flatten(0, -2).sum(0) for row in x.unflatten(0, (y.shape[0], -1))]).view(x.shape)
+
+
+@pytest.mark.parametrize("reference", [broadcast, product, as_many_elements, as_many_axes, as_many_rows, for_each_head])
+def test_variadic_axes_that_a_reference_takes_where_they_differ(reference) -> None:
     declared(reference)
 
 

@@ -8,6 +8,7 @@ a millisecond; on device "meta" the same run would import torch._dynamo, which t
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ from opwright.errors import (
 _SIZES = (3, 5, 7, 11, 2, 2, *(1,) * 64)
 # The size of all axes, and sizes for one of them alone: twice as large, half as large, and in no simple ratio.
 _ALIKE, _OTHERS = 6, (12, 3, 7)
+# The axes that a variadic one stands for, and others for one of them alone: those that broadcast, that have as many
+# elements, as many axes, and that are in no relation.
+_BATCH = (2, 3)
+_OTHER_BATCHES = ((), (1,), (3,), (1, 1), (1, 3), (2, 1), (4, 2, 3), (6,), (3, 2), (2, 2), (3, 3), (4, 6), (5, 7))
 _DATA_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
@@ -95,8 +100,8 @@ def dry_run(declaration: Declaration) -> None:
             return
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
             result, watch = _run(declaration, values)
-        if result is None and seed == 0:
-            _check_axes(declaration)
+        if seed == 0:
+            (_check_axes if result is None else _check_variadic_axes)(declaration)
         if result is None or declaration.contract.data_dependent:
             return
         try:
@@ -111,20 +116,10 @@ def dry_run(declaration: Declaration) -> None:
 
 def _check_axes(declaration: Declaration) -> None:
     """Raises ReferenceError for names of axes whose sizes the reference takes only where they are equal."""
-    contract = declaration.contract
-    names = _axis_names(contract)
+    names = _axis_names(declaration.contract)
 
     def refusal_of(sizes: dict[str, int]) -> str:
-        """Returns what the reference says to axes of these sizes, the others alike; "" if it takes them."""
-        values = small_arguments(contract, torch.Generator().manual_seed(0), dict.fromkeys(names, _ALIKE) | sizes)
-        if values is None:
-            return "sizes that are not its own"
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
-                declaration.reference(**values)
-        except Exception as error:  # whatever a reference may raise
-            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return ""
+        return _refusal_of(declaration, dict.fromkeys(names, _ALIKE) | sizes)
 
     if refusal_of({}):
         return
@@ -132,18 +127,60 @@ def _check_axes(declaration: Declaration) -> None:
     for count in range(2, len(tied) + 1):
         for group in itertools.combinations(tied, count):
             if not any(refusal_of(dict.fromkeys(group, size)) for size in _OTHERS):
-                first, sizes = group[0], dict.fromkeys(group, _ALIKE) | {group[0]: _OTHERS[0]}
-                listed = " and ".join([", ".join(f"`{name}`" for name in group[:-1]), f"`{group[-1]}`"])
-                raise ReferenceError(
-                    declaration.name,
-                    f"the reference takes {listed} only where they are equal",
-                    rows=[
-                        ("tried", ", ".join(f"{name} = {size}" for name, size in sizes.items())),
-                        ("it says", refusal_of(sizes)),
-                    ],
-                    hint=f"if they are one axis, write `{first}` everywhere; "
-                    "if one broadcasts, expand it before the call",
-                )
+                sizes = dict.fromkeys(group, _ALIKE) | {group[0]: _OTHERS[0]}
+                raise _only_equal(declaration, sizes, refusal_of(sizes))
+
+
+def _check_variadic_axes(declaration: Declaration) -> None:
+    """Raises ReferenceError for names of variadic axes that the reference takes only where they are equal.
+
+    It takes one alone, with other sizes, if it broadcasts it.
+    """
+    axes = [axis for parameter in declaration.contract.tensors for axis in parameter.type.axes]
+    names = list(dict.fromkeys(f"*{axis.name}" for axis in axes if isinstance(axis, Variadic) and axis.name))
+    if len(names) < 2:
+        return
+
+    def refusal_of(batches: dict[str, tuple[int, ...]]) -> str:
+        return _refusal_of(declaration, None, dict.fromkeys(names, _BATCH) | batches)
+
+    if refusal_of({}):
+        return
+    tied = [name for name in names if all(refusal_of({name: batch}) for batch in _OTHER_BATCHES)]
+    for count in range(2, len(tied) + 1):
+        for group in itertools.combinations(tied, count):
+            if not all(refusal_of(dict.fromkeys(group, batch)) for batch in _OTHER_BATCHES):
+                batches = dict.fromkeys(group, _BATCH) | {group[0]: _OTHER_BATCHES[-1]}
+                raise _only_equal(declaration, batches, refusal_of(batches))
+
+
+def _refusal_of(
+    declaration: Declaration, sizes: dict[str, int] | None, batches: dict[str, tuple[int, ...]] | None = None
+) -> str:
+    """Returns what the reference says to tensors with axes of these sizes; "" if it takes them."""
+    values = small_arguments(declaration.contract, torch.Generator().manual_seed(0), sizes, batches)
+    if values is None:
+        return "sizes that are not its own"
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
+            declaration.reference(**values)
+    except Exception as error:  # whatever a reference may raise
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return ""
+
+
+def _only_equal(declaration: Declaration, tried: Mapping[str, Any], refusal: str) -> ReferenceError:
+    *names, last = tried
+    listed = " and ".join([", ".join(f"`{name}`" for name in names), f"`{last}`"])
+    return ReferenceError(
+        declaration.name,
+        f"the reference takes {listed} only where they are equal",
+        rows=[
+            ("tried", ", ".join(f"{name} = {size}" for name, size in tried.items())),
+            ("it says", refusal),
+        ],
+        hint=f"if they are one axis, write `{names[0]}` everywhere; if one broadcasts, expand it before the call",
+    )
 
 
 def _data_dependent(declaration: Declaration, data_operator: str) -> DataDependentShapeError:
@@ -217,12 +254,16 @@ def _axis_names(contract: Contract) -> list[str]:
 
 
 def small_arguments(
-    contract: Contract, generator: torch.Generator, chosen: dict[str, int] | None = None
+    contract: Contract,
+    generator: torch.Generator,
+    chosen: dict[str, int] | None = None,
+    batches: dict[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Any] | None:
     """Returns small arguments that satisfy the contract; None if none do.
 
     Args:
         chosen: the size of each axis; by default they differ.
+        batches: the sizes of variadic axes, by names such as `*batch`; by default they are equal.
     """
     sizes: dict[str, int] = {}
     values: dict[str, Any] = {}
@@ -239,7 +280,7 @@ def small_arguments(
                 values[parameter.name] = parameter.choices[0] if default is MISSING else default
     sizes |= dict(zip(_axis_names(contract), _SIZES)) if chosen is None else chosen
     for parameter in contract.tensors:
-        shape = _shape(parameter.type, sizes)
+        shape = _shape(parameter.type, sizes, batches or {})
         if shape is None:
             return None
         dtype = parameter.type.family.dtypes[0]
@@ -255,12 +296,12 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generat
     )
 
 
-def _shape(type_: TensorType, sizes: dict[str, int]) -> tuple[int, ...] | None:
+def _shape(type_: TensorType, sizes: dict[str, int], batches: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
     shape: list[int] = []
     for axis in type_.axes:
         match axis:
             case Variadic():
-                shape += [2, 3]
+                shape += batches.get(str(axis), _BATCH)
             case Named(name):
                 shape.append(sizes[name])
             case Computed():

@@ -169,8 +169,9 @@ def test_a_time_below_the_floor_is_a_warning_with_both_numbers(monkeypatch: pyte
     monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: SLOW)
     (found,) = bench(reference, samples=[(torch.randn(1000, 1000), torch.randn(1000))]).measurements
     (warning,) = found.warnings
-    assert "is less than the 1e+06 us that 4000000 bytes at 0.004 GB/s (4 times the measured cache) take" in warning
-    assert f"{found.ours.median_us:.3g} us" in warning
+    assert "is less than the 1.00 s that 4000000 bytes at 4.00 MB/s (4 times the measured cache) take" in warning
+    number, unit = warning.split()[:2]
+    assert float(number) * {"µs": 1.0, "ms": 1e3}[unit] == pytest.approx(found.ours.median_us, rel=0.01)
 
 
 def test_limits_that_were_exceeded_are_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_the_floor_follows_from_bytes_and_flop() -> None:
     assert measure._floor(Cost(10**9), limits)[0] == pytest.approx(1e6 / 200)
     least_us, reason = measure._floor(Cost(1, 16 * 10**11), limits)
     assert least_us == pytest.approx(1e6)
-    assert reason == "1600000000000 FLOP at 1600 GFLOP/s (2 times the measured matrix product)"
+    assert reason == "1600000000000 FLOP at 1.60 TFLOP/s (2 times the measured matrix product)"
 
 
 @pytest.mark.parametrize(("wall", "graph", "count"), [(60.0, 41.0, 0), (400.0, 41.0, 1), (60.0, 300.0, 1)])
@@ -212,7 +213,14 @@ def test_clocks_of_a_gpu_that_differ_are_a_warning(wall: float, graph: float, co
     timing = Timing("opwright", 50.0, 50.0, 0.0, [50.0], warm_us=40.0, host_us=8.0, wall_us=wall, graph_us=graph)
     warnings = measure._warn_of_clocks(timing)
     assert len(warnings) == count
-    assert all("timed by events it takes 40 us" in warning for warning in warnings)
+    assert all("timed by events it takes 40.0 µs" in warning for warning in warnings)
+
+
+def test_long_times_in_a_warning_are_written_as_in_a_table() -> None:
+    """They were `2.38e+04 us`."""
+    timing = Timing("opwright", 23812.4, 23812.4, 0.0, [23812.4], warm_us=23812.4, host_us=8.0, wall_us=1234567.0)
+    (warning,) = measure._warn_of_clocks(timing)
+    assert warning.startswith("timed by events it takes 23.8 ms, by the host's clock 1.23 s: work")
 
 
 def warnings_of(widths: list[float], load: float) -> list[str]:

@@ -26,9 +26,9 @@ from report_cases import (
     show,
 )
 
+from opwright.quantities import COMPUTE, RATE, TIME, percent, round_to, tick_with_unit, with_unit
 from opwright.report import verdict, write_report
 from opwright.report.axes import LogScale, log_scale, spread
-from opwright.report.quantities import COMPUTE, RATE, TIME, percent, round_to, tick_with_unit, with_unit
 from opwright.report.svg import _SHAPES, marker
 
 # --- the pictures -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from opwright.contract.samples import Case, without_names
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import outputs_of
 from opwright.errors import NotVerifiedError
+from opwright.quantities import COMPUTE, RATE, TIME, with_unit
 from opwright.records import Limits, Measurement, Timing
 from opwright.verify.devices import wait_for
 from opwright.verify.tensors import are_same
@@ -164,7 +165,7 @@ class Input:
         took_s = perf_counter() - started
         if took_s > call_limit_s:
             raise TooSlow(
-                f"{self.name}: a call of {name} takes {took_s:.3g} s; `--seconds {math.ceil(took_s)}` measures it"
+                f"{self.name}: a call of {name} takes {with_unit(1e6 * took_s, TIME)}; `--seconds {math.ceil(took_s)}` measures it"
             )
 
     def _look_at_cost(self, work: Workload, results: list[Any]) -> None:
@@ -219,7 +220,7 @@ class Input:
         if ours.median_us >= floor_us:
             return []
         return [
-            f"{ours.median_us:.3g} us is less than the {floor_us:.3g} us that {reason} take: "
+            f"{with_unit(ours.median_us, TIME)} is less than the {with_unit(floor_us, TIME)} that {reason} take: "
             "the call may keep results from earlier calls, or its `@name.cost` is too high"
         ]
 
@@ -231,8 +232,14 @@ def _floor(cost: Cost, limits: Limits) -> tuple[float, str]:
     flops = _COMPUTE_FACTOR * max(limits.gemm_gflops.values(), default=float("inf"))
     flop_us = (cost.flop or 0) / flops / 1e3
     if bytes_us >= flop_us:
-        return bytes_us, f"{cost.bytes_moved} bytes at {rate:.4g} GB/s ({_BANDWIDTH_FACTOR:g} times the measured cache)"
-    return flop_us, f"{cost.flop} FLOP at {flops:.4g} GFLOP/s ({_COMPUTE_FACTOR:g} times the measured matrix product)"
+        return (
+            bytes_us,
+            f"{cost.bytes_moved} bytes at {with_unit(rate, RATE)} ({_BANDWIDTH_FACTOR:g} times the measured cache)",
+        )
+    return (
+        flop_us,
+        f"{cost.flop} FLOP at {with_unit(flops, COMPUTE)} ({_COMPUTE_FACTOR:g} times the measured matrix product)",
+    )
 
 
 def _warn_of_clocks(timing: Timing) -> list[str]:
@@ -245,7 +252,7 @@ def _warn_of_clocks(timing: Timing) -> list[str]:
         return []
     events = max(timing.warm_us, timing.host_us)
     return [
-        f"timed by events it takes {events:.3g} us, {name} {other:.3g} us: work on a stream other than "
+        f"timed by events it takes {with_unit(events, TIME)}, {name} {with_unit(other, TIME)}: work on a stream other than "
         "`torch.cuda.current_stream()` is missing in the first, or another process uses the GPU (`nvidia-smi`)"
         for name, other in (("by the host's clock", timing.wall_us), ("as a graph", timing.graph_us))
         if other is not None and other > _CLOCK_FACTOR * events + _LAUNCHES_US

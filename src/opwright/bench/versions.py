@@ -20,6 +20,7 @@ from opwright.bench.statistics import MIN_PAIRS, reason_for_hint, row_of, rows_o
 from opwright.bench.worker import INTERRUPTED, Watcher, measure, start_worker
 from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
 from opwright.isolation import Worker, WorkerEnded
+from opwright.quantities import TIME, with_unit
 from opwright.records import BaseRecord, BenchRecord, Machine, read
 
 _MAX_PAIRS = 16
@@ -228,7 +229,7 @@ class Duel:
         if call_s > _MAX_CALL * max(self._limit, 1.0):
             enough = math.ceil(call_s / _MAX_CALL)
             self._left_out[name] = (
-                f"{name}: a call of the base takes {call_s:.3g} s; `--seconds {enough}` has time for it"
+                f"{name}: a call of the base takes {with_unit(1e6 * call_s, TIME)}; `--seconds {enough}` has time for it"
             )
 
     def _core(self, number: int) -> int | None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from opwright.cli.console import print_rows, say
 from opwright.errors import align
+from opwright.quantities import round_to
 from opwright.records import BaseRecord, BenchRecord, CallRecord, Measurement
 from opwright.report.conditions import tell_conditions
-from opwright.report.quantities import round_to
 from opwright.report.ratios import explain_shares, tell_comparison, tell_interval, tell_share, tell_summary
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opwright.errors import plural
+from opwright.quantities import BYTES, TIME, date, tick_with_unit, with_unit
 from opwright.records import KernelUse
 from opwright.report.cards import Card
-from opwright.report.quantities import BYTES, TIME, date, tick_with_unit, with_unit
 from opwright.report.svg import Heading, Picture, Row, Table, draw_rows, linear, round_ticks
 
 _MOST_REGISTERS = 255  # that a thread can have

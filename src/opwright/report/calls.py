@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from opwright.quantities import TIME, percent, tick_with_unit, with_unit
 from opwright.records import CallPart, CallRecord
 from opwright.report.cards import Card
-from opwright.report.quantities import TIME, percent, tick_with_unit, with_unit
 from opwright.report.svg import Heading, Picture, Row, Table, draw_rows, linear, round_ticks
 
 

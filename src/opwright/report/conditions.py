@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opwright.errors import plural
+from opwright.quantities import round_to
 from opwright.records import BenchRecord, VerifyRecord
-from opwright.report.quantities import round_to
 
 
 def tell_conditions(bench: BenchRecord) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from opwright import __version__
 from opwright.errors import RecordError
+from opwright.quantities import date
 from opwright.records import Record
 from opwright.report.cards import collect_cards
 from opwright.report.pictures import draw_all, slug_of
-from opwright.report.quantities import date
 from opwright.report.svg import element, shorten, text
 
 _PNG_SCALE = 2.0  # for screens with two pixels in one

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from opwright.errors import plural
+from opwright.quantities import BYTES, COUNT, round_to, with_unit
 from opwright.records import CaseError, Check, Measurement
 from opwright.report.cards import Card, elements_of, size_of
-from opwright.report.quantities import BYTES, COUNT, round_to, with_unit
 from opwright.report.ratios import explain_shares, tell_share
 from opwright.report.svg import Picture, Table, drawing, element, label_width, shorten, text, tooltip
 

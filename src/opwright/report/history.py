@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from opwright.errors import plural
+from opwright.quantities import TIME, date, tick_with_unit, with_unit
 from opwright.records import BenchRecord
 from opwright.records.bench import relative_width
 from opwright.report.axes import log_scale, spread
 from opwright.report.cards import Card
-from opwright.report.quantities import TIME, date, tick_with_unit, with_unit
 from opwright.report.ratios import tell_interval, tell_ratio
 from opwright.report.svg import Picture, Table, drawing, element, line, marker, path, text
 

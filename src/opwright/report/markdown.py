@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 
 from opwright.errors import plural
+from opwright.quantities import date
 from opwright.records import Record
 from opwright.report.cards import Card, collect_cards
 from opwright.report.export import File
-from opwright.report.quantities import date
 from opwright.report.tables import advise_refused, overlook, warn
 from opwright.report.verdict import verdict
 

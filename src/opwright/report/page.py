@@ -10,12 +10,12 @@ import jinja2
 
 from opwright import __version__
 from opwright.errors import plural
+from opwright.quantities import TIME, date, round_to, with_unit
 from opwright.records import BenchRecord, Record
 from opwright.report.cards import Card, collect_cards
 from opwright.report.conditions import tell_conditions, tell_process
 from opwright.report.coverage import cover
 from opwright.report.pictures import draw_all, slug_of
-from opwright.report.quantities import TIME, date, round_to, with_unit
 from opwright.report.ratios import explain_shares, tell_summary
 from opwright.report.tables import (
     advise_failed,

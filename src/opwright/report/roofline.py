@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from opwright.errors import plural
+from opwright.quantities import COMPUTE, RATE, rate_gflop_s, round_to, with_unit
 from opwright.records import Machine, Measurement
 from opwright.report.axes import LogScale, draw_axes, log_scale, spread
 from opwright.report.cards import Card
-from opwright.report.quantities import COMPUTE, RATE, rate_gflop_s, round_to, with_unit
 from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, text, tooltip
 
 _WIDTH, _HEIGHT = 1100.0, 460.0

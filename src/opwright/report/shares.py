@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opwright.errors import plural
+from opwright.quantities import RATE, rate_gb_s, with_unit
 from opwright.records import Measurement
 from opwright.report.cards import Card
-from opwright.report.quantities import RATE, rate_gb_s, with_unit
 from opwright.report.ratios import explain_shares, tell_share
 from opwright.report.svg import Picture, drawing, element, line, shorten, text, tooltip
 

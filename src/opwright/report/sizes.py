@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from opwright.errors import plural
+from opwright.quantities import BYTES, COUNT, TIME, tick_with_unit, with_unit
 from opwright.records import Measurement, Timing
 from opwright.report.axes import draw_axes, log_scale, spread
 from opwright.report.cards import Card, elements_of
-from opwright.report.quantities import BYTES, COUNT, TIME, tick_with_unit, with_unit
 from opwright.report.ratios import tell_interval
 from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, shorten, text, tooltip
 

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opwright.errors import plural
-from opwright.records import BenchRecord, Check, Measurement, Record
-from opwright.report.cards import Card
-from opwright.report.conditions import is_busy
-from opwright.report.history import has_history
-from opwright.report.quantities import (
+from opwright.quantities import (
     BYTES,
     COMPUTE,
     RATE,
@@ -21,6 +17,10 @@ from opwright.report.quantities import (
     round_to,
     with_unit,
 )
+from opwright.records import BenchRecord, Check, Measurement, Record
+from opwright.report.cards import Card
+from opwright.report.conditions import is_busy
+from opwright.report.history import has_history
 from opwright.report.ratios import tell_comparison, tell_interval, tell_ratio, tell_share
 
 

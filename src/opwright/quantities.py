@@ -1,4 +1,4 @@
-"""Numbers as the report writes them: three significant digits, and always a unit.
+"""Numbers as people read them: three significant digits, and always a unit.
 
 Times come in microseconds, rates in GB/s and GFLOP/s, as in the records.
 """

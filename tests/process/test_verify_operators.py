@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -165,6 +166,34 @@ def test_nothing_to_verify_on_is_said(ns) -> None:
 
     with pytest.raises(CheckError, match=r"(?s)takes none of its inputs, as they follow.*ValueError: nothing is right"):
         verify(refusing)
+
+
+def test_inputs_that_the_reference_refuses_are_counted_in_a_note(ns, capsys) -> None:
+    """They were dropped, and nothing said so."""
+
+    @operator(f"{ns}::largest")
+    def largest(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+        return x.amax(-1)
+
+    @operator(f"{ns}::of_samples")
+    def of_samples(x: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+        return x.amax(-1)
+
+    of_samples.samples(lambda: [(torch.ones(0),), (torch.ones(3),)])
+    record = verify(largest, quick=True, checks=["numerics"])
+    # An empty axis has no largest element: one input in each of four dtypes.
+    (note,) = record.notes
+    assert re.fullmatch(
+        r"the reference of `largest` refuses 4 of \d+ inputs, so nothing is checked on them \(first: x=f32\[2, 3, 0\] "
+        r"\(empty n\): IndexError: amax\(\).*\); declare a domain, or `@largest.samples`",
+        note,
+    )
+    assert record.passed
+    print_record(record)
+    assert f"note: {note}\n" in capsys.readouterr().out
+    (note,) = verify(of_samples, checks=["numerics"]).notes
+    assert "refuses 4 of 16 inputs" in note
+    assert "(first: x=f32[0] (sample 0): IndexError: amax" in note
 
 
 def test_a_warning_is_not_a_finding_where_warnings_are_errors(ns) -> None:

@@ -152,7 +152,9 @@ def _notes_on(request: Request) -> list[str]:
         notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
     elif declaration is not None and declaration.precision is not None:
         notes.append(f"declared `precision`: results may err {declaration.precision}")
-    return list(dict.fromkeys([*notes, *(note for target in operators for note in remarks_on(target.drawn))]))
+    for target in operators:
+        notes += [*remarks_on(target.drawn), *filter(None, [target.tell_refused()])]
+    return list(dict.fromkeys(notes))
 
 
 def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:

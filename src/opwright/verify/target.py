@@ -21,7 +21,7 @@ from opwright.contract.samples import LONG, Case, Sweep
 from opwright.dispatch import registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
-from opwright.errors import CheckError, OpwrightError
+from opwright.errors import CheckError, OpwrightError, plural
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
@@ -61,6 +61,7 @@ class Target:
         callables: what a callable and its reference are; None for an operator.
         expand: whether more inputs are made from the samples of a callable.
         boundaries: the inputs of that check; None: those that follow from the contract.
+        refused: the inputs among those made for `cases` on which the reference raises.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Target:
     wait: Callable[[torch.device], None] = wait_for
     oracle: Oracle | OracleProcess = field(default_factory=Oracle)
     key: str = ""
+    refused: list[Case] = field(default_factory=list)
     _mutated: list[int] | None = None
     _drawn: Contract | None = None
     _forward: Target | None = None
@@ -217,6 +219,8 @@ class Target:
             if self.operator is not None:  # declared samples may be anywhere
                 found = [(dtype, replace(case, values=_on_cpu(case.values))) for dtype, case in found]
             self._cases = [(dtype, case) for dtype, case in found if self.accepts(case)]
+            kept = {id(case) for _, case in self._cases}
+            self.refused = [case for _, case in found if id(case) not in kept and self._is_own(case)]
             if not self._cases and self.operator is not None:
                 self._refuse_no_input([case for _, case in found])
             if self.effort == "quick" and self.operator is not None and self.has_samples:
@@ -230,13 +234,35 @@ class Target:
         hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"
         if not refused:
             raise CheckError(name, f"there are no {kind}", hint=hint)
-        said = "nothing"
-        try:
-            self.reference(copy_of(refused[0].values))
-        except Exception as error:
-            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        rows = [("the first", str(refused[0])), ("it says", said)]
+        rows = [("the first", str(refused[0])), ("it says", self._refusal_of(refused[0]))]
         raise CheckError(name, f"its reference takes none of its {kind}", rows=rows, hint=hint)
+
+    def _is_own(self, case: Case) -> bool:
+        """Returns whether a case follows from the contract or is a declared sample, not made from one."""
+        is_derived = self.has_samples and "," in case.label
+        return self.operator is not None and not is_derived and self.contract.find_outside(case.values) is None
+
+    def _refusal_of(self, case: Case) -> str:
+        """Returns what the reference raises on a case."""
+        try:
+            with torch.no_grad():
+                self.reference(copy_of(case.values))
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return "nothing"
+
+    def tell_refused(self) -> str:
+        """Returns on how many of its inputs nothing is checked, since the reference raises; "" if it takes all."""
+        if not self.refused:
+            return ""
+        first, count = self.refused[0], len(self.refused)
+        owner = self._owner() or self.operator
+        hint = "" if self.has_samples else f"; declare a domain, or `@{owner.declaration.name}.samples`"
+        return (
+            f"the reference of `{self.operator.declaration.name}` refuses {count} of "
+            f"{plural(count + len(self.cases()), 'input')}, so nothing is checked on "
+            f"{'it' if count == 1 else 'them'} (first: {first}: {self._refusal_of(first)}){hint}"
+        )
 
     def _refuse_no_oracle(self, given: list[Case]) -> None:
         """Raises CheckError where the reference takes the samples, but not in float64: there is no oracle then."""

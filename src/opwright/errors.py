@@ -185,8 +185,9 @@ class UndeclaredMutationError(DeclarationError):
 class NameTakenError(DeclarationError):
     """Another operator already has this name.
 
-    Declaring an operator again from the same file or module replaces it (a notebook cell, a reload);
-    declaring the same name from elsewhere is refused, because one of the two would be silently lost.
+    Declaring an operator again from the same file or module replaces it (a notebook cell, a reload).
+    Declaring the same name from elsewhere, or with another function of the same file, is refused, because one of the
+    two would be silently lost.
     """
 
     code = "OPW007"

@@ -211,6 +211,50 @@ def test_the_same_name_from_another_file_is_refused(ns, tmp_path):
     assert load(tmp_path / "first.py", f"{ns}_first").mine(torch.zeros(1)).tolist() == [3.0]
 
 
+TWICE = """
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+@operator("NAMESPACE::twice")
+def twice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x + 1
+
+@operator("NAMESPACE::twice")
+def other(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x + 2
+"""
+
+
+def test_the_same_name_for_two_functions_of_a_file_is_refused(ns, tmp_path):
+    """The second one replaced the first, and nothing said so."""
+    (tmp_path / "twice.py").write_text(TWICE.replace("NAMESPACE", ns))
+    for _ in range(2):  # also where it is imported once more
+        with pytest.raises(NameTakenError) as caught:
+            load(tmp_path / "twice.py", f"{ns}_twice")
+        assert re.search(r"first +.*twice\.py:6\n +second +.*twice\.py:10\n", str(caught.value))
+        assert f'`@operator("{ns}::other")`' in str(caught.value)
+    assert getattr(torch.ops, ns).twice(torch.zeros(1)).tolist() == [1.0]
+
+
+def test_a_file_that_is_executed_again_replaces_what_it_declared(ns, tmp_path):
+    path, name = tmp_path / "module.py", f"{ns}_reloaded"
+    text = MODULE.replace("NAMESPACE", ns).replace("mine", "again")
+    for amount, lines in ((1, 0), (2, 3), (2, 3)):  # edited, with other lines before it; and as it was
+        path.write_text("\n" * lines + text.replace("AMOUNT", str(amount)))
+        assert load(path, name).again(torch.zeros(1)).tolist() == [amount]
+    # A notebook's cells are in one module, each in a file of its own.
+    cells: dict = {"__name__": name}
+    for number in range(2):
+        exec(compile(text.replace("AMOUNT", "5"), f"<cell {number}>", "exec"), cells)
+    assert cells["again"](torch.zeros(1)).tolist() == [5.0]
+    # One function, declared in a loop or by a function that is called again.
+    path.write_text(
+        text.replace("AMOUNT", "1").replace("@operator", "for i in range(2):\n  @operator").replace("\ndef", "\n  def")
+    )
+    assert load(path, name).again(torch.zeros(1)).tolist() == [1.0]
+
+
 def test_names_of_pytorch_are_refused():
     with pytest.raises(NameTakenError):
 

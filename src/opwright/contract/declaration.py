@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
 
 from opwright.contract.annotations import read_outputs, read_parameters
@@ -30,6 +31,7 @@ class Declaration(NamedTuple):
         autocast: what happens under autocast: "promote" (floats to the widest of them), "lower" (to
             autocast's dtype), "float32", or None (nothing).
         module, file, line: where it was declared.
+        body: the code of the module that declares it, another one each time it is executed; None within a function.
         forward: for a backward, the name of the operator that it belongs to.
         deterministic: whether the same input gives the same bits again.
         precision: how much less precise than PyTorch it may be; None: not at all.
@@ -49,6 +51,7 @@ class Declaration(NamedTuple):
     generation: int = 0
     deterministic: bool = True
     precision: Precision | None = None
+    body: CodeType | None = None
 
     @property
     def namespace(self) -> str:
@@ -78,11 +81,13 @@ def declare(
     deterministic: bool = True,
     precision: Precision | None = None,
     local_names: Mapping[str, Any] | None = None,
+    body: CodeType | None = None,
 ) -> Declaration:
     """Reads a reference into a declaration.
 
     Args:
         find_sources: returns the sources of the kernels, from the name of the operator and the declaring file.
+        body: the code that calls `@operator`.
 
     Raises:
         DeclarationError: the subclass for what cannot be honoured.
@@ -122,6 +127,7 @@ def declare(
         line=code.co_firstlineno,
         deterministic=deterministic,
         precision=precision,
+        body=body if body is not None and body.co_name == "<module>" else None,
     )
 
 
@@ -221,6 +227,7 @@ def declare_backward(
         file=reference.__code__.co_filename,
         line=reference.__code__.co_firstlineno,
         forward=forward.qualified_name,
+        body=None,
     )
 
 

@@ -86,6 +86,7 @@ def operator(
                 deterministic=deterministic,
                 precision=precision,
                 local_names=frame.f_locals,
+                body=frame.f_code,
             )
             return install(declaration).function
         except DeclarationError as error:

@@ -25,6 +25,18 @@ def check_free(declaration: Declaration) -> Operator | None:
     old = operators.get(name)
     if old is not None:
         before = old.declaration
+        is_other = declaration.reference.__code__ is not before.reference.__code__
+        if declaration.body is not None and declaration.body is before.body and is_other:
+            name = declaration.reference.__name__
+            raise NameTakenError(
+                declaration.name,
+                "two functions of this file are declared under one name",
+                rows=[
+                    ("first", f"{before.file}:{before.line}"),
+                    ("second", f"{declaration.file}:{declaration.line}"),
+                ],
+                hint=f'`@operator("{declaration.namespace}::{name if name != before.name else f"{name}_2"}")`',
+            )
         if declaration.file == before.file or declaration.module == before.module:
             return old
         raise NameTakenError(

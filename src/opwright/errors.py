@@ -187,7 +187,7 @@ class NameTakenError(DeclarationError):
 
     Declaring an operator again from the same file or module replaces it (a notebook cell, a reload).
     Declaring the same name from elsewhere, or with another function of the same file, is refused, because one of the
-    two would be silently lost.
+    two would be silently lost. So is a namespace in which PyTorch has operators, such as `aten` or `prims`.
     """
 
     code = "OPW007"

@@ -1,5 +1,6 @@
 """An operator declared again in one process: a cell that is run once more, a file that is edited."""
 
+import ast
 import importlib.util
 import re
 
@@ -263,3 +264,18 @@ def test_names_of_pytorch_are_refused():
             return x.clamp(min=0)
 
     assert torch.relu(torch.tensor([-1.0])).item() == 0
+
+
+def test_each_namespace_of_pytorch_is_refused(start_python):
+    found = start_python(
+        "import torch, torch.distributed, torch._dynamo, torch._inductor.lowering, torch.distributed.tensor\n"
+        "print({schema.name.partition('::')[0] for schema in torch._C._jit_get_all_schemas()})"
+    )
+    namespaces = ast.literal_eval(found.stdout)
+    assert {"aten", "prim", "prims", "c10d", "_c10d_functional", "_dtensor", "inductor"} <= namespaces
+    for namespace in sorted(namespaces):
+        with pytest.raises(NameTakenError, match=f"the namespace `{namespace}` is PyTorch's own"):
+
+            @operator(f"{namespace}::free")
+            def free(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+                return x + 1

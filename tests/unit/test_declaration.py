@@ -311,6 +311,13 @@ def test_names(snapshot: SnapshotAssertion) -> None:
         operator("aten::mul")(lambda_reference)
 
 
+def test_the_namespaces_that_pytorch_uses_are_refused(snapshot: SnapshotAssertion) -> None:
+    """`aten::foo` was accepted, as there is no such operator."""
+    with pytest.raises(errors.NameTakenError) as caught:
+        operator("aten::foo")(lambda_reference)
+    assert message(caught) == snapshot
+
+
 def test_a_decorator_without_a_name(snapshot: SnapshotAssertion) -> None:
     """It once returned a decorator, and the first call of the "operator" was odd."""
     with pytest.raises(errors.DeclarationError) as caught:

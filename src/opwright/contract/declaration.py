@@ -14,9 +14,16 @@ from opwright.contract.contract import MISSING, Contract, Output, Parameter, Ten
 from opwright.contract.domains import Index
 from opwright.contract.precision import Precision, check_precision
 from opwright.contract.sources import Source
-from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError
+from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError, NameTakenError
 
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
+# In these PyTorch 2.13 registers operators of its own; torch.compile and others treat all of a namespace alike.
+_NAMESPACES_OF_PYTORCH = frozenset(
+    "aten prim prims inductor_prims rngprims debugprims quantized _quantized quantized_decomposed quantization c10d "
+    "c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor inductor export onnx "
+    "onnx_symbolic mkl mkldnn mkldnn_prepacked onednn sparse static_runtime profiler streams triton cuda ao _native "
+    "flex_lib debug_mode_ops _test _inductor_test".split()
+)
 
 
 class Declaration(NamedTuple):
@@ -98,6 +105,13 @@ def declare(
             "",
             f"invalid operator name `{qualified_name}`; expected `namespace::name`",
             hint=f'`@operator("my_ops::{reference.__name__}")`',
+        )
+    if namespace in _NAMESPACES_OF_PYTORCH:
+        raise NameTakenError(
+            subject,
+            f"the namespace `{namespace}` is PyTorch's own",
+            rows=[("name", qualified_name)],
+            hint=f'`@operator("my_ops::{subject}")`',
         )
     if autocast is not None and autocast not in AUTOCAST_POLICIES:
         raise DeclarationError(

@@ -46,8 +46,8 @@ def make_project(folder: Path) -> Path:
     return folder / "thesis" / "data.txt"
 
 
-def cache_command(verb: str, monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(sys, "argv", ["opwright", "cache", verb])
+def cache_command(verb: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["opwright", "cache", verb, *flags])
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code
@@ -197,6 +197,39 @@ with Store().work() as path:
         process.communicate("")
     assert not path.exists()
     assert list((Store().root / "work").iterdir()) == []
+
+
+def test_what_was_used_least_recently_goes_first(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`cache prune` knew ages alone: a store of builds of this week grew."""
+    text = b"x" * 100_000
+    kept, used, other = (build(Store(folder=f), c * 40, text) for f, c in zip(["entries", "entries", "objects"], "abc"))
+    header = Store().root / "headers" / ("d" * 40) / "prefix.h"
+    pack = Store().root / "triton" / f"{'e' * 32}.opk"
+    for file in (header, pack):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(text)
+    for path, days in ((used.path, 5), (other.path, 4), (header.parent, 3), (kept.path, 1)):
+        make_old(path, days)
+    os.utime(pack, (time.time() - 2 * DAY,) * 2)
+    assert Store().find("b" * 40, None) == used  # now it is the one that was used last
+    left = {"c": other.path, "d": header, "e": pack, "a": kept.path, "b": used.path}
+    for size, gone in (("1GB", ""), ("450kB", "c"), ("450kB", ""), ("400KB", "d"), ("0.15 MB", "ea"), ("0B", "b")):
+        assert not cache_command("prune", monkeypatch, "--max-size", size)
+        assert f"Removed {len(gone)} build" in capsys.readouterr().err
+        assert not any(left.pop(name).exists() for name in gone)
+        assert all(path.exists() for path in left.values())
+
+
+@pytest.mark.parametrize("size", ["500", "MB", "-1MB", "1e3MB", "5 apples"])
+def test_a_size_without_a_unit_is_refused(
+    size: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = build(Store())
+    assert cache_command("prune", monkeypatch, "--days", "0", f"--max-size={size}") == 2
+    assert f"invalid value `{size}`" in capsys.readouterr().err
+    assert entry.path.exists()
 
 
 def test_the_cache_commands(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,8 @@ class Store:
             if subject and entry.record.operators not in ([], [subject]):
                 continue
             if is_current(entry, roots):
+                with contextlib.suppress(OSError):  # a store that others fill may be read-only
+                    os.utime(entry.path / "record.json")  # for `shrink`
                 return entry
         return None
 
@@ -273,12 +275,7 @@ class Store:
 
     def size_bytes(self) -> int:
         """Returns the bytes that the store takes."""
-        total = 0
-        for folder, _, names in os.walk(self.root) if self._exists() else ():
-            for name in names:
-                with contextlib.suppress(OSError):  # removed at this moment
-                    total += os.lstat(os.path.join(folder, name)).st_size
-        return total
+        return _size_of(self.root) if self._exists() else 0
 
     def prune(self, older_than_days: float) -> int:
         """Removes entries made before that many days ago and what killed builds left; returns a count.
@@ -303,6 +300,31 @@ class Store:
                     path.unlink()
                     count += 1
         self._sweep(_STALE_SECONDS)
+        return count
+
+    def shrink(self, max_bytes: int) -> int:
+        """Removes what was used least recently, until the store takes at most so many bytes; returns a count.
+
+        Raises:
+            StoreOwnerError: the store's directory is not the store's.
+        """
+        found: list[tuple[float, Path]] = []
+        for path in [path for folder in _PRODUCTS for path in self._builds(folder)]:
+            found.append((_last_use(path / "record.json"), path))
+        found += [(_last_use(path / "prefix.h"), path) for path in self._named("headers", _REQUEST)]
+        for path in self._named("triton", _FILES["triton"], is_file=True):
+            # No one touches these; the system notes when they were read, on most file systems once a day.
+            found.append((max(_last_use(path), _last_use(path, "st_atime")), path))
+        total, count = self.size_bytes(), 0
+        for _, path in sorted(found):
+            if total <= max_bytes:
+                break
+            total -= _size_of(path)
+            if path.is_dir():
+                self._remove(path)
+            else:
+                path.unlink(missing_ok=True)
+            count += 1
         return count
 
     def clean(self) -> int:
@@ -378,6 +400,24 @@ class Store:
                 with filelock.FileLock(lock, timeout=0):
                     shutil.rmtree(path, ignore_errors=True)
                     os.unlink(lock)
+
+
+def _size_of(path: Path) -> int:
+    """Returns the bytes of a file, or of the files in a directory; links are not followed."""
+    files = [path] if path.is_file() else [os.path.join(folder, n) for folder, _, names in os.walk(path) for n in names]
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):  # removed at this moment
+            total += os.lstat(file).st_size
+    return total
+
+
+def _last_use(path: Path, time: str = "st_mtime") -> float:
+    """Returns when what a file stands for was used last; 0, the first to go, where there is no such file."""
+    try:
+        return getattr(path.stat(), time)
+    except OSError:
+        return 0.0
 
 
 def _listed(folder: Path, form: re.Pattern[str], is_file: bool = False) -> list[Path]:

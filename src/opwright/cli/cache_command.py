@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from opwright.cli.console import say
 from opwright.cli.help import make_app
-from opwright.errors import plural
+from opwright.errors import CheckError, plural
 
 cache_app = make_app("cache")
 
@@ -35,15 +37,37 @@ def size(*, bytes: bool = False) -> int:
 
 
 @cache_app.command
-def prune(*, days: float = 30.0) -> int:
+def prune(*, days: float = 30.0, max_size: str = "") -> int:
     """Remove old builds, damaged ones, and what interrupted builds left behind.
 
     Args:
         days: Remove builds made before that many days ago.
+        max_size: Then remove the builds used least recently, until the store takes at most this, such as 500MB.
     """
+    max_bytes = _bytes_of(max_size) if max_size else None
     count = _store().prune(days)
+    if max_bytes is not None:
+        count += _store().shrink(max_bytes)
     say(f"Removed {plural(count, 'build')}")
     return 0
+
+
+def _bytes_of(text: str) -> int:
+    """Returns the bytes of `500MB` or `1.5 GiB`.
+
+    Raises:
+        CheckError: this is not a size with a unit.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kMGT]?)(i?)B", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise CheckError(
+            "--max-size",
+            f"invalid value `{text}`",
+            rows=[("expected", "a number and a unit, as 500MB or 2GiB")],
+            hint="`opwright cache prune --max-size 500MB`",
+        )
+    number, prefix, is_binary = found.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** " kmgt".index(prefix.lower() or " "))
 
 
 @cache_app.command

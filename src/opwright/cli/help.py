@@ -43,7 +43,7 @@ _EXAMPLES = {
     "pack": ("opwright pack record -- python serve.py", "opwright pack build manifest.json --out kernels.pack"),
     "doctor": ("opwright doctor", "opwright doctor build/_C.so"),
     "explain": ("opwright explain OPW104", "opwright explain"),
-    "cache": ("opwright cache size", "opwright cache prune --days 7"),
+    "cache": ("opwright cache size", "opwright cache prune --days 7", "opwright cache prune --max-size 500MB"),
 }
 
 

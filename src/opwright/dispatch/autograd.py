@@ -41,15 +41,22 @@ class Gradient:
     """
 
     def __init__(
-        self, declaration: Declaration, arguments: Arguments, reference: Reference, *, has_every_kernel: bool
+        self,
+        declaration: Declaration,
+        arguments: Arguments,
+        reference: Reference,
+        *,
+        has_kernel: Callable[[str], bool],
+        has_every_kernel: bool,
     ) -> None:
         """Starts without a declared backward.
 
         Args:
+            has_kernel: tells whether there is a kernel for a type of device.
             has_every_kernel: whether there is a kernel for each type of device that torch has.
         """
         self._declaration, self._arguments, self._reference = declaration, arguments, reference
-        self._has_every_kernel = has_every_kernel
+        self._has_kernel, self._has_every_kernel = has_kernel, has_every_kernel
         parameters = enumerate(declaration.contract.parameters)
         self._tensors = [i for i, p in parameters if p.kind == "tensor" and not p.optional]
         self.derived = DerivedGradient(declaration.qualified_name, declaration.contract, reference)
@@ -90,10 +97,9 @@ class Gradient:
         What is saved and how the gradient is computed is then what it is without the operator, and costs that.
         """
         contract = self._arguments.contract
-        if self._declaration.sources:
-            first = values[self._tensors[0]] if self._tensors else next(tensors_in(values))
-            if first.device.type in self._declaration.sources:
-                return self.record_node(compute, *values)
+        first = values[self._tensors[0]] if self._tensors else next(tensors_in(values))
+        if self._has_kernel(first.device.type):
+            return self.record_node(compute, *values)
         result = self._reference.run_checked(values)
         if type(result) is torch.Tensor and result.requires_grad and not _torch.is_view(result):
             return result  # most calls, without the cost of lists

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +23,11 @@ from opwright.errors import CompileError, NoCompilerError
 
 if TYPE_CHECKING:  # only here: a process whose operators have no kernels never imports the builder
     from opwright.build.load import Library
+
+
+def finder_of(declaration: Declaration) -> Callable[[str], bool]:
+    """Returns what tells whether an operator has a kernel for a type of device."""
+    return declaration.sources.__contains__
 
 
 def has_every_kernel(declaration: Declaration) -> bool:

@@ -107,7 +107,13 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
         errors = CallErrors(declaration.name, arguments, reference)
         fallback = Fallback(declaration, registration, arguments, reference, errors)
         out = OutVariant(registration, arguments, reference, errors, fallback)
-        gradient = Gradient(declaration, arguments, reference, has_every_kernel=kernels.has_every_kernel(declaration))
+        gradient = Gradient(
+            declaration,
+            arguments,
+            reference,
+            has_kernel=kernels.finder_of(declaration),
+            has_every_kernel=kernels.has_every_kernel(declaration),
+        )
         functions = Functions(
             fallback=fallback.run_call,
             coded_fallback=fallback.run_coded,

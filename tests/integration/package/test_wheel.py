@@ -67,6 +67,26 @@ def test_operators_without_opwright(run) -> None:
     """)
 
 
+def test_a_call_that_needs_a_gradient_runs_the_kernel(run) -> None:
+    """Without `@name.backward` the reference computed it: a wheel has no sources, by which kernels were told."""
+    run("""
+        import torch, sample_ops
+        x = torch.arange(6.0).view(2, 3)
+        for call in (sample_ops.thrice, torch.ops.sample_ops.thrice):
+            y = x.clone().requires_grad_()
+            calls = (sample_ops.thrice(x) - 3 * x)[0, 0]  # the kernel adds how often it was called before
+            out = call(y)
+            assert torch.equal(out, 3 * x + calls + 1)
+            (out * out.detach()).sum().backward()
+            assert torch.equal(y.grad, 3 * out)
+            (grad,) = torch.autograd.grad(call(y).square().sum(), y, create_graph=True)
+            assert torch.equal(torch.autograd.grad(grad.sum(), y)[0], torch.full_like(y, 18))
+        half = x.half().requires_grad_()  # which has no kernel
+        sample_ops.thrice(half).sum().backward()
+        assert torch.equal(half.grad, torch.full_like(half, 3))
+    """)
+
+
 def test_every_level(run) -> None:
     run("""
         import torch, sample_ops

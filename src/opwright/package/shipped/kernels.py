@@ -6,7 +6,7 @@ import ctypes
 import functools
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,19 @@ def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | Non
     return {}
 
 
+def finder_of(declaration: Declaration) -> Callable[[str], bool]:
+    """Returns what tells whether the library has kernels of an operator for a type of device."""
+
+    @functools.cache
+    def has_kernel(device: str) -> bool:
+        held = provenance()["operators"].get(declaration.qualified_name)
+        return held is not None and device in held["backends"]
+
+    return has_kernel
+
+
 def has_every_kernel(declaration: Declaration) -> bool:
-    """Returns False: sources, by which that is told, are not shipped."""
+    """Returns False: an import would read what the library holds."""
     return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ def operator(
     cpu: str | Path | None = None,
     cuda: str | Path | None = None,
     triton: str | Path | None = None,
-    *,
-    random: bool = False,
-    data_dependent: Sequence[str] = (),
-    non_differentiable: Sequence[str] = (),
-    autocast: str | None = "promote",
+    **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Notes a declaration, as `opwright.operator` reads it."""
+    """Notes a declaration, as `opwright.operator` reads it.
+
+    Args:
+        options: those that `declare` takes too.
+    """
     names = sys._getframe(1).f_locals
 
     def decorate(reference: Callable[..., Any]) -> Any:
@@ -37,11 +37,8 @@ def operator(
             qualified_name,
             reference,
             find_sources=partial(find_sources, kernels={"cpu": cpu, "cuda": cuda, "triton": triton}),
-            random=random,
-            data_dependent=data_dependent,
-            non_differentiable=non_differentiable,
-            autocast=autocast,
             local_names=names,
+            **options,
         )
         return _Declared(declaration)
 

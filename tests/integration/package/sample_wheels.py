@@ -30,7 +30,7 @@ import opwright
 from opwright import operator
 
 
-@operator("sample_ops::{name}")
+@operator("sample_ops::{name}"{promises})
 def {name}(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     return x * {factor}
 
@@ -67,10 +67,11 @@ def write_project(folder: Path) -> Path:
     package = folder / "src/sample_ops"
     (folder / "pyproject.toml").parent.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
-    for name, factor in (("twice", 2), ("thrice", 3)):
+    promises = ', random=False, autocast="lower", deterministic=False, precision=opwright.Factor(2, "a sum")'
+    for name, factor, promised in (("twice", 2, ""), ("thrice", 3, promises)):
         (package / name).mkdir(parents=True)
         (package / name / "__init__.py").write_text("")
-        (package / name / "op.py").write_text(OP.format(name=name, factor=factor))
+        (package / name / "op.py").write_text(OP.format(name=name, factor=factor, promises=promised))
         (package / name / "cpu.cpp").write_text(KERNEL.format(name=name, factor=factor))
         (package / name / "test_op.py").write_text("import pytest\n")
     (package / "__init__.py").write_text(

@@ -1,6 +1,7 @@
 """opwright.cpp_extension beside torch.utils.cpp_extension: cold, warm, shared and incremental builds.
 
     python benchmarks/extensions.py [--rounds 3]
+    python benchmarks/extensions.py --headers  # their sizes alone; two minutes
 
 Each figure is taken in a process of its own, torch's and Opwright's in turn; medians. The import of torch is not
 part of any. torch needs ninja. It takes about ten minutes on two cores.
@@ -91,11 +92,18 @@ def load_files(who: str, folder: Path, value: int) -> float:
 def wait_for_headers(store: Path) -> float:
     """Waits until the headers that a build left to be precompiled are; returns the seconds."""
     start = time.perf_counter()
-    while len(list((store / "headers").glob("*/prefix.h.gch"))) < 2:
+    while len(list((store / "opwright-store/headers").glob("*/prefix.h.gch"))) < 2:
         if time.perf_counter() - start > 600:
             sys.exit("the headers were not precompiled in ten minutes")
         time.sleep(0.2)
     return time.perf_counter() - start
+
+
+def header_megabytes(folder: Path) -> list[float]:
+    """Returns the sizes of the precompiled headers that `load_inline` leaves, in MB, the smaller one first."""
+    inline("opwright", folder, 1)
+    wait_for_headers(folder / "store")
+    return sorted(path.stat().st_size / 1e6 for path in (folder / "store").rglob("prefix.h.gch"))
 
 
 def ten_sources(folder: Path, value: int) -> list[str]:
@@ -138,7 +146,18 @@ def figures(result: dict[str, Any]) -> list[Figure]:
     return found
 
 
+def measure_headers() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = header_megabytes(Path(folder))
+    found = [Figure(name, size, "MB") for name, size in zip(("smaller", "larger"), sizes, strict=True)]
+    for figure in found:
+        print(f"{figure.name} precompiled header {figure.value:8.1f} MB")
+    update(__file__, found, builtins_of(machine_card()), group="precompiled headers")
+
+
 def main() -> None:
+    if "--headers" in sys.argv:
+        return measure_headers()
     rounds = int(sys.argv[sys.argv.index("--rounds") + 1]) if "--rounds" in sys.argv else 3
     every: list[dict[str, float]] = []
     for number in range(1, rounds + 1):
@@ -155,6 +174,7 @@ def main() -> None:
     result = {"machine": builtins_of(machine_card()), "rounds": every, "seconds": seconds}
     write_raw("extensions", result)
     update(__file__, figures(result), result["machine"])
+    measure_headers()
 
 
 if __name__ == "__main__":

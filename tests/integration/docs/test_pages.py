@@ -70,6 +70,7 @@ NOT_RUN = {
     "$ opwright doctor\n": "the output of one machine; tests/process/test_doctor_environment.py",
     "$ opwright doctor torchvision": "needs another project's library; tests/integration/test_doctor_library.py",
     "forward: 2.05x slower": "figures of one machine; tests/process/test_bench_command.py has the form",
+    "backward: 1.50x slower": "figures of one machine; tests/process/test_bench_command.py has the form",
     "forward: 1.61x faster": "figures of one machine; tests/process/test_bench_command.py has the form",
     "forward: 4.29x faster": "figures of one machine; tests/process/test_bench_command.py has the form",
     "error: `my_ops::scale`: it did not return": "takes two minutes; tests/integration/test_bench_faults.py",

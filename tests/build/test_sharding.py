@@ -73,7 +73,7 @@ def test_every_rule_of_opwright_ops_by_pytorch(name, without_kernels) -> None:
 
 def even_case(operator):
     """Returns arguments whose sharded axes are even."""
-    target = make_target(operator.function, None, None, "quick")
+    target = make_target(operator.function, None, None)
     if not target.has_samples:
         sweep = Sweep(operator.contract, forward=target.forward())
         return sweep.make("even", torch.float64, sweep.base_sizes((4, 6, 8)), (2, 4), sweep.option_sets()[0]).values

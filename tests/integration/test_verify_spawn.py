@@ -203,7 +203,7 @@ def test_an_operator(module) -> None:
 def test_an_operator_that_was_declared_anew_is_not_taken_for_that_of_its_file(module) -> None:
     text = OPERATOR.format(number=next(_numbers), action="")
     made = module(text)
-    packed = pack(Request(made.twice, None, None, "quick", True))
+    packed = pack(Request(made.twice, None, None, "default", True))
     assert unpack(packed)[0].target is made.twice
     source = text.replace("x(i) + x(i)", "x(i) * 2")
     exec(compile(source, made.__file__, "exec"), made.__dict__)

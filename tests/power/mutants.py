@@ -4,7 +4,7 @@
     python tests/power/mutants.py ./op.py::swish --only "a cache"   # only kinds whose name contains this text
     python tests/power/mutants.py opwright_ops --publish            # what `make power` does
 
-Each mutant is verified with the few inputs of `--quick`, on the CPU. The operator itself, unchanged, comes first and
+Each mutant is verified with the inputs of the default, on the CPU. The operator itself, unchanged, comes first and
 must pass. `--publish` writes benchmarks/results/mutants.csv, the summary of the benchmarks and, from the former, the
 tables of docs/reference/mutants.md; without a TARGET it writes only the tables. The exit code is 1 if a mutant survives or
 a right operator fails, and 5 if no mutant was tried.
@@ -89,7 +89,7 @@ def try_mutants(
     Raises:
         CheckError: the target is not an operator, or draws random numbers.
     """
-    made = replace(make_target(target, None, None, "quick"), memo={})
+    made = replace(make_target(target, None, None), memo={})
     operator = made.operator
     if operator is None:
         raise CheckError(made.name, "mutants need the contract of an operator")
@@ -98,7 +98,7 @@ def try_mutants(
     name, own = operator.declaration.name, operator.backward_operator
     columns = [(name, made, [*RESULTS, *CALLS], _CALL_CHECKS)]
     if own is not None:
-        backward = replace(make_target(own.function, None, None, "quick"), memo={})
+        backward = replace(make_target(own.function, None, None), memo={})
         columns.append((own.declaration.name, backward, [*RESULTS, *CALLS], _CALL_CHECKS))
     columns.append((own.declaration.name if own else f"{name}_backward", made, GRADIENTS, _GRADIENT_CHECKS))
     found = []

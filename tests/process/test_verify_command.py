@@ -43,12 +43,12 @@ def command(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-def test_quick_runs_every_check_in_order(command, tmp_path: Path) -> None:
-    result = command("op.py", "--quick", "--device", "cpu", "--out", str(tmp_path))
+def test_every_check_runs_in_order(command, tmp_path: Path) -> None:
+    result = command("op.py", "--device", "cpu", "--out", str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     record = json.loads((tmp_path / "thrice.verify.json").read_text())
     assert [check["name"] for check in record["checks"]] == list(CHECKS)
-    assert record["effort"] == "quick"
+    assert record["effort"] == "default"
     assert record["in_process"] == ""
     rows = [line for line in result.stdout.splitlines()[1:] if line]
     assert [row.split("  ")[0] for row in rows] == list(CHECKS)
@@ -57,18 +57,18 @@ def test_quick_runs_every_check_in_order(command, tmp_path: Path) -> None:
     assert not {"numerics", "opcheck", "compile", "leaks", "threads", "gradients"} & skipped
 
 
-def test_quick_and_full_change_the_inputs_and_nothing_else(command) -> None:
+def test_full_changes_the_inputs_and_nothing_else(command) -> None:
     found = {}
-    for effort in ("--quick", "", "--full"):
+    for effort in ("", "--full"):
         flags = [effort] if effort else []
         result = command("op.py", *flags, "--check", "numerics", "--device", "cpu", "--json")
         assert result.returncode == 0, result.stdout + result.stderr
         (record,) = json.loads(result.stdout)
         (check,) = record["checks"]
         found[effort] = [error["case"] for error in check["errors"]]
-    assert len(found["--quick"]) < len(found[""]) < len(found["--full"])
+    assert len(found[""]) < len(found["--full"])
     labels = {effort: {case.rpartition("(")[2] for case in cases} for effort, cases in found.items()}
-    assert labels["--quick"] <= labels[""] <= labels["--full"]
+    assert labels[""] <= labels["--full"]
     assert any(case.startswith("f16") and "every value" in case for case in found["--full"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 
@@ -29,7 +30,7 @@ def test_sizes_that_the_reference_refuses_are_not_compiled(ns) -> None:
     def windows(x: Float[Tensor, "*batch t"], w: Float[Tensor, "k"]) -> Float[Tensor, "*batch t-k+1"]:
         return (x.unfold(-1, w.shape[0], 1) * w).sum(-1)
 
-    labels = [case.label for _, case in make_target(windows, None, None, "quick").cases()]
+    labels = [case.label for _, case in make_target(windows, None, None).cases()]
     assert labels.count("base") == 4  # in each dtype
     assert outcomes(windows, "compile", "gradients") == {"compile": "passed", "gradients": "passed"}
 
@@ -127,12 +128,20 @@ def test_each_option_is_tried_alone_however_many_there_are(ns) -> None:
     ) -> Float[Tensor, "n"]:
         return x
 
-    sets = Sweep(many.operator.contract).option_sets()
+    sets = Sweep(many.operator.contract, effort="full").option_sets()
     usual = sets[0]
     assert usual == {"a": False, "b": True, "c": -1, "d": 1.0, "e": False, "f": 4}
     alone = [{**usual, **other} for other in ({"a": True}, {"b": False}, {"c": -2}, {"d": 0.75}, {"e": True}, {"f": 5})]
     assert sets[1:7] == alone
     assert len(sets) == 16 == len({tuple(each.items()) for each in sets})
+    fewer = Sweep(many.operator.contract).option_sets()
+    assert fewer[:7] == sets[:7]
+    assert len(fewer) < 16
+    for (a, one), (b, other) in itertools.combinations(
+        {k: [usual[k], v] for e in alone for k, v in e.items() if v != usual[k]}.items(), 2
+    ):
+        met = {(each[a], each[b]) for each in fewer}
+        assert met == set(itertools.product(one, other)), (a, b)
 
 
 def test_nothing_to_verify_on_is_said(ns) -> None:

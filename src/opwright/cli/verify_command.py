@@ -46,8 +46,8 @@ def verify_operators(
             numerics, gradient subsets, gradient layouts, repeated backward, vmap, autocast, copy, opcheck, compile,
             export, sharding, side stream, other device, graph, chunks, threads, memory, leaks.
         only: Run only cases whose description contains this text.
-        quick: Fewer inputs of each kind: seconds for an operator. No kind of check is skipped.
-        full: More seeds and options, every 16-bit value, large sizes: minutes for an operator.
+        quick: The default; for scripts that ask for it.
+        full: The same checks on more inputs: minutes for an operator.
         device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
             GPU when there is one and a CUDA kernel for it.
         out: A folder to write the records into.

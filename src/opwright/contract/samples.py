@@ -22,18 +22,20 @@ _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 # parallel kernels use all their threads.
 _LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
 _LARGE_BATCH = (3, 13)
-_MOST_OPTION_SETS = 16  # but each option alone is in them
+_MOST_OPTION_SETS = {"default": 4, "full": 16}  # but each option alone, and each pair of them, is in them
+_MOST_COMBINATIONS = 2**12  # that sets are chosen from
 _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
 _ALIGNED_ELEMENTS = 64 * 1024
+_SCALES = (10.0, 1e-3, 1.0, 1e3)  # of random numbers
 _MOST_ORDERS = 120  # of sizes: all of five axes
 _APART = 89  # rows for special values: one of them each
 _MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
 # More than a block of threads or its shared memory takes and, where that may cost more, than 16 bits count.
-LONG = {"quick": 16_411, "default": 65_601, "full": 65_601}
+LONG = {"default": 16_411, "full": 65_601}
 
-EFFORTS = ("quick", "default", "full")
+EFFORTS = ("default", "full")
 
 # Makes a tensor of a shape and dtype.
 Fill = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -165,31 +167,34 @@ class Sweep:
     def cases(self, dtype: torch.dtype | None) -> Iterator[Case]:
         """Yields the cases for one dtype of the operator's floating-point family, the small ones first.
 
-        A quick sweep has every kind of case, but the larger ones for few options and dtypes.
+        A full sweep has every kind of case for every dtype and every set of options. The default one has them for the
+        first of both. The other dtypes and options take turns, so that each of them meets some of each kind.
         """
         first, *others = self.option_sets()
-        yield from self._small_cases(dtype, first, others)
-        is_quick, is_full = self.effort == "quick", self.effort == "full"
         family = self.contract.scalar_family
-        is_main = dtype is None or family is None or dtype == family.dtypes[0]
+        dtypes = family.dtypes if family is not None else (dtype,)
+        place = dtypes.index(dtype)
+        is_full, is_main = self.effort == "full", place == 0
+        yield from self._small_cases(dtype, first, others, place)
         large, large_batch = self.large_sizes()
         aligned, aligned_batch = self.aligned_sizes()
         # Enough elements for all special values, also where there is no other axis than those of the batch.
         rows = (5,) if set(self.names) - set(self._int_sizes()) else (_LARGE[0],)
         for number, options in enumerate((first, *others)):
-            for scale in (10.0,) if is_quick else (1e-3, 1.0, 10.0, 1e3):
+            turn = number + place
+            is_whole = is_full or not turn
+            scales = _SCALES if is_whole else dict.fromkeys((_SCALES[0], _SCALES[turn % len(_SCALES)]))
+            for scale in scales if is_whole or not number else (_SCALES[turn % len(_SCALES)],):
                 yield self.make(f"values around {scale:g}", dtype, large, rows, options, scale=scale)
-            one_by_one = not is_quick or (is_main and not number)
-            yield from self._special_cases(dtype, large, rows, options, one_by_one)
-            if not is_quick or (not number and (is_main or dtype == family.dtypes[-1])):
+            yield from self._special_cases(dtype, large, rows, options, is_whole)
+            if is_full or turn % len(dtypes) == 0 or (not number and dtype == dtypes[-1]):
                 yield self.make("large", dtype, large, large_batch, options)
-            if is_full or (is_main and not (is_quick and number)) or not (is_quick or number):
+            if is_full or not (number or self._every_value_of):
                 yield self.make("aligned", dtype, aligned, aligned_batch, options)
-            is_map = len(self.contract.tensors) == 1
-            if self._every_value_of is not None and (is_full or not number or (is_map and not is_quick)):
+            if self._every_value_of and (is_full or not number):
                 yield self.make("every value", dtype, aligned, aligned_batch, options, every=self._every_value_of)
-        if is_main or not is_quick:
-            for layout in LAYOUTS[1:2] if is_quick else LAYOUTS:
+        if is_main or is_full:
+            for layout in LAYOUTS if is_full else LAYOUTS[1:2]:
                 yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
             yield self.make("large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1))
             if self._has_variadic:
@@ -208,8 +213,9 @@ class Sweep:
         return self.make(f"long {name}", dtype, sizes, (2,), options)
 
     def _small_cases(
-        self, dtype: torch.dtype | None, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+        self, dtype: torch.dtype | None, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]], place: int
     ) -> Iterator[Case]:
+        is_full = self.effort == "full"
         base = self.base_sizes()
         batch = (2, 3)
         ones = {name: size if name in self._int_sizes() else 1 for name, size in base.items()}
@@ -229,15 +235,17 @@ class Sweep:
             yield self.make(layout, dtype, base, batch, first, layout=layout)
         names = [p.name for p in self.contract.tensors]
         if len(names) > 1:
-            for name in names:
-                for layout in ("sliced",) if self.effort == "quick" else LAYOUTS:
+            for i, name in enumerate(names):
+                # Strided alone, misaligned alone: a fast path may ask for neither of one tensor.
+                some = ("sliced", "offset") if not place else (LAYOUTS[(i + place) % len(LAYOUTS)],)
+                for layout in LAYOUTS if is_full else some:
                     yield self.make(f"only {name} {layout}", dtype, base, batch, first, layout={name: layout})
-            for shift in range(1 if self.effort == "quick" else len(LAYOUTS)):
+            for shift in range(len(LAYOUTS)) if is_full else (place,):
                 mixed = self._mixed_layouts(shift)
                 yield self.make("mixed layouts", dtype, base, batch, first, layout=mixed)
         if self.variadics:
             # One batch axis is passed on with its stride; several that cannot be joined are copied.
-            for layout in LAYOUTS:
+            for layout in LAYOUTS if is_full or not place else LAYOUTS[place % 2 :: 2]:
                 yield self.make(f"{layout}, one batch axis", dtype, base, (7,), first, layout=layout)
 
     def _special_cases(
@@ -254,7 +262,7 @@ class Sweep:
             for name in names:
                 label = f"special values in {name}"
                 yield self.make(label, dtype, sizes, rows, options, special={name: 0})
-        if len(names) > 1 and (one_by_one or self.effort != "quick"):
+        if len(names) > 1 and one_by_one:
             equal = dict.fromkeys(names, 0)
             yield self.make("equal special values", dtype, sizes, rows, options, special=equal)
         base = self.base_sizes()
@@ -276,7 +284,7 @@ class Sweep:
     def _every_value_of(self) -> str | None:
         """The tensor that is to take every value of a 16-bit type: of an operator that maps one element by element.
 
-        Unless it is quick, a sweep does so for the first tensor with the axes of an output, whatever the others are.
+        It is the first tensor with the axes of an output, whatever the others are.
         """
         inner = self.forward[0] if self.forward is not None else self.contract
         candidates = [
@@ -285,9 +293,7 @@ class Sweep:
             if p.kind == "tensor" and all(p.type.axes == o.type.axes for o in inner.outputs)
         ]
         names = {p.name for p in self.contract.tensors}
-        if (len(inner.tensors) == 1 or self.effort != "quick") and candidates and candidates[0] in names:
-            return candidates[0] if inner.outputs else None
-        return None
+        return candidates[0] if inner.outputs and candidates and candidates[0] in names else None
 
     def _empty(
         self, base: Mapping[str, int], batch: tuple[int, ...]
@@ -300,7 +306,7 @@ class Sweep:
                 yield f"empty {name}", {**base, name: 0}, batch
 
     def option_sets(self) -> list[dict[str, Any]]:
-        """Returns combinations of options: the defaults, each option alone otherwise, others of them (about 16).
+        """Returns combinations of options: the defaults, each option alone otherwise, others in which all pairs meet.
 
         Integers and numbers have a second value: a kernel that ignores one is right at one value only. Integers that
         are sizes of inputs keep theirs.
@@ -324,10 +330,10 @@ class Sweep:
             axes.append([(p.name, value) for value in values])
         defaults = [values[0] for values in axes]
         alone = [[*defaults[:i], value, *defaults[i + 1 :]] for i, values in enumerate(axes) for value in values[1:]]
-        every = list(itertools.islice(itertools.product(*axes), _MOST_OPTION_SETS + 1))
-        if len(every) > _MOST_OPTION_SETS:
-            every = [defaults, *alone, *(c for c in map(list, every[1:]) if c not in alone)]
-            every = every[: max(_MOST_OPTION_SETS, 1 + len(alone))]
+        every = list(map(list, itertools.islice(itertools.product(*axes), _MOST_COMBINATIONS)))
+        most = _MOST_OPTION_SETS[self.effort]
+        if len(every) > most:
+            every = _meet_in_pairs([defaults, *alone], every, most)
         return [dict(combination) for combination in every]
 
     # --- one case ----------------------------------------------------------------------------------------
@@ -461,6 +467,21 @@ class Sweep:
         if parameter.mutated and layout == "expanded":
             layout = "contiguous"  # writing through stride 0 has no defined result
         return lay_out(fill, shape, layout)
+
+
+def _meet_in_pairs(chosen: list[list[Any]], every: Sequence[list[Any]], least: int) -> list[list[Any]]:
+    """Returns combinations with others behind them, until every two values that meet in any meet in one of these."""
+
+    def pairs_in(combination: list[Any]) -> set[Any]:
+        return set(itertools.combinations(combination, 2))
+
+    pending = set().union(*map(pairs_in, every)).difference(*map(pairs_in, chosen))
+    while pending:
+        best = max(every, key=lambda combination: len(pending & pairs_in(combination)))
+        chosen = [*chosen, best]
+        pending -= pairs_in(best)
+    rest = [combination for combination in every if combination not in chosen]
+    return [*chosen, *rest[: max(least - len(chosen), 0)]]
 
 
 def domain_in(parameter: Parameter, sizes: Mapping[str, int]) -> Range | None:

@@ -145,7 +145,7 @@ class VerifyRecord:
 
     Attributes:
         backends: what ran: "cpu", "cuda", "reference" (on one of the devices at least), or "callable".
-        effort: "quick", "default" or "full".
+        effort: "default" or "full".
         only: the text that the cases were chosen by; "" for all of them.
         in_process: why the candidate ran in the process of its caller, where a crash would have ended both;
             "" when it had a process of its own.

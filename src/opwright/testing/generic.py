@@ -99,14 +99,12 @@ def _run(operator: Operator, check: str, device: str, settings: Mapping[str, Any
         pytest.skip(f"there is no device {device} here")
     # For a GPU each process takes seconds to start, and one check is all that it would do.
     settings = {"isolated": device == "cpu", **settings}
-    if settings["isolated"] and CHECKS[check].group in ("gradients", "pytorch"):
+    if settings["isolated"] and CHECKS[check].group == "pytorch":
         _torch.import_dynamo()  # once: each check would, in a process of its own
         _torch.import_optests()
     target = operator.function
     if not settings.keys() & set(_OF_INPUTS):
-        target = _request_for(
-            operator, "quick" if settings.get("quick") else "full" if settings.get("full") else "default"
-        )
+        target = _request_for(operator, "full" if settings.get("full") else "default")
     record = verify(target, checks=[check], devices=[device], **settings)
     if record.failures:
         pytest.fail("\n\n".join(map(describe_failure, record.failures)), pytrace=False)

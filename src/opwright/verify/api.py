@@ -71,7 +71,7 @@ def verify(
             inputs are then those of an operator with this contract.
         checks: names of the checks to run; all by default.
         only: run only cases whose description contains this text.
-        quick: fewer inputs of each kind, in seconds; no kind of check is skipped.
+        quick: the default; for programs that ask for it.
         full: more seeds and options, every 16-bit value, large sizes; in minutes.
         devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
             operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
@@ -95,7 +95,7 @@ def verify(
         raise unknown_check("verify", name)
     if quick and full:
         raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
-    effort = "quick" if quick else "full" if full else "default"
+    effort = "full" if full else "default"
     if contract is not None:
         samples, expand = _samples_of(contract, target, reference, samples, effort), False
     is_made = isinstance(target, Request)  # by `opwright.testing.suite`, for several runs

@@ -439,7 +439,7 @@ class _Here:
                 target.oracle = self._oracle or target.oracle
                 target.on_case = lambda case: self._on_case(str(case))
                 # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
-                target.memo = {} if target.effort == "quick" else None
+                target.memo = {} if target.effort != "full" else None
             self._on_case("")
             self._targets[device] = targets
         return self._targets[device]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,8 +31,6 @@ from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, O
 from opwright.verify.tensors import Bands, copy_of, is_same, place_between_guards, poison_memory_for, tensors_of
 
 _FULL_SEEDS = 3
-_QUICK_SAMPLES = 12  # of each dtype, and the last ones, in which special values and layouts are
-_LAST_SAMPLES = 4
 # Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
 _MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
 
@@ -223,8 +220,6 @@ class Target:
             self.refused = [case for _, case in found if id(case) not in kept and self._is_own(case)]
             if not self._cases and self.operator is not None:
                 self._refuse_no_input([case for _, case in found])
-            if self.effort == "quick" and self.operator is not None and self.has_samples:
-                self._cases = _choose_some(self._cases)
         return self._cases
 
     def _refuse_no_input(self, refused: list[Case]) -> None:
@@ -391,6 +386,11 @@ class Target:
         """Returns the operator that this one is the backward of."""
         return registry.operators.get(self.operator.declaration.forward or "")
 
+    @property
+    def is_derivative_of_reference(self) -> bool:
+        """Whether this is a backward whose own gradient follows from its reference: no kernel has part in that."""
+        return self.operator is not None and self._owner() is not None and self.operator.backward_operator is None
+
     def forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
         """Returns the contract and the reference of the operator that this one is the backward of."""
         forward = self._owner()
@@ -531,7 +531,7 @@ def sweep_cases(
         for sweep in sweeps:
             for case in sweep.cases(dtype):
                 yield dtype, case
-        if dtype == dtypes[0] or effort != "quick":
+        if dtype == dtypes[0] or effort == "full":
             for axis in long:
                 yield dtype, sweeps[0].long(dtype, axis, LONG[effort])
 
@@ -581,16 +581,6 @@ def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
         return empty.copy_(value)
 
     return tuple(put(v) for v in values)
-
-
-def _choose_some(cases: list[tuple[torch.dtype | None, Case]]) -> list[tuple[torch.dtype | None, Case]]:
-    """Returns about a dozen samples of each dtype, from the first to the last."""
-    found = []
-    for dtype in dict.fromkeys(d for d, _ in cases):
-        own = [pair for pair in cases if pair[0] == dtype]
-        step = max(1, math.ceil(len(own) / _QUICK_SAMPLES))
-        found += [pair for i, pair in enumerate(own) if i % step == 0 or i >= len(own) - _LAST_SAMPLES]
-    return found
 
 
 def _extent(value: Any) -> str:

@@ -22,8 +22,8 @@ class Check:
         of_operator: runs it on an operator.
         of_callable: runs it on a callable: there is no `out=`, no schema and no float64 for finite differences, but
             samples and what the reference gives for them. None: it needs the contract of an operator.
-        group: those of one group run in one process. They share what the oracle has said of each case, and the modules
-            that torch.compile takes a second to import.
+        group: those of one group run in one process. They share what the oracle has said of each case, and what
+            torch.compile and recorded gradients take a second to set up.
     """
 
     of_operator: Run
@@ -57,12 +57,12 @@ CHECKS: dict[str, Check] = {
     "global state": _for_both(numerics.global_state),
     "independence": Check(numerics.independence, None),
     "refusals": Check(pytorch.refusals, None),
-    "gradients": Check(gradients.gradients, None, "gradients"),
-    "second gradients": Check(gradients.second_gradients, gradients.second_gradients_of_callable, "gradients"),
-    "gradient numerics": Check(gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "gradients"),
-    "gradient subsets": _for_both(gradients.gradient_subsets, "gradients"),
-    "gradient layouts": _for_both(gradients.gradient_layouts, "gradients"),
-    "repeated backward": _for_both(gradients.repeated_backward, "gradients"),
+    "gradients": Check(gradients.gradients, None, "pytorch"),
+    "second gradients": Check(gradients.second_gradients, gradients.second_gradients_of_callable, "pytorch"),
+    "gradient numerics": Check(gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "pytorch"),
+    "gradient subsets": _for_both(gradients.gradient_subsets, "pytorch"),
+    "gradient layouts": _for_both(gradients.gradient_layouts, "pytorch"),
+    "repeated backward": _for_both(gradients.repeated_backward, "pytorch"),
     "vmap": Check(pytorch.torch_vmap, None, "pytorch"),
     "autocast": Check(pytorch.autocast, None, "pytorch"),
     "copy": Check(pytorch.survives_copy, None, "pytorch"),
@@ -79,10 +79,9 @@ CHECKS: dict[str, Check] = {
     "leaks": _for_both(memory.leaks),
 }
 
-# The longest groups start first, so that no process works alone at the end. The first group is also reported first.
-_ORDER = (
-    "calls", "backward: calls", "pytorch", "backward: boundaries", "backward: gradients", "gradients", "boundaries"
-)  # fmt: skip
+# The first group is also reported first; the second needs modules that are imported while the first one works.
+# The longest come next, so that no process works alone at the end.
+_ORDER = "calls", "pytorch", "backward: calls", "backward: boundaries", "boundaries"
 
 
 def unknown_check(subject: str, name: str) -> CheckError:

@@ -20,6 +20,7 @@ from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, t
 
 # Labels of the cases of a sweep whose gradients are checked in every dtype.
 _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "mixed layouts", "large")
+_WITH_GRADIENTS_OF_REFERENCE = ("base", "empty batch", "mixed layouts")  # for the gradient of a backward
 
 Seeds = Callable[[torch.Tensor], torch.Tensor]  # makes the gradient of an output
 _VARIES = 1e-9  # between two results in float64 of an operator that is not deterministic
@@ -201,7 +202,9 @@ def _with_gradients(target: Target) -> list[Case]:
         return [case for dtype in target.contract.scalar_family.dtypes for case in target.small_cases(dtype)]
     # A backward of its own has had its large inputs.
     is_own = target.operator.declaration.forward or target.operator.backward_operator is not None
-    wanted = _WITH_GRADIENTS[:-1] if target.effort == "quick" and is_own else _WITH_GRADIENTS
+    wanted = _WITH_GRADIENTS[:-1] if target.effort != "full" and is_own else _WITH_GRADIENTS
+    if target.effort != "full" and target.is_derivative_of_reference:
+        wanted = _WITH_GRADIENTS_OF_REFERENCE
     return [case for _, case in target.cases() if case.label in wanted or case.label.startswith("sample")]
 
 
@@ -333,13 +336,14 @@ _EVERY_SUBSET = 4  # of that many tensors at most; of more, each alone and all b
 
 
 def _small_cases(target: Target) -> list[Case]:
-    """Returns a small input of each dtype with each combination of options; of all but one dtype one, if quick."""
+    """Returns a small input of each dtype with each combination of options; of all but one dtype one, unless it is full."""
     need_gradient(target)
     if target.operator is None or target.has_samples:
         return target.run_cases()
     found = [(dtype, case) for dtype, case in target.cases() if case.label == "base"]
-    if target.effort == "quick":
-        first = {id(case) for case in dict(reversed(found)).values()}
+    if target.effort != "full":
+        first = [] if target.is_derivative_of_reference else map(id, dict(reversed(found)).values())
+        first = set(first)
         found = [(d, c) for d, c in found if d == found[0][0] or id(c) in first]
     return [case for _, case in found]
 

@@ -39,8 +39,8 @@ def opcheck(target: Target) -> Iterator[Finding]:
     numbers = [case for case in cases if not _gives_nan(target, case)]  # opcheck takes NaN for unequal to itself
     if cases and not numbers:
         raise Skipped("the reference gives NaN")
-    wanted = 1 if target.effort == "quick" else 3
-    tests = list(_OPCHECKS)
+    wanted = 3 if target.effort == "full" else 1
+    tests = [name for name in _OPCHECKS if name != _TRACED or not _compiles_gradients(target)]
     _torch.import_optests()  # before opcheck does
     for case in numbers:
         if not wanted:
@@ -173,10 +173,21 @@ def _of_two_sizes(target: Target, sweep: Sweep, make: Callable[..., Case]) -> li
     return found
 
 
-def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
+# That of "aot_eager" imports Inductor, for a second, to choose what a backward computes again.
+_TRACING = "aot_eager_default_partitioner"
+
+
+def _compiles_gradients(target: Target) -> bool:
+    """Returns whether the check of torch.compile traces the gradient, as one of the tests of opcheck would again."""
     try:
         need_gradient(target)
     except Skipped:
+        return False
+    return True
+
+
+def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
+    if target.is_derivative_of_reference or not _compiles_gradients(target):
         return
     inputs, call = as_function_of_tensors(target, case)
 
@@ -185,12 +196,12 @@ def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
 
     def gradients_of_reference(*inputs: torch.Tensor) -> Any:
         _, function = as_function_of_tensors(replace(target, call=target.reference), case)
-        compiled_reference = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+        compiled_reference = torch.compile(function, fullgraph=True, dynamic=True, backend=_TRACING)
         return torch.autograd.grad(total(compiled_reference, *inputs), inputs, allow_unused=True)
 
     expected = torch.autograd.grad(total(call, *inputs), inputs, allow_unused=True)
     _torch.reset_dynamo()
-    compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled_call = torch.compile(call, fullgraph=True, dynamic=True, backend=_TRACING)
     try:
         got = torch.autograd.grad(total(compiled_call, *inputs), inputs, allow_unused=True)
     except Exception as error:

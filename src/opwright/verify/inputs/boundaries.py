@@ -299,7 +299,7 @@ def _special_cases(target: Target) -> Iterator[Case]:
     family = target.contract.scalar_family
     options = maker.option_sets()
     pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
-    pairs += [(main_dtype(target), each) for each in options[1:]] if target.effort != "quick" else []
+    pairs += [(main_dtype(target), each) for each in options[1:]] if target.effort == "full" else []
     for dtype, chosen in pairs:
         for parameter in target.drawn.tensors:
             if parameter.kind == "tensor" and parameter.type.family.has_floats:
@@ -408,7 +408,8 @@ def _size_cases(target: Target) -> Iterator[Case]:
         for size in _TILES:
             if not _is_cheap(target, made(main, {axis: size})):
                 break
-            for near in (size - 1, size, size + 1):
+            is_whole = target.effort == "full" or size.bit_count() == 1
+            for near in (size - 1, size, size + 1) if is_whole else (size, size + next(beside)):
                 yield made(main, {axis: near})
             if family and len(family.dtypes) > 1 and size in _TILES_OF_OTHERS:
                 yield made(family.dtypes[-1], {axis: size})

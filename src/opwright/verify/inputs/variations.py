@@ -19,7 +19,7 @@ from opwright.verify.tensors import are_same, copy_of, count_elements, storage_b
 _ROWS = 65_601  # more than a GPU's grid has along its second axis
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
 # Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
-_MAX_ELEMENTS, _MAX_ENLARGED = {"quick": 2**19, "default": 2**22, "full": 2**23}, 2**25
+_MAX_ELEMENTS, _MAX_ENLARGED = {"default": 2**22, "full": 2**23}, 2**25
 _WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
 _NARROW = (2, 3)
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only

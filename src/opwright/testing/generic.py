@@ -18,7 +18,7 @@ from opwright.records import Failure, VerifyRecord
 from opwright.target import find_operators
 from opwright.testing.sweep import one_operator
 from opwright.verify.api import verify
-from opwright.verify.checks import CHECKS, unknown_check
+from opwright.verify.checks import CHECKS, TRACING, unknown_check
 from opwright.verify.devices import devices_for
 from opwright.verify.request import Request
 
@@ -99,7 +99,7 @@ def _run(operator: Operator, check: str, device: str, settings: Mapping[str, Any
         pytest.skip(f"there is no device {device} here")
     # For a GPU each process takes seconds to start, and one check is all that it would do.
     settings = {"isolated": device == "cpu", **settings}
-    if settings["isolated"] and CHECKS[check].group == "pytorch":
+    if settings["isolated"] and CHECKS[check].group in TRACING:
         _torch.import_dynamo()  # once: each check would, in a process of its own
         _torch.import_optests()
     target = operator.function

@@ -86,9 +86,11 @@ class Expected:
 
     def widen(self) -> Iterator[Expected]:
         """Yields the same with ever larger allowances, from ever more runs of the reference; the last is the whole."""
-        for runs in _STOCHASTIC_RUNS:
+        *some, last = _STOCHASTIC_RUNS
+        for runs in some:
             if runs >= self.refinement.moves.runs:
-                yield self._after(runs)
+                yield replace(self._after(runs), is_narrow=True)
+        yield self._after(last)
 
     def whole(self) -> Expected:
         """Returns the same, with the whole allowance."""
@@ -100,8 +102,9 @@ class Expected:
 
     def _after(self, runs: int) -> Expected:
         spread, is_unsettled = self.refinement.moved(runs)[self.output]
-        wide = self.refinement.allow(self.exact, self.refinement.eager[self.output], spread)
-        return replace(self, allowance=wide.allowance, is_narrow=False, is_unsettled=is_unsettled)
+        wide = self.refinement.factor * (_ULP * self.ulp + _MULTIPLE * spread)
+        allowance = torch.maximum(self.allowance, wide)
+        return replace(self, allowance=allowance, is_narrow=False, is_unsettled=is_unsettled)
 
     def with_overflow(self) -> Expected:
         """Returns the same, with where a result need not be finite since another formula overflows, or adds infinities.
@@ -324,6 +327,7 @@ class Refinement:
 
     Attributes:
         eager: the results in the dtype under test.
+        factor: how many times the allowance of others the operator is declared to need.
         moves: how far results move when every step is rounded.
     """
 
@@ -336,15 +340,15 @@ class Refinement:
         seed: int,
         precision: Precision | None = None,
     ) -> None:
-        self.eager, self.precision = eager, precision
+        self.eager = eager
+        self.factor = precision.factor if isinstance(precision, Factor) else 1.0
         self._reference, self._values, self._exact, self._seed = reference, values, exact, seed
         self.moves = _Moves(self._in_steps, values, exact, eager, seed, precision)
 
     def allow(self, exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
         """Returns what an output must be, from what PyTorch gets and how far the reference moves."""
         expected = _allow(exact, plain, spread)
-        if isinstance(self.precision, Factor):
-            expected.allowance = self.precision.factor * expected.allowance
+        expected.allowance = self.factor * expected.allowance
         return expected
 
     def moved(self, runs: int = _STOCHASTIC_RUNS[-1]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -29,6 +29,7 @@ from opwright.dispatch.operator import Operator, operator_of
 from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
 from opwright.verify.global_state import Guard, read_settings, write_settings
+from opwright.verify.oracle import few_threads
 from opwright.verify.target import Target, make_target
 from opwright.verify.tasks import Reference, Task
 
@@ -97,7 +98,7 @@ class Request:
 
     def make_cases(self) -> None:
         """Makes all inputs now: forks have them then."""
-        with showing_warnings():
+        with showing_warnings(), few_threads(()):
             for target in self.made().values():
                 target.cases()
 

@@ -47,7 +47,7 @@ from opwright.isolation import (
 )
 from opwright.records import CaseError, Check, Failure, Undecided, builtins_of
 from opwright.typed_json import decode
-from opwright.verify.checks import CHECKS, group_of, place_of
+from opwright.verify.checks import CHECKS, TRACING, group_of, place_of
 from opwright.verify.checks.finding import Finding, Skipped, first_line, origin
 from opwright.verify.compare import collect_undecided
 from opwright.verify.devices import DeviceLost, is_gpu, is_lost
@@ -147,14 +147,16 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
         groups.setdefault(group_of(job.prefix, job.check) if processes > 1 else "", []).append(job)
     told: set[str] = set()
     start = functools.partial(_start_fork if is_fork else start_anew, work)
-    waiting = [_Lane(work, groups[name], limits, start, told) for name in sorted(groups, key=place_of)]
-    running: list[_Lane] = [waiting.pop(0)]
+    lanes = {name: _Lane(work, groups[name], limits, start, told) for name in sorted(groups, key=place_of)}
+    running = [lane for name, lane in lanes.items() if name not in TRACING][:processes]
+    waiting = [lane for lane in lanes.values() if lane not in running]
     results: dict[Job, Result] = {}
     deaths, given_up = 0, ""
     try:
-        running[0].start()
-        if len(waiting) > 1 and is_fork:  # while the first one works
-            _torch.import_dynamo()  # deriving a gradient does
+        for lane in running:
+            lane.start()
+        if running and not TRACING.isdisjoint(lanes):  # while they work
+            _torch.import_dynamo()
             _torch.import_optests()
         for job in jobs:
             while not given_up and job not in results:

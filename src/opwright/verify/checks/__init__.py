@@ -57,12 +57,12 @@ CHECKS: dict[str, Check] = {
     "global state": _for_both(numerics.global_state),
     "independence": Check(numerics.independence, None),
     "refusals": Check(pytorch.refusals, None),
-    "gradients": Check(gradients.gradients, None, "pytorch"),
-    "second gradients": Check(gradients.second_gradients, gradients.second_gradients_of_callable, "pytorch"),
-    "gradient numerics": Check(gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "pytorch"),
-    "gradient subsets": _for_both(gradients.gradient_subsets, "pytorch"),
-    "gradient layouts": _for_both(gradients.gradient_layouts, "pytorch"),
-    "repeated backward": _for_both(gradients.repeated_backward, "pytorch"),
+    "gradients": Check(gradients.gradients, None, "gradients"),
+    "second gradients": Check(gradients.second_gradients, gradients.second_gradients_of_callable, "gradients"),
+    "gradient numerics": Check(gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "gradients"),
+    "gradient subsets": _for_both(gradients.gradient_subsets, "gradients"),
+    "gradient layouts": _for_both(gradients.gradient_layouts, "gradients"),
+    "repeated backward": _for_both(gradients.repeated_backward, "gradients"),
     "vmap": Check(pytorch.torch_vmap, None, "pytorch"),
     "autocast": Check(pytorch.autocast, None, "pytorch"),
     "copy": Check(pytorch.survives_copy, None, "pytorch"),
@@ -74,14 +74,15 @@ CHECKS: dict[str, Check] = {
     "other device": _for_both(threads_and_streams.other_device),
     "graph": _for_both(threads_and_streams.graph_replays),
     "chunks": Check(threads_and_streams.chunks, None),
-    "threads": _for_both(threads_and_streams.threads),
+    "threads": _for_both(threads_and_streams.threads, "gradients"),
     "memory": _for_both(memory.memory),
-    "leaks": _for_both(memory.leaks),
+    "leaks": _for_both(memory.leaks, "gradients"),
 }
 
-# The first group is also reported first; the second needs modules that are imported while the first one works.
-# The longest come next, so that no process works alone at the end.
-_ORDER = "calls", "pytorch", "backward: calls", "backward: boundaries", "boundaries"
+# Those that need neither torch._dynamo nor gradients start first, and short ones last, so that no process works alone at
+# the end.
+_ORDER = "calls", "backward: calls", "gradients", "backward: boundaries", "pytorch", "boundaries"
+TRACING = frozenset({"gradients", "pytorch"})  # groups that need torch._dynamo
 
 
 def unknown_check(subject: str, name: str) -> CheckError:
@@ -94,7 +95,7 @@ def unknown_check(subject: str, name: str) -> CheckError:
 def group_of(prefix: str, check: str) -> str:
     """Returns the name of the group of a check."""
     group = CHECKS[check].group
-    return group if group == "pytorch" else prefix + group
+    return group if group in TRACING else prefix + group
 
 
 def place_of(group: str) -> int:

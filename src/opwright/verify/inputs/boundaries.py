@@ -294,16 +294,18 @@ def _special_cases(target: Target) -> Iterator[Case]:
     """Yields special values at every place of a row: row r has one of them, in column r.
 
     A tensor without rows has them in all places at once, and then, since one NaN hides the others in a sum, one alone.
+    In dtypes other than the first the tensors take turns, unless it is full: each may be converted in a way of its own.
     """
     maker = target.make_sweep()
     family = target.contract.scalar_family
     options = maker.option_sets()
     pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
     pairs += [(main_dtype(target), each) for each in options[1:]] if target.effort == "full" else []
-    for dtype, chosen in pairs:
-        for parameter in target.drawn.tensors:
-            if parameter.kind == "tensor" and parameter.type.family.has_floats:
-                yield from _special_in(target, maker, parameter, dtype, chosen)
+    tensors = [p for p in target.drawn.tensors if p.kind == "tensor" and p.type.family.has_floats]
+    for i, (dtype, chosen) in enumerate(pairs):
+        in_turn = tensors[i % len(tensors) :][:1] if tensors else []
+        for parameter in tensors if target.effort == "full" or not i else in_turn:
+            yield from _special_in(target, maker, parameter, dtype, chosen)
 
 
 def _special_in(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,6 +61,9 @@ def verify_operators(
         timeout: How many seconds one call of the candidate may take.
         json: Print the records as JSON.
     """
+    # Processes side by side have more threads than there are cores. One that waits for others is to sleep, where by
+    # default it spins for milliseconds. What PyTorch computes with reads this once, when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from opwright.target import find_operators
     from opwright.verify.runner import try_out
     from opwright.verify.tasks import find_tasks

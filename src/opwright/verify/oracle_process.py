@@ -23,7 +23,7 @@ import torch
 
 from opwright.isolation import Fork, end_with_parent
 from opwright.verify.compare import Difference, collect_undecided, compare, note_undecided
-from opwright.verify.oracle import Expected, expect, with_room
+from opwright.verify.oracle import Expected, expect, few_threads, with_room
 from opwright.verify.tensors import storage_bytes
 
 # Takes a target, values and further arguments; returns the outputs. It is a function of a module, so that the other
@@ -102,7 +102,7 @@ def _expect(target: Any, question: Question) -> list[Expected | torch.Tensor | N
     def compute(values: Sequence[Any]) -> Sequence[Any]:
         return question.computation(target, values, *question.arguments)
 
-    with torch.no_grad():
+    with torch.no_grad(), few_threads(question.values):
         found = expect(compute, question.values, is_narrow=question.is_narrow, precision=target.precision)
     for each in found:
         if isinstance(each, Expected):

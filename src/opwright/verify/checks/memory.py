@@ -42,6 +42,8 @@ def memory(target: Target) -> Iterator[Finding]:
     On a GPU PyTorch's allocator says it. On the CPU it is the growth of the resident memory of the process: all
     that is touched, in whatever way it was allocated, but not what was allocated and left alone.
     """
+    if target.operator is not None and not target.operator.contract.outputs:
+        raise Skipped("no outputs: it only mutates")
     on_gpu = target.device.type == "cuda"
     peak_of = gpu_peak if on_gpu else _resident_peak
     if not on_gpu and not _can_measure():

@@ -25,6 +25,14 @@ from opwright_ops import LSTM, matmul_bias_gelu, softmax
 from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
 from opwright_ops.d_sigmoid.op import d_sigmoid, d_sigmoid_backward
 from opwright_ops.lstm.op import lstm, lstm_backward
+from opwright_ops.norm.op import (
+    add_rms_norm,
+    add_rms_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
 from torch import Tensor
 
 # A tensor in a larger one: the shape of that, and the view of it.
@@ -198,6 +206,24 @@ def kernels_of_tests(comparison: Comparison, device: str) -> None:
                 comparison.run(column_sums, (x, chunks), reference=lambda x, chunks: x.sum(0), factor=100)
 
 
+def norms(comparison: Comparison, device: str) -> None:
+    """Norms and their backwards: rows within a warp, a block, a cluster, and longer."""
+    sizes = [(5, 9), (7, 5), (70, 77), (33, 256), (2, 3, 1032), (5, 12_000), (3, 20_000), (2, 140_000)]
+    # A row of one value has a deviation of 0, which makes its gradient some hundred times as inexact.
+    options: dict[str, Any] = {"factor": 4e3, "expandable": 1, "each": False}
+    for x, grad, weight in matrices(device, sizes):
+        other, bias = x.roll(1, 0), weight.roll(1, 0)
+        comparison.run(rms_norm, (x, weight), reference=reference_of(rms_norm), **options)
+        comparison.run(layer_norm, (x, weight, bias), reference=reference_of(layer_norm), **options)
+        comparison.run(rms_norm_backward, (grad, x, weight), reference=reference_of(rms_norm_backward), **options)
+        arguments = (grad, x, weight, bias)
+        comparison.run(layer_norm_backward, arguments, reference=reference_of(layer_norm_backward), **options)
+        # Without a reference, which would not round the sum.
+        comparison.run(add_rms_norm, (x, other, weight), **options)
+        arguments = (grad, other, weight, x)
+        comparison.run(add_rms_norm_backward, arguments, reference=reference_of(add_rms_norm_backward), **options)
+
+
 def triton(comparison: Comparison, device: str) -> None:
     """The operators whose kernel is a Triton kernel, and bias_gelu's."""
     chosen = triton_bias_gelu()
@@ -289,6 +315,7 @@ def lstm_arguments(
 
 GROUPS: dict[str, Callable[..., None]] = {
     "elementwise": elementwise,
+    "norms": norms,
     "triton": triton,
     "lstm-float64": functools.partial(recurrent, torch.float64, 1e5),
     "lstm-float32": functools.partial(recurrent, torch.float32, 2e3),

@@ -10,19 +10,40 @@ from opwright_ops import LSTM
 from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
 from opwright_ops.d_sigmoid.op import d_sigmoid
 from opwright_ops.lstm.op import lstm
+from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
 
 import opwright
 
 
 @pytest.mark.parametrize(
     "op",
-    [bias_gelu, d_sigmoid, pytest.param(lstm, marks=pytest.mark.slow)],
-    ids=["bias_gelu", "d_sigmoid", "lstm"],
+    [bias_gelu, d_sigmoid, rms_norm, add_rms_norm, layer_norm, pytest.param(lstm, marks=pytest.mark.slow)],
+    ids=["bias_gelu", "d_sigmoid", "rms_norm", "add_rms_norm", "layer_norm", "lstm"],
 )
 def test_verify(op) -> None:
     record = opwright.verify(op, devices=["cuda"])
     assert record.passed, record.failures
     assert "cuda" in record.backends
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [9, 200, 768, 4096, 5001, 20_000, 140_000, 262_144])
+def test_a_row_of_a_norm_has_the_same_bits_in_every_batch(n: int, dtype: torch.dtype) -> None:
+    """And at addresses that packs of 16 bytes do not begin at."""
+    x, g = torch.randn(2, 41, n, device="cuda").to(dtype)
+    weight = torch.randn(n, device="cuda").to(dtype)
+    for norm in (rms_norm, layer_norm):
+
+        def call(x: torch.Tensor, g: torch.Tensor, norm=norm) -> tuple[torch.Tensor, torch.Tensor]:
+            x = x.detach().requires_grad_()
+            y = norm(x, weight)
+            return y.detach(), *torch.autograd.grad(y, x, g)
+
+        wholes = call(x, g)
+        shifted = torch.empty(n + 1, device="cuda", dtype=dtype)[1:].copy_(x[20])
+        for row in (x[20:21], shifted[None]):
+            for found, whole in zip(call(row, g[20:21]), wholes, strict=True):
+                assert torch.equal(found[0], whole[20])
 
 
 @pytest.mark.parametrize("approximate", ["tanh", "none"])

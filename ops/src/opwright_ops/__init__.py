@@ -4,17 +4,21 @@ from opwright_ops.bias_gelu import bias_gelu
 from opwright_ops.d_sigmoid import d_sigmoid
 from opwright_ops.lstm import LSTM, LSTMStep, lstm, lstm_bidirectional, lstm_step, lstm_tier
 from opwright_ops.matmul_bias_gelu import matmul_bias_gelu
+from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
 from opwright_ops.softmax import softmax
 
 __all__ = [
     "LSTM",
     "LSTMStep",
+    "add_rms_norm",
     "bias_gelu",
     "d_sigmoid",
+    "layer_norm",
     "lstm",
     "lstm_bidirectional",
     "lstm_step",
     "lstm_tier",
     "matmul_bias_gelu",
+    "rms_norm",
     "softmax",
 ]

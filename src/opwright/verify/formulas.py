@@ -174,6 +174,10 @@ _REDUCTIONS = _SUMS | _SQUARES
 _GROWING = packets("add sub mul rsub square pow exp exp2 expm1 addcmul prod cumprod add_ sub_ mul_ addcmul_")
 
 
+# A sum may overflow in another formula where this one has so much room: terms are scaled before they are added, or after.
+_ROOM_OF_SUMS = 64.0
+
+
 class Overflow(Rounding):
     """Replaces what has no room in a range of numbers, in all intermediate results of a computation in float64.
 
@@ -212,7 +216,8 @@ class Overflow(Rounding):
         made = result if isinstance(result, tuple) else (result,)
         for value, size in zip(made, sizes or [None] * len(made), strict=True):
             if value.dtype == torch.float64:
-                is_over = value.isinf() if size is None else size > self.largest
+                room = _ROOM_OF_SUMS if func.overloadpacket in _REDUCTIONS and math.isnan(self.fill) else 1
+                is_over = value.isinf() if size is None else size > self.largest / room
                 if bool(is_over.any()):
                     value.copy_(torch.where(is_over, torch.full_like(value, self.fill).copysign(value), value))
         return result

@@ -1,0 +1,3 @@
+from opwright_ops.norm.op import add_rms_norm as add_rms_norm
+from opwright_ops.norm.op import layer_norm as layer_norm
+from opwright_ops.norm.op import rms_norm as rms_norm

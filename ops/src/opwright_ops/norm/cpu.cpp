@@ -1,0 +1,270 @@
+// RMS norm, RMS norm behind a residual sum, layer norm and their gradients on the CPU. A row is
+// read from memory once; it comes from the caches for the second and third pass.
+#include <opwright/kernel.h>
+#include <opwright/scratch.h>
+#include <opwright/tensor.h>
+#include <opwright/vec.h>
+
+using opwright::compute_t;
+using opwright::kLanes;
+using opwright::Lane;
+using opwright::Vec;
+using opwright::View;
+
+enum class Norm { rms, layer };
+
+// Rows whose column sums are added up one after another; parts of them are then added in pairs.
+// From the shape alone, so that the bits do not depend on the threads.
+constexpr int64_t kMaxParts = 64;
+constexpr int64_t kPartElements = 4 * opwright::kGrainElements;
+
+// Element or elements at an address, as the scalar or the vector R.
+template <typename R, typename T>
+OPWRIGHT_INLINE R read(const T* from) {
+  if constexpr (opwright::detail::kSame<R, Lane<R>>)
+    return static_cast<R>(*from);
+  else
+    return opwright::load(from);
+}
+template <typename T, typename R>
+OPWRIGHT_INLINE void write(T* to, R value) {
+  if constexpr (opwright::detail::kSame<R, Lane<R>>)
+    *to = T(value);
+  else
+    opwright::store(to, value);
+}
+
+// Calls body(R{}, i) along n elements, R being the vector, and the scalar for what is left.
+template <typename T, typename Body>
+OPWRIGHT_INLINE void along(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) body(Vec<compute_t<T>>{}, i);
+  for (; i < n; ++i) body(compute_t<T>{}, i);
+}
+
+// Adds up what body(i, to) adds to `to`, along n elements.
+template <typename T, int kCount, typename Body>
+OPWRIGHT_INLINE void sums_along(int64_t n, compute_t<T> (&totals)[kCount], const Body& body) {
+  using V = Vec<compute_t<T>>;
+  constexpr int kLanesOfT = kLanes<T>, kAtOnce = 4;  // an addition waits four cycles for the last
+  V sums[kAtOnce][kCount] = {};
+  int64_t i = 0;
+  for (; i + kAtOnce * kLanesOfT <= n; i += kAtOnce * kLanesOfT) {
+    for (int k = 0; k < kAtOnce; ++k) body(i + k * kLanesOfT, sums[k]);
+  }
+  for (; i + kLanesOfT <= n; i += kLanesOfT) body(i, sums[0]);
+  for (int c = 0; c < kCount; ++c) {
+    const V sum = (sums[0][c] + sums[1][c]) + (sums[2][c] + sums[3][c]);
+    totals[c] = 0;
+    for (int lane = 0; lane < static_cast<int>(sizeof sum / sizeof totals[c]); ++lane) {
+      totals[c] += sum[lane];
+    }
+  }
+  for (; i < n; ++i) body(i, totals);
+}
+
+// What is subtracted from each element of a row before it is squared.
+template <Norm kNorm, typename T>
+OPWRIGHT_INLINE compute_t<T> mean_of(const T* row, int64_t n) {
+  compute_t<T> total[1] = {};
+  if constexpr (kNorm == Norm::layer) {
+    sums_along<T>(n, total, [&]<typename R>(int64_t i, R(&to)[1]) { to[0] += read<R>(row + i); });
+  }
+  return total[0] / compute_t<T>(n);
+}
+
+template <typename S>
+S scale_of(S squares, int64_t n, double eps) {
+  return S(1) / S(__builtin_sqrt(squares / S(n) + S(eps)));
+}
+
+// The rows of a tensor; where its columns are apart, those of a copy.
+template <typename T>
+View<const T, 2> with_adjacent_columns(const View<const T, 2>& view) {
+  const int64_t rows = view.size(0), n = view.size(1);
+  if (n == 1 || view.stride(1) == 1) return view;
+  T* copy = opwright::scratch<T>(rows * n);
+  opwright::call("aten::copy_", opwright::borrow(copy, {rows, n}), opwright::borrow(view), false);
+  return {copy, {rows, n}, {n, 1}};
+}
+
+// A weight or bias as adjacent elements; null where there is none.
+template <typename T>
+const T* columns_of(const View<const T, 1>& view) {
+  if (!view.defined() || view.is_contiguous()) return view.data();
+  T* copy = opwright::scratch<T>(view.size(0));
+  for (int64_t i = 0; i < view.size(0); ++i) copy[i] = view(i);
+  return copy;
+}
+
+template <Norm kNorm, typename T>
+void forward(View<const T, 2> input, View<const T, 2> residual, View<const T, 1> weight,
+             View<const T, 1> bias, double eps, View<T, 2> output, View<T, 2> sum) {
+  using S = compute_t<T>;
+  const int64_t n = input.size(1);
+  input = with_adjacent_columns(input);
+  if (residual.defined()) residual = with_adjacent_columns(residual);
+  const T *weights = columns_of(weight), *biases = columns_of(bias);
+  opwright::parallel_for(input.size(0), opwright::grain_of(n), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = input.data() + row * input.stride(0);
+      if (residual.defined()) {
+        const T* other = residual.data() + row * residual.stride(0);
+        T* to = sum.data() + row * n;
+        along<T>(n, [&]<typename R>(R, int64_t i) {
+          write(to + i, read<R>(from + i) + read<R>(other + i));
+        });
+        from = to;
+      }
+      const S mean = mean_of<kNorm>(from, n);
+      S squares[1];
+      sums_along<T>(n, squares, [&]<typename R>(int64_t i, R(&to)[1]) {
+        const R d = read<R>(from + i) - mean;
+        to[0] += d * d;
+      });
+      const S scale = scale_of(squares[0], n, eps);
+      T* to = output.data() + row * n;
+      const auto normalise = [&](const auto& finish) {
+        along<T>(n, [&]<typename R>(R, int64_t i) {
+          write(to + i, finish((read<R>(from + i) - mean) * scale, i));
+        });
+      };
+      if (weights && biases)
+        normalise([&]<typename R>(R y, int64_t i) {
+          return y * read<R>(weights + i) + read<R>(biases + i);
+        });
+      else if (weights)
+        normalise([&]<typename R>(R y, int64_t i) { return y * read<R>(weights + i); });
+      else if (biases)
+        normalise([&]<typename R>(R y, int64_t i) { return y + read<R>(biases + i); });
+      else
+        normalise([&]<typename R>(R y, int64_t) { return y; });
+    }
+  });
+}
+
+// Adds the rows of a count x n matrix in pairs, and writes them to `to`.
+template <typename T>
+void write_sums(compute_t<T>* sums, int64_t count, int64_t pitch, const View<T, 1>& to) {
+  if (!to.defined()) return;
+  opwright::parallel_for(to.size(0), opwright::grain_of(count), [&](int64_t begin, int64_t end) {
+    for (int64_t step = 1; step < count; step *= 2) {
+      for (int64_t i = 0; i + step < count; i += 2 * step) {
+        auto *into = sums + i * pitch, *from = sums + (i + step) * pitch;
+        for (int64_t c = begin; c < end; ++c) into[c] += from[c];
+      }
+    }
+    for (int64_t c = begin; c < end; ++c) to(c) = T(sums[c]);
+  });
+}
+
+template <Norm kNorm, typename T>
+void backward(View<const T, 2> grad_output, View<const T, 2> grad_sum, View<const T, 2> input,
+              View<const T, 1> weight, double eps, View<T, 2> grad_input, View<T, 2> grad_residual,
+              View<T, 1> grad_weight, View<T, 1> grad_bias) {
+  using S = compute_t<T>;
+  const int64_t rows = input.size(0), n = input.size(1);
+  input = with_adjacent_columns(input), grad_output = with_adjacent_columns(grad_output);
+  if (grad_sum.defined()) grad_sum = with_adjacent_columns(grad_sum);
+  const T* weights = columns_of(weight);
+  int64_t parts = rows * n / kPartElements;
+  parts = parts < 1 ? 1 : parts > kMaxParts ? kMaxParts : parts;
+  if (parts > rows) parts = rows;
+  const int64_t part_rows = (rows + parts - 1) / parts;
+  parts = (rows + part_rows - 1) / part_rows;
+  // Of the weight and the bias, for each part.
+  S* sums = opwright::scratch<S>(2 * parts * n);
+  opwright::parallel_for(parts, opwright::grain_of(part_rows * n), [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      S *weight_sums = sums + part * n, *bias_sums = weight_sums + parts * n;
+      for (int64_t c = 0; c < n; ++c) weight_sums[c] = bias_sums[c] = 0;
+      const int64_t last = (part + 1) * part_rows < rows ? (part + 1) * part_rows : rows;
+      for (int64_t row = part * part_rows; row < last; ++row) {
+        const T* from = input.data() + row * input.stride(0);
+        const T* grads = grad_output.data() + row * grad_output.stride(0);
+        const S mean = mean_of<kNorm>(from, n);
+        const auto weighted = [&]<typename R>(R, int64_t i) {
+          const R g = read<R>(grads + i);
+          return weights ? g * read<R>(weights + i) : g;
+        };
+        S totals[3];  // of the squares, and of the gradient with and without the value
+        sums_along<T>(n, totals, [&]<typename R>(int64_t i, R(&to)[3]) {
+          const R d = read<R>(from + i) - mean, g = weighted(R{}, i);
+          to[0] += d * d;
+          to[1] += d * g;
+          if constexpr (kNorm == Norm::layer) to[2] += g;
+        });
+        const S scale = scale_of(totals[0], n, eps);
+        const S mean_grad = kNorm == Norm::layer ? totals[2] / S(n) : S(0);
+        const S slope = totals[1] * scale / S(n);
+        T *to = grad_input.data() + row * n, *also = nullptr;
+        const T* others = nullptr;
+        if (grad_sum.defined()) {
+          others = grad_sum.data() + row * grad_sum.stride(0);
+          also = grad_residual.data() + row * n;
+        }
+        along<T>(n, [&]<typename R>(R, int64_t i) {
+          const R g = read<R>(grads + i), y = (read<R>(from + i) - mean) * scale;
+          R d = (weighted(R{}, i) - mean_grad - y * slope) * scale;
+          if (others) d += read<R>(others + i);
+          write(to + i, d);
+          if (also) write(also + i, d);
+          write(weight_sums + i, read<R>(weight_sums + i) + g * y);
+          if constexpr (kNorm == Norm::layer) write(bias_sums + i, read<R>(bias_sums + i) + g);
+        });
+      }
+    }
+  });
+  write_sums(sums, parts, n, grad_weight);
+  write_sums(sums + parts * n, parts, n, grad_bias);
+}
+
+template <typename T>
+void rms_norm(View<const T, 2> input, View<const T, 1> weight, double eps, View<T, 2> output) {
+  forward<Norm::rms>(input, View<const T, 2>{}, weight, View<const T, 1>{}, eps, output,
+                     View<T, 2>{});
+}
+
+template <typename T>
+void rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
+                       View<const T, 1> weight, double eps, View<T, 2> grad_input,
+                       View<T, 1> grad_weight) {
+  backward<Norm::rms>(grad_output, View<const T, 2>{}, input, weight, eps, grad_input, View<T, 2>{},
+                      grad_weight, View<T, 1>{});
+}
+
+template <typename T>
+void add_rms_norm(View<const T, 2> input, View<const T, 2> residual, View<const T, 1> weight,
+                  double eps, View<T, 2> output, View<T, 2> sum) {
+  forward<Norm::rms>(input, residual, weight, View<const T, 1>{}, eps, output, sum);
+}
+
+template <typename T>
+void add_rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> grad_sum,
+                           View<const T, 1> weight, View<const T, 2> sum, double eps,
+                           View<T, 2> grad_input, View<T, 2> grad_residual,
+                           View<T, 1> grad_weight) {
+  backward<Norm::rms>(grad_output, grad_sum, sum, weight, eps, grad_input, grad_residual,
+                      grad_weight, View<T, 1>{});
+}
+
+template <typename T>
+void layer_norm(View<const T, 2> input, View<const T, 1> weight, View<const T, 1> bias, double eps,
+                View<T, 2> output) {
+  forward<Norm::layer>(input, View<const T, 2>{}, weight, bias, eps, output, View<T, 2>{});
+}
+
+template <typename T>
+void layer_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
+                         View<const T, 1> weight, View<const T, 1>, double eps,
+                         View<T, 2> grad_input, View<T, 1> grad_weight, View<T, 1> grad_bias) {
+  backward<Norm::layer>(grad_output, View<const T, 2>{}, input, weight, eps, grad_input,
+                        View<T, 2>{}, grad_weight, grad_bias);
+}
+
+OPWRIGHT_KERNEL(rms_norm, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(rms_norm_backward, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(add_rms_norm, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(add_rms_norm_backward, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(layer_norm, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(layer_norm_backward, float, double, opwright::half, opwright::bfloat16)

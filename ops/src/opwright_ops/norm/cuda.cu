@@ -1,0 +1,122 @@
+// RMS norm, RMS norm behind a residual sum, layer norm and their gradients on a GPU. NOTES.md has
+// the layout and the measurements behind the constants.
+#include "gpu_backward.cuh"
+
+using namespace opwright_ops;
+
+template <typename T>
+void rms_norm(View<const T, 2> input, View<const T, 1> weight, double eps, View<T, 2> output,
+              cudaStream_t stream) {
+  input = with_adjacent_columns(input);
+  Forward<T> p{.rows = input.size(0),
+               .n = input.size(1),
+               .input = rows_of(input),
+               .weight = columns_of(weight),
+               .eps = compute_t<T>(eps),
+               .output = rows_of(output)};
+  norm_forward<T, Norm::rms>(
+      p, has_aligned_rows(input) && has_aligned_rows(output) && is_aligned_columns(weight), stream);
+}
+
+template <typename T>
+void rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
+                       View<const T, 1> weight, double eps, View<T, 2> grad_input,
+                       View<T, 1> grad_weight, cudaStream_t stream) {
+  input = with_adjacent_columns(input), grad_output = with_adjacent_columns(grad_output);
+  Backward<T> p{.rows = input.size(0),
+                .n = input.size(1),
+                .grad_output = rows_of(grad_output),
+                .input = rows_of(input),
+                .weight = columns_of(weight),
+                .eps = compute_t<T>(eps),
+                .grad_input = rows_of(grad_input)};
+  norm_backward<T, Norm::rms>(p,
+                              has_aligned_rows(input) && has_aligned_rows(grad_output) &&
+                                  has_aligned_rows(grad_input) && is_aligned_columns(weight),
+                              grad_weight, {}, stream);
+}
+
+template <typename T>
+void add_rms_norm(View<const T, 2> input, View<const T, 2> residual, View<const T, 1> weight,
+                  double eps, View<T, 2> output, View<T, 2> sum, cudaStream_t stream) {
+  input = with_adjacent_columns(input), residual = with_adjacent_columns(residual);
+  Forward<T> p{.rows = input.size(0),
+               .n = input.size(1),
+               .input = rows_of(input),
+               .residual = rows_of(residual),
+               .weight = columns_of(weight),
+               .eps = compute_t<T>(eps),
+               .output = rows_of(output),
+               .sum = rows_of(sum)};
+  norm_forward<T, Norm::add_rms>(p,
+                                 has_aligned_rows(input) && has_aligned_rows(residual) &&
+                                     has_aligned_rows(output) && has_aligned_rows(sum) &&
+                                     is_aligned_columns(weight),
+                                 stream);
+}
+
+template <typename T>
+void add_rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> grad_sum,
+                           View<const T, 1> weight, View<const T, 2> sum, double eps,
+                           View<T, 2> grad_input, View<T, 2> grad_residual, View<T, 1> grad_weight,
+                           cudaStream_t stream) {
+  sum = with_adjacent_columns(sum), grad_output = with_adjacent_columns(grad_output);
+  grad_sum = with_adjacent_columns(grad_sum);
+  Backward<T> p{.rows = sum.size(0),
+                .n = sum.size(1),
+                .grad_output = rows_of(grad_output),
+                .grad_sum = rows_of(grad_sum),
+                .input = rows_of(sum),
+                .weight = columns_of(weight),
+                .eps = compute_t<T>(eps),
+                .grad_input = rows_of(grad_input),
+                .grad_residual = rows_of(grad_residual)};
+  norm_backward<T, Norm::add_rms>(p,
+                                  has_aligned_rows(sum) && has_aligned_rows(grad_output) &&
+                                      has_aligned_rows(grad_sum) && has_aligned_rows(grad_input) &&
+                                      has_aligned_rows(grad_residual) && is_aligned_columns(weight),
+                                  grad_weight, {}, stream);
+}
+
+template <typename T>
+void layer_norm(View<const T, 2> input, View<const T, 1> weight, View<const T, 1> bias, double eps,
+                View<T, 2> output, cudaStream_t stream) {
+  input = with_adjacent_columns(input);
+  Forward<T> p{.rows = input.size(0),
+               .n = input.size(1),
+               .input = rows_of(input),
+               .weight = columns_of(weight),
+               .bias = columns_of(bias),
+               .eps = compute_t<T>(eps),
+               .output = rows_of(output)};
+  norm_forward<T, Norm::layer>(p,
+                               has_aligned_rows(input) && has_aligned_rows(output) &&
+                                   is_aligned_columns(weight) && is_aligned_columns(bias),
+                               stream);
+}
+
+template <typename T>
+void layer_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
+                         View<const T, 1> weight, View<const T, 1>, double eps,
+                         View<T, 2> grad_input, View<T, 1> grad_weight, View<T, 1> grad_bias,
+                         cudaStream_t stream) {
+  input = with_adjacent_columns(input), grad_output = with_adjacent_columns(grad_output);
+  Backward<T> p{.rows = input.size(0),
+                .n = input.size(1),
+                .grad_output = rows_of(grad_output),
+                .input = rows_of(input),
+                .weight = columns_of(weight),
+                .eps = compute_t<T>(eps),
+                .grad_input = rows_of(grad_input)};
+  norm_backward<T, Norm::layer>(p,
+                                has_aligned_rows(input) && has_aligned_rows(grad_output) &&
+                                    has_aligned_rows(grad_input) && is_aligned_columns(weight),
+                                grad_weight, grad_bias, stream);
+}
+
+OPWRIGHT_KERNEL(rms_norm, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(rms_norm_backward, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(add_rms_norm, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(add_rms_norm_backward, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(layer_norm, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(layer_norm_backward, float, double, opwright::half, opwright::bfloat16)

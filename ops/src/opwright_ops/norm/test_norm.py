@@ -1,0 +1,168 @@
+"""The norms against PyTorch in float64, in the places where norms go wrong."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opwright
+from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# Shorter than a vector, whole vectors, beside them, and longer than what a block of a GPU keeps.
+WIDTHS = [2, 7, 64, 100, 257, 768, 4096, 5001, 70_000]
+Call = Callable[..., Any]
+
+
+def in_pytorch(name: str) -> Call:
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return F.rms_norm(total, total.shape[-1:], weight, 1e-6), total
+
+    return {
+        "rms_norm": lambda x, weight=None: F.rms_norm(x, x.shape[-1:], weight, 1e-6),
+        "add_rms_norm": add_rms_norm,
+        "layer_norm": lambda x, weight=None, bias=None: F.layer_norm(x, x.shape[-1:], weight, bias),
+    }[name]
+
+
+NORMS = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "layer_norm": layer_norm}
+# Inputs behind the rows, and how many outputs each has.
+COLUMNS = {"rms_norm": 1, "add_rms_norm": 1, "layer_norm": 2}
+
+
+def inputs_of(name: str, rows: int, n: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    torch.manual_seed(seed)
+    matrices = [torch.randn(rows, n, dtype=torch.float64) for _ in range(2 if name == "add_rms_norm" else 1)]
+    columns = [torch.randn(n, dtype=torch.float64) for _ in range(COLUMNS[name])]
+    return [t.to(dtype) for t in (*matrices, *columns)]
+
+
+def differentiate(call: Call, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the outputs and the gradients of their sum, with weights that every type has."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    outputs = call(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(1)
+    grads = [(torch.randn(o.shape, generator=generator) * 16).round().to(o.dtype) / 16 for o in outputs]
+    return [*(o.detach() for o in outputs), *torch.autograd.grad(outputs, leaves, grads)]
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float64], ids=str)
+def test_against_float64(name: str, dtype: torch.dtype) -> None:
+    """As near to float64 as PyTorch's own, but for the last rounding, at every width."""
+    for n in WIDTHS:
+        inputs = inputs_of(name, 5, n, dtype)
+        exact = differentiate(in_pytorch(name), [t.double() for t in inputs])
+        if name == "add_rms_norm":  # what is normalised is the rounded sum
+            total = inputs[0] + inputs[1]
+            exact = differentiate(
+                in_pytorch(name), [total.double(), torch.zeros_like(total).double(), inputs[2].double()]
+            )
+        own = differentiate(in_pytorch(name), inputs)
+        for found, theirs, wanted in zip(differentiate(NORMS[name], inputs), own, exact, strict=True):
+            allowed = torch.finfo(dtype).eps * wanted.abs().max() + 2 * (theirs.double() - wanted).abs().max()
+            assert (found.double() - wanted).abs().max() <= allowed, (n, found.shape)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_float64(name: str) -> None:
+    for n in WIDTHS:
+        inputs = inputs_of(name, 5, n, torch.float64)
+        torch.testing.assert_close(differentiate(NORMS[name], inputs), differentiate(in_pytorch(name), inputs))
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_same_bits_in_every_batch(name: str, dtype: torch.dtype) -> None:
+    count = 2 if name == "add_rms_norm" else 1
+    for n in (3, 100, 768, 5001):
+        inputs = inputs_of(name, 50, n, dtype)
+        whole = differentiate(NORMS[name], inputs)
+        rows = [t[20:21].contiguous() for t in inputs[:count]]
+        alone = NORMS[name](*rows, *inputs[count:])
+        for found, wanted in zip(alone if isinstance(alone, tuple) else (alone,), whole, strict=False):
+            assert torch.equal(found[0], wanted[20])
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_same_bits_with_any_number_of_threads(name: str) -> None:
+    inputs = inputs_of(name, 700, 1031, torch.float32)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(differentiate(NORMS[name], inputs))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_mean_far_from_zero_does_not_cancel(dtype: torch.dtype) -> None:
+    """A variance as the difference of two means would be off by a third here in float32."""
+    torch.manual_seed(0)
+    x = (100 + torch.randn(7, 1000, dtype=torch.float64)).to(dtype)
+    exact = differentiate(layer_norm.operator.declaration.reference, [x.double()])
+    own = differentiate(in_pytorch("layer_norm"), [x])
+    for found, theirs, wanted in zip(differentiate(layer_norm, [x]), own, exact, strict=True):
+        allowed = torch.finfo(dtype).eps * wanted.abs().max() + 2 * (theirs.double() - wanted).abs().max()
+        assert (found.double() - wanted).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_squares_do_not_overflow_in_16_bits(dtype: torch.dtype) -> None:
+    x = torch.full((2, 300), 3e4, dtype=dtype)
+    assert torch.equal(rms_norm(x), torch.ones_like(x))
+
+
+def test_rows_of_zeros() -> None:
+    x = torch.zeros(2, 5, requires_grad=True)
+    for norm in (rms_norm, layer_norm):
+        y = norm(x)
+        assert torch.equal(y, torch.zeros_like(y))
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_columns_accumulate_in_float32(dtype: torch.dtype) -> None:
+    inputs = inputs_of("layer_norm", 6000, 37, dtype)
+    exact = differentiate(in_pytorch("layer_norm"), [t.double() for t in inputs])
+    for found, wanted in zip(differentiate(layer_norm, inputs)[2:], exact[2:], strict=True):
+        # One rounding to the type, and sums in float32 of 6,000 terms of size 1.
+        allowed = wanted.abs() * torch.finfo(dtype).eps / 2 + 6000 * 4 * torch.finfo(torch.float32).eps
+        assert ((found.double() - wanted).abs() <= allowed).all()
+
+
+def test_without_weight_and_bias() -> None:
+    x, weight, bias = torch.randn(4, 9), torch.randn(9), torch.randn(9)
+    for given in itertools.product((None, weight), (None, bias)):
+        torch.testing.assert_close(layer_norm(x, *given), F.layer_norm(x, (9,), *given))
+    torch.testing.assert_close(rms_norm(x), F.rms_norm(x, (9,), None, 1e-6))
+
+
+def test_shapes() -> None:
+    """No batch, several batch axes, no rows."""
+    for shape in ((6,), (2, 3, 6), (0, 6)):
+        x, weight = torch.randn(shape, requires_grad=True), torch.randn(6, requires_grad=True)
+        y = rms_norm(x, weight)
+        torch.testing.assert_close(y, F.rms_norm(x, (6,), weight, 1e-6))
+        grads = torch.autograd.grad(y.sum(), (x, weight))
+        assert [g.shape for g in grads] == [x.shape, weight.shape]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", NORMS)
+def test_verify(name: str) -> None:
+    record = opwright.verify(NORMS[name])
+    assert record.passed, record.failures
+    assert record.backends == ["cpu"]

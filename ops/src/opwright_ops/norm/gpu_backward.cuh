@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
       weigh(k, column, to_input);
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) {
-        to_input[j] = (to_input[j] - mean_grad) * scale - x[j] * (slope * scale);
+        to_input[j] = (to_input[j] - mean_grad - x[j] * slope) * scale;
       }
       if constexpr (kNorm == Norm::add_rms) {
         S other[N];

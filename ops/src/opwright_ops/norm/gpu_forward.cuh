@@ -99,8 +99,12 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
 template <typename T, Norm kNorm>
 void norm_forward(const Forward<T>& p, bool is_aligned, cudaStream_t stream) {
   const int64_t packs = (p.n + kPackWidth<T> - 1) / kPackWidth<T>;
+  const int multiprocessors = opwright::current_device().multiprocessors;
   const auto start = [&](auto kernel, int threads) {
-    const int teams = teams_in(256, threads);
+    // Few rows are spread over all multiprocessors.
+    const int64_t spread = (p.rows + multiprocessors - 1) / multiprocessors;
+    const int most = teams_in(256, threads);
+    const int teams = threads >= kWarp && spread < most ? static_cast<int>(spread) : most;
     launch(kernel, (p.rows + teams - 1) / teams, dim3(threads, teams), 1, 0, stream, p);
   };
   // float64 has the general kernel alone: its rows come from the first-level cache the second time.

@@ -114,13 +114,14 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   if (!Part::kIsHeld && has_sums) {
     for (int i = 0; i < kKinds * held * kQuads; ++i) sums[i * threads + thread] = Quad<S>{};
   }
+  if constexpr (kIsCluster) wait_for_cluster();  // its blocks have started, and can be written to
   opwright::wait_for_previous();
 
   const int64_t group = blockIdx.x / (kIsCluster ? p.cluster : 1);
   const int64_t teams = int64_t{gridDim.x} / (kIsCluster ? p.cluster : 1) * blockDim.y;
   const int64_t first = group * blockDim.y + threadIdx.y;
-  // Teams within a warp go on together.
-  const int64_t end = blockDim.x < kWarp ? (p.rows + teams - 1) / teams * teams : p.rows;
+  // All teams go as far, those without a row too: some share a warp.
+  const int64_t end = (p.rows + teams - 1) / teams * teams;
   Ahead<T, Part::kHeld, kNorm == Norm::add_rms ? 3 : 2> ahead(shared_bytes, threads, thread);
   // The weight, in shared memory for all teams of the block.
   Pack<T, N>* weights =

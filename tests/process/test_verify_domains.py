@@ -333,6 +333,54 @@ def test_sums_in_any_order_are_held_to_the_allowance(ns, result: str, determinis
     assert found.partition(":")[0] == verdict, found
 
 
+# --- batch invariance --------------------------------------------------------------------------------------
+
+MEANS = """
+#include <opwright/kernel.h>
+template <typename T>
+void means(opwright::View<const T, 2> x, opwright::View<T, 1> output) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  const bool is_turned = TURNED;
+  for (int64_t i = 0; i < rows; ++i) {
+    T sum = 0;
+    for (int64_t j = 0; j < n; ++j) sum += x(i, is_turned ? n - 1 - j : j);
+    output(i) = sum / T(n);
+  }
+}
+OPWRIGHT_KERNEL(means, float, double)
+"""
+
+
+@pytest.mark.parametrize(
+    ("turned", "batch_invariant", "verdict"),
+    [
+        ("false", True, ""),
+        ("rows > 1", True, "independence"),
+        ("rows % 2", True, "independence"),
+        ("rows % 2", False, ""),
+    ],
+    ids=["invariant", "another order for one row", "another order for odd counts", "not declared"],
+)
+def test_an_order_of_sums_that_follows_from_the_batch(ns, turned: str, batch_invariant: bool, verdict: str) -> None:
+    name = f"{ns}_{turned.strip('% 12>').replace(' ', '')}_{batch_invariant}::means"
+
+    @opwright.operator(name, cpu=MEANS.replace("TURNED", turned), batch_invariant=batch_invariant)
+    def means(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+        return x.mean(-1)
+
+    found = judge(means, "numerics", "independence")
+    assert found.partition(":")[0] == verdict, found
+    assert not verdict or "have other bits in a call on them alone" in found
+
+
+def test_batch_invariance_needs_a_variadic_axis(ns) -> None:
+    with pytest.raises(DeclarationError, match="entries of a variadic axis, and no output has one"):
+
+        @opwright.operator(f"{ns}::total", batch_invariant=True)
+        def total(x: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+            return x.sum()
+
+
 # --- precision ---------------------------------------------------------------------------------------------
 
 PRODUCT = """

@@ -53,6 +53,7 @@ def inspect_operators(
                 "autocast": declaration.autocast or "none",
                 **({} if declaration.deterministic else {"deterministic": "no: last bits vary from call to call"}),
                 **({"precision": str(declaration.precision)} if declaration.precision else {}),
+                **({"batch invariant": "yes"} if declaration.batch_invariant else {}),
                 "arguments": {p.name: str(p) for p in contract.parameters},
                 "outputs": {o.name: str(o.type) for o in contract.outputs},
             }

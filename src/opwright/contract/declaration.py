@@ -42,6 +42,7 @@ class Declaration(NamedTuple):
         forward: for a backward, the name of the operator that it belongs to.
         deterministic: whether the same input gives the same bits again.
         precision: how much less precise than PyTorch it may be; None: not at all.
+        batch_invariant: whether an entry of the variadic axis has the same bits in every batch.
         generation: how often the schema of this name has changed in this process.
     """
 
@@ -58,6 +59,7 @@ class Declaration(NamedTuple):
     generation: int = 0
     deterministic: bool = True
     precision: Precision | None = None
+    batch_invariant: bool = False
     body: CodeType | None = None
 
     @property
@@ -87,6 +89,7 @@ def declare(
     autocast: str | None = "promote",
     deterministic: bool = True,
     precision: Precision | None = None,
+    batch_invariant: bool = False,
     local_names: Mapping[str, Any] | None = None,
     body: CodeType | None = None,
 ) -> Declaration:
@@ -127,6 +130,12 @@ def declare(
         non_differentiable=non_differentiable,
         local_names=local_names,
     )
+    if batch_invariant and all(o.type.variadic_at is None for o in contract.outputs):
+        raise DeclarationError(
+            subject,
+            "`batch_invariant=True` is about the entries of a variadic axis, and no output has one",
+            hint='`-> Float[Tensor, "*batch n"]`',
+        )
     code = reference.__code__
     file = code.co_filename
     return Declaration(
@@ -141,6 +150,7 @@ def declare(
         line=code.co_firstlineno,
         deterministic=deterministic,
         precision=precision,
+        batch_invariant=batch_invariant,
         body=body if body is not None and body.co_name == "<module>" else None,
     )
 

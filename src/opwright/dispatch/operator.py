@@ -44,6 +44,7 @@ def operator(
     autocast: str | None = "promote",
     deterministic: bool = True,
     precision: Precision | None = None,
+    batch_invariant: bool = False,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declares a PyTorch operator by its reference.
 
@@ -60,6 +61,7 @@ def operator(
         deterministic: False where the last bits of a result vary from call to call, as sums by atomics do.
         precision: "tf32" where products of float32 matrices are computed in TF32; `Factor(4, "reason")` where results
             may err four times what verify otherwise allows.
+        batch_invariant: an entry of a variadic axis has the same bits whatever else is in the batch, in the backward too.
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
@@ -85,6 +87,7 @@ def operator(
                 autocast=autocast,
                 deterministic=deterministic,
                 precision=precision,
+                batch_invariant=batch_invariant,
                 local_names=frame.f_locals,
                 body=frame.f_code,
             )

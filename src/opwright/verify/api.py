@@ -148,6 +148,8 @@ def _notes_on(request: Request) -> list[str]:
     notes = []
     if declaration is not None and not declaration.deterministic:
         notes.append("declared `deterministic=False`: repeated calls are held to the allowance, not to the same bits")
+    if declaration is not None and declaration.batch_invariant:
+        notes.append("declared `batch_invariant=True`: each entry is held to the same bits in every batch")
     if declaration is not None and declaration.precision == "tf32":
         notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
     elif declaration is not None and declaration.precision is not None:

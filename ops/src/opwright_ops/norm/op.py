@@ -24,7 +24,7 @@ def _bytes(*tensors: Tensor | None) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-@operator("opwright_ops::rms_norm", autocast="float32")
+@operator("opwright_ops::rms_norm", autocast="float32", batch_invariant=True)
 def rms_norm(
     input: Float[Tensor, "*batch n"], weight: Float[Tensor, "n"] | None = None, *, eps: float = 1e-6
 ) -> Float[Tensor, "*batch n"]:
@@ -83,7 +83,7 @@ class AddRmsNormOutputs(NamedTuple):
     sum: Float[Tensor, "*batch n"]
 
 
-@operator("opwright_ops::add_rms_norm", autocast="float32")
+@operator("opwright_ops::add_rms_norm", autocast="float32", batch_invariant=True)
 def add_rms_norm(
     input: Float[Tensor, "*batch n"],
     residual: Float[Tensor, "*batch n"],
@@ -128,7 +128,7 @@ def add_rms_norm_in_pytorch(input, residual, weight=None, *, eps=1e-6):
     return F.rms_norm(total, total.shape[-1:], weight, eps), total
 
 
-@operator("opwright_ops::layer_norm", autocast="float32")
+@operator("opwright_ops::layer_norm", autocast="float32", batch_invariant=True)
 def layer_norm(
     input: Float[Tensor, "*batch n"],
     weight: Float[Tensor, "n"] | None = None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -202,13 +203,15 @@ def _tell_accepted(target: Target, case: Case, refusal: Exception) -> str:
 
 
 def independence(target: Target) -> Iterator[Finding]:
-    """The promise of a variadic axis: an entry's result does not depend on the other entries."""
-    operator = target.operator
-    contract = operator.contract
+    """The promise of a variadic axis: an entry's result does not depend on the other entries.
+
+    Those of an operator that is declared batch invariant have the same bits, also in a backward that adds up others.
+    """
+    contract, is_invariant = target.operator.contract, target.operator.declaration.batch_invariant
     if contract.mutated:
         raise Skipped("it mutates its arguments")
     at = [p.type.variadic_at if p.type else None for p in contract.parameters]
-    if joined_axes(contract, [position is not None for position in at]) is None:
+    if joined_axes(contract, [position is not None for position in at]) is None and not is_invariant:
         raise Skipped("no variadic axis goes through all outputs")
     with torch.no_grad():
         for _, case in target.cases():
@@ -220,26 +223,44 @@ def independence(target: Target) -> Iterator[Finding]:
             counts = {v.shape[i] if v.ndim >= type_.rank else 0 for type_, v, i in batched}
             if len(counts) != 1 or min(counts) < 2:
                 continue
-
-            def part_of(values: Any) -> tuple[Any, ...]:
-                return tuple(_without_first(v, i) for v, i in zip(values, at, strict=True))
-
-            kept = zip(target.run(target.inputs(case)), contract.outputs, strict=True)
-            whole = [_without_first(tensor, output.type.variadic_at) for tensor, output in kept]
-            alone = target.run(part_of(target.inputs(case)))
-            if are_same(whole, alone):
-                yield Finding(str(case))
-                continue
-            expected = target.expect(outputs_of_reference, part_of(case.values))
-            message, _ = find_difference(target, whole, expected, [f"`{o.name}`" for o in contract.outputs])
-            yield Finding(str(case), message and f"entries 1.. of the whole differ from the call on them: {message}")
+            whole = target.run(target.inputs(case))
+            starts = (1, max(counts) - 1) if is_invariant else (1,)  # without the first; the last alone
+            messages = (_compare_part(target, case, at, whole, start) for start in starts)
+            yield Finding(str(case), next(filter(None, messages), ""))
 
 
-def _without_first(value: Any, dim: int | None) -> Any:
-    """Returns a tensor without its first entry along a dimension; what has none, as it is."""
+def _compare_part(target: Target, case: Case, at: list[int | None], whole: Sequence[Any], start: int) -> str:
+    """Returns how the entries from `start` on differ from a call on them alone; "" if they do not."""
+    operator = target.operator
+
+    def part_of(values: Any) -> tuple[Any, ...]:
+        return tuple(_entries_from(start, v, i) for v, i in zip(values, at, strict=True))
+
+    outputs = operator.contract.outputs
+    kept = [_entries_from(start, t, o.type.variadic_at) for t, o in zip(whole, outputs, strict=True)]
+    alone = target.run(part_of(target.inputs(case)))
+    if operator.declaration.batch_invariant:
+        for output, a, b in zip(outputs, kept, alone, strict=True):
+            if output.type.variadic_at is not None and a is not None and not is_same(_one_nan(a), _one_nan(b)):
+                return f"`{output.name}`: the entries from {start} on have other bits in a call on them alone"
+        return ""
+    if are_same(kept, alone):
+        return ""
+    expected = target.expect(outputs_of_reference, part_of(case.values))
+    message, _ = find_difference(target, kept, expected, [f"`{o.name}`" for o in outputs])
+    return message and f"entries 1.. of the whole differ from the call on them: {message}"
+
+
+def _one_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in which all NaNs have the same bits."""
+    return tensor.masked_fill(tensor.isnan(), math.nan) if tensor.is_floating_point() else tensor
+
+
+def _entries_from(start: int, value: Any, dim: int | None) -> Any:
+    """Returns a tensor without its first entries along a dimension; what has none, as it is."""
     if dim is None or value is None or value.ndim <= dim or not value.shape[dim]:
         return value
-    return value.narrow(dim, 1, value.shape[dim] - 1)
+    return value.narrow(dim, start, value.shape[dim] - start)
 
 
 _TIMES = 4

@@ -48,7 +48,9 @@ def repository_pages() -> dict[Path, Path]:
     for path in (ROOT / "examples").rglob("*/README.md"):
         pages[path] = Path("examples", f"{path.parent.relative_to(ROOT / 'examples')}.md".replace("/", "-"))
     for path in (ROOT / "ops/src/opwright_ops").glob("*/NOTES.md"):
-        pages[path] = Path("operators", f"{path.parent.name}.md")
+        # Where a folder has several operators, the notes are on the page of the first.
+        first = re.search(r'@operator\("opwright_ops::(\w+)"', (path.parent / "op.py").read_text())
+        pages[path] = Path("operators", f"{first[1]}.md")
     return pages
 
 
@@ -309,6 +311,7 @@ def operator_page(operator) -> Iterator[str]:
     kind = "derived from the reference" if backward is None else f"`{backward.declaration.name}`, declared"
     promises = [] if declaration.deterministic else ["results may differ in the last bits from call to call"]
     promises += [f"precision: {declaration.precision}"] if declaration.precision else []
+    promises += ["Batch invariant: a row has the same bits in every batch."] if declaration.batch_invariant else []
     yield f"\nGradient: {kind}. Autocast: {declaration.autocast or 'none'}. {'; '.join(promises)}\n"
     yield f"## Reference\n\n{fence(inspect.getsource(declaration.reference), 'python')}"
     notes = folder / "NOTES.md"
@@ -317,7 +320,7 @@ def operator_page(operator) -> Iterator[str]:
         yield "## Derivations and measurements\n"
         yield relink(re.sub(r"^(#+) ", r"#\1 ", text, flags=re.MULTILINE), notes, PAGES[notes])
     else:
-        yield f"Derivations and measurements: [{folder.name}]({PAGES[notes].name}#derivations-and-measurements).\n"
+        yield f"Derivations and measurements: [{PAGES[notes].stem}]({PAGES[notes].name}#derivations-and-measurements).\n"
 
 
 def docstring_parts(text: str) -> Iterator[str]:

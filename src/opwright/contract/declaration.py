@@ -43,6 +43,7 @@ class Declaration(NamedTuple):
         deterministic: whether the same input gives the same bits again.
         precision: how much less precise than PyTorch it may be; None: not at all.
         batch_invariant: whether an entry of the variadic axis has the same bits in every batch.
+        shared_gradients: groups of inputs whose gradient is one tensor, which a backward returns for the first of them.
         generation: how often the schema of this name has changed in this process.
     """
 
@@ -60,6 +61,7 @@ class Declaration(NamedTuple):
     deterministic: bool = True
     precision: Precision | None = None
     batch_invariant: bool = False
+    shared_gradients: tuple[tuple[str, ...], ...] = ()
     body: CodeType | None = None
 
     @property
@@ -90,6 +92,7 @@ def declare(
     deterministic: bool = True,
     precision: Precision | None = None,
     batch_invariant: bool = False,
+    shared_gradients: Sequence[Sequence[str]] = (),
     local_names: Mapping[str, Any] | None = None,
     body: CodeType | None = None,
 ) -> Declaration:
@@ -151,6 +154,7 @@ def declare(
         deterministic=deterministic,
         precision=precision,
         batch_invariant=batch_invariant,
+        shared_gradients=_check_shared(contract, shared_gradients),
         body=body if body is not None and body.co_name == "<module>" else None,
     )
 
@@ -187,6 +191,27 @@ def _mark_constant(outputs: tuple[Output, ...], constant: Sequence[str], subject
             hint=f'`non_differentiable=["{names[-1]}"]`; a NamedTuple names outputs' if names else "",
         )
     return tuple(output._replace(is_constant=output.name in constant) for output in outputs)
+
+
+def _check_shared(contract: Contract, groups: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Returns groups of inputs with one gradient.
+
+    Raises:
+        DeclarationError: one is not an input that has a gradient, or has other axes or another dtype than the first.
+    """
+    known = {p.name: p for p in contract.parameters if p.is_differentiable and not p.optional and p.kind == "tensor"}
+    for group in groups:
+        for name in group:
+            if name not in known or known[name].type != known.get(group[0], known[name]).type:
+                reason = "is not a tensor that always has a gradient"
+                if name in known:
+                    reason = f"is `{known[name]}`, and `{group[0]}` is `{known[group[0]]}`: their gradients differ"
+                raise DeclarationError(
+                    contract.subject,
+                    f"`shared_gradients`: `{name}` {reason}",
+                    rows=[("expected", 'groups of names, as in `[("input", "residual")]`')],
+                )
+    return tuple(tuple(group) for group in groups)
 
 
 def declare_backward(
@@ -231,10 +256,11 @@ def declare_backward(
     signature = inspect.signature(reference, eval_str=True, locals=dict(local_names))
     annotated = signature.return_annotation is not inspect.Signature.empty
     outputs = read_outputs(signature.return_annotation, subject) if annotated else ()
+    given_elsewhere = {name for _, *others in forward.shared_gradients for name in others}
     derived = tuple(
         Output(f"grad_{p.name}", p.type, p.name if p.optional else None)
         for p in forward.contract.parameters
-        if p.is_differentiable and not p.mutated
+        if p.is_differentiable and not p.mutated and p.name not in given_elsewhere
     )
     if annotated and len(outputs) != len(derived):
         raise BackwardError(
@@ -248,6 +274,7 @@ def declare_backward(
         qualified_name=f"{forward.namespace}::{subject}",
         reference=reference,
         contract=contract,
+        shared_gradients=(),
         file=reference.__code__.co_filename,
         line=reference.__code__.co_firstlineno,
         forward=forward.qualified_name,

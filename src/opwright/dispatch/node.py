@@ -66,7 +66,7 @@ def recorder(
     parameters = ["_compute", *(p.name for p in plain), *counts, *(["*_flat"] if lists else [])]
     forward, backward = (
         _forward_lines(contract, saved, lists, plain, counts),
-        _backward_lines(contract, saved, backward_contract, lists, plain, counts),
+        _backward_lines(contract, saved, backward_contract, lists, plain, counts, declaration.shared_gradients),
     )
     source = "\n".join(
         [
@@ -155,6 +155,7 @@ def _backward_lines(
     lists: list[Parameter],
     plain: list[Parameter],
     counts: list[str],
+    shared: tuple[tuple[str, ...], ...],
 ) -> list[str]:
     kept = _kept(contract, saved)
     constants = [p.name for p in plain if not p.is_tensor]
@@ -187,6 +188,7 @@ def _backward_lines(
         else f"_{o.name}"
         for o in declared.outputs
     }
+    gradients |= {name: gradients[first] for first, *others in shared for name in others}
     returned = [gradients.get(p.name, "None") for p in plain]
     spread = [f"*([None] * {count})" for count in counts]
     return [*lines, f"return {', '.join(['None', *returned, *('None' for _ in counts), *spread])}"]

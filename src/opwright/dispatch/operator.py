@@ -45,6 +45,7 @@ def operator(
     deterministic: bool = True,
     precision: Precision | None = None,
     batch_invariant: bool = False,
+    shared_gradients: Sequence[Sequence[str]] = (),
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declares a PyTorch operator by its reference.
 
@@ -62,6 +63,8 @@ def operator(
         precision: "tf32" where products of float32 matrices are computed in TF32; `Factor(4, "reason")` where results
             may err four times what verify otherwise allows.
         batch_invariant: an entry of a variadic axis has the same bits whatever else is in the batch, in the backward too.
+        shared_gradients: groups of inputs whose gradient is one tensor, as the terms of a sum have it:
+            `[("input", "residual")]`. A declared backward returns it once, in the place of the first.
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
@@ -88,6 +91,7 @@ def operator(
                 deterministic=deterministic,
                 precision=precision,
                 batch_invariant=batch_invariant,
+                shared_gradients=shared_gradients,
                 local_names=frame.f_locals,
                 body=frame.f_code,
             )

@@ -160,8 +160,8 @@ void write_sums(compute_t<T>* sums, int64_t count, int64_t pitch, const View<T, 
 
 template <Norm kNorm, typename T>
 void backward(View<const T, 2> grad_output, View<const T, 2> grad_sum, View<const T, 2> input,
-              View<const T, 1> weight, double eps, View<T, 2> grad_input, View<T, 2> grad_residual,
-              View<T, 1> grad_weight, View<T, 1> grad_bias) {
+              View<const T, 1> weight, double eps, View<T, 2> grad_input, View<T, 1> grad_weight,
+              View<T, 1> grad_bias) {
   using S = compute_t<T>;
   const int64_t rows = input.size(0), n = input.size(1);
   input = with_adjacent_columns(input), grad_output = with_adjacent_columns(grad_output);
@@ -197,18 +197,13 @@ void backward(View<const T, 2> grad_output, View<const T, 2> grad_sum, View<cons
         const S scale = scale_of(totals[0], n, eps);
         const S mean_grad = kNorm == Norm::layer ? totals[2] / S(n) : S(0);
         const S slope = totals[1] * scale / S(n);
-        T *to = grad_input.data() + row * n, *also = nullptr;
-        const T* others = nullptr;
-        if (grad_sum.defined()) {
-          others = grad_sum.data() + row * grad_sum.stride(0);
-          also = grad_residual.data() + row * n;
-        }
+        T* to = grad_input.data() + row * n;
+        const T* others = grad_sum.defined() ? grad_sum.data() + row * grad_sum.stride(0) : nullptr;
         along<T>(n, [&]<typename R>(R, int64_t i) {
           const R g = read<R>(grads + i), y = (read<R>(from + i) - mean) * scale;
           R d = (weighted(R{}, i) - mean_grad - y * slope) * scale;
           if (others) d += read<R>(others + i);
           write(to + i, d);
-          if (also) write(also + i, d);
           write(weight_sums + i, read<R>(weight_sums + i) + g * y);
           if constexpr (kNorm == Norm::layer) write(bias_sums + i, read<R>(bias_sums + i) + g);
         });
@@ -229,8 +224,8 @@ template <typename T>
 void rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
                        View<const T, 1> weight, double eps, View<T, 2> grad_input,
                        View<T, 1> grad_weight) {
-  backward<Norm::rms>(grad_output, View<const T, 2>{}, input, weight, eps, grad_input, View<T, 2>{},
-                      grad_weight, View<T, 1>{});
+  backward<Norm::rms>(grad_output, View<const T, 2>{}, input, weight, eps, grad_input, grad_weight,
+                      View<T, 1>{});
 }
 
 template <typename T>
@@ -242,10 +237,9 @@ void add_rms_norm(View<const T, 2> input, View<const T, 2> residual, View<const 
 template <typename T>
 void add_rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> grad_sum,
                            View<const T, 1> weight, View<const T, 2> sum, double eps,
-                           View<T, 2> grad_input, View<T, 2> grad_residual,
-                           View<T, 1> grad_weight) {
-  backward<Norm::rms>(grad_output, grad_sum, sum, weight, eps, grad_input, grad_residual,
-                      grad_weight, View<T, 1>{});
+                           View<T, 2> grad_input, View<T, 1> grad_weight) {
+  backward<Norm::rms>(grad_output, grad_sum, sum, weight, eps, grad_input, grad_weight,
+                      View<T, 1>{});
 }
 
 template <typename T>
@@ -259,7 +253,7 @@ void layer_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
                          View<const T, 1> weight, View<const T, 1>, double eps,
                          View<T, 2> grad_input, View<T, 1> grad_weight, View<T, 1> grad_bias) {
   backward<Norm::layer>(grad_output, View<const T, 2>{}, input, weight, eps, grad_input,
-                        View<T, 2>{}, grad_weight, grad_bias);
+                        grad_weight, grad_bias);
 }
 
 OPWRIGHT_KERNEL(rms_norm, float, double, opwright::half, opwright::bfloat16)

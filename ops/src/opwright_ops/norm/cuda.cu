@@ -58,8 +58,7 @@ void add_rms_norm(View<const T, 2> input, View<const T, 2> residual, View<const 
 template <typename T>
 void add_rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> grad_sum,
                            View<const T, 1> weight, View<const T, 2> sum, double eps,
-                           View<T, 2> grad_input, View<T, 2> grad_residual, View<T, 1> grad_weight,
-                           cudaStream_t stream) {
+                           View<T, 2> grad_input, View<T, 1> grad_weight, cudaStream_t stream) {
   sum = with_adjacent_columns(sum), grad_output = with_adjacent_columns(grad_output);
   grad_sum = with_adjacent_columns(grad_sum);
   Backward<T> p{.rows = sum.size(0),
@@ -69,12 +68,11 @@ void add_rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> grad_s
                 .input = rows_of(sum),
                 .weight = columns_of(weight),
                 .eps = compute_t<T>(eps),
-                .grad_input = rows_of(grad_input),
-                .grad_residual = rows_of(grad_residual)};
+                .grad_input = rows_of(grad_input)};
   norm_backward<T, Norm::add_rms>(p,
                                   has_aligned_rows(sum) && has_aligned_rows(grad_output) &&
                                       has_aligned_rows(grad_sum) && has_aligned_rows(grad_input) &&
-                                      has_aligned_rows(grad_residual) && is_aligned_columns(weight),
+                                      is_aligned_columns(weight),
                                   grad_weight, {}, stream);
 }
 

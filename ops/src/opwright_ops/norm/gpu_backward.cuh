@@ -12,7 +12,7 @@ struct Backward {
   RowsOf<const T> grad_output, grad_sum, input;
   Columns<T> weight;
   compute_t<T> eps;
-  RowsOf<T> grad_input, grad_residual;
+  RowsOf<T> grad_input;
   // Sums of the columns: blocks x kinds x pitch, the kinds being weight and bias.
   compute_t<T>* partial;
   int64_t pitch;
@@ -242,7 +242,6 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
         read_one(2, p.grad_sum.row(row), k, column, other);
         OPWRIGHT_UNROLL
         for (int j = 0; j < N; ++j) to_input[j] += other[j];
-        mine.stream(p.grad_residual.row(row), column, to_input);
       }
       mine.stream(p.grad_input.row(row), column, to_input);
       if constexpr (Part::kIsHeld) {

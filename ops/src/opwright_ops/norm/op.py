@@ -83,7 +83,12 @@ class AddRmsNormOutputs(NamedTuple):
     sum: Float[Tensor, "*batch n"]
 
 
-@operator("opwright_ops::add_rms_norm", autocast="float32", batch_invariant=True)
+@operator(
+    "opwright_ops::add_rms_norm",
+    autocast="float32",
+    batch_invariant=True,
+    shared_gradients=[("input", "residual")],
+)
 def add_rms_norm(
     input: Float[Tensor, "*batch n"],
     residual: Float[Tensor, "*batch n"],
@@ -108,8 +113,7 @@ def add_rms_norm(
 @add_rms_norm.backward
 def add_rms_norm_backward(grad_output, grad_sum, weight, sum, *, eps=1e-6):
     to_sum, grad_weight = _rms_norm_gradients(grad_output, sum, weight, eps)
-    grad_input = (to_sum + _widened(grad_sum)).to(sum.dtype)
-    return grad_input, grad_input.clone(), grad_weight
+    return (to_sum + _widened(grad_sum)).to(sum.dtype), grad_weight
 
 
 @add_rms_norm.cost
@@ -119,7 +123,7 @@ def add_rms_norm_cost(input, residual, weight=None, *, eps=1e-6):
 
 @add_rms_norm_backward.cost
 def add_rms_norm_backward_cost(grad_output, grad_sum, weight, sum, *, eps=1e-6):
-    return 5 * _bytes(sum) + 2 * _bytes(weight), 12 * sum.numel()
+    return 4 * _bytes(sum) + 2 * _bytes(weight), 12 * sum.numel()
 
 
 @add_rms_norm.baseline

@@ -77,7 +77,7 @@ def problems() -> list[Problem]:
     ]
     found = []
     for operator, *rest in rows:
-        target = make_target(operator, None, None, "quick")
+        target = make_target(operator, None, None, "default")
         found.append(Problem(operator.__name__, operator, replace(target, memo={}), *rest))
     return found
 

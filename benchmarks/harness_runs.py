@@ -74,7 +74,7 @@ def _package(name: str, place: Path) -> None:
 
 
 def _callable(problem: Problem, place: Path | None) -> Judge:
-    """opwright.verify of any callable, quick: no contract, a large sample in float32, small ones in other dtypes."""
+    """opwright.verify of any callable: no contract, a large sample in float32, small ones in other dtypes."""
 
     def judge(candidate: Candidate) -> str:
         samples = [tuple(problem.normal(256, 384))]
@@ -85,7 +85,6 @@ def _callable(problem: Problem, place: Path | None) -> Judge:
             lambda *tensors: candidate.with_gradient(problem.values(*tensors)),
             reference=lambda *tensors: problem.reference(problem.values(*tensors)),
             samples=samples,
-            quick=True,
             checks=checks,
         )
         return "; ".join(f"{f.check}: {f.message}" for f in record.failures)

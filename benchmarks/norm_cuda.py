@@ -9,6 +9,7 @@ A copy moves the bytes that an operator must move: what it reads and writes, eac
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from summary import Figure, beside, update
 from opwright.machine import machine_card
 from opwright.records import builtins_of
 
-SHAPES = [(16384, 4096), (8192, 8192), (32768, 768), (4096, 32768), (4096, 1024), (128, 4096)]
+SMALL = [(4096, 1024), (128, 4096)]
+SHAPES = [(16384, 4096), (8192, 8192), (32768, 768), (4096, 32768), *SMALL]
 Call = Callable[..., Any]
 
 
@@ -67,8 +69,8 @@ def time_one(call: Call, inputs: Sequence[torch.Tensor], grads: Sequence[torch.T
     return forward, micros(lambda: torch.autograd.grad(outputs, leaves, grads, retain_graph=True))
 
 
-def compare(name: str, rows: int, n: int, dtype: torch.dtype, without: Sequence[str]) -> list[Figure]:
-    """Times a norm beside others on one shape, and shows it."""
+def compare(name: str, rows: int, n: int, dtype: torch.dtype, without: Sequence[str]) -> list[dict[str, float]]:
+    """Times a norm beside others on one shape, and shows it; returns the shares of a copy, forward and backward."""
     norm = NORMS[name]
     matrices = [torch.randn(rows, n, device="cuda", dtype=dtype) for _ in range(4)]
     count = norm.forward_passes // 2
@@ -81,15 +83,24 @@ def compare(name: str, rows: int, n: int, dtype: torch.dtype, without: Sequence[
         for label, call in candidates.items()
         if label not in without
     }
-    figures, line = [], f"{name:12s} {rows:5d} x {n:5d}"
+    line = f"{name:12s} {rows:5d} x {n:5d}"
     for i, direction in enumerate(("forward", "backward")):
         line += f"  {direction} copy {copies[i]:6.1f}"
         line += "".join(f"  {label} {t[i]:6.1f} ({copies[i] / t[i]:4.2f})" for label, t in times.items())
-        others = {label: t[i] for label, t in times.items() if label != "opwright"} | {"copy_": copies[i]}
-        ours = times["opwright"][i]
-        kind = str(dtype).removeprefix("torch.")
-        figures.append(Figure(f"{name} {rows} x {n} {kind}, {direction}", ours, "us", beside=beside(ours, others)))
     print(line, flush=True)
+    return [{label: copies[i] / t[i] for label, t in times.items()} for i in range(2)]
+
+
+def figures_of(name: str, kind: str, shares: Sequence[Sequence[dict[str, float]]]) -> list[Figure]:
+    """Returns the median share of a copy over the shapes, with the smallest and the largest, for both directions."""
+    figures = []
+    for i, direction in enumerate(("forward", "backward")):
+        each = {label: [shape[i][label] for shape in shares] for label in shares[0][i]}
+        ours = each.pop("opwright")
+        others = {label: statistics.median(values) for label, values in each.items()}
+        median = statistics.median(ours)
+        text = f"{name} {kind}, {direction}: share of a copy, median of {len(ours)} shapes"
+        figures.append(Figure(text, median, "of a copy", min(ours), max(ours), beside(median, others)))
     return figures
 
 
@@ -100,10 +111,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(NORMS), choices=list(NORMS))
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    figures = []
-    for rows, n in SHAPES:
-        for name in options.only:
-            figures += compare(name, rows, n, dtype, options.without)
+    shares = {
+        (name, rows, n): compare(name, rows, n, dtype, options.without) for rows, n in SHAPES for name in options.only
+    }
+    kind = options.dtype
+    figures = [
+        figure
+        for name in options.only
+        for figure in figures_of(name, kind, [shares[(name, *shape)] for shape in SHAPES if shape not in SMALL])
+    ]
     update(__file__, figures, builtins_of(machine_card(torch.device("cuda", 0))))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -199,9 +200,13 @@ def on_gpu(folder: Path) -> dict[str, Any]:
 
 
 def figures(result: dict[str, Any]) -> list[Figure]:
-    """Rows are medians, with the least as the lower end."""
+    """Rows are medians, with the least as the lower end; of several Tritons those of the newest."""
     found = []
+    versions = [part.partition(":")[0] for part in result if part.startswith("triton-")]
+    newest = max(versions, default="", key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
     for part, value in result.items():
+        if part.startswith("triton-") and part.partition(":")[0] != newest:
+            continue
         if isinstance(value, (int, float)):
             name, _, unit = part.partition(", ms")
             found.append(Figure(f"{name}{unit}", value, "ms"))

@@ -67,7 +67,7 @@ def run_worker(start: Start) -> None:
 
 def processes(runs: int) -> dict[str, Any]:
     """From the start of a process to its end, without a check."""
-    request = Request(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "quick", False)
+    request = Request(torch.nn.functional.gelu, torch.nn.functional.gelu, SAMPLES, "default", False)
     anew = start_anew(Work(request), [])
     return {
         "fork_ms": spread([1e3 * seconds_of(lambda: run_worker(fork(lambda channel: None))) for _ in range(4 * runs)]),

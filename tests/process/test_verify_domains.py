@@ -225,7 +225,8 @@ OPWRIGHT_KERNEL(rows, float)
 
 
 @pytest.mark.parametrize(
-    ("row", "verdict"), [("", ""), ("if (row == n - 1) row = 0", "numerics"), ("if (row >= 40000) row = 0", "numerics")]
+    ("row", "verdict"),
+    [("", ""), ("if (row == n - 1) row = 0", "numerics"), ("if (row >= 40000) row = 0", "boundaries")],
 )
 def test_negative_indices_are_left_out_where_the_domain_says_so(ns, row: str, verdict: str) -> None:
     @opwright.operator(f"{ns}_rows_{len(row)}::rows", cpu=ROWS.replace("ROW;", f"{row};"))

@@ -4,12 +4,16 @@ from opwright_ops.bias_gelu import bias_gelu
 from opwright_ops.d_sigmoid import d_sigmoid
 from opwright_ops.lstm import LSTM, LSTMStep, lstm, lstm_bidirectional, lstm_step, lstm_tier
 from opwright_ops.matmul_bias_gelu import matmul_bias_gelu
-from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
+from opwright_ops.norm import LayerNorm, RMSNorm, add_rms_norm, layer_norm, rms_norm
+from opwright_ops.patching import Patch, patch
 from opwright_ops.softmax import softmax
 
 __all__ = [
     "LSTM",
     "LSTMStep",
+    "LayerNorm",
+    "Patch",
+    "RMSNorm",
     "add_rms_norm",
     "bias_gelu",
     "d_sigmoid",
@@ -19,6 +23,7 @@ __all__ = [
     "lstm_step",
     "lstm_tier",
     "matmul_bias_gelu",
+    "patch",
     "rms_norm",
     "softmax",
 ]

@@ -1,0 +1,82 @@
+"""Modules of PyTorch in a model, replaced by those of this library."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from opwright_ops.lstm import LSTM
+from opwright_ops.norm.module import LayerNorm, RMSNorm
+
+# Those with the same attributes become modules of the other class where they are.
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {nn.RMSNorm: RMSNorm, nn.LayerNorm: LayerNorm}
+
+
+@dataclass
+class Patch:
+    """What `patch` did; `print` shows it.
+
+    Attributes:
+        replaced: the class of each module that was replaced, by its name in the model.
+        left: why a module was not replaced, by its name.
+    """
+
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Puts back what was replaced. The parameters are the same all along."""
+        while self._undo:
+            self._undo.pop()()
+        self.replaced = {}
+
+    def __str__(self) -> str:
+        counts = Counter(self.replaced.values())
+        done = ", ".join(f"{count} nn.{name}" for name, count in sorted(counts.items())) or "nothing"
+        return "\n".join([f"replaced {done}", *(f"left `{name}`: {reason}" for name, reason in self.left.items())])
+
+
+def patch(model: nn.Module) -> Patch:
+    """Replaces each nn.RMSNorm, nn.LayerNorm and nn.LSTM of a model, in place.
+
+    Parameters, their names and optimizers stay as they are. Modules of derived classes, which may compute something
+    else, are not touched.
+
+    Returns:
+        What was replaced, and what was left and why; its `undo()` puts everything back.
+    """
+    done = Patch()
+    made: dict[nn.Module, nn.Module] = {}
+    for name, module in [*model.named_modules(remove_duplicate=False)]:
+        kind = type(module)
+        if kind in _CLASSES:
+            module.__class__ = _CLASSES[kind]
+            done._undo.append(lambda module=module, kind=kind: setattr(module, "__class__", kind))
+            done.replaced[name] = kind.__name__
+        elif kind is nn.LSTM:
+            _replace_lstm(model, name, module, made, done)
+    return done
+
+
+def _replace_lstm(model: nn.Module, name: str, module: nn.LSTM, made: dict[nn.Module, nn.Module], done: Patch) -> None:
+    if not name:
+        done.left[name] = "it is the model itself: `LSTM.from_torch(model)` returns another one"
+        return
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        done.left[name] = "it has hooks, which would not be called"
+        return
+    if module not in made:
+        try:
+            made[module] = LSTM.from_torch(module)
+        except ValueError as error:
+            done.left[name] = str(error).splitlines()[0]
+            return
+    parent, _, child = name.rpartition(".")
+    holder = model.get_submodule(parent)
+    setattr(holder, child, made[module])
+    done._undo.append(lambda: setattr(holder, child, module))
+    done.replaced[name] = "LSTM"

@@ -1,0 +1,105 @@
+"""Modules of a model that are replaced: the same results, parameters and names; and back again."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opwright_ops
+from opwright_ops import LSTM, LayerNorm, RMSNorm
+
+pytestmark = pytest.mark.compiler
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.rnn = nn.LayerNorm(12), nn.LSTM(12, 6, bidirectional=True)
+        self.rms, self.planes = nn.RMSNorm(12), nn.LayerNorm((3, 4), bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.rms(self.rnn(self.norm(x))[0])
+        return self.planes(y.unflatten(-1, (3, 4)))
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    y = model(x)
+    torch.manual_seed(1)
+    return [y, *torch.autograd.grad(y, list(model.parameters()), torch.randn(y.shape))]
+
+
+def test_a_model_computes_the_same() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    x, plain = torch.randn(5, 2, 12), copy.deepcopy(model)
+    parameters = dict(model.named_parameters())
+    done = opwright_ops.patch(model)
+    assert done.replaced == {"norm": "LayerNorm", "rnn": "LSTM", "rms": "RMSNorm", "planes": "LayerNorm"}
+    assert str(done) == "replaced 1 nn.LSTM, 2 nn.LayerNorm, 1 nn.RMSNorm"
+    assert [type(m) for m in model.children()] == [LayerNorm, LSTM, RMSNorm, LayerNorm]
+    for found, wanted in zip(gradients(model, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert all(value is parameters[name] for name, value in model.named_parameters())
+    assert list(model.state_dict()) == list(plain.state_dict())
+    done.undo()
+    assert [type(m) for m in model.children()] == [nn.LayerNorm, nn.LSTM, nn.RMSNorm, nn.LayerNorm]
+    assert done.replaced == {}
+    torch.testing.assert_close(model(x), plain(x))
+
+
+def test_a_module_that_two_places_share_stays_one() -> None:
+    rnn, norm = nn.LSTM(4, 4), nn.LayerNorm(4)
+    model = nn.ModuleDict({"a": rnn, "b": rnn, "c": norm, "d": norm})
+    done = opwright_ops.patch(model)
+    assert model["a"] is model["b"]
+    assert model["c"] is model["d"] is norm
+    assert (type(model["a"]), type(norm)) == (LSTM, LayerNorm)
+    done.undo()
+    assert model["a"] is model["b"] is rnn
+    assert type(norm) is nn.LayerNorm
+
+
+def test_what_is_left() -> None:
+    class Own(nn.LayerNorm):
+        pass
+
+    hooked = nn.LSTM(3, 3)
+    hooked.register_forward_hook(lambda *_: None)
+    model = nn.ModuleDict({"own": Own(3), "hooked": hooked})
+    done = opwright_ops.patch(model)
+    assert str(done) == "replaced nothing\nleft `hooked`: it has hooks, which would not be called"
+    assert type(model["own"]) is Own
+    alone = nn.LSTM(3, 3)
+    assert opwright_ops.patch(alone).left == {
+        "": "it is the model itself: `LSTM.from_torch(model)` returns another one"
+    }
+
+
+def result_of(module: nn.Module, x: Tensor) -> Tensor | str:
+    try:
+        return module(x)
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # PyTorch's, of its slow path
+@pytest.mark.parametrize("module", [nn.RMSNorm, nn.LayerNorm])
+def test_what_the_operators_do_not_take_is_pytorchs(module: type[nn.Module]) -> None:
+    """An input of another dtype than the weight, and of another shape."""
+    plain = module(6)
+    model = nn.Sequential(copy.deepcopy(plain))
+    opwright_ops.patch(model)
+    for x in (torch.randn(2, 5), torch.randn(2, 1), torch.randn(2, 6).double(), torch.randn(2, 6).bfloat16()):
+        found, wanted = result_of(model, x), result_of(plain, x)
+        assert found == wanted if isinstance(wanted, str) else torch.equal(found, wanted)
+
+
+def test_the_default_eps_of_rms_norm() -> None:
+    x = torch.full((1, 4), 1e-4)
+    model = nn.Sequential(nn.RMSNorm(4, elementwise_affine=False))
+    wanted = model(x)
+    opwright_ops.patch(model)
+    torch.testing.assert_close(model(x), wanted)

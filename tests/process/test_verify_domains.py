@@ -374,6 +374,28 @@ def test_an_order_of_sums_that_follows_from_the_batch(ns, turned: str, batch_inv
     assert not verdict or "have other bits in a call on them alone" in found
 
 
+@pytest.mark.parametrize(("divisor", "verdict"), [("n", ""), ("(n + (rows > 4 ? 1e-3 : 0))", "independence")])
+def test_a_result_that_depends_on_the_batch(ns, divisor: str, verdict: str) -> None:
+    source = MEANS.replace("TURNED", "false").replace("T(n)", f"T({divisor})")
+
+    @opwright.operator(f"{ns}_{len(divisor)}::means", cpu=source)
+    def means(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+        return x.mean(-1)
+
+    found = judge(means, "independence")
+    assert found.partition(":")[0] == verdict, found
+
+
+def test_products_that_pytorch_rounds_otherwise_in_a_part_of_the_batch(ns) -> None:
+    """Its product of matrices in bfloat16 adds up in another order for fewer rows."""
+
+    @opwright.operator(f"{ns}::product")
+    def product(x: Float[Tensor, "*batch k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*batch n"]:
+        return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight))
+
+    assert judge(product, "independence") == ""
+
+
 def test_batch_invariance_needs_a_variadic_axis(ns) -> None:
     with pytest.raises(DeclarationError, match="entries of a variadic axis, and no output has one"):
 

@@ -15,8 +15,11 @@ void row_max(View<const T, 2> x, View<T, 1> value, View<int64_t, 1> index) {
   opwright::check(x.size(1) > 0, "a row without elements has no maximum");
   for (int64_t i = 0; i < x.size(0); ++i) {
     int64_t best = 0;
-    for (int64_t j = 1; j < x.size(1); ++j)
-      if (float(x(i, j)) > float(x(i, best))) best = j;
+    for (int64_t j = 1; j < x.size(1); ++j) {
+      const float most = x(i, best), value = x(i, j);
+      if (most != most) break;  // the first NaN is the maximum, as in PyTorch
+      if (!(value <= most)) best = j;
+    }
     value(i) = x(i, best);
     index(i) = best;
   }

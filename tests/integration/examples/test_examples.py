@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +59,15 @@ def load_file(path: Path) -> ModuleType:
 @pytest.mark.parametrize("example", [name for name in NUMBERED if "cuda" not in name])
 def test_a_numbered_example(example: str, follow) -> None:
     follow(example)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("example", [name for name in NUMBERED if "verify" not in name])
+def test_a_numbered_example_is_right(example: str) -> None:
+    for file in (EXAMPLES / example).glob("*.py"):
+        command = ["verify", str(file), "--check", "numerics", "--check", "boundaries", "--device", "cpu"]
+        done = subprocess.run([sys.executable, "-m", "opwright", *command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.compiler

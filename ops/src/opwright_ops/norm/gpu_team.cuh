@@ -41,8 +41,10 @@ struct Columns {
 };
 
 __device__ inline uint32_t cluster_rank() {
-  uint32_t rank;
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
   return rank;
 }
 

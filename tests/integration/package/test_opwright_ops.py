@@ -10,14 +10,15 @@ import pytest
 
 from opwright.package.audit import audit_wheel
 
-pytestmark = pytest.mark.compiler
+# The first to come builds the wheel: kernels for three GPUs and the LSTM, minutes on two cores.
+pytestmark = [pytest.mark.compiler, pytest.mark.timeout(1800)]
 
 
 def test_nothing_is_wrong_with_it(wheel: Path, has_nvcc: bool) -> None:
     audit = audit_wheel(wheel)
     assert not audit.problems
     assert [r for r in audit.remarks if "Triton" not in r] == []
-    assert wheel.stat().st_size < 8e6
+    assert wheel.stat().st_size < 10e6
     if has_nvcc:
         assert dict(audit.facts)["  GPU code"] == "sm_80 sm_90 sm_100 compute_100"
 

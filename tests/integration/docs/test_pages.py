@@ -100,7 +100,8 @@ NOT_RUN = {
 @pytest.fixture(scope="module")
 def own(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables of a fresh environment, with a store in which nothing is built."""
-    return environment | {"OPWRIGHT_CACHE_DIR": str(tmp_path_factory.mktemp("pages"))}
+    # Unbuffered, since a page shows both streams of a command in the order of their lines.
+    return environment | {"OPWRIGHT_CACHE_DIR": str(tmp_path_factory.mktemp("pages")), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.mark.compiler

@@ -146,8 +146,9 @@ def test_the_kernel_of_the_guide(ns):
     def elman(x: Float[Tensor, "T I"], w_in: Float[Tensor, "H I"], w: Float[Tensor, "H H"]) -> Float[Tensor, "T H"]:
         return x @ w_in.T  # not what the kernel gives
 
-    x, w_in, w = torch.randn(20, 5), torch.randn(7, 5), torch.randn(7, 7)
-    cell = torch.nn.RNN(5, 7, bias=False)
+    # Such weights may double a rounding error at each of the steps.
+    x, w_in, w = (torch.randn(shape, dtype=torch.float64) for shape in ((20, 5), (7, 5), (7, 7)))
+    cell = torch.nn.RNN(5, 7, bias=False, dtype=torch.float64)
     cell.weight_ih_l0.data, cell.weight_hh_l0.data = w_in, w
     torch.testing.assert_close(elman(x, w_in, w), cell(x)[0].detach())
 

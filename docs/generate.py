@@ -320,7 +320,8 @@ def operator_page(operator) -> Iterator[str]:
         yield "## Derivations and measurements\n"
         yield relink(re.sub(r"^(#+) ", r"#\1 ", text, flags=re.MULTILINE), notes, PAGES[notes])
     else:
-        yield f"Derivations and measurements: [{PAGES[notes].stem}]({PAGES[notes].name}#derivations-and-measurements).\n"
+        page = PAGES[notes]
+        yield f"Derivations and measurements: [{page.stem}]({page.name}#derivations-and-measurements).\n"
 
 
 def docstring_parts(text: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.compiler
 CALLS = ("numerics", "boundaries", "fresh data")
 
 
-def judge(function, *checks: str) -> str:
+def failure_of(function, *checks: str) -> str:
     """Returns the first failure of an operator, "" if there is none; of all checks on few inputs, if none is named."""
     return first_failure(opwright.verify(function, checks=checks or None, quick=not checks))
 
@@ -61,7 +61,7 @@ def test_values_outside_of_a_domain_are_left_out_and_its_ends_are_tried(ns, kind
     def entropy(p: Annotated[Float[Tensor, "n"], Range(1e-45, 1)]) -> Float[Tensor, "n"]:
         return -p * p.log()
 
-    found = judge(entropy, *CALLS)
+    found = failure_of(entropy, *CALLS)
     assert found.partition(":")[0] == verdict, found
 
 
@@ -85,7 +85,7 @@ def nll(
 
 
 def test_probabilities_and_labels_pass_every_check() -> None:
-    assert judge(nll) == ""
+    assert failure_of(nll) == ""
 
 
 def test_a_sample_outside_of_a_domain_is_an_error() -> None:
@@ -233,7 +233,7 @@ def test_negative_indices_are_left_out_where_the_domain_says_so(ns, row: str, ve
     def rows(table: Float[Tensor, "n d"], index: Annotated[Int64[Tensor, "m"], Index("n")]) -> Float[Tensor, "m d"]:
         return table[index]
 
-    found = judge(rows, "numerics", "boundaries")
+    found = failure_of(rows, "numerics", "boundaries")
     assert found.partition(":")[0] == verdict, found
 
 
@@ -330,7 +330,7 @@ def test_sums_in_any_order_are_held_to_the_allowance(ns, result: str, determinis
         if not verdict or deterministic
         else ("numerics",)
     )
-    found = judge(op, *checks)
+    found = failure_of(op, *checks)
     assert found.partition(":")[0] == verdict, found
 
 
@@ -369,7 +369,7 @@ def test_an_order_of_sums_that_follows_from_the_batch(ns, turned: str, batch_inv
     def means(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
         return x.mean(-1)
 
-    found = judge(means, "numerics", "independence")
+    found = failure_of(means, "numerics", "independence")
     assert found.partition(":")[0] == verdict, found
     assert not verdict or "have other bits in a call on them alone" in found
 
@@ -382,7 +382,7 @@ def test_a_result_that_depends_on_the_batch(ns, divisor: str, verdict: str) -> N
     def means(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
         return x.mean(-1)
 
-    found = judge(means, "independence")
+    found = failure_of(means, "independence")
     assert found.partition(":")[0] == verdict, found
 
 
@@ -393,7 +393,7 @@ def test_products_that_pytorch_rounds_otherwise_in_a_part_of_the_batch(ns) -> No
     def product(x: Float[Tensor, "*batch k"], weight: Float[Tensor, "n k"]) -> Float[Tensor, "*batch n"]:
         return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight))
 
-    assert judge(product, "independence") == ""
+    assert failure_of(product, "independence") == ""
 
 
 def test_batch_invariance_needs_a_variadic_axis(ns) -> None:
@@ -517,7 +517,7 @@ def scaled(x: Float[Tensor, "*b n"], scale: Float32[Tensor, "n"]) -> Float[Tenso
 
 def test_autocast_leaves_a_single_dtype_out_of_its_policy() -> None:
     """The check took the float32 of `scale` for one that `x` is promoted to."""
-    assert judge(scaled, "autocast", "vmap", "gradients", "gradient numerics", "opcheck") == ""
+    assert failure_of(scaled, "autocast", "vmap", "gradients", "gradient numerics", "opcheck") == ""
 
 
 # --- every input -------------------------------------------------------------------------------------------
@@ -540,6 +540,6 @@ def test_no_check_gives_a_kernel_a_value_outside_of_its_domain(ns) -> None:
     def inverse(x: Annotated[Float[Tensor, "n"], Range(5, 10)]) -> Float[Tensor, "n"]:
         return 1 / x
 
-    assert judge(inverse) == ""
+    assert failure_of(inverse) == ""
     with pytest.raises(KernelError, match="outside of its domain"):
         inverse(torch.tensor([4.0]))

@@ -15,7 +15,7 @@ from opwright.verify.inputs.boundaries import _sizes_in
 pytestmark = pytest.mark.compiler
 
 
-def judge(function, *checks: str) -> str:
+def failure_of(function, *checks: str) -> str:
     """Returns the first failure of an operator, "" if there is none."""
     record = opwright.verify(function, checks=checks)
     assert record.backends == ["cpu"]
@@ -64,7 +64,7 @@ def make_gather(ns: str, kernel: str):
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_indices_of_the_whole_range_and_beyond_it(ns, kind: str) -> None:
-    found = judge(make_gather(ns, GATHER.replace("ROW", ROWS[kind])), "boundaries")
+    found = failure_of(make_gather(ns, GATHER.replace("ROW", ROWS[kind])), "boundaries")
     assert found.startswith("" if "right" in kind else "boundaries"), found
     assert bool(found) == ("right" not in kind), found
 
@@ -123,7 +123,7 @@ def test_integers_that_are_no_indices_take_every_value(ns, loop: str, is_right: 
     def first_sum(x: Float[Tensor, "m n"], lengths: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
         return torch.where(torch.arange(x.shape[1]) < lengths[:, None], x, 0).sum(-1)
 
-    assert (judge(first_sum, "boundaries") == "") == is_right
+    assert (failure_of(first_sum, "boundaries") == "") == is_right
 
 
 # --- special values ----------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_special_values_at_every_place_of_a_row(ns, where: str) -> None:
     def row_max(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
         return x.amax(-1)
 
-    assert (judge(row_max, "boundaries") == "") == (where == "false")
+    assert (failure_of(row_max, "boundaries") == "") == (where == "false")
 
 
 LOG_SUM = """
@@ -183,7 +183,7 @@ def test_rows_of_one_special_value(ns, shift: str, is_right: bool) -> None:
     def log_sum(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
         return x.logsumexp(-1)
 
-    assert (judge(log_sum, "boundaries") == "") == is_right
+    assert (failure_of(log_sum, "boundaries") == "") == is_right
 
 
 SHIFT = """
@@ -220,7 +220,7 @@ def make_shift(ns: str, wrong: str):
     ],
 )
 def test_special_values_after_the_first_vector(ns, wrong: str) -> None:
-    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+    assert failure_of(make_shift(ns, wrong), "boundaries").startswith("boundaries")
 
 
 # --- sizes -------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_special_values_after_the_first_vector(ns, wrong: str) -> None:
     ],
 )
 def test_sizes_at_the_multiples_of_tiles(ns, wrong: str) -> None:
-    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+    assert failure_of(make_shift(ns, wrong), "boundaries").startswith("boundaries")
 
 
 @pytest.mark.parametrize(
@@ -258,15 +258,15 @@ def test_sizes_at_the_multiples_of_tiles(ns, wrong: str) -> None:
     ],
 )
 def test_sizes_that_the_source_names(ns, wrong: str) -> None:
-    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+    assert failure_of(make_shift(ns, wrong), "boundaries").startswith("boundaries")
 
 
 def test_sizes_have_numbers_of_their_own(ns) -> None:
     """A kernel that is wrong for one input in three passed, because the same row came with every size."""
     wrong = "n < 40 && i == 17 && j == n - 1 && x(17, 0) < x(16, 0) && x(16, 0) < x(15, 0)"
-    assert judge(make_shift(ns, wrong), "boundaries").startswith("boundaries")
+    assert failure_of(make_shift(ns, wrong), "boundaries").startswith("boundaries")
     other = wrong.replace("<", ">").replace("n > 40", "n < 40")
-    assert judge(make_shift(ns, other), "boundaries").startswith("boundaries")
+    assert failure_of(make_shift(ns, other), "boundaries").startswith("boundaries")
 
 
 def test_only_integers_of_the_code_are_sizes() -> None:
@@ -276,7 +276,7 @@ def test_only_integers_of_the_code_are_sizes() -> None:
 
 
 def test_right_kernels_pass_at_all_boundaries(ns) -> None:
-    assert judge(make_shift(ns, "false"), "boundaries") == ""
+    assert failure_of(make_shift(ns, "false"), "boundaries") == ""
 
 
 # --- options -----------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_options_are_negative_zero_and_extreme(ns, place: str, is_right: bool) -
         n = x.shape[-1]
         return x[..., (torch.arange(n) - by % max(n, 1)) % max(n, 1)]
 
-    assert (judge(roll, "boundaries") == "") == is_right
+    assert (failure_of(roll, "boundaries") == "") == is_right
 
 
 def test_a_kernel_may_take_an_option_that_overflows_in_the_reference(ns) -> None:
@@ -321,7 +321,7 @@ def test_a_kernel_may_take_an_option_that_overflows_in_the_reference(ns) -> None
 
     with pytest.raises(RuntimeError, match="SymInt"):
         torch.roll(torch.zeros(7), -(2**62) - 1)
-    assert judge(roll, "boundaries") == ""
+    assert failure_of(roll, "boundaries") == ""
 
 
 def test_what_the_contract_refuses_is_no_input(ns) -> None:
@@ -362,7 +362,7 @@ def test_options_that_the_reference_refuses_are_refused(ns, before: str, is_righ
     def column(x: Float[Tensor, "*batch n"], at: int = 1) -> Float[Tensor, "*batch"]:
         return x.select(-1, at).clone()
 
-    assert (judge(column, "boundaries") == "") == is_right
+    assert (failure_of(column, "boundaries") == "") == is_right
 
 
 SOFT = """
@@ -385,7 +385,7 @@ def test_numbers_are_negative_zero_and_extreme(ns, formula: str, is_right: bool)
     def leaky(x: Float[Tensor, "*s"], slope: float = 0.01) -> Float[Tensor, "*s"]:
         return torch.where(x > 0, x, slope * x)
 
-    assert (judge(leaky, "boundaries") == "") == is_right
+    assert (failure_of(leaky, "boundaries") == "") == is_right
 
 
 # --- outputs in other memory -------------------------------------------------------------------------------
@@ -419,9 +419,9 @@ def test_outputs_of_every_layout_and_in_the_memory_of_an_argument(ns, write, mon
         write(values, out, values[0] + values[1])
         return out
 
-    assert judge(shift, "outputs written") == ""
+    assert failure_of(shift, "outputs written") == ""
     monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
-    assert judge(shift, "outputs written").startswith("outputs written")
+    assert failure_of(shift, "outputs written").startswith("outputs written")
 
 
 @pytest.mark.parametrize(("error", "is_right"), [(2**-23, True), (2**-12, False)])
@@ -435,7 +435,7 @@ def test_a_kernel_may_round_otherwise_where_its_output_lies_otherwise(ns, error,
         return out if out.data_ptr() % 64 == 0 else out.mul_(1 + error)
 
     monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
-    assert (judge(shift, "outputs written") == "") == is_right
+    assert (failure_of(shift, "outputs written") == "") == is_right
 
 
 def test_an_output_that_shares_memory_with_itself_must_be_refused(ns, monkeypatch) -> None:
@@ -450,7 +450,7 @@ def test_an_output_that_shares_memory_with_itself_must_be_refused(ns, monkeypatc
         return whole(values, out)
 
     monkeypatch.setattr(shift.operator, "call_with_out", call_with_out)
-    assert "expanded `out=`: it is accepted, although its elements share memory" in judge(shift, "outputs written")
+    assert "expanded `out=`: it is accepted, although its elements share memory" in failure_of(shift, "outputs written")
 
 
 PRODUCT = """
@@ -470,7 +470,7 @@ def test_arguments_that_overlap(ns, wrong: str) -> None:
     def product(x: Float[Tensor, "*s"], y: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         return x * y
 
-    assert (judge(product, "determinism") == "") == (wrong == "false")
+    assert (failure_of(product, "determinism") == "") == (wrong == "false")
 
 
 # --- chunks ------------------------------------------------------------------------------------------------
@@ -497,7 +497,7 @@ def test_boundaries_of_chunks_fall_everywhere(ns, wrong: str) -> None:
     def double_(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         return 2 * x
 
-    found = judge(double_, "chunks")
+    found = failure_of(double_, "chunks")
     assert found.startswith("" if wrong in ("false", "begin > 100000000") else "chunks: "), found
     assert bool(found) == (wrong not in ("false", "begin > 100000000"))
 
@@ -532,4 +532,4 @@ def test_strides_of_a_mutated_argument(ns, kind: str) -> None:
     def add_rows(sum: opwright.Mutates[Float[Tensor, "m n"]], x: Float[Tensor, "m n"]) -> None:
         sum.add_(x)
 
-    assert (judge(add_rows, "numerics") == "") == (kind == "right")
+    assert (failure_of(add_rows, "numerics") == "") == (kind == "right")

@@ -75,12 +75,9 @@ class Input:
 
     def __init__(self, direction: str, plan: Plan, settings: Settings) -> None:
         self.direction, self.plan, self._settings = direction, plan, settings
-        self.case, self.named_case, self.name, self.dtype = (
-            "",
-            "",
-            direction,
-            "",
-        )  # a large one takes its time to make: see `visit`
+        # `visit` sets these: a large input takes time to make.
+        self.case = self.named_case = self.dtype = ""
+        self.name = direction
         self.visits: list[Timed] = []
         self._peaks: dict[str, int | None] = {}
         self._cost = Cost(0)
@@ -165,7 +162,8 @@ class Input:
         took_s = perf_counter() - started
         if took_s > call_limit_s:
             raise TooSlow(
-                f"{self.name}: a call of {name} takes {with_unit(1e6 * took_s, TIME)}; `--seconds {math.ceil(took_s)}` measures it"
+                f"{self.name}: a call of {name} takes {with_unit(1e6 * took_s, TIME)}; "
+                f"`--seconds {math.ceil(took_s)}` measures it"
             )
 
     def _look_at_cost(self, work: Workload, results: list[Any]) -> None:
@@ -252,8 +250,8 @@ def _warn_of_clocks(timing: Timing) -> list[str]:
         return []
     events = max(timing.warm_us, timing.host_us)
     return [
-        f"timed by events it takes {with_unit(events, TIME)}, {name} {with_unit(other, TIME)}: work on a stream other than "
-        "`torch.cuda.current_stream()` is missing in the first, or another process uses the GPU (`nvidia-smi`)"
+        f"timed by events it takes {with_unit(events, TIME)}, {name} {with_unit(other, TIME)}: work on a stream other "
+        "than `torch.cuda.current_stream()` is missing in the first, or another process uses the GPU (`nvidia-smi`)"
         for name, other in (("by the host's clock", timing.wall_us), ("as a graph", timing.graph_us))
         if other is not None and other > _CLOCK_FACTOR * events + _LAUNCHES_US
     ]

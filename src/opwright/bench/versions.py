@@ -229,7 +229,8 @@ class Duel:
         if call_s > _MAX_CALL * max(self._limit, 1.0):
             enough = math.ceil(call_s / _MAX_CALL)
             self._left_out[name] = (
-                f"{name}: a call of the base takes {with_unit(1e6 * call_s, TIME)}; `--seconds {enough}` has time for it"
+                f"{name}: a call of the base takes {with_unit(1e6 * call_s, TIME)}; "
+                f"`--seconds {enough}` has time for it"
             )
 
     def _core(self, number: int) -> int | None:

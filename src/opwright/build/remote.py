@@ -103,9 +103,8 @@ class RemoteStore:
                 return entry
             time.sleep(_POLL_SECONDS)
             archive, claim = self._archive(request), f"{folder}/{first}"
-            does_not_fit = self._exists(
-                archive
-            )  # made by another compiler, say: the claim ends when there is a new one
+            # By another compiler, for example. The machine with the claim replaces it, and then drops the claim.
+            does_not_fit = self._exists(archive)
             while first and time.monotonic() < deadline and self._exists(claim):
                 if not does_not_fit and self._exists(archive):
                     break

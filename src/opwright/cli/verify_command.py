@@ -47,7 +47,7 @@ def verify_operators(
             numerics, gradient subsets, gradient layouts, repeated backward, vmap, autocast, copy, opcheck, compile,
             export, sharding, side stream, other device, graph, chunks, threads, memory, leaks.
         only: Run only cases whose description contains this text.
-        quick: The default; for scripts that ask for it.
+        quick: Has no effect, and is kept for scripts that pass it: the default is as quick.
         full: The same checks on more inputs: minutes for an operator.
         device: Run on this device, cpu, cuda or cuda:1; may be repeated. By default on the CPU, and on the
             GPU when there is one and a CUDA kernel for it.

@@ -211,7 +211,7 @@ def _check_shared(contract: Contract, groups: Sequence[Sequence[str]]) -> tuple[
                     f"`shared_gradients`: `{name}` {reason}",
                     rows=[("expected", 'groups of names, as in `[("input", "residual")]`')],
                 )
-    return tuple(tuple(group) for group in groups)
+    return tuple(tuple(group) for group in groups if group)
 
 
 def declare_backward(

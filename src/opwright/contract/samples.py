@@ -22,8 +22,9 @@ _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 # parallel kernels use all their threads.
 _LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
 _LARGE_BATCH = (3, 13)
-_MOST_OPTION_SETS = {"default": 4, "full": 16}  # but each option alone, and each pair of them, is in them
-_MOST_COMBINATIONS = 2**12  # that sets are chosen from
+# Sets of options; more of them where that many do not hold each option alone and each pair of options.
+_MAX_OPTION_SETS = {"default": 4, "full": 16}
+_MAX_COMBINATIONS = 2**12  # from which the sets are chosen
 _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
@@ -306,7 +307,7 @@ class Sweep:
                 yield f"empty {name}", {**base, name: 0}, batch
 
     def option_sets(self) -> list[dict[str, Any]]:
-        """Returns combinations of options: the defaults, each option alone otherwise, others in which all pairs meet.
+        """Returns combinations of options: the defaults, each option changed alone, others until all pairs are covered.
 
         Integers and numbers have a second value: a kernel that ignores one is right at one value only. Integers that
         are sizes of inputs keep theirs.
@@ -330,10 +331,10 @@ class Sweep:
             axes.append([(p.name, value) for value in values])
         defaults = [values[0] for values in axes]
         alone = [[*defaults[:i], value, *defaults[i + 1 :]] for i, values in enumerate(axes) for value in values[1:]]
-        every = list(map(list, itertools.islice(itertools.product(*axes), _MOST_COMBINATIONS)))
-        most = _MOST_OPTION_SETS[self.effort]
-        if len(every) > most:
-            every = _meet_in_pairs([defaults, *alone], every, most)
+        every = [list(combination) for combination in itertools.islice(itertools.product(*axes), _MAX_COMBINATIONS)]
+        limit = _MAX_OPTION_SETS[self.effort]
+        if len(every) > limit:
+            every = _cover_pairs([defaults, *alone], every, limit)
         return [dict(combination) for combination in every]
 
     # --- one case ----------------------------------------------------------------------------------------
@@ -469,8 +470,8 @@ class Sweep:
         return lay_out(fill, shape, layout)
 
 
-def _meet_in_pairs(chosen: list[list[Any]], every: Sequence[list[Any]], least: int) -> list[list[Any]]:
-    """Returns combinations with others behind them, until every two values that meet in any meet in one of these."""
+def _cover_pairs(chosen: list[list[Any]], every: Sequence[list[Any]], least: int) -> list[list[Any]]:
+    """Adds combinations to those chosen until each pair of values is in one of them, and there are at least `least`."""
 
     def pairs_in(combination: list[Any]) -> set[Any]:
         return set(itertools.combinations(combination, 2))

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # only here: a process whose operators have no kernels never 
     from opwright.build.load import Library
 
 
-def finder_of(declaration: Declaration) -> Callable[[str], bool]:
-    """Returns what tells whether an operator has a kernel for a type of device."""
-    return declaration.sources.__contains__
+def has_kernel(declaration: Declaration, device: str) -> bool:
+    """Returns whether an operator has a kernel for a type of device."""
+    return device in declaration.sources
 
 
 def has_every_kernel(declaration: Declaration) -> bool:

@@ -62,7 +62,8 @@ def operator(
         deterministic: False where the last bits of a result vary from call to call, as sums by atomics do.
         precision: "tf32" where products of float32 matrices are computed in TF32; `Factor(4, "reason")` where results
             may err four times what verify otherwise allows.
-        batch_invariant: an entry of a variadic axis has the same bits whatever else is in the batch, in the backward too.
+        batch_invariant: an entry of a variadic axis has the same bits whatever else is in the batch. This holds for
+            the backward, too.
         shared_gradients: groups of inputs whose gradient is one tensor, as the terms of a sum have it:
             `[("input", "residual")]`. A declared backward returns it once, in the place of the first.
 
@@ -118,7 +119,7 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
             declaration,
             arguments,
             reference,
-            has_kernel=kernels.finder_of(declaration),
+            has_kernel=partial(kernels.has_kernel, declaration),
             has_every_kernel=kernels.has_every_kernel(declaration),
         )
         functions = Functions(

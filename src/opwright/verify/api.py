@@ -71,8 +71,8 @@ def verify(
             inputs are then those of an operator with this contract.
         checks: names of the checks to run; all by default.
         only: run only cases whose description contains this text.
-        quick: the default; for programs that ask for it.
-        full: more seeds and options, every 16-bit value, large sizes; in minutes.
+        quick: has no effect, and is kept for programs that pass it: the default is as quick.
+        full: the same checks on more inputs, in minutes.
         devices: "cpu", "cuda", "cuda:1", ...; by default the CPU, and the GPU when there is one and the
             operator has a CUDA kernel; for a callable, and for samples on a GPU, where the samples are.
         on_check: called with each check when it has finished.

@@ -115,7 +115,7 @@ def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Diffe
                 ratio = torch.where(is_open, 0.0, ratio)
     at = int(ratio.argmax())
     worst = float(ratio.reshape(-1)[at])
-    if worst > 1 and expected.is_narrow:  # not the last word
+    if worst > 1 and expected.is_narrow:  # a wider allowance follows
         return Difference(0.0, worst, _NARROW)
     message = _describe_worst(got, expected, ratio, error) if worst > 1 else ""
     worst_ulp = _ulps_at(at, error, expected) if worst < math.inf else 0.0

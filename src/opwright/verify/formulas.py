@@ -174,7 +174,8 @@ _REDUCTIONS = _SUMS | _SQUARES
 _GROWING = packets("add sub mul rsub square pow exp exp2 expm1 addcmul prod cumprod add_ sub_ mul_ addcmul_")
 
 
-# A sum may overflow in another formula where this one has so much room: terms are scaled before they are added, or after.
+# A formula that scales terms after adding them overflows earlier than one that scales them before. Sums that come
+# within this factor of the largest number may therefore be infinite.
 _ROOM_OF_SUMS = 64.0
 
 

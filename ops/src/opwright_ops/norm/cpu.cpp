@@ -1,15 +1,15 @@
 // RMS norm, RMS norm behind a residual sum, layer norm and their gradients on the CPU. A row is
 // read from memory once; it comes from the caches for the second and third pass.
-#include <opwright/kernel.h>
-#include <opwright/scratch.h>
-#include <opwright/tensor.h>
 #include <opwright/vec.h>
+
+#include "columns.h"
 
 using opwright::compute_t;
 using opwright::kLanes;
 using opwright::Lane;
 using opwright::Vec;
 using opwright::View;
+using opwright_ops::with_adjacent_columns;
 
 enum class Norm { rms, layer };
 
@@ -76,16 +76,6 @@ OPWRIGHT_INLINE compute_t<T> mean_of(const T* row, int64_t n) {
 template <typename S>
 S scale_of(S squares, int64_t n, double eps) {
   return S(1) / S(__builtin_sqrt(squares / S(n) + S(eps)));
-}
-
-// The rows of a tensor; where its columns are apart, those of a copy.
-template <typename T>
-View<const T, 2> with_adjacent_columns(const View<const T, 2>& view) {
-  const int64_t rows = view.size(0), n = view.size(1);
-  if (n == 1 || view.stride(1) == 1) return view;
-  T* copy = opwright::scratch<T>(rows * n);
-  opwright::call("aten::copy_", opwright::borrow(copy, {rows, n}), opwright::borrow(view), false);
-  return {copy, {rows, n}, {n, 1}};
 }
 
 // A weight or bias as adjacent elements; null where there is none.

@@ -14,8 +14,7 @@ void rms_norm(View<const T, 2> input, View<const T, 1> weight, double eps, View<
                .weight = columns_of(weight),
                .eps = compute_t<T>(eps),
                .output = rows_of(output)};
-  norm_forward<T, Norm::rms>(
-      p, has_aligned_rows(input) && has_aligned_rows(output) && is_aligned_columns(weight), stream);
+  norm_forward<T, Norm::rms>(p, are_aligned(input, output, weight), stream);
 }
 
 template <typename T>
@@ -30,10 +29,8 @@ void rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
                 .weight = columns_of(weight),
                 .eps = compute_t<T>(eps),
                 .grad_input = rows_of(grad_input)};
-  norm_backward<T, Norm::rms>(p,
-                              has_aligned_rows(input) && has_aligned_rows(grad_output) &&
-                                  has_aligned_rows(grad_input) && is_aligned_columns(weight),
-                              grad_weight, {}, stream);
+  norm_backward<T, Norm::rms>(p, are_aligned(input, grad_output, grad_input, weight), grad_weight,
+                              {}, stream);
 }
 
 template <typename T>
@@ -48,11 +45,7 @@ void add_rms_norm(View<const T, 2> input, View<const T, 2> residual, View<const 
                .eps = compute_t<T>(eps),
                .output = rows_of(output),
                .sum = rows_of(sum)};
-  norm_forward<T, Norm::add_rms>(p,
-                                 has_aligned_rows(input) && has_aligned_rows(residual) &&
-                                     has_aligned_rows(output) && has_aligned_rows(sum) &&
-                                     is_aligned_columns(weight),
-                                 stream);
+  norm_forward<T, Norm::add_rms>(p, are_aligned(input, residual, output, sum, weight), stream);
 }
 
 template <typename T>
@@ -69,10 +62,7 @@ void add_rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> grad_s
                 .weight = columns_of(weight),
                 .eps = compute_t<T>(eps),
                 .grad_input = rows_of(grad_input)};
-  norm_backward<T, Norm::add_rms>(p,
-                                  has_aligned_rows(sum) && has_aligned_rows(grad_output) &&
-                                      has_aligned_rows(grad_sum) && has_aligned_rows(grad_input) &&
-                                      is_aligned_columns(weight),
+  norm_backward<T, Norm::add_rms>(p, are_aligned(sum, grad_output, grad_sum, grad_input, weight),
                                   grad_weight, {}, stream);
 }
 
@@ -87,10 +77,7 @@ void layer_norm(View<const T, 2> input, View<const T, 1> weight, View<const T, 1
                .bias = columns_of(bias),
                .eps = compute_t<T>(eps),
                .output = rows_of(output)};
-  norm_forward<T, Norm::layer>(p,
-                               has_aligned_rows(input) && has_aligned_rows(output) &&
-                                   is_aligned_columns(weight) && is_aligned_columns(bias),
-                               stream);
+  norm_forward<T, Norm::layer>(p, are_aligned(input, output, weight, bias), stream);
 }
 
 template <typename T>
@@ -106,10 +93,8 @@ void layer_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
                 .weight = columns_of(weight),
                 .eps = compute_t<T>(eps),
                 .grad_input = rows_of(grad_input)};
-  norm_backward<T, Norm::layer>(p,
-                                has_aligned_rows(input) && has_aligned_rows(grad_output) &&
-                                    has_aligned_rows(grad_input) && is_aligned_columns(weight),
-                                grad_weight, grad_bias, stream);
+  norm_backward<T, Norm::layer>(p, are_aligned(input, grad_output, grad_input, weight), grad_weight,
+                                grad_bias, stream);
 }
 
 OPWRIGHT_KERNEL(rms_norm, float, double, opwright::half, opwright::bfloat16)

@@ -24,7 +24,6 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
   constexpr int N = Part::N;
   __shared__ S slots[Team<S, false, 1>::slots(kMaxThreads)];
   Team<S, false, 1> team(slots, 1);
-  const Part part(p.n, team);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_row = row < p.rows;
   // Teams within a warp take part in its shuffles; others go.
@@ -32,7 +31,7 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
   const Part mine(is_row ? p.n : 0, team);
   opwright::let_next_start();  // waits for the kernel in front, too
 
-  const T* from = (kNorm == Norm::add_rms ? p.sum.data : nullptr);
+  const T* from;
   Pack<T, N> packs[Part::kHeld];
   if constexpr (kNorm == Norm::add_rms) {
     T* sums = p.sum.row(row);

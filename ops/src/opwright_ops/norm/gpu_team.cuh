@@ -4,12 +4,11 @@
 // follows from the length of the row alone, so a row has the same bits in every batch and layout.
 #pragma once
 
-#include <opwright/kernel.h>
 #include <opwright/launch.cuh>
 #include <opwright/reduce.cuh>
-#include <opwright/scratch.h>
-#include <opwright/tensor.h>
 #include <opwright/vector.cuh>
+
+#include "columns.h"
 
 namespace opwright_ops {
 
@@ -285,25 +284,20 @@ inline int power_of_two(int64_t least) {
 
 // Whether packs of 16 bytes begin at 16 bytes in every row.
 template <typename T>
-bool has_aligned_rows(const View<T, 2>& view) {
+bool is_aligned(const View<T, 2>& view) {
   constexpr int N = kPackWidth<T>;
   return opwright::is_aligned(view.data(), N) && view.size(1) % N == 0 &&
          (view.size(0) == 1 || view.stride(0) % N == 0);
 }
+// The same of a weight or bias, if there is one.
 template <typename T>
-bool is_aligned_columns(const View<T, 1>& view) {
+bool is_aligned(const View<T, 1>& view) {
   return !view.defined() ||
          (opwright::is_aligned(view.data(), kPackWidth<T>) && view.is_contiguous());
 }
-
-// The rows of a tensor; where its columns are apart, those of a copy.
-template <typename T>
-View<const T, 2> with_adjacent_columns(const View<const T, 2>& view) {
-  const int64_t rows = view.size(0), n = view.size(1);
-  if (n == 1 || view.stride(1) == 1) return view;
-  T* copy = opwright::scratch<T>(rows * n);
-  opwright::call("aten::copy_", opwright::borrow(copy, {rows, n}), opwright::borrow(view), false);
-  return {copy, {rows, n}, {n, 1}};
+template <typename... Views>
+bool are_aligned(const Views&... views) {
+  return (is_aligned(views) && ...);
 }
 
 template <typename T>

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,14 @@ def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | Non
     return {}
 
 
-def finder_of(declaration: Declaration) -> Callable[[str], bool]:
-    """Returns what tells whether the library has kernels of an operator for a type of device."""
+def has_kernel(declaration: Declaration, device: str) -> bool:
+    """Returns whether the library has a kernel of an operator for a type of device."""
+    return device in _backends_of(declaration.qualified_name)
 
-    @functools.cache
-    def has_kernel(device: str) -> bool:
-        held = provenance()["operators"].get(declaration.qualified_name)
-        return held is not None and device in held["backends"]
 
-    return has_kernel
+@functools.cache
+def _backends_of(qualified_name: str) -> tuple[str, ...]:
+    return tuple(provenance()["operators"].get(qualified_name, {}).get("backends", ()))
 
 
 def has_every_kernel(declaration: Declaration) -> bool:

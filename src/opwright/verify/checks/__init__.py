@@ -79,8 +79,8 @@ CHECKS: dict[str, Check] = {
     "leaks": _for_both(memory.leaks, "gradients"),
 }
 
-# Those that need neither torch._dynamo nor gradients start first, and short ones last, so that no process works alone at
-# the end.
+# Groups that need neither torch._dynamo nor gradients start first. Short ones start last, so that the processes end at
+# about the same time.
 _ORDER = "calls", "backward: calls", "gradients", "backward: boundaries", "pytorch", "boundaries"
 TRACING = frozenset({"gradients", "pytorch"})  # groups that need torch._dynamo
 

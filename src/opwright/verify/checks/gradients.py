@@ -335,7 +335,10 @@ _EVERY_SUBSET = 4  # of that many tensors at most; of more, each alone and all b
 
 
 def _small_cases(target: Target) -> list[Case]:
-    """Returns a small input of each dtype with each combination of options; of all but one dtype one, unless it is full."""
+    """Returns a small input of each dtype with each combination of options.
+
+    Unless the sweep is full, dtypes other than the first have one input.
+    """
     need_gradient(target)
     if target.operator is None or target.has_samples:
         return target.run_cases()
@@ -346,8 +349,8 @@ def _small_cases(target: Target) -> list[Case]:
     return [case for _, case in found]
 
 
-def _for_ways(target: Target) -> list[Case]:
-    """Returns what gradients are asked for in several ways: one input where no kernel has part in them."""
+def _cases_to_repeat(target: Target) -> list[Case]:
+    """Returns the inputs whose gradients are computed in several ways: one, where no kernel computes them."""
     found = _small_cases(target)
     return found[:1] if target.effort != "full" and target.is_derivative_of_reference else found
 
@@ -355,7 +358,7 @@ def _for_ways(target: Target) -> list[Case]:
 def gradient_subsets(target: Target) -> Iterator[Finding]:
     """Gradients of some inputs only, every choice of them, against those of the reference in float64."""
     has_some = False
-    for case in _for_ways(target):
+    for case in _cases_to_repeat(target):
         names = target.float_names(case)
         count = len(names)
         expected = expected_gradients(target, case) if count > 1 else []
@@ -381,7 +384,7 @@ def _subsets(count: int) -> Iterator[set[int]]:
 
 def gradient_layouts(target: Target) -> Iterator[Finding]:
     """Gradients of outputs that are transposed, sliced, offset in memory, or one number expanded."""
-    for case in _for_ways(target):
+    for case in _cases_to_repeat(target):
         expected = expected_gradients(target, case)
         for layout in ("transposed", "sliced", "offset"):
 
@@ -418,7 +421,7 @@ def _refuses_seeds(target: Target, case: Case, seeds: Callable[[torch.Tensor], t
 
 def repeated_backward(target: Target) -> Iterator[Finding]:
     """The backward twice on a kept graph: the same bits; inputs, outputs and gradients of outputs unchanged."""
-    for case in _for_ways(target):
+    for case in _cases_to_repeat(target):
         leaves = as_leaves(target.inputs(case))
         inputs = floats_of(leaves)
         with torch.enable_grad():

@@ -23,7 +23,7 @@ from opwright.verify.tensors import storage_bytes, tensors_of
 
 # --- peak memory -------------------------------------------------------------------------------------------
 
-_TIMES = 3
+_MAX_SAMPLES = 3
 _MIN_BYTES = 4 * 2**20  # of all outputs: less is lost among the pages of the process
 # A factor and a constant for what the peak of a process is uncertain by: free memory that is not given back hides
 # some, and libraries keep buffers for products. A callable's reference may be one operator of PyTorch, where a candidate
@@ -58,7 +58,7 @@ def memory(target: Target) -> Iterator[Finding]:
         of_reference: list[int] = []
         of_call: list[int] = []
         message = ""
-        for _ in range(_TIMES):  # unless it is little at once
+        for _ in range(_MAX_SAMPLES):  # one, if that is within the allowance
             for call, measured in ((target.reference, of_reference), (target.call, of_call)):
                 values = target.inputs(case)
                 measured.append(peak_of(lambda call=call, values=values: call(values), target.device))

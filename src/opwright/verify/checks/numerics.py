@@ -205,7 +205,8 @@ def _tell_accepted(target: Target, case: Case, refusal: Exception) -> str:
 def independence(target: Target) -> Iterator[Finding]:
     """The promise of a variadic axis: an entry's result does not depend on the other entries.
 
-    Those of an operator that is declared batch invariant have the same bits, also in a backward that adds up others.
+    If the operator is declared batch invariant, the results have the same bits. Outputs without the axis, such as the
+    gradient of a weight, are not compared.
     """
     contract, is_invariant = target.operator.contract, target.operator.declaration.batch_invariant
     if contract.mutated:
@@ -249,7 +250,7 @@ def _compare_part(target: Target, case: Case, at: list[int | None], whole: Seque
     names = [f"`{o.name}`" for o in outputs]
     expected = target.expect(outputs_of_reference, part_of(case.values))
     message, _ = find_difference(target, kept, expected, names)
-    # PyTorch may round the whole in another order than the part, as products of matrices do; both are right then.
+    # PyTorch may add up the whole in another order than the part, as in products of matrices. Both are right then.
     if message and find_difference(target, whole, target.expect(outputs_of_reference, case.values), names)[0]:
         return f"entries 1.. of the whole differ from the call on them: {message}"
     return ""

@@ -435,7 +435,12 @@ class CheckError(OpwrightError):
 
 
 class NotVerifiedError(CheckError):
-    """A benchmark was asked of an operator that does not pass verify. A wrong kernel has no speed."""
+    """An operator was not measured, or not to the end. The message says why.
+
+    It is wrong: `opwright verify TARGET` shows on which input; a wrong kernel has no speed. It crashed, ended the
+    process or did not return within `--timeout` seconds. Or an input did not fit in memory: `--axis` chooses smaller
+    sizes, as `--axis n=256,1024`.
+    """
 
     code = "OPW301"
 

@@ -44,6 +44,7 @@ _TICK_SECONDS = 0.05
 _MIN_OWN_SECONDS, _OWN_FACTOR = 600.0, 10
 _MAX_OUTPUT, _MAX_SHOWN_OUTPUT = 16 * 2**20, 64 * 1024  # bytes
 _MEMORY_SHARE = 0.75  # of the free memory when the process starts
+_TOOK_MEMORY = "took more than"
 _PR_SET_PDEATHSIG = 1
 _COUNTER_BYTES = 8
 
@@ -86,11 +87,16 @@ class WorkerEnded(Exception):
         super().__init__(how)
         self.how, self.running = how, running
 
-    def error(self, subject: str, kind: type[OpwrightError]) -> OpwrightError:
-        """Returns the error to show."""
+    @property
+    def took_memory(self) -> bool:
+        """Whether it took more memory than it may."""
+        return self.how.startswith(_TOOK_MEMORY)
+
+    def error(self, subject: str, kind: type[OpwrightError], memory_hint: str = "") -> OpwrightError:
+        """Returns the error to show; `memory_hint` is its hint if it took too much memory."""
         who, what = self.running.who, self.running.what
         doer = f"`{who}`" if who not in ("", "opwright") else "it"
-        hint = "`--timeout 600` waits longer" if "within" in self.how else ""
+        hint = "`--timeout 600` waits longer" if "within" in self.how else memory_hint if self.took_memory else ""
         return kind(subject, f"{doer} {self.how}", rows=[("while", what)], hint=hint)
 
 
@@ -204,7 +210,7 @@ class Worker:
         if not self._is_ready:  # PyTorch and CUDA take some until it is
             most = max(most, self._free // 2)
         if self._process.resident_bytes() - self._first_bytes > most:
-            return f"took more than {most / 2**30:.3g} GiB of memory"
+            return f"{_TOOK_MEMORY} {most / 2**30:.3g} GiB of memory"
         calls = self._calls[:]
         if calls != self._seen:
             self._seen, self._moved = calls, time.monotonic()

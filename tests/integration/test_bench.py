@@ -24,7 +24,7 @@ from opwright.bench.statistics import compare_all
 from opwright.bench.timers import Timed, summarize
 from opwright.bench.workload import DeviceSweep, plans
 from opwright.cli.bench_tables import print_bench
-from opwright.errors import NotVerifiedError
+from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import Check, Limits, Machine, VerifyRecord
 from opwright.verify.tasks import Task
 
@@ -104,6 +104,91 @@ def test_axes_that_a_run_does_not_name_keep_their_sizes() -> None:
     assert axes_of(shift, {"n": [5]}) == [(2, 5), (4, 5)]
     assert axes_of(shift, {"batch": [(3,)]}) == [(3, 8), (3, 16)]
     assert axes_of(scale, {"batch": [(3,)]}) == [(3, 1024)]
+
+
+@opwright.operator("bench_tests::star_last")
+def star_last(x: Float[Tensor, "b c *spatial"], a: Float[Tensor, "c"]) -> Float[Tensor, "b c *spatial"]:
+    return (x.movedim(1, -1) * a).movedim(-1, 1)
+
+
+@opwright.operator("bench_tests::four_axes")
+def four_axes(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    return x * 2
+
+
+@opwright.operator("bench_tests::outer")
+def outer(x: Float[Tensor, "*batch n"], y: Float[Tensor, "m"]) -> Float[Tensor, "*batch n m"]:
+    return x[..., None] * y
+
+
+@pytest.mark.parametrize(
+    ("operator", "smallest", "largest"),
+    [(star_last, 8 << 10, 8 << 20), (four_axes, 2 << 20, 8 << 20), (outer, 1024, 8 << 20)],
+)
+def test_the_usual_inputs_are_of_usual_size_whatever_the_number_of_axes(operator, smallest: int, largest: int) -> None:
+    """Each fixed axis had 1024: four of them are a tensor of 4 TiB."""
+
+    def elements(case) -> int:
+        return max(value.numel() for value in [*case.values, operator(*case.values)])
+
+    found = [plan.make(0) for plan in plans(operator.operator, None, None, None, [torch.float32], CPU)]
+    sizes = list(map(elements, found))
+    assert max(sizes) <= largest
+    assert max(sizes) > largest // 4
+    assert min(sizes) >= smallest
+
+
+def test_a_star_has_the_name_that_was_declared() -> None:
+    def shapes(sweep: dict) -> list[tuple]:
+        found = plans(star_last.operator, None, sweep, None, [torch.float32], CPU)
+        return [tuple(plan.make(0).values[0].shape) for plan in found]
+
+    assert shapes({"spatial": [(5, 7), 3], "c": [2], "b": [4]}) == [(4, 2, 5, 7), (4, 2, 3)]
+    assert shapes({"batch": [3], "c": [2], "b": [4]}) == [(4, 2, 3)]
+    for unknown in ("foo", "x", "a"):  # a tensor has no sizes of its own
+        with pytest.raises(CheckError, match=f"it has no axis `{unknown}`") as caught:
+            shapes({unknown: [5]})
+        assert caught.value.rows == [("axes", "b, c, *spatial")]
+    with pytest.raises(CheckError, match=r"`spatial` cannot have this value") as caught:
+        shapes({"spatial": ["tanh"]})
+    assert caught.value.rows[1] == ("expected", "sizes, as spatial=512 or spatial=8x128")
+
+
+@opwright.operator("bench_tests::fixed_batch")
+def fixed_batch(x: Float[Tensor, "batch n"], scale: Float[Tensor, "n"] | None = None) -> Float[Tensor, "batch n"]:
+    return x * (2 if scale is None else scale)
+
+
+def test_a_named_axis_may_be_called_batch_and_an_optional_tensor_is_left_out() -> None:
+    sweep = {"batch": [5], "n": [3], "scale": [None]}
+    (plan,) = plans(fixed_batch.operator, None, sweep, None, [torch.float32], CPU)
+    x, scale = plan.make(0).values
+    assert (tuple(x.shape), scale) == ((5, 3), None)
+    with pytest.raises(CheckError, match="`scale` cannot have this value"):
+        plans(fixed_batch.operator, None, {"scale": [5]}, None, [torch.float32], CPU)
+
+
+@opwright.operator("bench_tests::hungry")
+def hungry(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x + torch.empty(2**50).sum() if len(x) >= 4000 and x.device.type == "cpu" else x * 2
+
+
+def test_an_input_that_does_not_fit_in_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
+    options = {"dtypes": [torch.float32], "directions": ["forward"], "seconds": 0.0}
+    record = opwright.bench(hungry, [], sweep={"n": [3, 4000, 5000, 5]}, **options)
+    assert [m.case for m in record.measurements] == ["f32[3]", "f32[5]"]
+    assert record.left_out == [
+        "forward x=f32[4000]: it does not fit in memory; `--axis` chooses other sizes",
+        "forward on 5,000 elements: it does not fit in memory; `--axis` chooses other sizes",
+    ]
+    monkeypatch.setattr(bench_measure, "free_memory", lambda: 2**10)
+    record = opwright.bench(hungry, [], sweep={"n": [3, 400]}, **options)
+    assert record.left_out == ["forward on 400 elements: it does not fit in memory; `--axis` chooses other sizes"]
+    with pytest.raises(NotVerifiedError, match="forward on 400 elements: it does not fit in memory") as caught:
+        opwright.bench(hungry, [], sweep={"n": [400]}, **options)
+    assert "--axis" in caught.value.hint
 
 
 def test_what_no_check_applies_to_is_measured_with_a_warning() -> None:

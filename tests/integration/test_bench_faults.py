@@ -47,9 +47,9 @@ def raise_it():
 FLAGS = ["--axis", "batch=4321", "--seconds", "0.01", "--direction", "forward", "--dtype", "f32", "--threads", "1"]
 
 
-def command(run_python, *arguments: str):
+def command(run_python, *arguments: str, before: str = ""):
     program = f"import sys; sys.argv = {['opwright', 'bench', *arguments]!r}\nfrom opwright.cli import main; main()"
-    return run_python(program, check=False)
+    return run_python(before + program, check=False)
 
 
 def test_each_fault_is_named_and_the_others_are_measured(run_python, tmp_path: Path) -> None:
@@ -109,6 +109,20 @@ def test_one_that_never_stops_allocating(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(WorkerEnded, match=r"took more than 1\.5 GiB of memory") as caught:
         list(worker.events())
     assert caught.value.running == Running("opwright", "timing forward x=f32[4321]")
+
+
+def test_an_input_that_takes_all_memory_is_skipped_and_the_others_are_measured(run_python, tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(f'{PROGRAM}\ndeclare("greedy", take_all)\n')
+    flags = ["--axis", "s=4320,4321,4322", *FLAGS[2:], "--against", "eager", "--json"]
+    less = "from opwright import isolation\nisolation.free_memory = lambda: 2 * 2**30\n"
+    result = command(run_python, "greedy.py", *flags, before=less)
+    assert result.returncode == 0, result.stderr
+    (found,) = json.loads(result.stdout)
+    assert (found["refused"], [m["case"] for m in found["measurements"]]) == ("", ["f32[4320]"])
+    assert found["left_out"] == [
+        "forward x=f32[4321]: it took more than 1.5 GiB of memory; `--axis` chooses other sizes",
+        "forward on 4,322 elements: it does not fit in memory; `--axis` chooses other sizes",
+    ]
 
 
 def test_a_target_that_hangs_when_it_is_imported(tmp_path: Path, request_of) -> None:

@@ -243,6 +243,25 @@ def test_a_crash_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyPatch,
     assert kept.refused == "it crashed the process: SIGSEGV (Segmentation fault) (while timing forward f32[9])"
 
 
+class Greedy(Interrupted):
+    """A worker that takes all memory on its only input."""
+
+    def events(self):
+        yield {"operator": "ns::f", "machine": vars(MACHINE)}
+        yield {"started": records.encodable(make_record()), "inputs": 1}
+        raise WorkerEnded("took more than 17.3 GiB of memory", Running("opwright", "timing forward f32[9]"))
+
+
+def test_one_that_takes_all_memory_is_told_how_to_choose_sizes(monkeypatch, tmp_path: Path, capsys) -> None:
+    workers = iter([Greedy(), Done()])
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: next(workers))
+    assert bench_command.bench_operators("f.py", out=tmp_path) == 1
+    kept = records.read(tmp_path / "f.bench.json")
+    assert kept.refused == "it took more than 17.3 GiB of memory (while timing forward f32[9])"
+    assert "`--axis n=256,1024`" in kept.hint
+    assert "hint: `--axis` chooses smaller sizes" in capsys.readouterr().err
+
+
 class Done(Interrupted):
     def events(self):
         yield from ()

@@ -524,18 +524,18 @@ def test_a_candidate_without_a_process_of_its_own_is_said_so(tmp_path):
 def test_one_that_bench_has_refused_has_no_speed_but_cause_and_remedy(tmp_path):
     why = "it did not return within 120 s (while timing forward f32[8])"
     refused = make_bench(measurements=[], verified=False, refused=why)
-    assert verdict([make_verify(), refused]) == f"ns::bias_gelu: right on 412 cases; REFUSED by bench: {why}."
+    assert verdict([make_verify(), refused]) == f"ns::bias_gelu: right on 412 cases; bench stopped: {why}."
     page = show(tmp_path, make_verify(), refused, make_verify("ns::other"), make_bench("ns::other"))
     wrong = verdict([make_verify("ns::other"), refused, make_verify("ns::wrong", FAILURES)])
-    assert wrong == "1 of 3 operators FAIL verify: ns::wrong (2 failures); 1 REFUSED by bench (ns::bias_gelu)."
+    assert wrong == "1 of 3 operators FAIL verify: ns::wrong (2 failures); 1 not measured (ns::bias_gelu)."
     assert f"<pre>{why}</pre>\n<p><b>remedy</b> `opwright verify TARGET` shows which check fails" in page.source
-    assert page.cells("ns::bias_gelu")[1:] == ["refused", "412", *5 * [""]]
-    assert "right on 824 cases; 1 REFUSED by bench (ns::bias_gelu); " in page.heading
-    assert page.source.count("; refused by bench 2026-11-18 11:06 UTC") == 1
+    assert page.cells("ns::bias_gelu")[1:] == ["not measured", "412", *5 * [""]]
+    assert "right on 824 cases; 1 not measured (ns::bias_gelu); " in page.heading
+    assert page.source.count("; bench stopped 2026-11-18 11:06 UTC") == 1
     assert page.source.count("; measured 2026-11-18") == 1
     text = write_markdown([make_verify(), refused], tmp_path / "x.md").read_text()
     assert (
-        f"refused by bench: {why.replace('[', chr(92) + '[').replace(']', chr(92) + ']')}. \\`opwright verify TARGET\\`"
+        f"bench stopped: {why.replace('[', chr(92) + '[').replace(']', chr(92) + ']')}. \\`opwright verify TARGET\\`"
         in text
     )
 
@@ -544,7 +544,7 @@ def test_a_refusal_after_some_inputs_is_no_speed_and_has_the_remedy_of_its_error
     stopped = make_bench(
         refused="results are wrong (got 2; expected 3)", hint="`opwright verify op.py --check numerics`"
     )
-    assert verdict([stopped]) == "ns::bias_gelu: verified; REFUSED by bench: results are wrong (got 2; expected 3)."
+    assert verdict([stopped]) == "ns::bias_gelu: verified; bench stopped: results are wrong (got 2; expected 3)."
     page = show(tmp_path, stopped)
     assert "<p><b>remedy</b> `opwright verify op.py --check numerics`</p>" in page.source
     assert "the times of the inputs that it measured are not a result." in page.source

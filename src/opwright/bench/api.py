@@ -14,7 +14,7 @@ import torch
 
 from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
-from opwright.bench.measure import Input, Settings, TooSlow, has_gradient, host_times
+from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, has_gradient, host_times
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
 from opwright.bench.workload import DIRECTIONS, all_tensors, plans
 from opwright.dispatch.operator import Operator, operator_of
@@ -57,6 +57,7 @@ def bench(
     on_measurement: Callable[[int, Measurement], object] = lambda number, measurement: None,
     on_run: Callable[[str, str], object] = lambda who, what: None,
     timeout_s: float = 120.0,
+    too_large: Mapping[str, str] | None = None,
 ) -> BenchRecord:
     """Measures how fast an operator is, against PyTorch and others, as a share of what the machine can do.
 
@@ -91,9 +92,12 @@ def bench(
         on_measurement: called with the number of an input and what was measured on it so far.
         on_run: called with the candidate that runs next, "" for none, and on what.
         timeout_s: how many seconds one call may take while it is verified.
+        too_large: inputs to be skipped, as another process needed too much memory for them, by what it is called with
+            in `on_run`, and how much that was.
 
     Raises:
-        NotVerifiedError: the operator does not pass verify, or a timed call returned a wrong result.
+        NotVerifiedError: the operator does not pass verify, a timed call returned a wrong result, or no input fits in
+            memory.
         CheckError: what was asked cannot be measured: no samples, no gradient, samples on two devices.
     """
     started = time.time()
@@ -137,7 +141,7 @@ def bench(
         on_run("", "the limits of the machine")
         limits = limits_of(place, machine, again=measure_limits)
         machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
-        settings = Settings(name, operator, truth, place, limits, seconds, precision, on_run)
+        settings = Settings(name, operator, truth, place, limits, seconds, precision, on_run, too_large or {})
         inputs = [
             Input(direction, plan, settings)
             for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned)
@@ -160,13 +164,16 @@ def bench(
         on_start(record, len(inputs))
         run = _Run(inputs, call, baseline, against, settings, on_measurement)
         run.measure_all()
+        if run.too_large and not any(i.visits for i in inputs):
+            hint = "`--axis` chooses sizes, as `--axis n=256,1024`" if samples is None else "pass smaller samples"
+            raise NotVerifiedError(name, run.too_large[0][1], hint=hint)
         measured = [i for i in inputs if i.visits]
         if any(m.warnings or (not m.in_cache and m.roof_share > 1) for m in (i.measurement() for i in measured)):
             on_run("", "the limits of the machine")
             record.limits = settings.limits = measure_limits_again(place, machine, settings.limits)
             machine.copy_gb_s, machine.compute_gflops = record.limits.copy_gb_s, record.limits.gemm_gflops.get("f32")
         record.measurements = [i.measurement() for i in measured]
-        record.left_out = run.left_out
+        record.left_out = run.tell_left_out()
         if planned:
             record.host_us = host_times(call, baseline, settings)
     if operator is not None and any(m.direction != "forward" for m in record.measurements):
@@ -192,7 +199,8 @@ class _Run:
         settings: Settings,
         on_measurement: Callable[[int, Measurement], object],
     ) -> None:
-        self.left_out: list[str] = []
+        self.too_large: list[tuple[Input, str]] = []
+        self._left_out: list[str] = []
         self._inputs, self._settings, self._on_measurement = list(enumerate(inputs)), settings, on_measurement
         self._call, self._baseline = call, baseline
         self._against = ["eager"] if against is None else list(against)
@@ -209,7 +217,22 @@ class _Run:
             self._try_compile()
         self._refine()
 
+    def tell_left_out(self) -> list[str]:
+        """Returns what was not measured, and why."""
+        told = [f"{why}; `--axis` chooses other sizes" for _, why in self.too_large]
+        return [*told, *self._left_out]
+
+    def _is_known_to_be_too_large(self, each: Input) -> bool:
+        """Whether an input that is not larger did not fit; a backward needs more memory than its forward."""
+        return not each.visits and any(
+            each.plan.bytes >= other.plan.bytes and other.direction in ("forward", each.direction)
+            for other, _ in self.too_large
+        )
+
     def _visit(self, number: int, each: Input, seconds: float) -> None:
+        if self._is_known_to_be_too_large(each):
+            self.too_large.append((each, f"{each.name}: it does not fit in memory"))
+            return
         against = [*self._against, *(["compile"] if number in self._compiled else [])]
         if "compile" in against:
             # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
@@ -217,7 +240,14 @@ class _Run:
         try:
             each.visit(_candidates(self._call, self._baseline, against), seconds)
         except TooSlow as slow:
-            self.left_out.append(str(slow))
+            self._left_out.append(str(slow))
+            return
+        except TooLarge as large:
+            if number in self._compiled:
+                self._compiled.remove(number)
+                self._left_out.append(f"compile: {large}")
+            elif not each.visits:
+                self.too_large.append((each, str(large)))
             return
         self._on_measurement(number, each.measurement())
 
@@ -236,7 +266,7 @@ class _Run:
             done = (
                 f"timed on {len(self._compiled)} of {plural(len(wanted), 'input')}" if self._compiled else "not timed"
             )
-            self.left_out.append(
+            self._left_out.append(
                 f"compile: {done} within {self._settings.seconds:g} s; "
                 "`--against eager --against compile` times it on all"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -21,12 +21,14 @@ from opwright.contract.samples import Case, without_names
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import outputs_of
 from opwright.errors import NotVerifiedError
+from opwright.isolation import free_memory
 from opwright.quantities import COMPUTE, RATE, TIME, with_unit
 from opwright.records import Limits, Measurement, Timing
-from opwright.verify.devices import wait_for
+from opwright.verify.devices import is_gpu, wait_for
 from opwright.verify.tensors import are_same
 
 _MIN_CALL_LIMIT_SECONDS = 1.0  # the longest call that is measured however short `seconds` is
+_TENSORS_OF_A_VISIT = 2  # of each argument and result, at least: those of the case, and copies to be written
 _CHANGED_BLOCK = 1  # before it the inputs get other values, and its first result is compared
 # How much faster than what was measured a kernel may be. PyTorch's copy of a core's cache does not reach what loads
 # alone would, and its matrix products are not always the best there are.
@@ -42,6 +44,7 @@ class Settings:
     Attributes:
         limits: of the machine.
         on_run: called with the candidate that runs next, "" for none, and on what.
+        too_large: the names of inputs that took too much memory before, and how much that was.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Settings:
     seconds: float
     precision: float
     on_run: Callable[[str, str], object]
+    too_large: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_repeatable(self) -> bool:
@@ -62,6 +66,10 @@ class Settings:
 
 class TooSlow(Exception):
     """A call takes longer than there is time for all of them; the text says which."""
+
+
+class TooLarge(Exception):
+    """An input does not fit in memory; the text says which."""
 
 
 class Input:
@@ -77,7 +85,7 @@ class Input:
         self.direction, self.plan, self._settings = direction, plan, settings
         # `visit` sets these: a large input takes time to make.
         self.case = self.named_case = self.dtype = ""
-        self.name = direction
+        self.name = f"{direction} on {self.elements:,} elements"
         self.visits: list[Timed] = []
         self._peaks: dict[str, int | None] = {}
         self._cost = Cost(0)
@@ -94,14 +102,32 @@ class Input:
         Raises:
             NotVerifiedError: a timed call returned a wrong result.
             TooSlow: a call takes longer than all of them may.
+            TooLarge: there is not enough memory.
         """
+        settings = self._settings
+        # On a GPU the allocator is asked: what it keeps of earlier inputs is free for this one.
+        if not is_gpu(settings.place.device) and _TENSORS_OF_A_VISIT * self.plan.bytes > free_memory():
+            raise TooLarge(f"{self.name}: it does not fit in memory")
+        try:
+            self._visit(candidates, seconds)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return
+        raise TooLarge(f"{self.name}: it does not fit in memory")  # here the tensors of the visit are freed
+
+    def _visit(self, candidates: Mapping[str, Callable[..., Any]], seconds: float) -> None:
         settings = self._settings
         place, operator = settings.place, settings.operator
         with torch.set_grad_enabled(self.direction != "forward"):
+            settings.on_run("", f"making the input: {self.name}")
             case = self.plan.make(0)
             self.named_case = describe_case(case)
             self.case = without_names(self.named_case)
             self.name = f"{self.direction} {self.named_case}"
+            if self.name in settings.too_large:
+                raise TooLarge(f"{self.name}: it {settings.too_large[self.name]}")
             floats = [t.dtype for t in all_tensors(case.values) if t.is_floating_point()]
             self.dtype = short_name(floats[0]) if floats else ""
             work = Workload(self.direction, case.values, operator)
@@ -267,6 +293,12 @@ def has_gradient(operator: Operator | None, plan: Plan) -> bool:
         and any(p.is_differentiable for p in contract.parameters)
         and any(o.type.family.is_floating and not o.is_constant for o in contract.outputs)
     )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Returns whether an allocation has failed: PyTorch has a class for it on a GPU, and a text on the CPU."""
+    is_named = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return is_named or "you tried to allocate" in str(error)
 
 
 def describe_case(case: Case) -> str:

@@ -21,6 +21,7 @@ from opwright.typed_json import decode
 
 RIVALS = ("eager", "compile")  # that have a name
 INTERRUPTED = 130  # as a shell has it of a program that SIGINT has ended
+_MEMORY_HINT = "`--axis` chooses smaller sizes, as `--axis n=256,1024`"
 _EVENT_SECONDS = 0.2  # between two events about the same call: each wakes the other process
 
 
@@ -77,20 +78,22 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
     """Measures the operators of a request; returns their records, or what verify has said of them, and the exit code.
 
     An operator that is refused, or ends the process, is named; its record has what was measured until then, and the
-    others are measured in another process. A candidate of `against` that ends the process is skipped.
+    others are measured in another process. A candidate of `against` that ends the process is skipped, and so is one of
+    several inputs that takes too much memory.
     """
     records: list[Any] = []
     code, done, skipped = 0, list(request["skip"]), ""
+    too_large: dict[str, str] = {}
     against = request["against"]
     while True:
         current = Current()
-        worker = start_worker({**request, "skip": done, "against": against}, threads)
+        worker = start_worker({**request, "skip": done, "against": against, "too_large": too_large}, threads)
 
         def finish(record: BenchRecord | CallRecord, name: str) -> None:
-            nonlocal against, skipped
+            nonlocal against, skipped, too_large
             if isinstance(record, BenchRecord) and skipped:
                 record.left_out.append(skipped)
-            against, skipped = request["against"], ""
+            against, skipped, too_large = request["against"], "", {}
             records.append(record)
             done.append(name)
             watcher.finish(record)
@@ -124,7 +127,12 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
         except WorkerEnded as ended:
             if not current.name:
                 raise ended.error(request["target"], CheckError) from None
-            error = ended.error(current.name, NotVerifiedError)
+            timed = ended.running.what.removeprefix("timing ")
+            if ended.took_memory and current.inputs > 1 and timed not in too_large and _is_input(timed):
+                too_large = {**too_large, timed: ended.how}
+                watcher.say(f"skipped: {timed}: it {ended.how}; the other inputs are measured in a new process")
+                continue
+            error = ended.error(current.name, NotVerifiedError, _MEMORY_HINT)
             watcher.say(f"error: {error}")
             code = 1
             who = ended.running.who
@@ -138,6 +146,12 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
                 done.append(current.name)
         finally:
             worker.close()
+
+
+def _is_input(what: str) -> bool:
+    from opwright.bench.workload import DIRECTIONS
+
+    return what.partition(" ")[0] in DIRECTIONS
 
 
 class Current:
@@ -262,6 +276,7 @@ def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
         on_measurement=lambda number, m: channel.send(measured=builtins_of(m), number=number),
         on_run=_Running(channel),
         timeout_s=request["timeout_s"],
+        too_large=request.get("too_large"),
     )
     channel.send(record=encodable(record))
 

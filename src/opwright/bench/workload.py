@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from opwright._torch import tree_leaves, tree_map
-from opwright.contract.contract import Contract
+from opwright.contract.axes import names_in
+from opwright.contract.contract import Contract, TensorType
 from opwright.contract.declared import declared_cases, split_sample
 from opwright.contract.domains import Range
 from opwright.contract.fill import lay_out, shape_of, tensor_dtype
@@ -25,6 +27,9 @@ from opwright.verify.oracle import Expected, expect, with_room
 from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of
 
+_STAR = "*"  # the axes of `*name`, among those of a sweep
+_MAX_ELEMENTS = 1 << 23  # of the largest tensor of a call, where no sizes are given
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -34,10 +39,12 @@ class Plan:
         make: returns the input; another number gives another set of tensors, with other data where the
             data are ours to choose.
         axes: sizes and options that vary over the sweep.
+        bytes: of its tensors, and of the results where their sizes are known.
     """
 
     make: Callable[[int], Case]
     axes: dict[str, Any]
+    bytes: int
 
 
 def plans(
@@ -70,7 +77,8 @@ def _plan_of(case: Case, device: torch.device | None) -> Plan:
             return case
         return replace(case, values=copy_of(case.values, None if is_there else device))
 
-    return Plan(make, {"elements": elements_of(case)})
+    size = sum(t.numel() * t.element_size() for t in all_tensors(case.values))
+    return Plan(make, {"elements": elements_of(case)}, size)
 
 
 def _sweep_plans(
@@ -86,37 +94,32 @@ def _sweep_plans(
     wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
     usual = maker.option_sets()[0]
     given: list[dict[str, Sequence[Any]]] = []
-    for declared in operator._sweep or [_default_sweep(maker)]:
-        axes = {**declared, **(sweep or {})}
+    usual_axes = [_read_axes(contract, maker, axes) for axes in operator._sweep] or [_default_sweep(maker)]
+    asked = _read_axes(contract, maker, sweep or {})
+    for declared in usual_axes:
+        axes = declared | asked
         if axes not in given:
             given.append(axes)
-    known = {"batch", *maker.names, *(p.name for p in contract.parameters)}
-    for unknown in sorted({name for axes in given for name in axes} - known):
-        raise CheckError(
-            contract.subject,
-            f"it has no axis and no argument `{unknown}` to go through sizes of",
-            rows=[("there", ", ".join(sorted(known)))],
-        )
-    for name, value in [(name, value) for axes in given for name, values in axes.items() for value in values]:
-        _check_value(contract, maker, name, value)
     for dtype, axes in itertools.product(wanted, given):
-        axes = {"batch": [(256,)] if maker.variadics else [()], **axes}
+        axes = {_STAR: [(256,)] if maker.variadics else [()], **axes}
         for values in itertools.product(*axes.values()):
             point = dict(zip(axes, values, strict=True))
-            batch = point.pop("batch")
+            batch = point.pop(_STAR)
             shape = (batch,) if isinstance(batch, int) else tuple(batch)
             absent = {name for name, value in point.items() if value is None}
             point = {name: value for name, value in point.items() if name not in absent}
             chosen = usual | {n: v for n, v in point.items() if n in usual} | dict(options or {})
             bound = maker.base_sizes() | point | {n: v for n, v in chosen.items() if n in maker.names}
             present = [p for p in contract.tensors if p.name not in absent]
-            largest = max(torch.Size(shape_of(p.type, bound, shape)).numel() for p in present)
+            largest = max(math.prod(shape_of(p.type, bound, shape)) for p in present)
+            made = _with_known_size([p.type for p in (*present, *contract.outputs)], bound)
+            size = sum(math.prod(shape_of(t, bound, shape)) * tensor_dtype(contract, t, dtype).itemsize for t in made)
 
             def make(number: int, dtype=dtype, bound=bound, shape=shape, chosen=chosen, absent=absent) -> Case:
                 maker = DeviceSweep(contract, device, number)
                 return maker.make("bench", dtype, bound, shape, chosen, absent=absent)
 
-            yield Plan(make, {"elements": largest, **point, **chosen})
+            yield Plan(make, {"elements": largest, **point, **chosen}, size)
 
 
 def _read_contract(operator: Operator) -> Contract:
@@ -126,14 +129,37 @@ def _read_contract(operator: Operator) -> Contract:
     return find_likely(operator.contract, make_target(operator.function, None, None).reference)
 
 
-def _check_value(contract: Any, maker: Sweep, name: str, value: Any) -> None:
+def _read_axes(contract: Contract, maker: Sweep, axes: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Returns the values to go through, those of an axis `*name` as `*`.
+
+    Raises:
+        CheckError: there is no such axis or argument, or it cannot have one of the values.
+    """
+    stars = dict.fromkeys(maker.variadics)
+    named = [name for name in maker.names if name not in maker._int_sizes()]
+    arguments = [p.name for p in contract.parameters if not p.is_tensor or p.optional]
+    found = {}
+    for name, values in axes.items():
+        is_star = name in stars or (name == "batch" and maker._has_variadic and name not in named)
+        if not is_star and name not in (*named, *arguments):
+            rows = [("axes", ", ".join([*named, *(f"*{star}" for star in stars)])), ("arguments", ", ".join(arguments))]
+            raise CheckError(contract.subject, f"it has no axis `{name}`", rows=[row for row in rows if row[1]])
+        for value in values:
+            _check_value(contract, name, value, is_star=is_star, is_size=name in maker.names)
+        found[_STAR if is_star else name] = values
+    return found
+
+
+def _check_value(contract: Contract, name: str, value: Any, *, is_star: bool, is_size: bool) -> None:
     """Raises CheckError for a value that an axis or an argument cannot have."""
     parameter = next((p for p in contract.parameters if p.name == name), None)
-    if name == "batch":
+    if is_star:
         sizes = value if isinstance(value, (tuple, list)) else (value,)
-        fits, expected = all(map(_is_size, sizes)), "sizes, as batch=512 or batch=8x128"
-    elif name in maker.names:
+        fits, expected = all(map(_is_size, sizes)), f"sizes, as {name}=512 or {name}=8x128"
+    elif is_size:
         fits, expected = _is_size(value), f"a size, as {name}=1024"
+    elif parameter is not None and parameter.is_tensor:
+        fits, expected = value is None, f"`-`, as {name}=-, which leaves the tensor out"
     elif parameter is not None and parameter.kind == "choice":
         fits, expected = value in parameter.choices, ", ".join(map(str, parameter.choices))
     else:
@@ -182,12 +208,26 @@ class DeviceSweep(Sweep):
 
 
 def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
+    """Returns sizes that make the largest tensor as large as that of the other operators, whatever its axes are."""
     free = [name for name in maker.names if name not in maker._int_sizes()]
     if maker.variadics and not free:
-        return {"batch": [(4096,), (65536,), (1 << 20,), (1 << 23,)]}
+        return {_STAR: [(4096,), (65536,), (1 << 20,), (_MAX_ELEMENTS,)]}
+    rows = [(4,), (64,), (512,), (4096,)] if maker.variadics else [()]
+    sizes = maker.base_sizes() | dict.fromkeys(free, 1024)
+    types = _with_known_size([each.type for each in (*maker.contract.tensors, *maker.contract.outputs)], sizes)
+    while max(math.prod(shape_of(t, sizes, rows[-1])) for t in types) > _MAX_ELEMENTS:
+        widest = max(free, key=sizes.__getitem__)
+        if sizes[widest] == 1:
+            break
+        sizes[widest] //= 2
     if maker.variadics:
-        return {"batch": [(4,), (64,), (512,), (4096,)], **{name: [1024] for name in free}}
-    return {name: [256, 1024] if i == 0 else [1024] for i, name in enumerate(free)}
+        return {_STAR: rows, **{name: [sizes[name]] for name in free}}
+    return {name: [max(sizes[name] // 4, 1), sizes[name]] if i == 0 else [sizes[name]] for i, name in enumerate(free)}
+
+
+def _with_known_size(types: Iterable[TensorType], sizes: Mapping[str, int]) -> list[TensorType]:
+    """Returns the types but those whose size depends on data."""
+    return [type_ for type_ in types if sizes.keys() >= set(names_in(type_.axes))]
 
 
 def one_element(operator: Operator, device: torch.device) -> Case:

@@ -92,7 +92,7 @@ class Card:
         """What is to be said of it in a word or two."""
         if self.fails:
             return "fails"
-        return "refused" if self.refusal else "verified" if self.is_verified else "not verified"
+        return "not measured" if self.refusal else "verified" if self.is_verified else "not verified"
 
     @property
     def is_verified(self) -> bool:
@@ -167,7 +167,7 @@ class Card:
 
 
 def collect_cards(records: Sequence[Record]) -> list[Card]:
-    """Sorts records into cards, those that fail first, then those refused, else in the order of the records.
+    """Sorts records into cards, those that fail first, then those not measured, else in the order of the records.
 
     Of several records of one kind the newest counts; benchmarks on the CPU and on a GPU are two kinds. Older
     benchmarks are history.

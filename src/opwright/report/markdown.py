@@ -16,7 +16,12 @@ from opwright.report.export import File
 from opwright.report.tables import advise_refused, overlook, warn
 from opwright.report.verdict import verdict
 
-_SIGNS = {"fails": "❌ fails", "refused": "❌ refused", "verified": "✅ verified", "not verified": "⚠️ not verified"}
+_SIGNS = {
+    "fails": "❌ fails",
+    "not measured": "❌ not measured",
+    "verified": "✅ verified",
+    "not verified": "⚠️ not verified",
+}
 
 
 def write_markdown(
@@ -75,7 +80,7 @@ def _failures(cards: Sequence[Card]) -> list[str]:
     told = []
     for card in cards:
         if card.refusal:
-            told.append(_escape(f"{card.name}, refused by bench: {card.refusal}. {advise_refused(card)}"))
+            told.append(_escape(f"{card.name}, bench stopped: {card.refusal}. {advise_refused(card)}"))
         for failure in card.verify.failures if card.verify else []:
             rows = [f"{failure.title} on {failure.input}", failure.message, failure.pattern, failure.repeat]
             body = "\n".join(row.replace("```", "'''") for row in rows if row)

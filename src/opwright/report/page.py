@@ -133,7 +133,7 @@ def _tell_origin(card: Card) -> list[str]:
     if card.bench:
         bench = card.bench
         place = f"on {card.place}" if bench.on_gpu else plural(bench.threads, "thread")
-        did = "refused by bench" if card.refusal else "measured"
+        did = "bench stopped" if card.refusal else "measured"
         told.append(
             f"{did} {date(bench.created)} in {with_unit(bench.seconds * 1e6, TIME)} "
             f"({place}, load average {round_to(bench.machine.load)})"

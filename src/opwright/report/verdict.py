@@ -27,7 +27,7 @@ def verdict_of(card: Card) -> str:
     if card.fails:
         return f"{card.name} FAILS verify: {_first_failure(card)}"
     if card.refusal:
-        return f"{card.name}: {_correctness(card)}; REFUSED by bench: {card.refusal.rstrip('.')}."
+        return f"{card.name}: {_correctness(card)}; bench stopped: {card.refusal.rstrip('.')}."
     parts = [_correctness(card), *(_speed(card, direction) for direction in card.directions), _share(card)]
     return f"{card.name}: {'; '.join(part for part in parts if part)}."
 
@@ -38,7 +38,7 @@ def verdict_of_several(cards: Sequence[Card]) -> str:
     total = plural(len(cards), "operator" if is_one_machine else "result")
     failing = [card for card in cards if card.fails]
     refused = [card.name for card in cards if card.refusal and not card.fails]
-    told = f"; {len(refused)} REFUSED by bench ({', '.join(refused)})" if refused else ""
+    told = f"; {len(refused)} not measured ({', '.join(refused)})" if refused else ""
     if failing:
         names = ", ".join(f"{card.name} ({_count_failures(card)})" for card in failing)
         return f"{len(failing)} of {total} FAIL verify: {names}{told}."

@@ -104,6 +104,34 @@ def test_it_names_the_authors_line(kind: str, tmp_path: Path, snapshot: Snapshot
     assert f"hint: {HINTS.get(kind, '')}" in text
 
 
+FOLLOWED = (
+    GOOD
+    + """
+// the same once more; OPWRIGHT_KERNEL(fourfold, float) is what it will be
+template <typename T>
+void again(View<const T, 1> x) {}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "export", ["OPWRIGHT_KERNEL(thrice, float)", "OPWRIGHT_KERNEL(\n    thrice,\n    float)", "OPWRIGHT_KERNEL(thrice)"]
+)
+def test_an_unknown_name_is_told_before_what_follows_from_it(export: str, tmp_path: Path) -> None:
+    """g++ reports the line behind it: `expected constructor, destructor, or type conversion before 'template'`."""
+    text = failure(FOLLOWED.replace("OPWRIGHT_KERNEL(twice, float, opwright::half)", export), tmp_path)
+    told = "`thrice` is not an operator of this folder; there are: twice"
+    assert re.search(rf"<folder>/cpu\.cpp:8: {re.escape(told)}", text), text
+
+
+def test_an_unknown_name_that_is_not_compiled_is_not_told(tmp_path: Path) -> None:
+    source = FOLLOWED.replace("x.size(0)", "x.length()")
+    source += "#if 0\nOPWRIGHT_KERNEL(thrice, float)\n#endif\n"
+    text = failure(source, tmp_path)
+    assert "cpu.cpp:6: " in text
+    assert "thrice" not in text
+
+
 def test_a_forgotten_parameter_is_named_where_it_is_used(tmp_path: Path) -> None:
     (tmp_path / "cpu.cpp").write_text(GOOD.replace("T(2 *", "T(eps *"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,44 @@ def test_list_and_inspect(command, snapshot: SnapshotAssertion) -> None:
     assert "template <typename T> void thrice(View<const T, 1> x, View<T, 1> output)" in inspected
     assert "opwright_register" in command("inspect", "good.py", "--glue").stdout
     assert "OPWRIGHT_ENTRY_thrice" in command("inspect", "good.py", "--header").stdout
+
+
+BACKWARD_WITHOUT_KERNEL = """
+from jaxtyping import Float
+from opwright import operator
+from torch import Tensor
+
+@operator("cli_backward::twice", cpu='''
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void twice(View<const T, 1> x, View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(2 * float(x(i)));
+}
+OPWRIGHT_KERNEL(twice, float, opwright::bfloat16)
+''')
+def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+@twice.backward
+def twice_backward(grad_output):
+    return grad_output * 2
+"""
+
+
+@pytest.mark.compiler
+def test_a_backward_without_a_kernel_is_told(command, tmp_path: Path) -> None:
+    """It has the file of the forward, and was shown as if it had a kernel there."""
+    path = tmp_path / "pair.py"
+    path.write_text(BACKWARD_WITHOUT_KERNEL)
+    told = command("inspect", "pair.py").stdout
+    forward, backward = (
+        re.search("^kernels .*", each, re.MULTILINE)[0].split(None, 1)[1] for each in told.split("\n\n")
+    )
+    assert forward.replace(f"{path.resolve()}", "pair.py") == "cpu: pair.py (f32, bf16)"
+    assert backward == "cpu: none (pair.py exports no `twice_backward`); the reference runs"
+    verified = command("verify", "pair.py", "--check", "gradient numerics").stdout
+    assert "note: `twice_backward` has no cpu kernel: its reference was checked\n" in verified
 
 
 @pytest.mark.compiler

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from opwright import settings
+from opwright.backends.exports import without_comments
 from opwright.build.causes import Failure, find_cause
 from opwright.build.glue import enumerator, enums_of, kernel_signature
 from opwright.build.parameters import line_of_function, parameters_of, tell_difference
@@ -31,6 +32,8 @@ _MAX_LOGS = 10
 _LONGEST = 300  # characters of a message that are shown
 _DECLARED_AS = "the kernel must be declared as"
 _EXPORT = re.compile(r"^>.*OPWRIGHT_KERNEL\(\s*(\w+)")
+# With the line on which the next declaration begins; not in a macro of the author's.
+_ANY_EXPORT = re.compile(r"(?<!\\\n)^[ \t]*OPWRIGHT_KERNEL\(\s*(\w+)[^)]*\)\s*(?=\S|$)", re.MULTILINE)
 _HELP = [
     (r"cannot convert .*(half|bfloat16)", "compute in `opwright::compute_t<T>`, and convert with `T(value)`"),
     (
@@ -78,13 +81,15 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         body = "\n".join(output.strip().splitlines()[-6:])
         return CompileError(name, rule, body=body, hint=f"the log: {log_path}")
     first = errors[0]
-    at = _author_line(output.splitlines(), messages, first, sources)
+    places = [_author_line(output.splitlines(), messages, each, sources) for each in errors]
+    unknown = _unknown_export(request, places)
+    at = unknown[1:] if unknown else places[0]
     text = first["text"].removeprefix("static assertion failed: ")
     text = re.sub(r'^static assertion failed with "(.*)"$', r"\1", text)
     hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "") or _enum_hint(request, text)
     hint = hint or _include_hint(messages, first)
     excerpt = _excerpt(request, at[0], at[1])
-    exported = next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
+    exported = unknown[0] if unknown else next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
     names = [d.name for d in request.unit]
     if exported is not None and exported not in names:
         # An unknown name leaves the macro of its entry undefined, which reads as anything but that.
@@ -113,6 +118,23 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         body="\n".join([*body, "", footer]),
         hint=hint or _how_to_go_on(request, at[0]),
     )
+
+
+def _unknown_export(request: Request, places: Sequence[tuple[str, int]]) -> tuple[str, str, int] | None:
+    """Returns a name that no operator has under which a kernel is exported, and where, if an error follows from that.
+
+    The macro of its entry is not defined then. g++ reports that on the line of the export, or where the next
+    declaration begins.
+    """
+    names = {declaration.name for declaration in request.unit}
+    for source, text in request.texts.items():
+        code = without_comments(text)
+        for export in _ANY_EXPORT.finditer(code):
+            first = source.line + code.count("\n", 0, export.start())
+            last = source.line + code.count("\n", 0, export.end())
+            if export[1] not in names and any(file == source.origin and first <= n <= last for file, n in places):
+                return export[1], source.origin, first
+    return None
 
 
 def _at_function(request: Request, at: tuple[str, int], name: str | None, text: str) -> tuple[tuple[str, int], str]:

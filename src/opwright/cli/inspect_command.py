@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 from opwright.cli.console import print_json, print_rows
 from opwright.cli.help import make_app
+
+if TYPE_CHECKING:  # a module with torch is imported where it is used
+    from opwright.contract.sources import Source
 
 inspect_app = make_app("inspect")
 
@@ -61,11 +67,33 @@ def inspect_operators(
     if json:
         print_json(facts)
         return 0
-    for i, fact in enumerate(facts):
+    for i, (operator, fact) in enumerate(zip(found, facts, strict=True)):
         if i:
             print()
         rows = [(key, value) for key, value in fact.items() if isinstance(value, str)]
-        for key in ("kernels", "arguments", "outputs"):
-            rows += [(key if not j else "", f"{k}: {v}") for j, (k, v) in enumerate(fact[key].items())]
+        told = {
+            "kernels": [
+                _tell_kernel(operator.declaration.name, *each) for each in operator.declaration.sources.items()
+            ],
+            "arguments": [f"{name}: {type_}" for name, type_ in fact["arguments"].items()],
+            "outputs": [f"{name}: {type_}" for name, type_ in fact["outputs"].items()],
+        }
+        for key, lines in told.items():
+            rows += [(key if not j else "", line) for j, line in enumerate(lines)]
         print_rows(rows)
     return 0
+
+
+def _tell_kernel(name: str, backend: str, source: Source) -> str:
+    """Returns where a kernel is, and for which dtypes."""
+    from opwright.backends.exports import find_exports
+    from opwright.contract.dtypes import SCALAR_TYPES
+
+    exports = find_exports(source)
+    if exports is None:
+        return f"{backend}: {source.origin}"
+    if name not in exports:
+        return f"{backend}: none ({os.path.basename(source.origin)} exports no `{name}`); the reference runs"
+    short = {scalar.removeprefix("opwright::"): text for _, text, scalar in SCALAR_TYPES.values()}
+    types = [short.get(each.removeprefix("opwright::"), each) for each in exports[name]]
+    return f"{backend}: {source.origin}" + (f" ({', '.join(types)})" if types else "")

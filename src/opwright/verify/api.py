@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jaxtyping
 import torch
 
+from opwright.backends.exports import find_exports
 from opwright.contract import domains
 from opwright.contract.annotations import Mutates
 from opwright.contract.contract import Contract
-from opwright.contract.declaration import read_contract
+from opwright.contract.declaration import Declaration, read_contract
 from opwright.contract.declared import Labelled
 from opwright.contract.dtypes import family_names
 from opwright.contract.likely import find_likely, remarks_on
@@ -123,7 +124,7 @@ def verify(
         effort=effort,
         only=only,
         in_process=in_process,
-        notes=_notes_on(request),
+        notes=_notes_on(request, chosen),
     )
 
 
@@ -141,7 +142,7 @@ def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort
     return _make_samples(contract, name, reference, effort)
 
 
-def _notes_on(request: Request) -> list[str]:
+def _notes_on(request: Request, chosen: Sequence[torch.device]) -> list[str]:
     """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown."""
     operators = [target for target in request.made().values() if target.operator is not None]
     declaration = operators[0].operator.declaration if operators else None
@@ -154,9 +155,24 @@ def _notes_on(request: Request) -> list[str]:
         notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
     elif declaration is not None and declaration.precision is not None:
         notes.append(f"declared `precision`: results may err {declaration.precision}")
+    if operators:
+        first = operators[0].operator
+        for operator in filter(None, (first, first.backward_operator)):
+            notes += _notes_on_kernels(operator.declaration, chosen)
     for target in operators:
         notes += [*remarks_on(target.drawn), *filter(None, [target.tell_refused()])]
     return list(dict.fromkeys(notes))
+
+
+def _notes_on_kernels(declaration: Declaration, chosen: Sequence[torch.device]) -> list[str]:
+    """Returns that the file of a kernel has none for this operator, on each device where it was verified."""
+    notes = []
+    for device in dict.fromkeys(device.type for device in chosen):
+        source = declaration.sources.get(device)
+        exports = None if source is None else find_exports(source)
+        if exports is not None and declaration.name not in exports:
+            notes.append(f"`{declaration.name}` has no {device} kernel: its reference was checked")
+    return notes
 
 
 def _run(work: Work, jobs: list[Job], emit: Callable[[Result], None], limits: Limits | None) -> str:

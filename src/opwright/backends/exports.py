@@ -1,0 +1,51 @@
+"""Which kernels a source exports, read off its text: nothing is compiled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from opwright.backends.protocol import CompiledBackend
+from opwright.backends.registry import all_backends
+from opwright.contract.sources import Source
+
+# A comment; a string, which may hold the beginning of one, is passed over.
+_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_EXPORT = re.compile(r"^[ \t]*OPWRIGHT_KERNEL\(\s*(\w+)\s*,?([^)]*)\)", re.MULTILINE)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_DEFINE = re.compile(r"^\s*#\s*define\b.*", re.MULTILINE)
+
+
+def find_exports(source: Source) -> dict[str, list[str]] | None:
+    """Returns the C++ types of each kernel that a source exports, by its name; None where a text does not tell.
+
+    It does not where a macro of the author's exports, or another language is translated.
+    """
+    backend = all_backends()[source.backend]
+    if not isinstance(backend, CompiledBackend) or not backend.is_read_in_place:
+        return None
+    folder = source.path.parent if source.path else Path(source.origin).parent
+    try:
+        texts = [source.read(), *_read_includes(source.read(), folder, set())]
+    except OSError:
+        return None
+    code = "\n".join(without_comments(text).replace("\\\n", " ") for text in texts)
+    if "OPWRIGHT_KERNEL" in "".join(_DEFINE.findall(code)):
+        return None
+    return {name: [t.strip() for t in types.split(",") if t.strip()] for name, types in _EXPORT.findall(code)}
+
+
+def without_comments(text: str) -> str:
+    """Returns C++ without its comments; lines stay lines."""
+    return _COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), text)
+
+
+def _read_includes(text: str, folder: Path, seen: set[Path]) -> list[str]:
+    found = []
+    for name in _INCLUDE.findall(text):
+        path = (folder / name).resolve()
+        if path not in seen:
+            seen.add(path)
+            inner = path.read_text()
+            found += [inner, *_read_includes(inner, path.parent, seen)]
+    return found

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shutil
+import traceback
 from pathlib import Path
 from typing import Literal
 
@@ -122,6 +123,24 @@ def test_an_unknown_name_is_told_before_what_follows_from_it(export: str, tmp_pa
     text = failure(FOLLOWED.replace("OPWRIGHT_KERNEL(twice, float, opwright::half)", export), tmp_path)
     told = "`thrice` is not an operator of this folder; there are: twice"
     assert re.search(rf"<folder>/cpu\.cpp:8: {re.escape(told)}", text), text
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_the_traceback_is_of_the_callers_code(is_recorded: bool, tmp_path: Path) -> None:
+    """16 frames of the build stood between the call and the message. Those of a reference that calls it stay."""
+    (tmp_path / "cpu.cpp").write_text(GOOD.replace("x.size(0)", "lenght"))
+    inner = operator(f"compile_errors{next(_numbers)}::twice", cpu=str(tmp_path / "cpu.cpp"))(twice)
+
+    def calls_it(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return inner(x) if x.numel() == 3 else x * 2
+
+    outer = operator(f"compile_errors{next(_numbers)}::calls_it")(calls_it)
+    for function, expected in ((inner, []), (outer, ["calls_it"])):
+        with pytest.raises(errors.CompileError) as caught:
+            function(torch.ones(3, requires_grad=is_recorded))
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [f.name for f in frames if f.filename == __file__][1:] == expected
+        assert [f.filename for f in frames if f"{os.sep}opwright{os.sep}" in f.filename] == []
 
 
 def test_an_unknown_name_that_is_not_compiled_is_not_told(tmp_path: Path) -> None:

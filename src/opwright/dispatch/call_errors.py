@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 from opwright.contract.contract import ContractError
 from opwright.contract.dtypes import describe
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.device_errors import device_error
+from opwright.dispatch.kernels import is_of_the_library
 from opwright.dispatch.reference import Reference, tensors_in
 from opwright.errors import KernelError, OpwrightError, OutOfBoundsError
 
@@ -30,7 +32,7 @@ class CallErrors:
     def explain(self, error: Exception, values: Sequence[Any]) -> Exception:
         """Returns the error to raise in place of one from below: the broken rule of the contract, if any."""
         if isinstance(error, OpwrightError):
-            return error
+            return error.with_traceback(_without_the_library(error.__traceback__))
         try:
             self._arguments.bind(values)
         except ContractError as broken:
@@ -51,3 +53,17 @@ class CallErrors:
             raised = OutOfBoundsError if is_index_error else KernelError
             return raised(self._name, said.removeprefix(_INDEX_ERROR), rows=given)
         return error
+
+
+def _without_the_library(trace: TracebackType | None) -> TracebackType | None:
+    """Returns the frames of a traceback that are in the author's own code: how a build fails is in its message."""
+    kept = None
+    for each in reversed([each for each in _walk(trace) if not is_of_the_library(each.tb_frame)]):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept
+
+
+def _walk(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next

@@ -178,12 +178,15 @@ def _warn_once(device: str, error: NoCompilerError) -> None:
 def _find_caller() -> FrameType:
     """Returns the frame that called an operator: the innermost outside of Opwright and PyTorch."""
     frame = sys._getframe()
-    while frame.f_back and (
-        frame.f_globals.get("__name__", "").partition(".")[0] in ("opwright", "torch")
-        or frame.f_code.co_filename.startswith("<opwright ")  # what was generated for an operator
-    ):
+    while frame.f_back and is_of_the_library(frame):
         frame = frame.f_back
     return frame
+
+
+def is_of_the_library(frame: FrameType) -> bool:
+    """Whether a frame is Opwright's or PyTorch's, and not the author's or the caller's."""
+    is_named = frame.f_globals.get("__name__", "").partition(".")[0] in ("opwright", "torch")
+    return is_named or frame.f_code.co_filename.startswith("<opwright ")  # what was generated for an operator
 
 
 def build(*keys: tuple) -> tuple[Library | Launched, bool]:

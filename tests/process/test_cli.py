@@ -162,6 +162,17 @@ def test_list_and_inspect(command, snapshot: SnapshotAssertion) -> None:
     assert "OPWRIGHT_ENTRY_thrice" in command("inspect", "good.py", "--header").stdout
 
 
+@pytest.mark.compiler
+def test_the_summary_is_the_last_line_in_a_pipe(command, tmp_path: Path) -> None:
+    """It was the first: stdout is buffered there, and stderr is not."""
+    program = [sys.executable, "-c", "from opwright.cli import main; main()", "verify", "good.py", "--check", "copy"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(program, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("check ")
+    assert lines[-1].startswith("Verified cli::thrice")
+
+
 BACKWARD_WITHOUT_KERNEL = """
 from jaxtyping import Float
 from opwright import operator

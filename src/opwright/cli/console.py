@@ -29,7 +29,8 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line for the person at the terminal, to stderr."""
+    """Prints a line for the person at the terminal, to stderr, behind what is on stdout already."""
+    print(end="", flush=True)
     print(text, file=sys.stderr, flush=True)
 
 

@@ -122,7 +122,7 @@ class Gradient:
         if self._backward_contract is not None:
             return f"{declaration.namespace}::{self._backward_contract.subject}"
         if not declaration.sources or declaration.random:
-            return "PyTorch's own of the reference, at its cost"
+            return "autograd of the reference: as slow as without an operator"
         trace = self.derived.record(values)
         if trace is None:
             text = "derived: each backward may run all of the reference again"
@@ -130,8 +130,7 @@ class Gradient:
         else:
             text = f"derived: {plural(trace.count, 'PyTorch operator')}"
             again = ", ".join(f"`{each}`" for each in trace.recomputed)
-            repeats = "repeats" if len(trace.recomputed) == 1 else "repeat"
-            text += f"; {again} {repeats} a part of the forward" if again else ", without the forward"
+            text += f"; computes {again} of the forward again" if again else ", without the forward"
             saving = "with a kernel would save that" if again else "with a kernel would do it in one pass"
         is_worth_it = declaration.forward is None and (trace is None or trace.count > 1)
         return f"{text}; `@{name}.backward` {saving}" if is_worth_it else text

@@ -213,7 +213,7 @@ def independence(target: Target) -> Iterator[Finding]:
         raise Skipped("it mutates its arguments")
     at = [p.type.variadic_at if p.type else None for p in contract.parameters]
     if joined_axes(contract, [position is not None for position in at]) is None and not is_invariant:
-        raise Skipped("no variadic axis goes through all outputs")
+        raise Skipped("no `*` axis is in all outputs")
     with torch.no_grad():
         for _, case in target.cases():
             batched = [

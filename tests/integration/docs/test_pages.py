@@ -65,7 +65,7 @@ save(make_bench(), Path("reports/bias_gelu.bench.json"))
 
 # The beginning of a block that nothing runs, and why.
 NOT_RUN = {
-    "python -m venv .venv": "tests/integration/test_readme.py installs a checkout with the packages that are there",
+    "git clone REPOSITORY": "tests/integration/test_readme.py installs a checkout with the packages that are there",
     "pip wheel --no-deps": "tests/integration/test_readme.py installs a checkout with the packages that are there",
     "$ opwright doctor\n": "the output of one machine; tests/process/test_doctor_environment.py",
     "$ opwright doctor torchvision": "needs another project's library; tests/integration/test_doctor_library.py",

@@ -26,7 +26,7 @@ import torch
 from opwright.contract.precision import Factor, Precision
 from opwright.verify.formulas import Overflow, oracle_formulas
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
-from opwright.verify.rounding import round_at_random
+from opwright.verify.rounding import computes_in_single, round_at_random
 from opwright.verify.tensors import copy_of, tensors_of
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
@@ -457,10 +457,13 @@ class _Moves:
             torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(()) for e in exact
         ]
         self._changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in self._spreads]
-        # Half a unit in the last place; two in float64, where less would be rounded away.
+        # Half a unit in the last place; two in float64, where less would be rounded away. A result in float64 that is
+        # computed in float32 has the units of that.
         least = 2 * torch.finfo(torch.float64).eps
         dtypes = [e.dtype for e in eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
         unit = max((max(torch.finfo(dtype).eps / 2, least) for dtype in dtypes), default=0.0)
+        if unit == least and computes_in_single(reference, values):
+            unit = torch.finfo(torch.float32).eps / 2
         is_tf32 = precision == "tf32" and unit == torch.finfo(torch.float32).eps / 2
         product_unit = _TF32_UNIT if is_tf32 else 0.0
         runs = round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, seed, _MAX_RUNS, product_unit)

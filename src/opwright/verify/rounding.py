@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opwright import _torch
 from opwright.verify.formulas import Rounding, packets
-from opwright.verify.tensors import tensors_of
+from opwright.verify.tensors import copy_of, tensors_of
 
 _TINY = torch.finfo(torch.float64).smallest_normal
 
@@ -278,6 +279,33 @@ class _Kind:
     is_exact: bool
     is_in_place: bool
     is_difference: bool
+
+
+class _NotesSingle(TorchDispatchMode):
+    """Notes whether an operator rounds its result to float32 or a shorter type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not _kind_of(func).is_exact:
+            results = result if isinstance(result, (tuple, list)) else (result,)
+            self.found |= any(
+                isinstance(r, torch.Tensor) and r.is_floating_point() and r.element_size() < 8 for r in results
+            )
+        return result
+
+
+def computes_in_single(reference: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> bool:
+    """Returns whether a reference computes anything of these arguments in less than float64."""
+    if not any(t.is_floating_point() and t.element_size() < 8 for t in tensors_of(values)):
+        return False
+    mode = _NotesSingle()
+    with torch.no_grad(), mode:
+        reference(copy_of(values))
+    return mode.found
 
 
 @functools.cache

@@ -1,15 +1,16 @@
 // RMS norm, RMS norm behind a residual sum, layer norm and their gradients on the CPU. A row is
 // read from memory once; it comes from the caches for the second and third pass.
-#include <opwright/vec.h>
+#include <opwright/along.h>
+#include <opwright/kernel.h>
+#include <opwright/tensor.h>
 
-#include "columns.h"
-
+using opwright::along;
 using opwright::compute_t;
-using opwright::kLanes;
-using opwright::Lane;
-using opwright::Vec;
+using opwright::read;
+using opwright::sums_along;
 using opwright::View;
-using opwright_ops::with_adjacent_columns;
+using opwright::with_adjacent_columns;
+using opwright::write;
 
 enum class Norm { rms, layer };
 
@@ -17,51 +18,6 @@ enum class Norm { rms, layer };
 // From the shape alone, so that the bits do not depend on the threads.
 constexpr int64_t kMaxParts = 64;
 constexpr int64_t kPartElements = 4 * opwright::kGrainElements;
-
-// Element or elements at an address, as the scalar or the vector R.
-template <typename R, typename T>
-OPWRIGHT_INLINE R read(const T* from) {
-  if constexpr (opwright::detail::kSame<R, Lane<R>>)
-    return static_cast<R>(*from);
-  else
-    return opwright::load(from);
-}
-template <typename T, typename R>
-OPWRIGHT_INLINE void write(T* to, R value) {
-  if constexpr (opwright::detail::kSame<R, Lane<R>>)
-    *to = T(value);
-  else
-    opwright::store(to, value);
-}
-
-// Calls body(R{}, i) along n elements, R being the vector, and the scalar for what is left.
-template <typename T, typename Body>
-OPWRIGHT_INLINE void along(int64_t n, const Body& body) {
-  int64_t i = 0;
-  for (; i + kLanes<T> <= n; i += kLanes<T>) body(Vec<compute_t<T>>{}, i);
-  for (; i < n; ++i) body(compute_t<T>{}, i);
-}
-
-// Adds up what body(i, to) adds to `to`, along n elements.
-template <typename T, int kCount, typename Body>
-OPWRIGHT_INLINE void sums_along(int64_t n, compute_t<T> (&totals)[kCount], const Body& body) {
-  using V = Vec<compute_t<T>>;
-  constexpr int kLanesOfT = kLanes<T>, kAtOnce = 4;  // an addition waits four cycles for the last
-  V sums[kAtOnce][kCount] = {};
-  int64_t i = 0;
-  for (; i + kAtOnce * kLanesOfT <= n; i += kAtOnce * kLanesOfT) {
-    for (int k = 0; k < kAtOnce; ++k) body(i + k * kLanesOfT, sums[k]);
-  }
-  for (; i + kLanesOfT <= n; i += kLanesOfT) body(i, sums[0]);
-  for (int c = 0; c < kCount; ++c) {
-    const V sum = (sums[0][c] + sums[1][c]) + (sums[2][c] + sums[3][c]);
-    totals[c] = 0;
-    for (int lane = 0; lane < static_cast<int>(sizeof sum / sizeof totals[c]); ++lane) {
-      totals[c] += sum[lane];
-    }
-  }
-  for (; i < n; ++i) body(i, totals);
-}
 
 // What is subtracted from each element of a row before it is squared.
 template <Norm kNorm, typename T>

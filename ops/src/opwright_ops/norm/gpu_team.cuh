@@ -6,9 +6,8 @@
 
 #include <opwright/launch.cuh>
 #include <opwright/reduce.cuh>
+#include <opwright/tensor.h>
 #include <opwright/vector.cuh>
-
-#include "columns.h"
 
 namespace opwright_ops {
 
@@ -17,6 +16,7 @@ using opwright::kPackWidth;
 using opwright::kWarp;
 using opwright::Pack;
 using opwright::View;
+using opwright::with_adjacent_columns;
 
 inline constexpr int kMaxThreads = 1024;  // of a block
 inline constexpr int kMaxWarps = kMaxThreads / kWarp;

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "opwright/entry.h"
+#include "opwright/scratch.h"
 #include "opwright/view.h"
 
 extern "C" {
@@ -269,6 +270,28 @@ Result call(const char* name, const Args&... args) {
   uint64_t words[kWords] = {detail::word(args)...};
   if (const char* failure = opwright_call(name, words)) throw Error(failure);
   return detail::Results<Result>::take(words);
+}
+
+// The rows of a tensor with their elements adjacent; where they are apart, those of a copy.
+template <typename T>
+View<const T, 2> with_adjacent_columns(const View<const T, 2>& view) {
+  const int64_t rows = view.size(0), n = view.size(1);
+  if (n == 1 || view.stride(1) == 1) return view;
+  T* copy = scratch<T>(rows * n);
+  call("aten::copy_", borrow(copy, {rows, n}), borrow(view), false);
+  return {copy, {rows, n}, {n, 1}};
+}
+
+// Calls body(from, to) for a matrix that it changes: the same rows twice, to be read and to be
+// written. Where their elements are apart, they are those of a copy, which is written back.
+template <typename T, typename Body>
+void in_adjacent_columns(const View<T, 2>& view, const Body& body) {
+  const View<const T, 2> rows = with_adjacent_columns(View<const T, 2>{
+      view.data(), {view.size(0), view.size(1)}, {view.stride(0), view.stride(1)}});
+  body(rows,
+       View<T, 2>{const_cast<T*>(rows.data()), {rows.size(0), rows.size(1)}, {rows.stride(0), 1}});
+  if (rows.data() == view.data()) return;
+  call("aten::copy_", borrow(view), borrow(rows), false);
 }
 
 }  // namespace opwright

@@ -1,0 +1,62 @@
+// Loops along adjacent elements on a CPU, written once for vectors and for what is left over.
+//
+//   along<T>(n, [&]<typename R>(R, int64_t i) { write(to + i, read<R>(from + i) * 2); });
+//
+//   compute_t<T> sums[1];
+//   sums_along<T>(n, sums, [&]<typename R>(int64_t i, R(&to)[1]) { to[0] += read<R>(from + i); });
+#pragma once
+
+#include <cstdint>
+
+#include "opwright/entry.h"
+#include "opwright/types.h"
+#include "opwright/vec.h"
+
+namespace opwright {
+
+// Element or elements at an address, as the scalar or the vector R.
+template <typename R, typename T>
+OPWRIGHT_INLINE R read(const T* from) {
+  if constexpr (detail::kSame<R, Lane<R>>)
+    return static_cast<R>(*from);
+  else
+    return load(from);
+}
+template <typename T, typename R>
+OPWRIGHT_INLINE void write(T* to, R value) {
+  if constexpr (detail::kSame<R, Lane<R>>)
+    *to = T(value);
+  else
+    store(to, value);
+}
+
+// Calls body(R{}, i) along n elements, R being the vector, and the scalar for what is left.
+template <typename T, typename Body>
+OPWRIGHT_INLINE void along(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) body(Vec<compute_t<T>>{}, i);
+  for (; i < n; ++i) body(compute_t<T>{}, i);
+}
+
+// Adds up what body(i, to) adds to `to`, along n elements.
+template <typename T, int kCount, typename Body>
+OPWRIGHT_INLINE void sums_along(int64_t n, compute_t<T> (&totals)[kCount], const Body& body) {
+  using V = Vec<compute_t<T>>;
+  constexpr int kLanesOfT = kLanes<T>, kAtOnce = 4;  // an addition waits four cycles for the last
+  V sums[kAtOnce][kCount] = {};
+  int64_t i = 0;
+  for (; i + kAtOnce * kLanesOfT <= n; i += kAtOnce * kLanesOfT) {
+    for (int k = 0; k < kAtOnce; ++k) body(i + k * kLanesOfT, sums[k]);
+  }
+  for (; i + kLanesOfT <= n; i += kLanesOfT) body(i, sums[0]);
+  for (int c = 0; c < kCount; ++c) {
+    const V sum = (sums[0][c] + sums[1][c]) + (sums[2][c] + sums[3][c]);
+    totals[c] = 0;
+    for (int lane = 0; lane < static_cast<int>(sizeof sum / sizeof totals[c]); ++lane) {
+      totals[c] += sum[lane];
+    }
+  }
+  for (; i < n; ++i) body(i, totals);
+}
+
+}  // namespace opwright

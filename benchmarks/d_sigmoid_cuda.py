@@ -19,15 +19,17 @@ from opwright.records import builtins_of
 
 
 def figures(result: dict[str, Any]) -> list[Figure]:
-    return [
-        Figure(
-            f"{row['dtype']} {row['input']}, {row['direction']}",
-            row["us"],
-            "us",
-            beside=f"copy_ ({number(row['share of copy'])}x); eager ({number(row['eager'])}x)",
-        )
-        for row in result["rows"]
-    ]
+    """Groups the rows by input and direction: float32, and the other dtypes beside it."""
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        groups.setdefault(f"{row['input']}, {row['direction']}, float32", {})[row["dtype"]] = row
+    found = []
+    for name, rows in groups.items():
+        own = rows.pop("float32")
+        beside = [f"copy_ ({number(own['share of copy'])}x); eager ({number(own['eager'])}x)"]
+        beside += [f"{dtype} {number(r['us'])} (copy_ {number(r['share of copy'])}x)" for dtype, r in rows.items()]
+        found.append(Figure(name, own["us"], "us", beside="; ".join(beside)))
+    return found
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Operators worth installing for themselves; each folder holds one, with its reference and kernels."""
 
 from opwright_ops.bias_gelu import bias_gelu
+from opwright_ops.cross_entropy import cross_entropy, logsumexp
 from opwright_ops.d_sigmoid import d_sigmoid
 from opwright_ops.lstm import LSTM, LSTMStep, lstm, lstm_bidirectional, lstm_step, lstm_tier
 from opwright_ops.matmul_bias_gelu import matmul_bias_gelu
@@ -16,8 +17,10 @@ __all__ = [
     "RMSNorm",
     "add_rms_norm",
     "bias_gelu",
+    "cross_entropy",
     "d_sigmoid",
     "layer_norm",
+    "logsumexp",
     "lstm",
     "lstm_bidirectional",
     "lstm_step",

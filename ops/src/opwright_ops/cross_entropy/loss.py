@@ -1,0 +1,96 @@
+"""Log-sum-exp and cross-entropy as models use them: over the operators of rows in `op.py`."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from opwright_ops.cross_entropy.op import row_cross_entropy, row_cross_entropy_gradient_, row_logsumexp, total_loss
+
+
+def logsumexp(input: Tensor) -> Tensor:
+    """The logarithm of the sum of exp(input) along the last axis, as `torch.logsumexp(input, -1)`.
+
+    The gradient of 16-bit types is that of the sum in float32, not of its rounded logarithm.
+
+    Args:
+        input: `*batch n`, float32, float64, float16 or bfloat16, of any strides.
+
+    Returns:
+        `*batch`, of the type of `input`.
+    """
+    return row_logsumexp(input).to(input.dtype)
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    inplace_backward: bool = False,
+) -> Tensor:
+    """The cross-entropy of logits and classes, as `torch.nn.functional.cross_entropy` with the classes in the last axis.
+
+    The logits are read once forward, and read and written once backward. Nothing of their size is kept but themselves.
+
+    Args:
+        logits: `*batch n`, float32, float64, float16 or bfloat16, of any strides.
+        target: `*batch`, int64: the class of each row, from 0 to n - 1.
+        ignore_index: a row with this target is not counted and has no gradient.
+        label_smoothing: the part of the target that is spread evenly over all classes, from 0 to 1.
+        z_loss: is multiplied by the square of the log-sum-exp of each row, and added.
+        reduction: "mean" over the rows that are counted, their "sum", or "none": the loss of each row.
+        inplace_backward: the backward writes the gradient into the memory of `logits`. Other backwards that need
+            them then raise PyTorch's error for tensors that were changed in place.
+
+    Returns:
+        a number, or `*batch` where nothing is reduced; of the type of `logits`, under autocast float32 for 16 bits.
+
+    Raises:
+        IndexError: on the CPU, where a target is neither a class nor `ignore_index`. On a GPU that is a failed
+            assertion of the device, as in PyTorch.
+        ValueError: `reduction` is another word; `inplace_backward` is asked for a leaf, whose values would be lost.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'`cross_entropy`: `reduction` is "mean", "sum" or "none", not {reduction!r}')
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    if inplace_backward and torch.is_grad_enabled() and logits.requires_grad:
+        loss = _losses_with_inplace_backward(logits, target, options)
+    else:
+        loss = row_cross_entropy(logits, target, **options).loss
+    if reduction != "none":
+        of_all = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
+        loss = total_loss(loss.reshape(-1), target.reshape(-1), **of_all).total
+    is_short = logits.element_size() == 2
+    return loss.to(torch.float32 if is_short and torch.is_autocast_enabled(logits.device.type) else logits.dtype)
+
+
+def _losses_with_inplace_backward(logits: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
+    if logits.is_leaf:
+        raise ValueError(
+            "`cross_entropy`: `inplace_backward=True` would overwrite `logits`, which is a leaf\n\n"
+            "hint: leave it out, or pass what a model computed"
+        )
+    return _InPlaceBackward.apply(logits, target, *options.values())
+
+
+class _InPlaceBackward(torch.autograd.Function):
+    """`row_cross_entropy` with a backward that takes the memory of the logits."""
+
+    @staticmethod
+    def forward(ctx, logits, target, ignore_index, label_smoothing, z_loss):
+        ctx.options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
+        loss, normalizer = row_cross_entropy(logits, target, **ctx.options)
+        ctx.save_for_backward(logits, target, normalizer)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_loss):
+        logits, target, normalizer = ctx.saved_tensors
+        gradient = logits.detach()  # the same memory and version counter
+        row_cross_entropy_gradient_(gradient, grad_loss, target, normalizer, **ctx.options)
+        return gradient, None, None, None, None

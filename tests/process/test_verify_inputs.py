@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 import opwright
@@ -533,3 +535,58 @@ def test_strides_of_a_mutated_argument(ns, kind: str) -> None:
         sum.add_(x)
 
     assert (failure_of(add_rows, "numerics") == "") == (kind == "right")
+
+
+# --- results wider than what they are computed from ---------------------------------------------------------
+
+NORM = """
+#include <cmath>
+#include <opwright/kernel.h>
+template <typename T>
+void norm(opwright::View<const T, 2> x, opwright::View<double, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    SUM sum = 0;
+    for (int64_t j = 0; j < x.size(1); ++j) sum += SUM(x(i, j)) * SUM(x(i, j));
+    output(i) = std::sqrt(sum);
+  }
+}
+OPWRIGHT_KERNEL(norm, float)
+"""
+
+
+@pytest.mark.parametrize("kernel", ["float", "double"])
+@pytest.mark.parametrize("reference", ["float", "double"])
+def test_a_float64_result_has_the_precision_of_its_reference(ns, kernel: str, reference: str) -> None:
+    """A sum in float32 is right where the reference adds up in float32, and wrong where it does so in float64."""
+    is_wide = reference == "double"
+
+    @opwright.operator(f"{ns}::norm", cpu=NORM.replace("SUM", kernel))
+    def norm(x: Float[Tensor, "*batch n"]) -> Float64[Tensor, "*batch"]:
+        x = x.double() if is_wide else x
+        return x.square().sum(-1).sqrt().double()
+
+    record = opwright.verify(norm, checks=["numerics"])
+    assert record.backends == ["cpu"]
+    assert record.passed == (kernel == "double" or not is_wide), record.failures
+
+
+class LargestOutputs(NamedTuple):
+    value: Float[Tensor, "m"]
+    place: Int64[Tensor, "m"]
+
+
+def test_a_backward_of_what_its_forward_refuses(ns) -> None:
+    """`argmax` of no elements is an error, so no backward takes it: that is not the end of the other checks."""
+
+    @opwright.operator(f"{ns}::largest", non_differentiable=["place"])
+    def largest(x: Float[Tensor, "m n"]) -> LargestOutputs:
+        place = x.argmax(1)
+        return LargestOutputs(x.gather(1, place[:, None])[:, 0], place)
+
+    @largest.backward
+    def largest_backward(grad_value, x, place):
+        return torch.zeros_like(x).scatter(1, place[:, None], grad_value[:, None])
+
+    record = opwright.verify(largest, checks=["numerics"])
+    assert record.passed, record.failures
+    assert {check.name for check in record.checks if check.outcome == "passed"} == {"numerics", "backward: numerics"}

@@ -44,6 +44,7 @@ class Declaration(NamedTuple):
         precision: how much less precise than PyTorch it may be; None: not at all.
         batch_invariant: whether an entry of the variadic axis has the same bits in every batch.
         shared_gradients: groups of inputs whose gradient is one tensor, which a backward returns for the first of them.
+        derived_gradients: inputs whose gradient follows from the reference, also beside a declared backward.
         generation: how often the schema of this name has changed in this process.
     """
 
@@ -62,6 +63,7 @@ class Declaration(NamedTuple):
     precision: Precision | None = None
     batch_invariant: bool = False
     shared_gradients: tuple[tuple[str, ...], ...] = ()
+    derived_gradients: tuple[str, ...] = ()
     body: CodeType | None = None
 
     @property
@@ -93,6 +95,7 @@ def declare(
     precision: Precision | None = None,
     batch_invariant: bool = False,
     shared_gradients: Sequence[Sequence[str]] = (),
+    derived_gradients: Sequence[str] = (),
     local_names: Mapping[str, Any] | None = None,
     body: CodeType | None = None,
 ) -> Declaration:
@@ -155,6 +158,7 @@ def declare(
         precision=precision,
         batch_invariant=batch_invariant,
         shared_gradients=_check_shared(contract, shared_gradients),
+        derived_gradients=_check_derived(contract, derived_gradients),
         body=body if body is not None and body.co_name == "<module>" else None,
     )
 
@@ -214,6 +218,26 @@ def _check_shared(contract: Contract, groups: Sequence[Sequence[str]]) -> tuple[
     return tuple(tuple(group) for group in groups if group)
 
 
+def _check_derived(contract: Contract, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns inputs whose gradient is derived.
+
+    Raises:
+        DeclarationError: one is not a tensor that has a gradient, or none is left for a declared backward.
+    """
+    known = [p.name for p in contract.parameters if p.is_differentiable and not p.mutated and p.kind == "tensor"]
+    unknown = [name for name in names if name not in known]
+    if unknown or (names and not set(known) - set(names)):
+        raise DeclarationError(
+            contract.subject,
+            f"`derived_gradients` names `{unknown[0]}`, which is not a tensor that has a gradient"
+            if unknown
+            else "`derived_gradients` names every input that has a gradient",
+            rows=[("inputs", ", ".join(known) or "none")],
+            hint="" if unknown else "without `@name.backward`, all gradients are derived",
+        )
+    return tuple(names)
+
+
 def declare_backward(
     forward: Declaration, reference: Callable[..., Any], local_names: Mapping[str, Any]
 ) -> Declaration:
@@ -246,7 +270,8 @@ def declare_backward(
             f"`{lists[0]}` is a list, and a backward returns one tensor for each input",
             hint=f"leave the backward out: the gradient follows from the reference of `{forward.name}`",
         )
-    unseen = [p.name for p in forward.contract.parameters if p.optional and p.is_differentiable and p.name not in names]
+    seen = {*names, *forward.derived_gradients}
+    unseen = [p.name for p in forward.contract.parameters if p.optional and p.is_differentiable and p.name not in seen]
     if unseen:
         raise BackwardError(
             subject,
@@ -257,6 +282,7 @@ def declare_backward(
     annotated = signature.return_annotation is not inspect.Signature.empty
     outputs = read_outputs(signature.return_annotation, subject) if annotated else ()
     given_elsewhere = {name for _, *others in forward.shared_gradients for name in others}
+    given_elsewhere |= set(forward.derived_gradients)
     derived = tuple(
         Output(f"grad_{p.name}", p.type, p.name if p.optional else None)
         for p in forward.contract.parameters
@@ -265,7 +291,9 @@ def declare_backward(
     if annotated and len(outputs) != len(derived):
         raise BackwardError(
             subject,
-            "a backward returns one gradient for each floating-point tensor input",
+            "a backward returns one gradient for each floating-point tensor input that is not in `derived_gradients`"
+            if forward.derived_gradients
+            else "a backward returns one gradient for each floating-point tensor input",
             rows=[("got", str(len(outputs))), ("expected", ", ".join(o.name for o in derived))],
         )
     contract = Contract(subject, parameters, derived, ())
@@ -275,6 +303,7 @@ def declare_backward(
         reference=reference,
         contract=contract,
         shared_gradients=(),
+        derived_gradients=(),
         file=reference.__code__.co_filename,
         line=reference.__code__.co_firstlineno,
         forward=forward.qualified_name,

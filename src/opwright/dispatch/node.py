@@ -25,11 +25,14 @@ class Saved(NamedTuple):
         inputs: for each argument, whether it is kept.
         outputs: the indices of the outputs that are kept.
         computed_again: those of them that second derivatives need, for no gradient flows through them.
+        derived: where the node takes the inputs whose gradient the declared backward leaves to the reference. The
+            arguments that are not kept are kept in calls that need one of these gradients.
     """
 
     inputs: tuple[bool, ...]
     outputs: tuple[int, ...] = ()
     computed_again: tuple[int, ...] = ()
+    derived: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, declaration: Declaration, backward: Contract | None) -> Saved:
@@ -43,7 +46,15 @@ class Saved(NamedTuple):
         again = tuple(i for i in outputs if contract.outputs[i].is_constant)
         if declaration.random:  # other numbers would be drawn
             again = ()
-        return cls(tuple(bool(again) or name in used for name in names), outputs, again)
+        plain = [p.name for p in contract.parameters if p.kind != "tensors"]
+        derived = tuple(1 + plain.index(name) for name in declaration.derived_gradients)
+        lists = {p.name for p in contract.parameters if p.kind == "tensors"} if derived else set()
+        return cls(tuple(bool(again) or name in used | lists for name in names), outputs, again, derived)
+
+    @property
+    def asks(self) -> str:
+        """The expression for whether a call needs a gradient that is derived."""
+        return " or ".join(f"_ctx.needs_input_grad[{at}]" for at in self.derived)
 
 
 def recorder(
@@ -112,7 +123,7 @@ def _kept(contract: Contract, saved: Saved) -> dict[str, bool]:
 def _saved(contract: Contract, saved: Saved, lists: list[Parameter], plain: list[Parameter]) -> tuple[list[str], bool]:
     """Returns the names of what is saved, and whether lists follow behind."""
     kept = _kept(contract, saved)
-    tensors = [p.name for p in plain if p.is_tensor and kept[p.name]]
+    tensors = [p.name for p in plain if p.is_tensor and (kept[p.name] or saved.derived)]
     outputs = [f"_{contract.outputs[i].name}" for i in saved.outputs]
     return [*tensors, *outputs], any(kept[p.name] for p in lists)
 
@@ -133,6 +144,9 @@ def _forward_lines(
     if contract.outputs:
         lines.append(f"{', '.join(f'_{o.name}' for o in contract.outputs)} = _result")
     names, _ = _saved(contract, saved, lists, plain)
+    if saved.derived:
+        lines.append(f"_derives = {saved.asks}")
+        names = [name if kept.get(name, True) else f"{name} if _derives else None" for name in names]
     tensors = [*names, *(f"*{p.name}" for p in lists if kept[p.name])]
     if tensors:
         lines.append(f"_ctx.save_for_backward({', '.join(tensors)})")
@@ -189,6 +203,13 @@ def _backward_lines(
         for o in declared.outputs
     }
     gradients |= {name: gradients[first] for first, *others in shared for name in others}
+    if saved.derived:
+        lines.append("_asked = enumerate(_ctx.needs_input_grad)")
+        lines.append(f"_needed = tuple(is_asked and i in {saved.derived} for i, is_asked in _asked)")
+        lines.append("_derived = [None] * len(_needed)")
+        lines.append(f"if {saved.asks}:")
+        lines.append(f"    _derived = _reference_gradient(({values},), _gradients, _needed)")
+        gradients |= {plain[at - 1].name: f"_derived[{at}]" for at in saved.derived}
     returned = [gradients.get(p.name, "None") for p in plain]
     spread = [f"*([None] * {count})" for count in counts]
     return [*lines, f"return {', '.join(['None', *returned, *('None' for _ in counts), *spread])}"]

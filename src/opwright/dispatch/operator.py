@@ -46,6 +46,7 @@ def operator(
     precision: Precision | None = None,
     batch_invariant: bool = False,
     shared_gradients: Sequence[Sequence[str]] = (),
+    derived_gradients: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declares a PyTorch operator by its reference.
 
@@ -66,6 +67,8 @@ def operator(
             the backward, too.
         shared_gradients: groups of inputs whose gradient is one tensor, as the terms of a sum have it:
             `[("input", "residual")]`. A declared backward returns it once, in the place of the first.
+        derived_gradients: inputs whose gradient is seldom asked for: `["table"]`. A declared backward leaves it out; it
+            follows from the reference in calls that need it, and in others nothing is kept for it.
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
@@ -93,6 +96,7 @@ def operator(
                 precision=precision,
                 batch_invariant=batch_invariant,
                 shared_gradients=shared_gradients,
+                derived_gradients=derived_gradients,
                 local_names=frame.f_locals,
                 body=frame.f_code,
             )

@@ -290,8 +290,8 @@ def operator_page(operator) -> Iterator[str]:
     name, folder = declaration.name, Path(declaration.file).parent
     yield f"# {name}\n"
     yield from docstring_parts(inspect.getdoc(declaration.reference) or "")
-    imported = name if name in vars(importlib.import_module("opwright_ops")) else f"{folder.name}.{name}"
-    yield "\n" + fence(f"from opwright_ops import {imported}", "python")
+    home = "opwright_ops" if name in vars(importlib.import_module("opwright_ops")) else f"opwright_ops.{folder.name}.op"
+    yield "\n" + fence(f"from {home} import {name}", "python")
     yield "## Signature\n\n| argument | type | default |\n| --- | --- | --- |"
     for parameter in contract.parameters:
         default = (

@@ -7,6 +7,7 @@ from opwright_ops.lstm import LSTM, LSTMStep, lstm, lstm_bidirectional, lstm_ste
 from opwright_ops.matmul_bias_gelu import matmul_bias_gelu
 from opwright_ops.norm import LayerNorm, RMSNorm, add_rms_norm, layer_norm, rms_norm
 from opwright_ops.patching import Patch, patch
+from opwright_ops.rope import rope, rope_
 from opwright_ops.softmax import softmax
 
 __all__ = [
@@ -28,5 +29,7 @@ __all__ = [
     "matmul_bias_gelu",
     "patch",
     "rms_norm",
+    "rope",
+    "rope_",
     "softmax",
 ]

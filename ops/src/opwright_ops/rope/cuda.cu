@@ -1,0 +1,246 @@
+// Rotary position embedding on a GPU: queries and keys in one launch, forward, backward and in
+// place. NOTES.md has the layout.
+#include <opwright/kernel.h>
+#include <opwright/launch.cuh>
+#include <opwright/vector.cuh>
+
+using opwright::compute_t;
+using opwright::kPackWidth;
+using opwright::Pack;
+using opwright::View;
+
+// Threads of a block: pairs of packs side by side, and time steps.
+constexpr int kMaxThreads = 128;
+// Heads whose packs a thread holds at once, and all that it rotates with one read of the tables.
+constexpr int kHeadsAtOnce = 4, kHeadsOfThread = 8;
+
+// Queries or keys as a thread walks them.
+template <typename T>
+struct Plane {
+  T* data;
+  int64_t batch, head, time, column;  // strides
+};
+
+// Queries or keys, and where they go.
+template <typename T>
+struct Heads {
+  Plane<const T> from;
+  Plane<T> to;
+  int count;
+};
+
+struct Table {
+  const float* data;
+  int64_t batch, time, column;  // strides
+};
+
+template <typename T>
+struct Rotation {
+  Heads<T> q, k;
+  Table cos, sin;
+  float sign;
+  bool interleaved, is_in_place;
+  int64_t times, half, dim;
+  int64_t pairs, columns;  // of packs in a row: rotated; with those that are copied
+  unsigned tiles, chunks;  // of time steps, of heads
+};
+
+// N adjacent angles, in loads of at most 16 bytes.
+template <int N, typename S>
+__device__ OPWRIGHT_INLINE void load_angles(const float* at, S* to) {
+  if constexpr (N == 2) {
+    const float2 both = *reinterpret_cast<const float2*>(at);
+    to[0] = both.x, to[1] = both.y;
+  } else {
+    constexpr int kWidth = N < 4 ? 1 : 4;
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N; i += kWidth) {
+      const Pack<float, kWidth> pack = opwright::load_pack<kWidth>(at + i);
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < kWidth; ++j) to[i + j] = pack.elements[j];
+    }
+  }
+}
+
+// Rotates the pairs of two packs. Interleaved, those within each pack; otherwise the elements of
+// the one and of the other.
+template <int N, typename S>
+__device__ OPWRIGHT_INLINE void turn(S (&a)[N], S (&b)[N], const S (&c)[N], const S (&s)[N],
+                                     bool interleaved) {
+  if (N > 1 && interleaved) {
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N / 2; ++i) {
+      const S x = a[2 * i], y = a[2 * i + 1], z = b[2 * i], w = b[2 * i + 1];
+      a[2 * i] = x * c[i] - y * s[i];
+      a[2 * i + 1] = y * c[i] + x * s[i];
+      b[2 * i] = z * c[N / 2 + i] - w * s[N / 2 + i];
+      b[2 * i + 1] = w * c[N / 2 + i] + z * s[N / 2 + i];
+    }
+  } else {
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const S x = a[i], y = b[i];
+      a[i] = x * c[i] - y * s[i];
+      b[i] = y * c[i] + x * s[i];
+    }
+  }
+}
+
+// A thread takes two packs of N elements in the rows of several heads at one time step. Packs
+// behind the rotated columns are copied, two to a thread.
+template <typename T, int N>
+__global__ void __launch_bounds__(kMaxThreads) rotate_kernel(Rotation<T> p) {
+  using S = compute_t<T>;
+  opwright::let_next_start();  // waits for the kernel in front, too
+  const unsigned chunk = blockIdx.x % p.chunks, place = blockIdx.x / p.chunks;
+  const int64_t batch = place / p.tiles;
+  const int64_t time = static_cast<int64_t>(place % p.tiles) * blockDim.y + threadIdx.y;
+  if (time >= p.times) return;
+  const int first_head = static_cast<int>(chunk) * kHeadsOfThread;
+  const int all = p.q.count + p.k.count;
+  const int end_head = first_head + kHeadsOfThread < all ? first_head + kHeadsOfThread : all;
+  for (int64_t column = threadIdx.x; column < p.columns; column += blockDim.x) {
+    const bool is_rotated = column < p.pairs;
+    int64_t first, second;
+    S c[N], s[N];
+    if (!is_rotated) {
+      first = 2 * p.half + (column - p.pairs) * 2 * N;
+      second = first + N;
+    } else {
+      // Single elements that are interleaved are neighbours, in packs they are in one.
+      const bool is_pair = N == 1 && p.interleaved;
+      first = column * (is_pair ? 2 : N);
+      second = is_pair ? first + 1 : p.half + column * N;
+      const float* cos = p.cos.data + batch * p.cos.batch + time * p.cos.time;
+      const float* sin = p.sin.data + batch * p.sin.batch + time * p.sin.time;
+      if constexpr (N == 1) {
+        c[0] = cos[column * p.cos.column];
+        s[0] = sin[column * p.sin.column];
+      } else if (p.interleaved) {
+        const int64_t left = column * (N / 2), right = p.half / 2 + left;
+        load_angles<N / 2>(cos + left, c);
+        load_angles<N / 2>(cos + right, c + N / 2);
+        load_angles<N / 2>(sin + left, s);
+        load_angles<N / 2>(sin + right, s + N / 2);
+      } else {
+        load_angles<N>(cos + column * N, c);
+        load_angles<N>(sin + column * N, s);
+      }
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < N; ++i) s[i] *= p.sign;
+    }
+    const bool has_second = is_rotated || second < p.dim;
+#pragma unroll 1
+    for (int head = first_head; head < end_head; head += kHeadsAtOnce) {
+      Pack<T, N> a[kHeadsAtOnce], b[kHeadsAtOnce];
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < kHeadsAtOnce; ++i) {
+        const int h = head + i;
+        if (h >= end_head) break;
+        const bool is_key = h >= p.q.count;
+        const Plane<const T>& plane = is_key ? p.k.from : p.q.from;
+        const T* row = plane.data + batch * plane.batch + time * plane.time +
+                       (is_key ? h - p.q.count : h) * plane.head;
+        a[i] = opwright::load_pack<N>(row + first * plane.column);
+        if (has_second) b[i] = opwright::load_pack<N>(row + second * plane.column);
+      }
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < kHeadsAtOnce; ++i) {
+        const int h = head + i;
+        if (h >= end_head) break;
+        if (is_rotated) {
+          S x[N], y[N];
+          opwright::unpack(a[i], x);
+          opwright::unpack(b[i], y);
+          turn<N>(x, y, c, s, p.interleaved);
+          a[i] = opwright::pack_of<T>(x);
+          b[i] = opwright::pack_of<T>(y);
+        }
+        const bool is_key = h >= p.q.count;
+        const Plane<T>& plane = is_key ? p.k.to : p.q.to;
+        T* row = plane.data + batch * plane.batch + time * plane.time +
+                 (is_key ? h - p.q.count : h) * plane.head;
+        opwright::store_pack(row + first * plane.column, a[i]);
+        if (has_second) opwright::store_pack(row + second * plane.column, b[i]);
+      }
+    }
+  }
+}
+
+template <typename T>
+Plane<T> plane_of(const View<T, 4>& view) {
+  return {view.data(), view.stride(0), view.stride(1), view.stride(2), view.stride(3)};
+}
+
+inline Table table_of(const View<const float, 3>& view) {
+  return {view.data(), view.stride(0), view.stride(1), view.stride(2)};
+}
+
+// Whether every pack of `width` elements in the rows of a tensor lies at a multiple of its size.
+template <typename T, int R>
+bool has_packs(const View<T, R>& view, int width) {
+  if (view.size(R - 1) > 1 && view.stride(R - 1) != 1) return false;
+  for (int d = 0; d < R - 1; ++d) {
+    if (view.size(d) > 1 && view.stride(d) % width) return false;
+  }
+  return opwright::is_aligned(view.data(), width);
+}
+
+template <typename T, typename Q>
+void rotate_all(const View<Q, 4>& q, const View<Q, 4>& k, const View<const float, 3>& cos,
+                const View<const float, 3>& sin, bool interleaved, float sign,
+                const View<T, 4>& to_q, const View<T, 4>& to_k, cudaStream_t stream) {
+  Rotation<T> p{};
+  const auto heads_of = [](const View<Q, 4>& from, const View<T, 4>& to) -> Heads<T> {
+    return {{from.data(), from.stride(0), from.stride(1), from.stride(2), from.stride(3)},
+            plane_of(to),
+            static_cast<int>(from.size(1))};
+  };
+  p.q = heads_of(q, to_q), p.k = heads_of(k, to_k);
+  p.cos = table_of(cos), p.sin = table_of(sin);
+  p.sign = sign, p.interleaved = interleaved, p.is_in_place = q.data() == to_q.data();
+  p.times = cos.size(1), p.half = cos.size(2), p.dim = q.size(3);
+  constexpr int kWidth = kPackWidth<T>;
+  const int angles = kWidth < 4 ? kWidth : 4;  // in one load
+  const bool is_packed = p.half % kWidth == 0 && (p.is_in_place || p.dim % kWidth == 0) &&
+                         has_packs(q, kWidth) && has_packs(k, kWidth) && has_packs(to_q, kWidth) &&
+                         has_packs(to_k, kWidth) && has_packs(cos, angles) &&
+                         has_packs(sin, angles);
+  const int64_t width = is_packed ? kWidth : 1;
+  const int64_t copied = p.is_in_place ? 0 : p.dim - 2 * p.half;
+  p.pairs = p.half / width;
+  p.columns = p.pairs + (copied + 2 * width - 1) / (2 * width);
+  if (p.columns == 0) return;
+  p.chunks = (p.q.count + p.k.count + kHeadsOfThread - 1) / kHeadsOfThread;
+  const int side = p.columns < kMaxThreads ? static_cast<int>(p.columns) : kMaxThreads;
+  const int deep = p.times < kMaxThreads / side ? static_cast<int>(p.times) : kMaxThreads / side;
+  const int64_t tiles = (p.times + deep - 1) / deep, blocks = cos.size(0) * tiles * p.chunks;
+  p.tiles = static_cast<unsigned>(tiles);
+  opwright::check(blocks < int64_t{1} << 31, "more time steps than one launch has blocks for");
+  opwright::launch_behind(is_packed ? rotate_kernel<T, kWidth> : rotate_kernel<T, 1>,
+                          dim3(static_cast<unsigned>(blocks)), dim3(side, deep), 0, stream, p);
+}
+
+template <typename T>
+void rotate(View<const T, 4> q, View<const T, 4> k, View<const float, 3> cos,
+            View<const float, 3> sin, bool interleaved, View<T, 4> output0, View<T, 4> output1,
+            cudaStream_t stream) {
+  rotate_all(q, k, cos, sin, interleaved, 1, output0, output1, stream);
+}
+
+template <typename T>
+void rotate_backward(View<const T, 4> grad_output0, View<const T, 4> grad_output1,
+                     View<const float, 3> cos, View<const float, 3> sin, bool interleaved,
+                     View<T, 4> grad_q, View<T, 4> grad_k, cudaStream_t stream) {
+  rotate_all(grad_output0, grad_output1, cos, sin, interleaved, -1, grad_q, grad_k, stream);
+}
+
+template <typename T>
+void rotate_(View<T, 4> q, View<T, 4> k, View<const float, 3> cos, View<const float, 3> sin,
+             bool interleaved, cudaStream_t stream) {
+  rotate_all(q, k, cos, sin, interleaved, 1, q, k, stream);
+}
+
+OPWRIGHT_KERNEL(rotate, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(rotate_backward, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(rotate_, float, double, opwright::half, opwright::bfloat16)

@@ -1,0 +1,89 @@
+"""`rope` and `rope_`: the operators `rotate` and `rotate_`, for tables as they come."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opwright_ops.lstm.refusals import refuse, shown
+from opwright_ops.rope.op import rotate, rotate_
+
+
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+    """Rotates pairs of columns of queries and keys by the angles of their time.
+
+    Queries and keys may have any strides, such as parts of a joint projection; they are read in one launch.
+
+    Args:
+        q: queries, [*batch, heads, time, dim].
+        k: keys, [*batch, key_heads, time, dim], of the type of `q`.
+        cos, sin: [time, half], or with leading axes that broadcast to those of `q`, such as [batch, time, half]. Each
+            angle stands once. The columns of `q` and `k` behind the first 2 * half are copied.
+        interleaved: a pair is columns 2i and 2i + 1; otherwise i and i + half.
+
+    Numerics:
+        16-bit types are computed in float32 and rounded once, at the end. Tables in float32 beside 16-bit `q` and `k`
+        are the precise way. With tables in float64, PyTorch's operators compute, in float64.
+
+    Source:
+        Su et al., arXiv:2104.09864, eq. 34.
+
+    Raises:
+        ValueError: shapes, types or devices do not fit.
+    """
+    cos, sin = _prepare("rope", q, cos, sin)
+    call = rotate.operator.declaration.reference if cos.dtype == torch.float64 else rotate
+    return call(q, k, cos, sin, interleaved=interleaved)
+
+
+def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:
+    """Rotates queries and keys in place, as `rope` does; there is no gradient.
+
+    Args:
+        q, k, cos, sin, interleaved: as for `rope`.
+
+    Raises:
+        ValueError: shapes, types or devices do not fit, or a gradient is asked for.
+    """
+    cos, sin = _prepare("rope_", q, cos, sin)
+    call = rotate_.operator.declaration.reference if cos.dtype == torch.float64 else rotate_
+    call(q, k, cos, sin, interleaved=interleaved)
+
+
+def _prepare(name: str, q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the tables with the batch axes of `q`, in float32 if they are in 16 bits."""
+    if cos.shape != sin.shape:
+        refuse(
+            ValueError, "sin", "must have the shape of `cos`", ("cos", shown(cos)), ("sin", shown(sin)), subject=name
+        )
+    if 2 * cos.shape[-1] > q.shape[-1]:
+        refuse(
+            ValueError,
+            "cos",
+            "has more angles than `q` has pairs of columns",
+            ("q", shown(q)),
+            ("cos", f"{shown(cos)}  expected at most {q.shape[-1] // 2} columns"),
+            hint="a table that has each angle twice: `cos[..., :half], sin[..., :half]` with `half = cos.shape[-1] // 2`; "
+            "`cos[..., ::2], sin[..., ::2]` for `interleaved=True`",
+            subject=name,
+        )
+    if cos.element_size() == 2:
+        cos, sin = cos.float(), sin.float()
+    batch = q.shape[:-3]
+    if cos.shape[:-2] == batch:
+        return cos, sin
+    try:
+        shape = torch.broadcast_shapes(batch, cos.shape[:-2])
+    except RuntimeError:
+        shape = None
+    if shape != batch:
+        refuse(
+            ValueError,
+            "cos",
+            "must have leading axes that broadcast to those of `q`",
+            ("q", shown(q)),
+            ("cos", f"{shown(cos)}  expected [{', '.join([*map(str, batch), str(q.shape[-2]), 'half'])}]"),
+            hint="`q` is [*batch, heads, time, dim]; `q.transpose(1, 2)` makes that of [batch, time, heads, dim]",
+            subject=name,
+        )
+    return cos.expand(*batch, *cos.shape[-2:]), sin.expand(*batch, *sin.shape[-2:])

@@ -590,3 +590,29 @@ def test_a_backward_of_what_its_forward_refuses(ns) -> None:
     record = opwright.verify(largest, checks=["numerics"])
     assert record.passed, record.failures
     assert {check.name for check in record.checks if check.outcome == "passed"} == {"numerics", "backward: numerics"}
+ADD_LISTS = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void add_lists(opwright::List<View<T, 1>> sums, opwright::List<View<const T, 1>> xs) {
+  for (int64_t k = 0; k < sums.size(); ++k) {
+    for (int64_t i = 0; i < sums[k].size(0); ++i) sums[k](i) += xs[k](i) * (k ? T(FACTOR) : T(1));
+  }
+}
+OPWRIGHT_KERNEL(add_lists, float, double)
+"""
+
+
+@pytest.mark.parametrize("factor", ["1", "1.5"])
+def test_mutated_lists(ns, factor: str) -> None:
+    @opwright.operator(f"{ns}::add_lists", cpu=ADD_LISTS.replace("FACTOR", factor))
+    def add_lists(sums: opwright.Mutates[list[Float[Tensor, "..."]]], xs: list[Float[Tensor, "..."]]) -> None:
+        for sum, x in zip(sums, xs, strict=True):
+            sum.add_(x)
+
+    @add_lists.samples
+    def add_lists_samples():
+        yield [torch.randn(3), torch.randn(2, 5)], [torch.randn(3), torch.randn(2, 5)]
+
+    found = failure_of(add_lists, "numerics")
+    assert ("numerics" in found and "`sums[1]`" in found) if factor == "1.5" else not found

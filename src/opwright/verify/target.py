@@ -150,6 +150,23 @@ class Target:
                 self._mutated = self._written_by_reference()
         return self._mutated
 
+    def written(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the arguments that are written into, those of a list one by one."""
+        found: list[Any] = []
+        for i in self.mutated():
+            found += values[i] if isinstance(values[i], (list, tuple)) else [values[i]]
+        return found
+
+    def written_names(self, case: Case) -> list[str]:
+        """Returns what each of the arguments that are written into is called in messages."""
+        found: list[str] = []
+        names = self.argument_names(case)
+        for i in self.mutated():
+            value = case.values[i]
+            is_list = isinstance(value, (list, tuple))
+            found += [f"`{names[i].strip('`')}[{k}]`" for k in range(len(value))] if is_list else [names[i]]
+        return found
+
     def _written_by_reference(self) -> list[int]:
         given = [case for _, case in self.cases() if case.label.startswith("sample")][:1]
         for case in given:

@@ -112,7 +112,7 @@ def outputs_and_mutated(target: Target, values: Sequence[Any]) -> list[Any]:
     """Returns the outputs of the reference, and behind them the arguments that are written into."""
     values = list(values)
     outputs = target.reference(values)
-    return [*outputs, *(values[i] for i in target.mutated())]
+    return [*outputs, *target.written(values)]
 
 
 def _is_own(target: Target, of_gradient: bool) -> bool:

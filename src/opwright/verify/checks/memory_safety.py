@@ -219,7 +219,7 @@ def guard_bands(target: Target) -> Iterator[Finding]:
                 bands.fill(with_zeros)
                 if count:
                     fill_from([values[i] for i in target.mutated()], [case.values[i] for i in target.mutated()])
-                results = [*target.run(values), *(values[i] for i in target.mutated())]
+                results = [*target.run(values), *target.written(values)]
                 by_filling[with_zeros].append([t.clone() for t in tensors_of(results)])
                 if not with_zeros and not bands.are_intact():
                     yield Finding(str(case), _WRITES_AROUND, is_fatal=_WRITES_AROUND)

@@ -96,13 +96,12 @@ def check_call(target: Target, case: Case, values: list[Any], expected: list[Out
     except Exception as error:
         return _tell_raised(target, case, error)
     finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
-    results = [*outputs, *(values[i] for i in target.mutated())]
+    results = [*outputs, *target.written(values)]
     if len(results) != len(expected):
-        wanted = len(expected) - len(target.mutated())
+        wanted = len(expected) - len(target.written(values))
         finding.message = f"returned {plural(len(outputs), 'output')}, expected {wanted}"
         return finding
-    arguments = target.argument_names(case)
-    names = [*target.output_names(len(outputs)), *(arguments[i] for i in target.mutated())]
+    names = [*target.output_names(len(outputs)), *target.written_names(case)]
     for i, (output, wanted) in enumerate(zip(results, expected, strict=True)):
         if wanted is None:
             continue

@@ -60,7 +60,7 @@ class _Call:
             tensor.requires_grad_(has_gradient and tensor.is_floating_point())
         outputs = target.call(values)
         self.cotangents = list(map(_cotangent, outputs)) if cotangents is None else list(cotangents)
-        self.results = [*outputs, *(values[i] for i in target.mutated())]
+        self.results = [*outputs, *target.written(values)]
         self.results = [None if r is None else r.detach() for r in self.results]
         self.gradients: list[torch.Tensor | None] = [None] * len(tensors)
         pairs = zip(outputs, self.cotangents, strict=True)

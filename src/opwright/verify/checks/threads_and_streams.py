@@ -68,7 +68,7 @@ def _forward(target: Target, case: Case) -> Trial:
     def compute(values: list[Any]) -> list[torch.Tensor]:
         with torch.no_grad():
             outputs = target.call(values)
-        return tensors_of([*outputs, *(values[i] for i in target.mutated())])
+        return tensors_of([*outputs, *target.written(values)])
 
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], values: list[Any]) -> bool:
         return agree(target, got, wanted, outputs_and_mutated, values)

@@ -1,5 +1,6 @@
 """Operators worth installing for themselves; each folder holds one, with its reference and kernels."""
 
+from opwright_ops.adamw import AdamW
 from opwright_ops.bias_gelu import bias_gelu
 from opwright_ops.cross_entropy import cross_entropy, logsumexp
 from opwright_ops.d_sigmoid import d_sigmoid
@@ -11,6 +12,7 @@ from opwright_ops.rope import rope, rope_
 from opwright_ops.softmax import softmax
 
 __all__ = [
+    "AdamW",
     "LSTM",
     "LSTMStep",
     "LayerNorm",

@@ -1,0 +1,1 @@
+from opwright_ops.adamw.optimizer import AdamW as AdamW

@@ -1,0 +1,235 @@
+"""`AdamW`: the optimizer whose step is one launch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from opwright_ops.adamw.op import adamw_, adamw_bfloat16_state_, adamw_float32_state_
+from opwright_ops.lstm.refusals import refuse, shown
+
+_STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+# Entries of the groups of torch.optim.AdamW that mean nothing here; its load_state_dict expects them.
+_FOREIGN = {"foreach": None, "fused": None, "differentiable": False, "decoupled_weight_decay": True}
+# Entries that a state_dict of torch.optim.AdamW lacks; those of the construction are kept.
+_OWN = ("stochastic_rounding", "state_dtype", "seed")
+
+
+class AdamW(Optimizer):
+    """Takes the place of torch.optim.AdamW: the same arguments, state_dict and results, one launch a step.
+
+    There is a launch for each group of parameters, device, type, and number of steps that parameters have taken. A
+    `state_dict` of torch.optim.AdamW can be loaded, and the other way round.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize: as for torch.optim.AdamW; `lr` may be a tensor.
+        capturable: numbers of steps, and a tensor `lr`, are on the device of the parameters and read there, so that
+            a CUDA graph can hold the step. Counting the steps is then a launch of its own.
+        stochastic_rounding: bfloat16 parameters and states are rounded up or down at random, in proportion to how near
+            the two are: small updates are not lost, and float32 copies are not needed. The random bits follow from
+            PyTorch's seed at construction, the number of the step and the place of the element, and are the
+            same on a CPU and a GPU.
+        state_dtype: of exp_avg and exp_avg_sq, float32 or bfloat16; None is the type of each parameter.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: a parameter is complex, or `state_dtype` is not one of the types.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        capturable: bool = False,
+        stochastic_rounding: bool = False,
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            refuse(ValueError, "lr", "must be one number", ("got", shown(lr)), subject="AdamW")
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                refuse(ValueError, name, "must be at least 0", ("got", str(value)), subject="AdamW")
+        for i, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                refuse(ValueError, f"betas[{i}]", "must be from 0 to below 1", ("got", str(beta)), subject="AdamW")
+        if state_dtype not in (None, torch.float32, torch.bfloat16):
+            refuse(
+                TypeError,
+                "state_dtype",
+                "is not a type that states are kept in",
+                ("got", str(state_dtype)),
+                ("expected", "torch.float32, torch.bfloat16, None"),
+                subject="AdamW",
+            )
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "capturable": capturable,
+            "stochastic_rounding": stochastic_rounding,
+            "state_dtype": state_dtype,
+            "seed": int(torch.randint(1 << 62, ())) if stochastic_rounding else 0,
+            **_FOREIGN,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters with options of their own, as torch.optim.Optimizer does."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for param in group["params"]:
+            dtype = group["state_dtype"]
+            if not param.is_floating_point():
+                rule, hint = "must be floating-point", "torch.optim.AdamW takes complex parameters"
+            elif dtype not in (None, param.dtype) and (param.dtype, dtype) not in _OPERATORS:
+                rule, hint = f"has a type that `state_dtype={dtype}` is not for", "leave `state_dtype` out"
+            elif group["stochastic_rounding"] and param.dtype == torch.float16:
+                rule, hint = "is float16, and `stochastic_rounding=True` is for bfloat16", "`model.bfloat16()`"
+            else:
+                continue
+            self.param_groups.pop()
+            refuse(TypeError, "params", rule, ("got", shown(param)), hint=hint, subject="AdamW")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                if name != "lr":
+                    group.setdefault(name, value)
+            for param in group["params"]:
+                kept = self.state.get(param)
+                if kept:
+                    self.state[param] = self._placed(param, kept, group)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads the state of this optimizer or of torch.optim.AdamW.
+
+        States are converted to `state_dtype`; PyTorch would convert them to the type of the parameter.
+        """
+        own = [{name: group[name] for name in _OWN} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, saved, kept in zip(self.param_groups, state_dict["param_groups"], own, strict=True):
+            group.update({name: value for name, value in kept.items() if name not in saved})
+            for param, key in zip(group["params"], saved["params"], strict=True):
+                if key in state_dict["state"]:
+                    self.state[param] = self._placed(param, state_dict["state"][key], group)
+
+    def _placed(self, param: Tensor, kept: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a copy of the state of a parameter, in the types and on the devices that a step reads."""
+        placed = dict(kept)
+        step = torch.as_tensor(kept["step"], dtype=torch.float32)
+        placed["step"] = step.to(param.device if group["capturable"] else "cpu", copy=True)
+        dtype = group["state_dtype"] or param.dtype
+        for name in _STATES:
+            if name in kept:
+                made = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
+                placed[name] = made.copy_(kept[name])
+        return placed
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Takes a step.
+
+        Args:
+            closure: computes the loss again, with gradients, and returns it.
+
+        Returns:
+            What the closure returns.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        first = 0
+        for group in self.param_groups:
+            first = self._step_group(group, first)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], first: int) -> int:
+        """Takes a step with one group; `first` tensors were in launches before. Returns how many are then."""
+        params = [param for param in group["params"] if param.grad is not None]
+        if not params:
+            return first
+        for param in params:
+            if param.grad.layout != torch.strided:
+                refuse(
+                    RuntimeError,
+                    "step",
+                    "takes no sparse gradients",
+                    ("parameter", shown(param)),
+                    hint="`torch.optim.SparseAdam`, or dense gradients: `nn.Embedding(..., sparse=False)`",
+                    subject="AdamW",
+                )
+            if not self.state[param]:
+                self.state[param] = _fresh_state(param, group)
+        steps = [self.state[param]["step"] for param in params]
+        torch._foreach_add_(steps, 1)
+        launches: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        for param, step in zip(params, steps, strict=True):
+            if not param.numel():
+                continue  # beside one the reference would compute all of them
+            launches[param.device, param.dtype, None if group["capturable"] else step.item()].append(param)
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        for (device, dtype, step), some in launches.items():
+            is_read = group["capturable"] and isinstance(lr, Tensor)  # on the device
+            take_step = _OPERATORS.get((dtype, group["state_dtype"]), adamw_)
+            take_step(
+                *self._lists(some, group["amsgrad"]),
+                [self.state[param]["step"] for param in some] if step is None else [],
+                lr.to(device, torch.float32).reshape(()) if is_read else None,
+                step=1 if step is None else int(step),
+                lr=0.0 if is_read else float(lr),
+                beta1=float(beta1),
+                beta2=float(beta2),
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                maximize=group["maximize"],
+                stochastic_rounding=group["stochastic_rounding"],
+                seed=group["seed"],
+                first=first,
+            )
+            first += len(some)
+        return first
+
+    def _lists(self, params: list[Tensor], amsgrad: bool) -> list[list[Tensor]]:
+        """Returns the lists of a launch, each tensor with its axes in the order that its parameter has in memory."""
+        names = _STATES if amsgrad else _STATES[:2]
+        lists = [params, [param.grad for param in params], *([self.state[p][name] for p in params] for name in names)]
+        if not all(param.is_contiguous() for param in params):
+            orders = [sorted(range(p.ndim), key=p.stride, reverse=True) for p in params]
+            lists = [[t.permute(order) for t, order in zip(each, orders, strict=True)] for each in lists]
+        return lists if amsgrad else [*lists, []]
+
+
+# By the types of parameter and state, where they differ.
+_OPERATORS = {
+    (torch.bfloat16, torch.float32): adamw_float32_state_,
+    (torch.float16, torch.float32): adamw_float32_state_,
+    (torch.float32, torch.bfloat16): adamw_bfloat16_state_,
+}
+
+
+def _fresh_state(param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+    dtype = group["state_dtype"] or param.dtype
+    device = param.device if group["capturable"] else torch.device("cpu")
+    state: dict[str, Any] = {"step": torch.zeros((), dtype=torch.float32, device=device)}
+    for name in _STATES if group["amsgrad"] else _STATES[:2]:
+        state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    return state

@@ -1,0 +1,391 @@
+"""`AdamW` against torch.optim.AdamW, which shares no code with it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opwright
+from opwright_ops.adamw import AdamW
+from opwright_ops.adamw.op import adamw_, adamw_bfloat16_state_, adamw_float32_state_, random_words
+
+# No elements, one, beside vectors, more than a chunk of a thread.
+SHAPES = [(0,), (), (3,), (7, 11), (64, 33), (9000,)]
+
+
+def parameters(dtype: torch.dtype = torch.float32, shapes: list[Any] = SHAPES) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+def give_gradients(params: list[nn.Parameter], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+
+
+def run(make: Any, params: list[nn.Parameter], steps: int = 5) -> Any:
+    optimizer = make(params)
+    for i in range(steps):
+        give_gradients(params, i)
+        optimizer.step()
+    return optimizer
+
+
+def assert_same(mine: list[nn.Parameter], optimizer: Any, theirs: list[nn.Parameter], other: Any, eps: float) -> None:
+    """Compares parameters and states. Each of a few steps rounds each of them a few times."""
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=20 * eps, atol=2 * eps)
+        kept, wanted = optimizer.state[a], other.state[b]
+        assert list(kept) == list(wanted)
+        assert kept["step"] == wanted["step"]
+        assert kept["step"].dtype == wanted["step"].dtype
+        for name in list(wanted)[1:]:
+            torch.testing.assert_close(kept[name], wanted[name], rtol=20 * eps, atol=2 * eps)
+
+
+OPTIONS = [
+    {},
+    {"amsgrad": True},
+    {"maximize": True},
+    {"capturable": True},
+    {"lr": torch.tensor(3e-2)},
+    {"lr": torch.tensor(3e-2), "capturable": True, "amsgrad": True},
+    {"lr": 0.1, "betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.5},
+    {"betas": (0.0, 0.9), "weight_decay": 0.0},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_against_pytorch(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    mine, theirs = parameters(dtype), parameters(dtype)
+    optimizer = run(lambda params: AdamW(params, **options), mine)
+    # PyTorch refuses capturable=True on a CPU; it does not change the result.
+    others = {name: value for name, value in options.items() if name != "capturable"}
+    other = run(lambda params: torch.optim.AdamW(params, **others), theirs)
+    # With a tensor as rate and numbers of steps in float32, factors are rounded to float32.
+    is_narrow = options.get("capturable") or isinstance(options.get("lr"), Tensor)
+    eps = torch.finfo(torch.float32 if is_narrow else dtype).eps
+    assert_same(mine, optimizer, theirs, other, eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_16_bits_are_rounded_once(dtype: torch.dtype, amsgrad: bool) -> None:
+    """A step in float64 from the same values, and one rounding; float32 may tip a result between two neighbours."""
+    mine = parameters(dtype)
+    optimizer = run(lambda params: AdamW(params, lr=0.01, amsgrad=amsgrad), mine, steps=3)
+    exact = [nn.Parameter(p.detach().double()) for p in mine]
+    other = torch.optim.AdamW(exact, lr=0.01, amsgrad=amsgrad)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # the tensors `step` would be shared
+    give_gradients(mine, 9)
+    for p, q in zip(mine, exact, strict=True):
+        q.grad = p.grad.double()
+    optimizer.step()
+    other.step()
+    for p, q in zip(mine, exact, strict=True):
+        for found, wanted in (
+            (p, q),
+            *((optimizer.state[p][n], other.state[q][n]) for n in list(optimizer.state[p])[1:]),
+        ):
+            half_ulp = torch.finfo(dtype).eps / 2 * wanted.abs() + torch.finfo(dtype).smallest_normal * 2**-8
+            scale = wanted.abs() + 1  # values are of size 1 before they cancel
+            assert (
+                (found.double() - wanted).abs() <= half_ulp * 1.001 + 8 * torch.finfo(torch.float32).eps * scale
+            ).all()
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16)]
+)  # fmt: skip
+def test_states_in_another_type(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> None:
+    mine = parameters(dtype)
+    optimizer = run(lambda params: AdamW(params, lr=0.01, state_dtype=state_dtype, amsgrad=amsgrad), mine)
+    theirs = [nn.Parameter(p.detach().float()) for p in parameters(dtype)]
+    other = torch.optim.AdamW(theirs, lr=0.01, amsgrad=amsgrad)
+    for i in range(5):
+        give_gradients(mine, i)
+        for p, q in zip(mine, theirs, strict=True):
+            q.grad = p.grad.float()
+        other.step()
+    for p, q in zip(mine, theirs, strict=True):
+        for name, wanted in list(other.state[q].items())[1:]:
+            found = optimizer.state[p][name]
+            assert found.dtype == state_dtype
+            # Five roundings of values no larger than the largest gradient, squared for the second.
+            eps = 5 * torch.finfo(state_dtype).eps
+            torch.testing.assert_close(found.float(), wanted, rtol=eps, atol=eps * 0.1)
+        steps = 5 * 0.01 * 1.2  # the farthest that five steps go
+        eps = 5 * torch.finfo(dtype).eps / 2 * (q.detach().abs() + steps) + 5 * torch.finfo(state_dtype).eps * steps
+        assert ((p.float() - q).abs() <= eps + 1e-6).all()
+
+
+def test_several_groups_and_types() -> None:
+    def make(optimizer: Any, params: list[nn.Parameter]) -> Any:
+        return optimizer(
+            [{"params": params[:3], "lr": 0.1}, {"params": params[3:], "weight_decay": 0.0, "amsgrad": True}]
+        )
+
+    def mixed() -> list[nn.Parameter]:
+        return [*parameters(), *parameters(torch.float64)]
+
+    mine, theirs = mixed(), mixed()
+    optimizer, other = run(lambda p: make(AdamW, p), mine), run(lambda p: make(torch.optim.AdamW, p), theirs)
+    assert_same(mine, optimizer, theirs, other, torch.finfo(torch.float32).eps)
+
+
+def test_parameters_without_gradients_are_skipped() -> None:
+    mine, theirs = parameters(), parameters()
+    pairs = [(mine, AdamW(mine)), (theirs, torch.optim.AdamW(theirs))]
+    for params, optimizer in pairs:
+        for i in range(6):
+            give_gradients(params, i)
+            params[i].grad = None
+            optimizer.step()
+    assert_same(mine, pairs[0][1], theirs, pairs[1][1], torch.finfo(torch.float32).eps)
+    untouched = nn.Parameter(torch.ones(3))
+    optimizer = AdamW([untouched])
+    optimizer.step()
+    assert untouched.tolist() == [1.0] * 3
+    assert not optimizer.state_dict()["state"]
+
+
+def test_a_closure() -> None:
+    weight = nn.Parameter(torch.tensor([3.0]))
+    optimizer = AdamW([weight], lr=0.5, weight_decay=0.0)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = weight.square().sum()
+        value.backward()
+        return value
+
+    assert optimizer.step(loss) == 9.0
+    torch.testing.assert_close(weight.detach(), torch.tensor([2.5]))  # the first step is as long as the rate
+
+
+def test_any_order_in_memory() -> None:
+    def make() -> list[nn.Parameter]:
+        images, matrix, wide = torch.randn(4, 3, 5, 6), torch.randn(7, 8), torch.randn(6, 10)
+        return [
+            nn.Parameter(images.to(memory_format=torch.channels_last)),
+            nn.Parameter(matrix.t()),
+            nn.Parameter(wide[:, ::2]),
+        ]
+
+    torch.manual_seed(0)
+    mine = make()
+    torch.manual_seed(0)
+    theirs = make()
+    optimizer = run(AdamW, mine)
+    assert mine[0].is_contiguous(memory_format=torch.channels_last)
+    assert_same(mine, optimizer, theirs, run(torch.optim.AdamW, theirs), torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_state_dicts_both_ways(amsgrad: bool, capturable: bool) -> None:
+    mine, theirs = parameters(), parameters()
+    optimizer = run(lambda p: AdamW(p, amsgrad=amsgrad, capturable=capturable), mine)
+    other = run(lambda p: torch.optim.AdamW(p, amsgrad=amsgrad), theirs)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    into_theirs, into_mine = torch.optim.AdamW(theirs, amsgrad=amsgrad), AdamW(mine, amsgrad=amsgrad)
+    into_theirs.load_state_dict(torch.load(file, weights_only=True))
+    into_mine.load_state_dict(other.state_dict())
+    for group in into_theirs.param_groups:
+        group["capturable"] = False  # which PyTorch refuses on a CPU
+    for params, one in ((mine, into_mine), (theirs, into_theirs)):
+        give_gradients(params, 7)
+        one.step()
+    assert into_mine.state[mine[2]]["step"] == 6
+    assert_same(mine, into_mine, theirs, into_theirs, torch.finfo(torch.float32).eps)
+
+
+def test_loaded_states_keep_their_type() -> None:
+    """PyTorch's own load_state_dict would round them to the type of the parameter."""
+    params = parameters(torch.bfloat16)
+    optimizer = run(lambda p: AdamW(p, state_dtype=torch.float32), params)
+    for again in (AdamW(params, state_dtype=torch.float32), AdamW(params)):
+        again.load_state_dict(optimizer.state_dict())
+        for param in params:
+            assert torch.equal(again.state[param]["exp_avg"], optimizer.state[param]["exp_avg"])
+    twin = copy.deepcopy(optimizer)
+    assert torch.equal(
+        next(iter(twin.state.values()))["exp_avg_sq"], next(iter(optimizer.state.values()))["exp_avg_sq"]
+    )
+
+
+# --- stochastic rounding -----------------------------------------------------------------------------
+
+
+def rounded(seed: int, steps: int = 3, threads: int | None = None, **options: Any) -> list[Tensor]:
+    torch.manual_seed(seed)
+    params = parameters(torch.bfloat16)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or before)
+        optimizer = run(lambda p: AdamW(p, lr=1e-3, stochastic_rounding=True, **options), params, steps)
+    finally:
+        torch.set_num_threads(before)
+    return [*(p.detach() for p in params), *(optimizer.state[p]["exp_avg"] for p in params)]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"state_dtype": torch.float32}, {"amsgrad": True}, {"capturable": True}], ids=str
+)
+def test_the_same_bits_from_the_same_seed(options: dict[str, Any]) -> None:
+    one = rounded(0, **options)
+    assert all(torch.equal(a, b) for a, b in zip(one, rounded(0, threads=1, **options), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one, rounded(1, **options), strict=True))
+    if options == {"capturable": True}:
+        assert all(torch.equal(a, b) for a, b in zip(one, rounded(0), strict=True))
+
+
+def test_a_loaded_state_goes_on_with_the_same_numbers() -> None:
+    torch.manual_seed(0)
+    params = parameters(torch.bfloat16)
+    optimizer = run(lambda p: AdamW(p, stochastic_rounding=True), params, steps=2)
+    others = [nn.Parameter(p.detach().clone()) for p in params]
+    again = AdamW(others, stochastic_rounding=True)  # with another seed of its own
+    again.load_state_dict(optimizer.state_dict())
+    for each, one in ((params, optimizer), (others, again)):
+        give_gradients(each, 5)
+        one.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+
+
+@pytest.mark.parametrize("value", [1.0 + 2.0**-9, -(1.0 + 2.0**-12), 3.0 - 2.0**-10])
+def test_rounding_is_unbiased(value: float) -> None:
+    """The mean of n roundings to neighbours an ulp apart.
+
+    By Hoeffding's inequality it is farther from the value than ulp * sqrt(ln(2 / p) / 2n) with probability p at most.
+    """
+    count = 1 << 20
+    start = torch.tensor(value).bfloat16()  # a neighbour, from which a step leads to the value
+    param = torch.full((count,), start.item(), dtype=torch.bfloat16)
+    zero, one = torch.zeros(count), torch.ones(count)
+    # exp_avg / (sqrt(exp_avg_sq) + eps) is 1 / 1 with these: the step is `start - value`, within a rounding of float32.
+    adamw_float32_state_(
+        [param], [zero.bfloat16()], [one], [one.clone()], [], [], lr=1.0, step=1, beta1=0.0, beta2=0.0, eps=1.0,
+        weight_decay=1 - value / start.item(), stochastic_rounding=True, seed=1,
+    )  # fmt: skip
+    ulp = 2.0 ** (math.floor(math.log2(abs(value))) - 7)
+    assert 1 < param.unique().numel() <= 2
+    assert (param.double() - value).abs().max() < ulp
+    bound = ulp * math.sqrt(math.log(2 / 1e-9) / (2 * count)) + 2 * torch.finfo(torch.float32).eps * abs(value)
+    assert abs(param.double().mean().item() - value) <= bound
+
+
+def test_small_steps_are_not_lost() -> None:
+    """Steps of 1/20 of an ulp: to nearest the weight would stay where it is."""
+    weight = nn.Parameter(torch.full((4096,), 1.0, dtype=torch.bfloat16))
+    torch.manual_seed(0)
+    optimizer = AdamW([weight], lr=2.0**-8 / 20, weight_decay=0.0, stochastic_rounding=True, state_dtype=torch.float32)
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    # Below 1 an ulp is 2^-8. The steps of one element are independent, each off by less than an ulp.
+    bound = 2.0**-8 * math.sqrt(100 * math.log(2 / 1e-9) / (2 * 4096))
+    assert abs(weight.double().mean().item() - (1 - 100 * 2.0**-8 / 20)) <= bound
+
+
+def test_random_words_are_uniform_and_independent() -> None:
+    """Each bit is set in half of the words, and so is each bit of the exclusive or of two related ones."""
+    count = 1 << 20
+    device = torch.device("cpu")
+    base = random_words(count, 7, 1, 0, 0, device)
+    others = [
+        random_words(count, 7, 1, 0, 1, device),
+        random_words(count, 7, 2, 0, 0, device),
+        random_words(count, 7, 1, 1, 0, device),
+        random_words(count, 8, 1, 0, 0, device),
+        random_words(count, 7 + (1 << 32), 1, 0, 0, device),
+        base.roll(1),
+        base.roll(256),
+        base >> 16,
+    ]
+    # Hoeffding again; one in 10^9 for each of 32 * 9 bits.
+    bound = math.sqrt(math.log(2 / 1e-9) / (2 * count))
+    for words in (base, *(base ^ other for other in others)):
+        bits = 16 if words is not base and torch.equal(words ^ base, base >> 16) else 32
+        for bit in range(bits):
+            assert abs((words >> bit & 1).double().mean().item() - 0.5) <= bound
+    assert base.max() < 1 << 32
+    assert base.min() >= 0
+
+
+@pytest.mark.compiler
+def test_the_kernel_draws_what_the_reference_draws() -> None:
+    """Also where rounding falls between two neighbours by a hair: at most one element in 10,000 differs."""
+    torch.manual_seed(0)
+    for op, dtype in ((adamw_, torch.bfloat16), (adamw_float32_state_, torch.float32)):
+        lists = [[torch.randn(70_001).bfloat16(), torch.randn(5).bfloat16()] for _ in range(2)]
+        lists += [[t.abs().to(dtype) for t in lists[0]] for _ in range(2)]
+        results = []
+        for call in (op, op.operator.declaration.reference):
+            given = [[t.clone() for t in each] for each in lists]
+            call(*given, [], [], step=3, stochastic_rounding=True, seed=2**40 + 3, first=2)
+            results.append([t for i in (0, 2, 3) for t in given[i] if t.dtype == torch.bfloat16])
+        for found, wanted in zip(*results, strict=True):
+            assert (found != wanted).sum() <= found.numel() / 10_000
+
+
+def test_nan_stays_in_stochastic_rounding() -> None:
+    weight = nn.Parameter(torch.tensor([math.nan, 1.0, math.inf], dtype=torch.bfloat16))
+    weight.grad = torch.tensor([1.0, math.nan, 1.0], dtype=torch.bfloat16)
+    AdamW([weight], stochastic_rounding=True).step()
+    assert weight.isnan().tolist() == [True, True, False]
+    assert weight[2] == math.inf
+
+
+# --- refusals ----------------------------------------------------------------------------------------
+
+
+def test_refusals() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    for options, message in (
+        ({"lr": -1.0}, "`lr` must be at least 0"),
+        ({"lr": torch.ones(2)}, "`lr` must be one number"),
+        ({"eps": -1.0}, "`eps`"),
+        ({"betas": (1.0, 0.9)}, r"`betas\[0\]`"),
+        ({"betas": (0.9, 1.0)}, r"`betas\[1\]`"),
+        ({"weight_decay": -1.0}, "`weight_decay`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AdamW([weight], **options)
+    for param, options, message in (
+        (weight, {"state_dtype": torch.int32}, "`state_dtype`"),
+        (nn.Parameter(torch.ones(3, dtype=torch.complex64)), {}, "must be floating-point"),
+        (
+            nn.Parameter(torch.ones(3).half()),
+            {"state_dtype": torch.bfloat16},
+            "`state_dtype=torch.bfloat16` is not for",
+        ),
+        (nn.Parameter(torch.ones(3).half()), {"stochastic_rounding": True}, "is for bfloat16"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            AdamW([param], **options)
+    table = nn.Embedding(4, 3, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        AdamW(table.parameters()).step()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "op", [adamw_, adamw_float32_state_, adamw_bfloat16_state_], ids=["same", "float32", "bfloat16"]
+)
+def test_verify(op: Any) -> None:
+    record = opwright.verify(op)
+    assert record.passed, record.failures
+    assert record.backends == ["cpu"]

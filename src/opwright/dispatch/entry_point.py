@@ -60,15 +60,8 @@ _NAMES = (
 def entry_point_source(contract: Contract) -> str:
     """Returns the text of `make`, a function that takes what an entry point uses and returns the entry point."""
     name = contract.subject
-    tensors = [p for p in contract.tensors if p.kind == "tensor"]
-    plain = " and ".join(_is_plain(p) for p in tensors)
-    if any(p.kind == "tensors" for p in contract.parameters):
-        plain = "False"  # a list is looked through by the general path
-    wants = " or ".join(
-        f"({p.name} is not None and {p.name}.requires_grad)" if p.optional else f"{p.name}.requires_grad"
-        for p in tensors
-        if p.is_differentiable
-    )
+    plain = " and ".join(_is_plain(p) for p in contract.tensors)
+    wants = " or ".join(_requires_gradient(p) for p in contract.tensors if p.is_differentiable)
     wants = f"(_is_grad_enabled() and ({wants}))" if wants else "False"
     values = ", ".join(p.name for p in contract.parameters)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
@@ -108,6 +101,15 @@ def entry_point_source(contract: Contract) -> str:
     return head + "".join(f"    {line}\n" for line in lines) + f"    return {name}\n"
 
 
+def _requires_gradient(parameter: Parameter) -> str:
+    name = parameter.name
+    if parameter.kind == "tensors":
+        return f"any(_each.requires_grad for _each in {name})"
+    return f"({name} is not None and {name}.requires_grad)" if parameter.optional else f"{name}.requires_grad"
+
+
 def _is_plain(parameter: Parameter) -> str:
+    if parameter.kind == "tensors":
+        return f"type({parameter.name}) is list and _plain.issuperset(map(type, {parameter.name}))"
     test = f"type({parameter.name}) in _plain"
     return f"({parameter.name} is None or {test})" if parameter.optional else test

@@ -16,9 +16,7 @@ from opwright.errors import NotDifferentiableError
 
 def bump_versions(values: Sequence[Any]) -> None:
     """Tells autograd that these tensors were written into."""
-    for tensor in tensors_in(values):
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+    torch.autograd.graph.increment_version([tensor for tensor in tensors_in(values) if not tensor.is_inference()])
 
 
 def mutation_kernel(registration: Registration, arguments: Arguments) -> Callable[..., Any]:

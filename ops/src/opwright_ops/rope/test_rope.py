@@ -212,6 +212,7 @@ def test_refusals() -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rotate", "rotate_"])
 def test_verify(name: str) -> None:
     record = opwright.verify({"rotate": rotate, "rotate_": rotate_}[name])

@@ -130,7 +130,6 @@ version_of = attrgetter("_version")
 is_view = torch.Tensor._is_view
 assume = torch._check
 is_zero_tensor = torch.Tensor._is_zerotensor
-has_internal_overlap = torch._debug_has_internal_overlap
 make_wrapper = torch.Tensor._make_wrapper_subclass
 no_torch_function = _C._disabled_torch_function_impl
 # Where bindings of PyTorch's operators are that read their arguments in half of the time that `torch.ops` takes.

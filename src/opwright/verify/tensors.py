@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opwright import _torch
+from opwright.contract.memory import overlaps_itself
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
@@ -45,7 +45,7 @@ def copy_of(value: Any, device: torch.device | None = None) -> Any:
 def fill_from(values: Any, sources: Any) -> None:
     """Copies numbers into tensors of the same shapes; what shares memory with itself stays."""
     for into, source in zip(tensors_of(values), tensors_of(sources), strict=True):
-        if not _torch.has_internal_overlap(into):
+        if not overlaps_itself(into):
             into.copy_(source)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.contract.memory import overlaps_itself
 from opwright.contract.samples import Case
 from opwright.dispatch.vmap import joined_axes
 from opwright.errors import OpwrightError, plural
@@ -439,7 +440,7 @@ def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
             return type(value)(changed(v, position) for v in value)
         if not isinstance(value, torch.Tensor) or not can_change(value):
             return value
-        if not value.numel() or _torch.has_internal_overlap(value):
+        if not value.numel() or overlaps_itself(value):
             return value
         made = copy_of(value)
         made.copy_(target.fold(change(value.reshape(-1).clone()), position).view(value.shape))

@@ -101,55 +101,62 @@ __device__ OPWRIGHT_INLINE double bias_of(double log_beta, float t) {
   return log_beta == -INFINITY ? 1.0 : -expm1(log_beta * t);
 }
 
-// The elements of N at a time: loads, computes, rounds and stores.
+// N elements of all tensors at one place of the lists.
 template <typename T, typename S, int N>
-__device__ OPWRIGHT_INLINE void step_packs(const Entry<T, S>& e, int64_t at,
-                                           const Factors<compute_t<T>>& f, bool is_random,
-                                           const Key& first, const Key& second) {
-  using C = compute_t<T>;
+struct Elements {
   Packs<N, T> params, grads;
   Packs<N, S> exp_avgs, exp_avg_sqs, mosts;
-  params.load(e.param + at);
-  grads.load(e.grad + at);
-  exp_avgs.load(e.exp_avg + at);
-  exp_avg_sqs.load(e.exp_avg_sq + at);
-  if (e.most) mosts.load(e.most + at);
-  C p[N], g[N], m[N], v[N], most[N];
-  params.unpack(p), grads.unpack(g), exp_avgs.unpack(m), exp_avg_sqs.unpack(v);
-  if (e.most) mosts.unpack(most);
-  OPWRIGHT_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const C grad = g[i] * f.sign;
-    m[i] += (grad - m[i]) * f.take1;
-    v[i] = v[i] * f.keep2 + grad * grad * f.take2;
-    C square = v[i];
-    if (e.most) {
-      // A NaN stays, whichever of the two it is.
-      square = most[i] > square || most[i] != most[i] ? most[i] : square;
-      most[i] = square;
+
+  __device__ OPWRIGHT_INLINE void load(const Entry<T, S>& e, int64_t at) {
+    params.load(e.param + at);
+    grads.load(e.grad + at);
+    exp_avgs.load(e.exp_avg + at);
+    exp_avg_sqs.load(e.exp_avg_sq + at);
+    if (e.most) mosts.load(e.most + at);
+  }
+
+  // Computes, rounds and stores.
+  __device__ OPWRIGHT_INLINE void step(const Entry<T, S>& e, int64_t at,
+                                       const Factors<compute_t<T>>& f, bool is_random,
+                                       const Key& first, const Key& second) {
+    using C = compute_t<T>;
+    C p[N], g[N], m[N], v[N], most[N];
+    params.unpack(p), grads.unpack(g), exp_avgs.unpack(m), exp_avg_sqs.unpack(v);
+    if (e.most) mosts.unpack(most);
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const C grad = g[i] * f.sign;
+      m[i] += (grad - m[i]) * f.take1;
+      v[i] = v[i] * f.keep2 + grad * grad * f.take2;
+      C square = v[i];
+      if (e.most) {
+        // A NaN stays, whichever of the two it is.
+        square = most[i] > square || most[i] != most[i] ? most[i] : square;
+        most[i] = square;
+      }
+      p[i] = p[i] * f.decay - f.size * ratio<T>(m[i], square * f.correction2, f.eps);
     }
-    p[i] = p[i] * f.decay - f.size * ratio<T>(m[i], square * f.correction2, f.eps);
+    uint32_t words[N] = {};
+    if (is_random) {
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < N; ++i) words[i] = first.word(at + i);
+    }
+    params.pack(p, is_random, words, 0);
+    exp_avgs.pack(m, is_random, words, 16);
+    if (kSame<S, bfloat16> && is_random) {
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < N; ++i) words[i] = second.word(at + i);
+    }
+    exp_avg_sqs.pack(v, is_random, words, 0);
+    params.store(e.param + at);
+    exp_avgs.store(e.exp_avg + at);
+    exp_avg_sqs.store(e.exp_avg_sq + at);
+    if (e.most) {
+      mosts.pack(most, is_random, words, 16);
+      mosts.store(e.most + at);
+    }
   }
-  uint32_t words[N] = {};
-  if (is_random) {
-    OPWRIGHT_UNROLL
-    for (int i = 0; i < N; ++i) words[i] = first.word(at + i);
-  }
-  params.pack(p, is_random, words, 0);
-  exp_avgs.pack(m, is_random, words, 16);
-  if (kSame<S, bfloat16> && is_random) {
-    OPWRIGHT_UNROLL
-    for (int i = 0; i < N; ++i) words[i] = second.word(at + i);
-  }
-  exp_avg_sqs.pack(v, is_random, words, 0);
-  params.store(e.param + at);
-  exp_avgs.store(e.exp_avg + at);
-  exp_avg_sqs.store(e.exp_avg_sq + at);
-  if (e.most) {
-    mosts.pack(most, is_random, words, 16);
-    mosts.store(e.most + at);
-  }
-}
+};
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ Batch<T, S> p) {
@@ -185,15 +192,27 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
     first = Key::of(seed, count, place, 0), second = Key::of(seed, count, place, 1);
   }
   const int64_t block = blockIdx.x - p.first_block[tensor];
-  int64_t at = (block * p.rounds * kThreads + threadIdx.x) * N;
+  const int64_t step = kThreads * N, behind = (block + 1) * p.rounds * step;
+  const int64_t end = behind < e.count ? behind : e.count;
+  int64_t at = block * p.rounds * step + threadIdx.x * N;
+  if (p.has_packs[tensor]) {
+    Elements<T, S, N> ahead;
+    if (at + N <= end) ahead.load(e, at);
 #pragma unroll 1
-  for (int round = 0; round < p.rounds && at < e.count; ++round, at += kThreads * N) {
-    if (p.has_packs[tensor] && at + N <= e.count) {
-      step_packs<T, S, N>(e, at, f, is_random, first, second);
-    } else {
-      const int64_t end = at + N < e.count ? at + N : e.count;
+    for (; at + N <= end; at += step) {
+      Elements<T, S, N> now = ahead;
+      if (at + step + N <= end) ahead.load(e, at + step);
+      now.step(e, at, f, is_random, first, second);
+    }
+  }
 #pragma unroll 1
-      for (int64_t i = at; i < end; ++i) step_packs<T, S, 1>(e, i, f, is_random, first, second);
+  for (; at < end; at += step) {
+    const int64_t last = at + N < end ? at + N : end;
+#pragma unroll 1
+    for (int64_t i = at; i < last; ++i) {
+      Elements<T, S, 1> one;
+      one.load(e, i);
+      one.step(e, i, f, is_random, first, second);
     }
   }
 }

@@ -177,15 +177,16 @@ class AdamW(Optimizer):
                     hint="`torch.optim.SparseAdam`, or dense gradients: `nn.Embedding(..., sparse=False)`",
                     subject="AdamW",
                 )
-            if not self.state[param]:
-                self.state[param] = _fresh_state(param, group)
+        fresh = [param for param in params if not self.state[param]]
+        for param, step in zip(fresh, _fresh_steps(fresh, group["capturable"]), strict=True):
+            self.state[param] = _fresh_state(param, step, group)
         steps = [self.state[param]["step"] for param in params]
-        torch._foreach_add_(steps, 1)
+        counts = _count(steps)
+        counts = [None] * len(steps) if group["capturable"] else counts.tolist()
         launches: defaultdict[Any, list[Tensor]] = defaultdict(list)
-        for param, step in zip(params, steps, strict=True):
-            if not param.numel():
-                continue  # beside one the reference would compute all of them
-            launches[param.device, param.dtype, None if group["capturable"] else step.item()].append(param)
+        for param, count in zip(params, counts, strict=True):
+            if param.numel():  # beside an empty one the reference would compute all of them
+                launches[param.device, param.dtype, count].append(param)
         lr, (beta1, beta2) = group["lr"], group["betas"]
         for (device, dtype, step), some in launches.items():
             is_read = group["capturable"] and isinstance(lr, Tensor)  # on the device
@@ -226,10 +227,31 @@ _OPERATORS = {
 }
 
 
-def _fresh_state(param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+def _fresh_steps(params: list[Tensor], are_on_device: bool) -> list[Tensor]:
+    """Returns a number of steps for each parameter, which share their memory where they can: `_count` then needs no loop."""
+    devices = [param.device if are_on_device else torch.device("cpu") for param in params]
+    if len(set(devices)) > 1:
+        return [torch.zeros((), device=device) for device in devices]
+    return list(torch.zeros(len(params), device=devices[0]).unbind()) if params else []
+
+
+def _count(steps: list[Tensor]) -> Tensor:
+    """Adds 1 to each of the numbers of steps, and returns them in one tensor."""
+    first = steps[0]
+    together = first._base
+    if (
+        together is not None
+        and len(together) == len(steps)
+        and all(step._base is together and step.storage_offset() == i for i, step in enumerate(steps))
+    ):
+        return together.add_(1)
+    torch._foreach_add_(steps, 1)
+    return torch.stack(steps) if len({step.device for step in steps}) == 1 else first
+
+
+def _fresh_state(param: Tensor, step: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
     dtype = group["state_dtype"] or param.dtype
-    device = param.device if group["capturable"] else torch.device("cpu")
-    state: dict[str, Any] = {"step": torch.zeros((), dtype=torch.float32, device=device)}
+    state: dict[str, Any] = {"step": step}
     for name in _STATES if group["amsgrad"] else _STATES[:2]:
         state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
     return state

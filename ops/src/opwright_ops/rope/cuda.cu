@@ -39,7 +39,7 @@ struct Rotation {
   Heads<T> q, k;
   Table cos, sin;
   float sign;
-  bool interleaved, is_in_place;
+  bool interleaved, is_in_place, are_times_inner;
   int64_t times, half, dim;
   int64_t pairs, columns;  // of packs in a row: rotated; with those that are copied
   unsigned tiles, chunks;  // of time steps, of heads
@@ -62,6 +62,13 @@ __device__ OPWRIGHT_INLINE void load_angles(const float* at, S* to) {
   }
 }
 
+// Rotates a pair. One fma wherever it lies, so that it has the same bits.
+template <typename S>
+__device__ OPWRIGHT_INLINE void turn_one(S x, S y, S c, S s, S& to_x, S& to_y) {
+  to_x = opwright::fma(x, c, -(y * s));
+  to_y = opwright::fma(y, c, x * s);
+}
+
 // Rotates the pairs of two packs. Interleaved, those within each pack; otherwise the elements of
 // the one and of the other.
 template <int N, typename S>
@@ -71,17 +78,14 @@ __device__ OPWRIGHT_INLINE void turn(S (&a)[N], S (&b)[N], const S (&c)[N], cons
     OPWRIGHT_UNROLL
     for (int i = 0; i < N / 2; ++i) {
       const S x = a[2 * i], y = a[2 * i + 1], z = b[2 * i], w = b[2 * i + 1];
-      a[2 * i] = x * c[i] - y * s[i];
-      a[2 * i + 1] = y * c[i] + x * s[i];
-      b[2 * i] = z * c[N / 2 + i] - w * s[N / 2 + i];
-      b[2 * i + 1] = w * c[N / 2 + i] + z * s[N / 2 + i];
+      turn_one(x, y, c[i], s[i], a[2 * i], a[2 * i + 1]);
+      turn_one(z, w, c[N / 2 + i], s[N / 2 + i], b[2 * i], b[2 * i + 1]);
     }
   } else {
     OPWRIGHT_UNROLL
     for (int i = 0; i < N; ++i) {
       const S x = a[i], y = b[i];
-      a[i] = x * c[i] - y * s[i];
-      b[i] = y * c[i] + x * s[i];
+      turn_one(x, y, c[i], s[i], a[i], b[i]);
     }
   }
 }
@@ -92,9 +96,14 @@ template <typename T, int N>
 __global__ void __launch_bounds__(kMaxThreads) rotate_kernel(Rotation<T> p) {
   using S = compute_t<T>;
   opwright::let_next_start();  // waits for the kernel in front, too
-  const unsigned chunk = blockIdx.x % p.chunks, place = blockIdx.x / p.chunks;
-  const int64_t batch = place / p.tiles;
-  const int64_t time = static_cast<int64_t>(place % p.tiles) * blockDim.y + threadIdx.y;
+  // Blocks that run at the same time are neighbours in memory.
+  const unsigned inner = p.are_times_inner ? p.tiles : p.chunks;
+  const unsigned outer = p.are_times_inner ? p.chunks : p.tiles;
+  const unsigned near = blockIdx.x % inner, far = blockIdx.x / inner;
+  const unsigned chunk = p.are_times_inner ? far % outer : near;
+  const unsigned tile = p.are_times_inner ? near : far % outer;
+  const int64_t batch = far / outer;
+  const int64_t time = static_cast<int64_t>(tile) * blockDim.y + threadIdx.y;
   if (time >= p.times) return;
   const int first_head = static_cast<int>(chunk) * kHeadsOfThread;
   const int all = p.q.count + p.k.count;
@@ -199,6 +208,7 @@ void rotate_all(const View<Q, 4>& q, const View<Q, 4>& k, const View<const float
   p.q = heads_of(q, to_q), p.k = heads_of(k, to_k);
   p.cos = table_of(cos), p.sin = table_of(sin);
   p.sign = sign, p.interleaved = interleaved, p.is_in_place = q.data() == to_q.data();
+  p.are_times_inner = q.stride(1) > q.stride(2);
   p.times = cos.size(1), p.half = cos.size(2), p.dim = q.size(3);
   constexpr int kWidth = kPackWidth<T>;
   const int angles = kWidth < 4 ? kWidth : 4;  // in one load

@@ -31,6 +31,8 @@ MODULES = {
     "opwright.bench": "Beside `opwright.bench` itself, which is above.",
     "opwright.cpp_extension": "The drop-in for `torch.utils.cpp_extension`: "
     "[Existing extensions](../guides/existing-extensions.md). Every other name of PyTorch's module is there too.",
+    "opwright_ops": "Functions, modules and an optimizer over the [operators](../operators/index.md), which have pages of "
+    "their own.",
     "opwright.package.setuptools": "For a `setup.py`: [Ship a wheel](../guides/ship-a-wheel.md).",
 }
 METHODS = {"Operator": ("backward", "samples", "sweep", "cost", "baseline", "sharding")}
@@ -142,6 +144,9 @@ def public_names(name: str) -> list[str]:
         return ["where_a_call_goes"]
     if name == "opwright.package.setuptools":  # needs a newer setuptools than some environments have
         return ["wheel_commands"]
+    if name == "opwright_ops":
+        module = importlib.import_module(name)
+        return [each for each in module.__all__ if not hasattr(getattr(module, each), "operator")]
     return [each for each in importlib.import_module(name).__all__ if each not in ("__version__", "errors")]
 
 

@@ -590,6 +590,8 @@ def test_a_backward_of_what_its_forward_refuses(ns) -> None:
     record = opwright.verify(largest, checks=["numerics"])
     assert record.passed, record.failures
     assert {check.name for check in record.checks if check.outcome == "passed"} == {"numerics", "backward: numerics"}
+
+
 ADD_LISTS = """
 #include <opwright/kernel.h>
 using opwright::View;

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opwright import _torch
 from opwright.verify.formulas import Rounding, packets
@@ -281,7 +280,7 @@ class _Kind:
     is_difference: bool
 
 
-class _NotesSingle(TorchDispatchMode):
+class _NotesSingle(_torch.TorchDispatchMode):
     """Notes whether an operator rounds its result to float32 or a shorter type."""
 
     def __init__(self) -> None:

@@ -66,12 +66,15 @@ class Range:
 
         Negative zero is not where 0 is the smallest value: its reciprocal is negative.
         """
-        return bool(self.mask_of(value).all())
+        if not isinstance(value, (int, float)):
+            return bool(self.mask_of(value).all())
+        # Without torch: the build of a wheel reads declarations where it is not.
+        is_inside = (value > self.low if self.excludes_low else value >= self.low) and value <= self.high
+        is_negative_zero = self.low == 0 and isinstance(value, float) and math.copysign(1, value) < 0
+        return is_inside and math.isfinite(value) and not is_negative_zero
 
-    def mask_of(self, value: Any) -> torch.Tensor:
+    def mask_of(self, value: torch.Tensor) -> torch.Tensor:
         """Returns which elements are in it."""
-        if not isinstance(value, torch.Tensor):
-            value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
         if not value.is_floating_point():
             return (value > self.low if self.excludes_low else value >= self.low) & (value <= self.high)
         wide = value.double()

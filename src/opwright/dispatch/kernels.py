@@ -17,6 +17,7 @@ from opwright.backends.registry import all_backends, backend_of_device, device_t
 from opwright.backends.sources import find_sources as find_sources
 from opwright.contract.declaration import Declaration
 from opwright.dispatch import registry
+from opwright.dispatch.call_errors import is_of_the_library
 from opwright.dispatch.launched import Launched
 from opwright.dispatch.record import Operator
 from opwright.errors import CompileError, NoCompilerError
@@ -181,12 +182,6 @@ def _find_caller() -> FrameType:
     while frame.f_back and is_of_the_library(frame):
         frame = frame.f_back
     return frame
-
-
-def is_of_the_library(frame: FrameType) -> bool:
-    """Whether a frame is Opwright's or PyTorch's, and not the author's or the caller's."""
-    is_named = (frame.f_globals.get("__name__") or "").partition(".")[0] in ("opwright", "torch")
-    return is_named or frame.f_code.co_filename.startswith("<opwright ")  # what was generated for an operator
 
 
 def build(*keys: tuple) -> tuple[Library | Launched, bool]:

@@ -288,3 +288,11 @@ def test_a_benchmark_changes_values_within_their_domain() -> None:
     assert all(5 <= v <= 10 for values in changed for v in values.tolist())
     assert not torch.equal(changed[0], first)
     assert not torch.equal(changed[-1], changed[-2])
+
+
+@pytest.mark.parametrize("domain", [Positive, NonNegative, Probability, Range(-1, 2.5)], ids=str)
+def test_numbers_are_in_a_domain_as_tensors_are(domain: Range) -> None:
+    """Numbers are looked at without torch, which is not there where a wheel is built."""
+    for value in (-2.0, -1, -0.0, 0.0, 0, 5e-324, 0.5, 1, 1.0, 2.5, 3, math.inf, -math.inf, math.nan):
+        made = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+        assert domain.contains(value) == domain.contains(made), value

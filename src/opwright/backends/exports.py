@@ -11,7 +11,7 @@ from opwright.contract.sources import Source
 
 # A comment; a string, which may hold the beginning of one, is passed over.
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_EXPORT = re.compile(r"^[ \t]*OPWRIGHT_KERNEL\(\s*(\w+)\s*,?([^)]*)\)", re.MULTILINE)
+_EXPORT = re.compile(r"\bOPWRIGHT_KERNEL\(\s*(\w+)\s*,?([^)]*)\)", re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _DEFINE = re.compile(r"^\s*#\s*define\b.*", re.MULTILINE)
 
@@ -27,7 +27,7 @@ def find_exports(source: Source) -> dict[str, list[str]] | None:
     folder = source.path.parent if source.path else Path(source.origin).parent
     try:
         texts = [source.read(), *_read_includes(source.read(), folder, set())]
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
     code = "\n".join(without_comments(text).replace("\\\n", " ") for text in texts)
     if "OPWRIGHT_KERNEL" in "".join(_DEFINE.findall(code)):

@@ -298,7 +298,8 @@ def has_gradient(operator: Operator | None, plan: Plan) -> bool:
 def is_out_of_memory(error: Exception) -> bool:
     """Returns whether an allocation has failed: PyTorch has a class for it on a GPU, and a text on the CPU."""
     is_named = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return is_named or "you tried to allocate" in str(error)
+    texts = "you tried to allocate", "out of memory for scratch space"
+    return is_named or any(text in str(error) for text in texts)
 
 
 def describe_case(case: Case) -> str:

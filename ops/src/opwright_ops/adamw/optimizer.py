@@ -15,15 +15,16 @@ from opwright_ops.lstm.refusals import refuse, shown
 
 _STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 # Entries of the groups of torch.optim.AdamW that mean nothing here; its load_state_dict expects them.
-_FOREIGN = {"foreach": None, "fused": None, "differentiable": False, "decoupled_weight_decay": True}
+_UNUSED_OPTIONS = {"foreach": None, "fused": None, "differentiable": False, "decoupled_weight_decay": True}
 # Entries that a state_dict of torch.optim.AdamW lacks; those of the construction are kept.
 _OWN = ("stochastic_rounding", "state_dtype", "seed")
 
 
 class AdamW(Optimizer):
-    """Takes the place of torch.optim.AdamW: the same arguments, state_dict and results, one launch a step.
+    """AdamW with the state_dict of torch.optim.AdamW and, up to rounding, its results; a step is one launch.
 
-    There is a launch for each group of parameters, device, type, and number of steps that parameters have taken. A
+    There is a launch for each group of parameters, device, type, number of steps that parameters have taken, and 500
+    tensors. `foreach`, `fused` and `differentiable` are not accepted. A
     `state_dict` of torch.optim.AdamW can be loaded, and the other way round.
 
     Args:
@@ -82,8 +83,8 @@ class AdamW(Optimizer):
             "capturable": capturable,
             "stochastic_rounding": stochastic_rounding,
             "state_dtype": state_dtype,
-            "seed": int(torch.randint(1 << 62, ())) if stochastic_rounding else 0,
-            **_FOREIGN,
+            "seed": 0,
+            **_UNUSED_OPTIONS,
         }
         super().__init__(params, defaults)
 
@@ -91,14 +92,20 @@ class AdamW(Optimizer):
         """Adds parameters with options of their own, as torch.optim.Optimizer does."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        if group["stochastic_rounding"] and not group["seed"]:
+            seeds = [each["seed"] for each in self.param_groups if each["seed"]]
+            group["seed"] = seeds[0] if seeds else int(torch.randint(1, 1 << 62, ()))
         for param in group["params"]:
             dtype = group["state_dtype"]
             if not param.is_floating_point():
                 rule, hint = "must be floating-point", "torch.optim.AdamW takes complex parameters"
             elif dtype not in (None, param.dtype) and (param.dtype, dtype) not in _OPERATORS:
-                rule, hint = f"has a type that `state_dtype={dtype}` is not for", "leave `state_dtype` out"
+                rule, hint = f"cannot have states in {dtype}", "leave `state_dtype` out"
             elif group["stochastic_rounding"] and param.dtype == torch.float16:
-                rule, hint = "is float16, and `stochastic_rounding=True` is for bfloat16", "`model.bfloat16()`"
+                rule, hint = (
+                    "cannot be float16 with `stochastic_rounding=True`, which rounds bfloat16",
+                    "`model.bfloat16()`",
+                )
             else:
                 continue
             self.param_groups.pop()
@@ -113,7 +120,7 @@ class AdamW(Optimizer):
             for param in group["params"]:
                 kept = self.state.get(param)
                 if kept:
-                    self.state[param] = self._placed(param, kept, group)
+                    self.state[param] = self._place(param, kept, group)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads the state of this optimizer or of torch.optim.AdamW.
@@ -126,9 +133,9 @@ class AdamW(Optimizer):
             group.update({name: value for name, value in kept.items() if name not in saved})
             for param, key in zip(group["params"], saved["params"], strict=True):
                 if key in state_dict["state"]:
-                    self.state[param] = self._placed(param, state_dict["state"][key], group)
+                    self.state[param] = self._place(param, state_dict["state"][key], group)
 
-    def _placed(self, param: Tensor, kept: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    def _place(self, param: Tensor, kept: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a copy of the state of a parameter, in the types and on the devices that a step reads."""
         placed = dict(kept)
         step = torch.as_tensor(kept["step"], dtype=torch.float32)
@@ -148,7 +155,7 @@ class AdamW(Optimizer):
             closure: computes the loss again, with gradients, and returns it.
 
         Returns:
-            What the closure returns.
+            The result of the closure.
 
         Raises:
             RuntimeError: a gradient is sparse.
@@ -172,7 +179,7 @@ class AdamW(Optimizer):
                 refuse(
                     RuntimeError,
                     "step",
-                    "takes no sparse gradients",
+                    "does not accept sparse gradients",
                     ("parameter", shown(param)),
                     hint="`torch.optim.SparseAdam`, or dense gradients: `nn.Embedding(..., sparse=False)`",
                     subject="AdamW",

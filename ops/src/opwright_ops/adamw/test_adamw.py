@@ -369,9 +369,9 @@ def test_refusals() -> None:
         (
             nn.Parameter(torch.ones(3).half()),
             {"state_dtype": torch.bfloat16},
-            "`state_dtype=torch.bfloat16` is not for",
+            "cannot have states in torch.bfloat16",
         ),
-        (nn.Parameter(torch.ones(3).half()), {"stochastic_rounding": True}, "is for bfloat16"),
+        (nn.Parameter(torch.ones(3).half()), {"stochastic_rounding": True}, "which rounds bfloat16"),
     ):
         with pytest.raises(TypeError, match=message):
             AdamW([param], **options)
@@ -379,6 +379,19 @@ def test_refusals() -> None:
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse gradients"):
         AdamW(table.parameters()).step()
+
+
+def test_a_group_that_rounds_at_random_has_a_seed() -> None:
+    weights = [nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(3)]
+
+    def seeds_from(seed: int) -> list[int]:
+        torch.manual_seed(seed)
+        groups = [{"params": [weight], "stochastic_rounding": i > 0} for i, weight in enumerate(weights)]
+        return [group["seed"] for group in AdamW(groups).param_groups]
+
+    assert seeds_from(0)[0] == 0
+    assert seeds_from(0)[1] == seeds_from(0)[2] != 0
+    assert seeds_from(0)[1] != seeds_from(1)[1]
 
 
 @pytest.mark.compiler

@@ -1,4 +1,4 @@
-// The arithmetic of one step, and the random bits of stochastic rounding: on the CPU and on a GPU.
+// The factors of one step, and the random bits of stochastic rounding: on the CPU and on a GPU.
 #pragma once
 
 #include <opwright/kernel.h>
@@ -20,7 +20,7 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t mix(uint32_t word) {
   return word ^ (word >> 16);
 }
 
-// What the random bits of one tensor in one step depend on, for each of two streams.
+// The key of the random bits of one tensor in one step, for one of two streams.
 struct Key {
   uint32_t first, second;
   OPWRIGHT_HOST_DEVICE static Key of(uint64_t seed, uint32_t step, uint32_t tensor,
@@ -54,14 +54,13 @@ struct Options {
 // The factors of one step of one tensor, in the type that is computed in.
 template <typename S>
 struct Factors {
-  S sign, keep1, take1, keep2, take2, correction2, eps, decay, size;
+  S sign, take1, keep2, take2, correction2, eps, decay, size;
 
   Factors() = default;
 
   // From the rate, and 1 - beta^t for both.
   OPWRIGHT_HOST_DEVICE Factors(const Options& o, double rate, double bias1, double bias2)
       : sign(o.maximize ? S(-1) : S(1)),
-        keep1(S(o.beta1)),
         take1(S(1 - o.beta1)),
         keep2(S(o.beta2)),
         take2(S(1 - o.beta2)),

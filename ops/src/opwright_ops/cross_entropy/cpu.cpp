@@ -73,8 +73,8 @@ void over_rows(const View<const T, 2>& rows, const Finish& finish) {
       rows.size(0), opwright::grain_of(8 * parts), [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
           const Part<S>* of_row = all + row * parts;
-          double origin = of_row[0].origin, exponentials = 0, elements = 0;
-          for (int64_t p = 1; p < parts; ++p)
+          double origin = -kLargest<double>, exponentials = 0, elements = 0;
+          for (int64_t p = 0; p < parts; ++p)
             origin = of_row[p].origin > origin ? of_row[p].origin : origin;
           for (int64_t p = 0; p < parts; ++p) {
             exponentials += of_row[p].exponentials * opwright::exp(of_row[p].origin - origin);

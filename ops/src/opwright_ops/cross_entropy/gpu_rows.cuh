@@ -90,7 +90,7 @@ struct Sums {
   }
 };
 
-// Of the lanes of a warp, in a fixed order; every lane gets it.
+// Joins the sums of the lanes of a warp, in a fixed order; every lane gets it.
 template <typename S, bool kHasElements>
 __device__ OPWRIGHT_INLINE void merge_lanes(Sums<S, kHasElements>& sums) {
   OPWRIGHT_UNROLL
@@ -105,7 +105,7 @@ __device__ OPWRIGHT_INLINE void merge_lanes(Sums<S, kHasElements>& sums) {
   }
 }
 
-// Of a row, by the threads of a warp or of a block: thread `id` of `threads`. Pack p of a row
+// Sums of a row, by the threads of a warp or of a block: thread `id` of `threads`. Pack p of a row
 // belongs to thread p % threads wherever the row lies, so that it has the same bits everywhere.
 template <bool kIsAligned, bool kHasElements, typename T>
 __device__ OPWRIGHT_INLINE Sums<compute_t<T>, kHasElements> sums_of(const T* row, int64_t n, int id,
@@ -165,7 +165,7 @@ struct Forward {
   int64_t rows, n;
   RowsOf<const T> input;
   double* normalizer;
-  // Of a cross-entropy; null where only the normalizer is asked for.
+  // For a cross-entropy; null where only the normalizer is asked for.
   double* loss;
   const int64_t* target;
   int64_t target_stride, ignore_index;
@@ -228,7 +228,7 @@ struct Backward {
   RowsOf<const T> input;
   RowsOf<T> output;
   View<const double, 1> grad, normalizer;
-  // Of a cross-entropy; null otherwise.
+  // For a cross-entropy; null otherwise.
   const int64_t* target;
   int64_t target_stride, ignore_index;
   compute_t<T> shift, at_target;

@@ -34,17 +34,18 @@ def cross_entropy(
 ) -> Tensor:
     """The cross-entropy of logits and classes, as `torch.nn.functional.cross_entropy` with the classes in the last axis.
 
-    The logits are read once forward, and read and written once backward. Nothing of their size is kept but themselves.
+    The logits are read once forward, and read and written once backward. Nothing else of their size is
+    kept for the backward.
 
     Args:
         logits: `*batch n`, float32, float64, float16 or bfloat16, of any strides.
         target: `*batch`, int64: the class of each row, from 0 to n - 1.
-        ignore_index: a row with this target is not counted and has no gradient.
+        ignore_index: a row with this target is not counted; its loss and gradient are 0.
         label_smoothing: the part of the target that is spread evenly over all classes, from 0 to 1.
         z_loss: is multiplied by the square of the log-sum-exp of each row, and added.
         reduction: "mean" over the rows that are counted, their "sum", or "none": the loss of each row.
         inplace_backward: the backward writes the gradient into the memory of `logits`. Other backwards that need
-            them then raise PyTorch's error for tensors that were changed in place.
+            them then raise PyTorch's error for tensors that were changed in place. Not under torch.func transforms.
 
     Returns:
         a number, or `*batch` where nothing is reduced; of the type of `logits`, under autocast float32 for 16 bits.
@@ -52,7 +53,7 @@ def cross_entropy(
     Raises:
         IndexError: on the CPU, where a target is neither a class nor `ignore_index`. On a GPU that is a failed
             assertion of the device, as in PyTorch.
-        ValueError: `reduction` is another word; `inplace_backward` is asked for a leaf, whose values would be lost.
+        ValueError: `reduction` is unknown; `inplace_backward` is asked for a leaf, whose values would be lost.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'`cross_entropy`: `reduction` is "mean", "sum" or "none", not {reduction!r}')
@@ -62,8 +63,8 @@ def cross_entropy(
     else:
         loss = row_cross_entropy(logits, target, **options).loss
     if reduction != "none":
-        of_all = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
-        loss = total_loss(loss.reshape(-1), target.reshape(-1), **of_all).total
+        weighting = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
+        loss = total_loss(loss.reshape(-1), target.reshape(-1), **weighting).total
     is_short = logits.element_size() == 2
     return loss.to(torch.float32 if is_short and torch.is_autocast_enabled(logits.device.type) else logits.dtype)
 
@@ -72,7 +73,7 @@ def _losses_with_inplace_backward(logits: Tensor, target: Tensor, options: dict[
     if logits.is_leaf:
         raise ValueError(
             "`cross_entropy`: `inplace_backward=True` would overwrite `logits`, which is a leaf\n\n"
-            "hint: leave it out, or pass what a model computed"
+            "hint: omit `inplace_backward`, or pass logits that a model computed"
         )
     return _InPlaceBackward.apply(logits, target, *options.values())
 

@@ -24,7 +24,8 @@ def row_logsumexp(input: Float[Tensor, "*batch n"]) -> Float64[Tensor, "*batch"]
     """The logarithm of the sum of exp(input) along the last axis.
 
     Numerics:
-        16-bit types are computed in float32. The result is float64, so that the gradient of 16-bit rows has all of it.
+        16-bit types are computed in float32. The result is float64, so that gradients of 16-bit rows do not use a
+        rounded one.
     """
     return torch.logsumexp(_widened(input), -1).double()
 
@@ -52,7 +53,7 @@ def logsumexp_in_pytorch(input):
 
 
 class RowLosses(NamedTuple):
-    """What `row_cross_entropy` returns."""
+    """The results of `row_cross_entropy`."""
 
     loss: Float64[Tensor, "*batch"]
     normalizer: Float64[Tensor, "*batch"]
@@ -71,7 +72,7 @@ def row_cross_entropy(
 
     Args:
         target: the class of each row.
-        ignore_index: a row with this target has the loss 0 and no gradient.
+        ignore_index: a row with this target has the loss and the gradient 0.
         label_smoothing: the part of the target that is spread evenly over all classes.
         z_loss: is multiplied by the square of the log-sum-exp, and added.
 
@@ -154,12 +155,12 @@ def row_cross_entropy_gradient_(
     label_smoothing: Annotated[float, Probability] = 0.0,
     z_loss: float = 0.0,
 ) -> None:
-    """Writes the gradient of `row_cross_entropy` in the place of its logits."""
+    """Writes the gradient of `row_cross_entropy` over its logits."""
     logits.copy_(_gradient(grad_loss, logits, target, normalizer, ignore_index, label_smoothing, z_loss))
 
 
 class TotalLoss(NamedTuple):
-    """What `total_loss` returns."""
+    """The results of `total_loss`."""
 
     total: Float64[Tensor, "*batch"]
     weight: Float64[Tensor, "*batch"]

@@ -18,20 +18,21 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = 
         q: queries, [*batch, heads, time, dim].
         k: keys, [*batch, key_heads, time, dim], of the type of `q`.
         cos, sin: [time, half], or with leading axes that broadcast to those of `q`, such as [batch, time, half]. Each
-            angle stands once. The columns of `q` and `k` behind the first 2 * half are copied.
+            angle is listed once. The columns of `q` and `k` behind the first 2 * half are copied.
         interleaved: a pair is columns 2i and 2i + 1; otherwise i and i + half.
 
     Numerics:
         16-bit types are computed in float32 and rounded once, at the end. Tables in float32 beside 16-bit `q` and `k`
-        are the precise way. With tables in float64, PyTorch's operators compute, in float64.
+        are the most precise. With tables in float64, PyTorch's operators compute, in float64.
 
     Source:
         Su et al., arXiv:2104.09864, eq. 34.
 
     Raises:
-        ValueError: shapes, types or devices do not fit.
+        ValueError: shapes or devices do not fit.
+        TypeError: types do not fit.
     """
-    cos, sin = _prepare("rope", q, cos, sin)
+    cos, sin = _prepare("rope", q, k, cos, sin)
     call = rotate.operator.declaration.reference if cos.dtype == torch.float64 else rotate
     return call(q, k, cos, sin, interleaved=interleaved)
 
@@ -43,15 +44,30 @@ def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool =
         q, k, cos, sin, interleaved: as for `rope`.
 
     Raises:
-        ValueError: shapes, types or devices do not fit, or a gradient is asked for.
+        ValueError: shapes or devices do not fit.
+        TypeError: types do not fit.
+        RuntimeError: `q` or `k` requires a gradient.
     """
-    cos, sin = _prepare("rope_", q, cos, sin)
+    cos, sin = _prepare("rope_", q, k, cos, sin)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        refuse(
+            RuntimeError,
+            "q",
+            "or `k` requires a gradient, and there is no gradient of what is written into",
+            hint="`rope`",
+            subject="rope_",
+        )
     call = rotate_.operator.declaration.reference if cos.dtype == torch.float64 else rotate_
     call(q, k, cos, sin, interleaved=interleaved)
 
 
-def _prepare(name: str, q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _prepare(name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the tables with the batch axes of `q`, in float32 if they are in 16 bits."""
+    if cos.dtype != sin.dtype:
+        refuse(TypeError, "sin", "must have the type of `cos`", ("cos", shown(cos)), ("sin", shown(sin)), subject=name)
+    _check_ranks(name, q, cos)
+    if cos.dtype == torch.float64:
+        _check_shapes(name, q, k, cos)
     if cos.shape != sin.shape:
         refuse(
             ValueError, "sin", "must have the shape of `cos`", ("cos", shown(cos)), ("sin", shown(sin)), subject=name
@@ -87,3 +103,22 @@ def _prepare(name: str, q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Te
             subject=name,
         )
     return cos.expand(*batch, *cos.shape[-2:]), sin.expand(*batch, *sin.shape[-2:])
+
+
+def _check_ranks(name: str, q: Tensor, cos: Tensor) -> None:
+    if q.ndim < 3:
+        refuse(ValueError, "q", "must be [*batch, heads, time, dim]", ("got", shown(q)), subject=name)
+    if cos.ndim < 2:
+        refuse(ValueError, "cos", "must be [time, half] at its end", ("got", shown(cos)), subject=name)
+
+
+def _check_shapes(name: str, q: Tensor, k: Tensor, cos: Tensor) -> None:
+    """Checks what the reference would broadcast: float64 tables run in it, without the checks of an operator."""
+    if k.dtype != q.dtype:
+        refuse(TypeError, "k", "must have the type of `q`", ("q", shown(q)), ("k", shown(k)), subject=name)
+    if k.shape[:-3] != q.shape[:-3] or k.shape[-2:] != q.shape[-2:]:
+        rule = "must have the shape of `q` but for the number of heads"
+        refuse(ValueError, "k", rule, ("q", shown(q)), ("k", shown(k)), subject=name)
+    if cos.shape[-2] != q.shape[-2]:
+        rule = f"must have one row for each of time = {q.shape[-2]}"
+        refuse(ValueError, "cos", rule, ("q", shown(q)), ("cos", shown(cos)), subject=name)

@@ -201,14 +201,21 @@ def test_refusals() -> None:
         ((q[0], k[0], cos[None], sin[None]), "leading axes that broadcast"),
         ((q, k, cos[:6], sin[:6]), "time = 7"),
         ((q, k[..., :6], cos, sin), "`k`"),
-        ((q, k.half(), cos, sin), "dtype of `q`"),
+        ((q, k.half(), cos, sin), "`q`"),
+        ((q, k, cos, sin.double()), "`sin` must have the type of `cos`"),
+        ((q[0, 0], k[0, 0], cos, sin), "must be"),
+        ((q, k, cos[0], sin[0]), "must be"),
     ]
+    # Tables in float64 run in the reference, which would broadcast.
+    cases += [((*a[:2], *(t.double() for t in a[2:])), m) for a, m in cases if a[2].dtype == a[3].dtype]
+    cases.append(((q, k[:1], cos.double(), sin.double()), "shape of `q`"))
     for arguments, message in cases:
         for call in (rope, rope_):
             with pytest.raises((ValueError, TypeError), match=message):
                 call(*arguments)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        rope_(q.clone().requires_grad_() * 1, k, cos, sin)
+    for made in (cos, cos.double()):
+        with pytest.raises(RuntimeError, match="no gradient"):
+            rope_(q.clone().requires_grad_() * 1, k, made, sin.to(made.dtype))
 
 
 @pytest.mark.compiler

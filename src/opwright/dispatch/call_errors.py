@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from opwright.contract.contract import ContractError
 from opwright.contract.dtypes import describe
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.device_errors import device_error
+from opwright.dispatch.frames import is_of_the_library
 from opwright.dispatch.reference import Reference, tensors_in
 from opwright.errors import KernelError, OpwrightError, OutOfBoundsError
 
@@ -52,12 +53,6 @@ class CallErrors:
             raised = OutOfBoundsError if is_index_error else KernelError
             return raised(self._name, said.removeprefix(_INDEX_ERROR), rows=given)
         return error
-
-
-def is_of_the_library(frame: FrameType) -> bool:
-    """Whether a frame is Opwright's or PyTorch's, and not the author's or the caller's."""
-    is_named = (frame.f_globals.get("__name__") or "").partition(".")[0] in ("opwright", "torch")
-    return is_named or frame.f_code.co_filename.startswith("<opwright ")  # what was generated for an operator
 
 
 def _without_the_library(trace: TracebackType | None) -> TracebackType | None:

@@ -17,7 +17,7 @@ from opwright.backends.registry import all_backends, backend_of_device, device_t
 from opwright.backends.sources import find_sources as find_sources
 from opwright.contract.declaration import Declaration
 from opwright.dispatch import registry
-from opwright.dispatch.call_errors import is_of_the_library
+from opwright.dispatch.frames import is_of_the_library
 from opwright.dispatch.launched import Launched
 from opwright.dispatch.record import Operator
 from opwright.errors import CompileError, NoCompilerError

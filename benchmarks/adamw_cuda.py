@@ -10,11 +10,10 @@ times include the host.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
+from cold_times import micros
 from opwright_ops import AdamW
 from summary import Figure, beside, update
 
@@ -45,10 +44,6 @@ VARIANTS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "bfloat16": (torch.bfloat16, {}),
     "bfloat16, stochastic rounding": (torch.bfloat16, {"stochastic_rounding": True}),
 }
-
-
-def micros(call: Callable[[], object]) -> float:
-    return 1000 * triton.testing.do_bench(call, warmup=20, rep=100, return_mode="median")
 
 
 def parameters_of(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
+from cold_times import micros
 from opwright_ops import cross_entropy, logsumexp
 from summary import Figure, beside, update
 
@@ -24,10 +24,6 @@ from opwright.records import builtins_of
 
 SHAPES = [(8192, 128256), (4096, 32768), (8192, 50257)]
 Call = Callable[..., Any]
-
-
-def micros(call: Callable[[], object]) -> float:
-    return 1000 * triton.testing.do_bench(call, warmup=20, rep=120, return_mode="median")
 
 
 def copy_micros(elements: int, dtype: torch.dtype) -> float:
@@ -51,7 +47,10 @@ def rivals_of(name: str, without: Sequence[str]) -> dict[str, Call]:
 
 
 def compare(name: str, rows: int, n: int, dtype: torch.dtype, without: Sequence[str]) -> list[dict[str, float]]:
-    """Times an operator beside others on one shape, and shows it; returns the shares of a copy: forward, backward, both."""
+    """Times an operator beside others on one shape, and shows it.
+
+    Returns the shares of a copy: forward, backward, both.
+    """
     logits = torch.randn(rows, n, device="cuda", dtype=dtype)
     target = torch.randint(0, n, (rows,), device="cuda")
     copy = copy_micros(rows * n, dtype)

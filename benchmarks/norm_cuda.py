@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
+from cold_times import micros
 from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
 from summary import Figure, beside, update
 
@@ -47,10 +47,6 @@ NORMS = {
     "add_rms_norm": Norm(add_rms_norm, add_in_pytorch, 1, 4, 4),
     "layer_norm": Norm(layer_norm, lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), 2, 2, 3),
 }
-
-
-def micros(call: Callable[[], object]) -> float:
-    return 1000 * triton.testing.do_bench(call, warmup=20, rep=80, return_mode="median")
 
 
 def copy_micros(passes: int, rows: int, n: int, dtype: torch.dtype) -> float:

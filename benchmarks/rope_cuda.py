@@ -2,18 +2,17 @@
 
     python benchmarks/rope_cuda.py [--dtype bfloat16]
 
-Queries 4 x 32 x 4096 x 128 with 8 heads of keys, and 8 x 12 x 4096 x 64 with 12, each by itself ("bhtd") and as views of a
-joint projection ("bthd"). The copy moves as many bytes as queries and keys have. The backward goes through
+Queries 4 x 32 x 4096 x 128 with 8 heads of keys, and 8 x 12 x 4096 x 64 with 12: tensors of their own ("bhtd"), and
+views of a joint projection ("bthd"). The copy moves as many bytes as queries and keys have. The backward goes through
 `torch.autograd.grad`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 import torch
-import triton
+from cold_times import micros
 from opwright_ops.rope.op import rotate_in_pytorch
 from opwright_ops.rope.rope import rope, rope_
 from summary import Figure, beside, update
@@ -22,10 +21,6 @@ from opwright.machine import machine_card
 from opwright.records import builtins_of
 
 SHAPES = [(4, 32, 8, 4096, 128), (8, 12, 12, 4096, 64)]
-
-
-def micros(call: Callable[[], object]) -> float:
-    return 1000 * triton.testing.do_bench(call, warmup=20, rep=80, return_mode="median")
 
 
 def inputs_of(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> list[torch.Tensor]:

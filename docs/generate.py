@@ -31,8 +31,8 @@ MODULES = {
     "opwright.bench": "Beside `opwright.bench` itself, which is above.",
     "opwright.cpp_extension": "The drop-in for `torch.utils.cpp_extension`: "
     "[Existing extensions](../guides/existing-extensions.md). Every other name of PyTorch's module is there too.",
-    "opwright_ops": "Functions, modules and an optimizer over the [operators](../operators/index.md), which have pages of "
-    "their own.",
+    "opwright_ops": "Functions, modules and an optimizer. The [operators](../operators/index.md) that they call have "
+    "pages of their own.",
     "opwright.package.setuptools": "For a `setup.py`: [Ship a wheel](../guides/ship-a-wheel.md).",
 }
 METHODS = {"Operator": ("backward", "samples", "sweep", "cost", "baseline", "sharding")}

@@ -22,7 +22,10 @@ def exports_of(text: str, tmp_path: Path, backend: str = "cpu"):
     ("text", "expected"),
     [
         (PLAIN, {"one": ["float", "opwright::half"]}),
-        ("OPWRIGHT_KERNEL(one,\n    float,\n    double)\nOPWRIGHT_KERNEL(two)\n", {"one": ["float", "double"], "two": []}),
+        (
+            "OPWRIGHT_KERNEL(one,\n    float,\n    double)\nOPWRIGHT_KERNEL(two)\n",
+            {"one": ["float", "double"], "two": []},
+        ),
         ("// OPWRIGHT_KERNEL(one, float)\n/* OPWRIGHT_KERNEL(two,\n float) */\n", {}),
         ('const char* text = "/*";\nOPWRIGHT_KERNEL(one, float)  // */\n', {"one": ["float"]}),
         ('#include "inner.h"\n', {"inner": ["double"]}),

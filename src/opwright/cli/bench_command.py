@@ -57,8 +57,8 @@ def bench_operators(
     Args:
         target: A module, a file, or a folder with op.py; with ::name, one operator of it. Or a task, as for verify.
         against: "eager" or "compile"; may be repeated. By default eager, and compile on as many inputs as the time allows.
-        axis: Sizes of an axis, n=1024,4096, of *batch, batch=512,8x128, or values of an argument, approximate=tanh,none,
-            where "-" leaves an optional one out; other axes keep theirs; may be repeated.
+        axis: Sizes of an axis, n=1024,4096, of *batch, batch=512,8x128, or values of an argument,
+            approximate=tanh,none, where "-" leaves an optional one out; other axes keep theirs; may be repeated.
         dtype: Measure with this dtype, bfloat16 or bf16; may be repeated.
         direction: "forward", "backward" or "step", which is both; may be repeated; forward and backward by default.
         device: Measure on this device, cpu, cuda or cuda:1. By default on the GPU when there is one and a CUDA

@@ -13,7 +13,7 @@ template <typename A, typename B>
 inline constexpr bool kSame = opwright::detail::kSame<A, B>;
 
 constexpr int kThreads = 256;
-// What is launched with: 32,764 bytes is the most that the parameters of a kernel take.
+// Tensors in one launch: the parameters of a kernel take at most 32,764 bytes.
 constexpr int kMaxTensors = 500;
 // Rounds of a block through its tensor: more for long lists, so that fewer blocks look for theirs,
 // but enough blocks for every multiprocessor.
@@ -235,7 +235,7 @@ void step_all(const Lists<T, S>& lists, const View<const float, 0>& rate, const 
                                       1 - pow(options.beta2, t));
   auto copies = lists.make_room();
   for (int64_t start = 0; start < tensors;) {
-    Batch<T, S> batch;  // 32 KB, of which only what is used is written
+    Batch<T, S> batch;  // 30 KB on the stack; only the entries in use are written
     batch.tensors = 0, batch.rounds = rounds, batch.rate = rate.data();
     batch.log_beta1 = log(options.beta1), batch.log_beta2 = log(options.beta2);
     batch.options = options, batch.factors = factors;

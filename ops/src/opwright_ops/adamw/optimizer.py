@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from opwright_ops.adamw.op import adamw_, adamw_bfloat16_state_, adamw_float32_state_
-from opwright_ops.lstm.refusals import refuse, shown
+from opwright_ops.refusals import refuse, shown
 
 _STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 # Entries of the groups of torch.optim.AdamW that mean nothing here; its load_state_dict expects them.
@@ -188,8 +188,14 @@ class AdamW(Optimizer):
         for param, step in zip(fresh, _fresh_steps(fresh, group["capturable"]), strict=True):
             self.state[param] = _fresh_state(param, step, group)
         steps = [self.state[param]["step"] for param in params]
-        counts = _count(steps)
-        counts = [None] * len(steps) if group["capturable"] else counts.tolist()
+        together = _shared_memory(steps)
+        if together is None:
+            torch._foreach_add_(steps, 1)
+        else:
+            together.add_(1)
+        counts: list[float | None] = [None] * len(steps)
+        if not group["capturable"]:
+            counts = (torch.stack(steps) if together is None else together).tolist()
         launches: defaultdict[Any, list[Tensor]] = defaultdict(list)
         for param, count in zip(params, counts, strict=True):
             if param.numel():  # beside an empty one the reference would compute all of them
@@ -235,25 +241,22 @@ _OPERATORS = {
 
 
 def _fresh_steps(params: list[Tensor], are_on_device: bool) -> list[Tensor]:
-    """Returns a number of steps for each parameter, which share their memory where they can: `_count` then needs no loop."""
+    """Returns a number of steps for each parameter, in shared memory if all are on one device."""
     devices = [param.device if are_on_device else torch.device("cpu") for param in params]
     if len(set(devices)) > 1:
         return [torch.zeros((), device=device) for device in devices]
     return list(torch.zeros(len(params), device=devices[0]).unbind()) if params else []
 
 
-def _count(steps: list[Tensor]) -> Tensor:
-    """Adds 1 to each of the numbers of steps, and returns them in one tensor."""
-    first = steps[0]
-    together = first._base
-    if (
+def _shared_memory(steps: list[Tensor]) -> Tensor | None:
+    """Returns the tensor whose elements these numbers are, in this order; None if they are not all of one."""
+    together = steps[0]._base
+    is_shared = (
         together is not None
         and len(together) == len(steps)
         and all(step._base is together and step.storage_offset() == i for i, step in enumerate(steps))
-    ):
-        return together.add_(1)
-    torch._foreach_add_(steps, 1)
-    return torch.stack(steps) if len({step.device for step in steps}) == 1 else first
+    )
+    return together if is_shared else None
 
 
 def _fresh_state(param: Tensor, step: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:

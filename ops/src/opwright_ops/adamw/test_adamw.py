@@ -104,7 +104,8 @@ def test_16_bits_are_rounded_once(dtype: torch.dtype, amsgrad: bool) -> None:
 
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "state_dtype"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16)]
+    ("dtype", "state_dtype"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16)],
 )  # fmt: skip
 def test_states_in_another_type(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> None:
     mine = parameters(dtype)

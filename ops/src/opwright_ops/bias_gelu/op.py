@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opwright import operator
+from opwright_ops.tensors import bytes_of
 
 Approximate = Literal["none", "tanh", "quick"]
 
@@ -77,18 +78,14 @@ _FORWARD_FLOP = {"tanh": 24, "none": 46, "quick": 20}
 _BACKWARD_FLOP = {"tanh": 36, "none": 50, "quick": 30}
 
 
-def _bytes(*tensors: Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 @bias_gelu.cost
 def bias_gelu_cost(input, bias, *, approximate="tanh"):
-    return 2 * _bytes(input) + _bytes(bias), _FORWARD_FLOP[approximate] * input.numel()
+    return 2 * bytes_of(input) + bytes_of(bias), _FORWARD_FLOP[approximate] * input.numel()
 
 
 @bias_gelu_backward.cost
 def bias_gelu_backward_cost(grad_output, input, bias, *, approximate="tanh"):
-    return 3 * _bytes(input) + 2 * _bytes(bias), _BACKWARD_FLOP[approximate] * input.numel()
+    return 3 * bytes_of(input) + 2 * bytes_of(bias), _BACKWARD_FLOP[approximate] * input.numel()
 
 
 @bias_gelu.baseline

@@ -7,9 +7,7 @@
 
 using opwright::along;
 using opwright::compute_t;
-using opwright::kLanes;
 using opwright::read;
-using opwright::Vec;
 using opwright::View;
 using opwright::write;
 
@@ -30,22 +28,9 @@ constexpr S kLargest = sizeof(S) == 8 ? S(0x1.fffffffffffffp1023) : S(0x1.fffffe
 template <bool kHasElements, typename T>
 Part<compute_t<T>> part_of(const T* row, int64_t n) {
   using S = compute_t<T>;
-  constexpr int kAtOnce = 4;  // chains of operations that wait for each other
-  using V = Vec<S>;
-  constexpr int64_t kStep = kLanes<T>, kWidth = kAtOnce * kStep;
-  V most[kAtOnce];
-  for (V& m : most) m = opwright::splat<V>(-kLargest<S>);
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) {
-    for (int k = 0; k < kAtOnce; ++k)
-      most[k] = opwright::max(most[k], read<V>(row + i + k * kStep));
-  }
-  for (; i + kStep <= n; i += kStep) most[0] = opwright::max(most[0], read<V>(row + i));
-  most[0] = opwright::max(opwright::max(most[0], most[1]), opwright::max(most[2], most[3]));
-  S origin = -kLargest<S>;
-  for (int lane = 0; lane < kStep; ++lane) origin = opwright::max(origin, S(most[0][lane]));
-  for (; i < n; ++i) origin = opwright::max(origin, S(row[i]));
-  if (origin > kLargest<S>) origin = kLargest<S>;  // infinity: exp(inf - origin) is still inf
+  // Not infinite: exp(inf - origin) is still inf, and exp(-inf - origin) is 0.
+  S origin = opwright::largest_along(row, n);
+  origin = origin > kLargest<S> ? kLargest<S> : origin < -kLargest<S> ? -kLargest<S> : origin;
   S sums[2];
   opwright::sums_along<T>(n, sums, [&]<typename R>(int64_t at, R(&to)[2]) {
     const R x = read<R>(row + at);

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from opwright_ops.cross_entropy.op import row_cross_entropy, row_cross_entropy_gradient_, row_logsumexp, total_loss
+from opwright_ops.refusals import refuse
 
 
 def logsumexp(input: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ def cross_entropy(
     reduction: Literal["mean", "sum", "none"] = "mean",
     inplace_backward: bool = False,
 ) -> Tensor:
-    """The cross-entropy of logits and classes, as `torch.nn.functional.cross_entropy` with the classes in the last axis.
+    """The cross-entropy of logits and classes, as in `torch.nn.functional`, with the classes in the last axis.
 
     The logits are read once forward, and read and written once backward. Nothing else of their size is
     kept for the backward.
@@ -56,7 +57,8 @@ def cross_entropy(
         ValueError: `reduction` is unknown; `inplace_backward` is asked for a leaf, whose values would be lost.
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'`cross_entropy`: `reduction` is "mean", "sum" or "none", not {reduction!r}')
+        rows = ("got", repr(reduction)), ("expected", '"mean", "sum" or "none"')
+        refuse(ValueError, "reduction", "is unknown", *rows, subject="cross_entropy")
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     if inplace_backward and torch.is_grad_enabled() and logits.requires_grad:
         loss = _losses_with_inplace_backward(logits, target, options)
@@ -71,9 +73,12 @@ def cross_entropy(
 
 def _losses_with_inplace_backward(logits: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
     if logits.is_leaf:
-        raise ValueError(
-            "`cross_entropy`: `inplace_backward=True` would overwrite `logits`, which is a leaf\n\n"
-            "hint: omit `inplace_backward`, or pass logits that a model computed"
+        refuse(
+            ValueError,
+            "inplace_backward=True",
+            "would overwrite `logits`, which is a leaf",
+            hint="omit `inplace_backward`, or pass logits that a model computed",
+            subject="cross_entropy",
         )
     return _InPlaceBackward.apply(logits, target, *options.values())
 

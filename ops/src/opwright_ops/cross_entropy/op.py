@@ -8,15 +8,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from opwright import Index, Mutates, Probability, operator
-
-
-def _widened(x: Tensor) -> Tensor:
-    """Returns 16-bit values in float32."""
-    return x.float() if x.element_size() == 2 else x
-
-
-def _bytes(*tensors: Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+from opwright_ops.tensors import bytes_of, widened
 
 
 @operator("opwright_ops::row_logsumexp", autocast=None, batch_invariant=True)
@@ -27,24 +19,24 @@ def row_logsumexp(input: Float[Tensor, "*batch n"]) -> Float64[Tensor, "*batch"]
         16-bit types are computed in float32. The result is float64, so that gradients of 16-bit rows do not use a
         rounded one.
     """
-    return torch.logsumexp(_widened(input), -1).double()
+    return torch.logsumexp(widened(input), -1).double()
 
 
 @row_logsumexp.backward
 def row_logsumexp_backward(grad_output, input, output):
-    x = _widened(input)
+    x = widened(input)
     grad, normalizer = grad_output.to(x.dtype)[..., None], output.to(x.dtype)[..., None]
     return (grad * torch.exp(x - normalizer)).to(input.dtype)
 
 
 @row_logsumexp.cost
 def row_logsumexp_cost(input):
-    return _bytes(input), 4 * input.numel()
+    return bytes_of(input), 4 * input.numel()
 
 
 @row_logsumexp_backward.cost
 def row_logsumexp_backward_cost(grad_output, input, output):
-    return 2 * _bytes(input), 3 * input.numel()
+    return 2 * bytes_of(input), 3 * input.numel()
 
 
 @row_logsumexp.baseline
@@ -80,9 +72,10 @@ def row_cross_entropy(
         16-bit types are computed in float32; nothing is rounded to 16 bits.
 
     Source:
-        Label smoothing: Szegedy et al., arXiv:1512.00567, section 7; z_loss: Chowdhery et al., arXiv:2204.02311, section 5.
+        Label smoothing: Szegedy et al., arXiv:1512.00567, section 7; z_loss: Chowdhery et al., arXiv:2204.02311,
+        section 5.
     """
-    x = _widened(logits)
+    x = widened(logits)
     normalizer = torch.logsumexp(x, -1).double()
     is_counted = target != ignore_index
     picked = x.gather(-1, torch.where(is_counted, target, 0)[..., None])[..., 0].double()
@@ -103,7 +96,7 @@ def _gradient(
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    x, is_counted = _widened(logits), (target != ignore_index)[..., None]
+    x, is_counted = widened(logits), (target != ignore_index)[..., None]
     grad, normalizer = grad_loss.to(x.dtype)[..., None], normalizer.to(x.dtype)[..., None]
     slope = torch.exp(x - normalizer)
     if z_loss:
@@ -124,14 +117,14 @@ def row_cross_entropy_backward(
 
 @row_cross_entropy.cost
 def row_cross_entropy_cost(logits, target, *, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
-    return _bytes(logits, target), (5 if label_smoothing else 4) * logits.numel()
+    return bytes_of(logits, target), (5 if label_smoothing else 4) * logits.numel()
 
 
 @row_cross_entropy_backward.cost
 def row_cross_entropy_backward_cost(
     grad_loss, logits, target, normalizer, *, ignore_index=-100, label_smoothing=0.0, z_loss=0.0
 ):
-    return 2 * _bytes(logits) + _bytes(target), 4 * logits.numel()
+    return 2 * bytes_of(logits) + bytes_of(target), 4 * logits.numel()
 
 
 @row_cross_entropy.baseline

@@ -50,16 +50,16 @@ def differentiate(call, logits: Tensor, *arguments, **options) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float64], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_against_float64(dtype: torch.dtype, options: dict, device: str) -> None:
-    """Each result is off by what its type and sums in the wider type cost, at every width."""
+    """Errors are those of the type and of sums in the wider type, at every width."""
     wide = torch.finfo(torch.float32).eps
     for n in WIDTHS:
         logits, target = logits_of(9, n, dtype, device)
         exact = differentiate(in_pytorch, logits.double(), target, **options)
         loss, grad = differentiate(lambda *a, **o: row_cross_entropy(*a, **o).loss, logits, target, **options)
-        # The logarithm moves by the relative error of the sum: a few units and log2(n) of its additions.
+        # The error of the logarithm is the relative error of the sum: a few units, and log2(n) from its additions.
         size = 1 + exact[0].abs() + logits.double().abs().amax(-1)
         assert ((loss - exact[0]).abs() <= (8 + math.log2(n)) * wide * size).all(), n
-        # The exponential moves by the size of what it is taken of. Three roundings follow, and that of the result.
+        # The error of an exponential grows with its argument. Three more roundings follow, then that of the result.
         off = (grad.double() - exact[1]).abs()
         spread = (logits.double() - torch.logsumexp(logits.double(), -1, keepdim=True)).abs()
         softmax = torch.softmax(logits.double(), -1)

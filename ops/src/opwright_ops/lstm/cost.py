@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def _bytes(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+from opwright_ops.tensors import bytes_of
 
 
 def _rows(input: Tensor, lengths: Tensor | None) -> int:
@@ -32,7 +30,7 @@ def lstm_cost(
     input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask,
     lengths, reset, seed, *, keep_cells, keep_gates, **options,
 ):  # fmt: skip
-    read = _bytes(
+    read = bytes_of(
         input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask,
         lengths, reset, seed,
     )  # fmt: skip
@@ -51,10 +49,10 @@ def lstm_backward_cost(
     differentiated = (
         input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, peephole, norm_ih, norm_hh, norm_c, h_mask
     )  # fmt: skip
-    read = _bytes(grad_output, grad_h_n, grad_c_n, grad_cells, lengths, reset, seed, output, gates)
+    read = bytes_of(grad_output, grad_h_n, grad_c_n, grad_cells, lengths, reset, seed, output, gates)
     # Each product has two in the backward; without the gates it is computed again.
     products = (2 if keep_gates else 3) * _products(input, weight_hh, weight_hr, lengths)
-    return read + 2 * _bytes(*differentiated), products
+    return read + 2 * bytes_of(*differentiated), products
 
 
 def lstm_in_pytorch(reference: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -1,7 +1,4 @@
-"""What `LSTM` refuses at construction and in a call, with the exception types of nn.LSTM.
-
-The operator library runs without the toolkit, so its errors are Python's own, in the toolkit's form.
-"""
+"""Errors of `LSTM` at construction and in a call, with the exception types of nn.LSTM."""
 
 from __future__ import annotations
 
@@ -15,25 +12,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-_SHORT = {torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
+from opwright_ops import refusals
+from opwright_ops.refusals import shown as shown
 
 
 def refuse(
     kind: type[Exception], what: str, rule: str, *rows: tuple[str, str], hint: str = "", subject: str = "LSTM"
 ) -> NoReturn:
-    """Raises `kind`: the subject, what of it broke which rule, got against expected, a hint."""
-    width = max((len(name) for name, _ in rows), default=0)
-    body = "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
-    raise kind("\n\n".join(part for part in (f"`{subject}`: `{what}` {rule}", body, hint and f"hint: {hint}") if part))
-
-
-def shown(value: Any) -> str:
-    """Returns a tensor as `f32[5, 2, 3] cpu`, anything else as its type and value."""
-    if isinstance(value, Tensor):
-        name = _SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
-        return f"{name}[{', '.join(map(str, value.shape))}] {value.device}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) < 60 else text[:57] + '...'}"
+    """Raises `kind` as `opwright_ops.refusals.refuse` does, by default for `LSTM`."""
+    refusals.refuse(kind, what, rule, *rows, subject=subject, hint=hint)
 
 
 def is_readable(value: Tensor) -> bool:

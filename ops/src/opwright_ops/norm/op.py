@@ -9,19 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opwright import operator
-
-
-def _widened(x: Tensor) -> Tensor:
-    """Returns 16-bit values in float32."""
-    return x.float() if x.element_size() == 2 else x
+from opwright_ops.tensors import bytes_of, widened
 
 
 def _sum_of_rows(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).sum(0)
-
-
-def _bytes(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 @operator("opwright_ops::rms_norm", autocast="float32", batch_invariant=True)
@@ -40,14 +32,14 @@ def rms_norm(
     Source:
         Zhang and Sennrich, arXiv:1910.07467, eq. 4.
     """
-    x = _widened(input)
+    x = widened(input)
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return (y if weight is None else y * weight).to(input.dtype)
 
 
 def _rms_norm_gradients(grad_output: Tensor, input: Tensor, weight: Tensor | None, eps: float):
     """Returns the gradients of `rms_norm`, not yet rounded."""
-    x, grad = _widened(input), _widened(grad_output)
+    x, grad = widened(input), widened(grad_output)
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     y = x * scale
     to_y = grad if weight is None else grad * weight
@@ -63,12 +55,12 @@ def rms_norm_backward(grad_output, input, weight, *, eps=1e-6):
 
 @rms_norm.cost
 def rms_norm_cost(input, weight=None, *, eps=1e-6):
-    return 2 * _bytes(input) + _bytes(weight), 4 * input.numel()
+    return 2 * bytes_of(input) + bytes_of(weight), 4 * input.numel()
 
 
 @rms_norm_backward.cost
 def rms_norm_backward_cost(grad_output, input, weight, *, eps=1e-6):
-    return 3 * _bytes(input) + 2 * _bytes(weight), 11 * input.numel()
+    return 3 * bytes_of(input) + 2 * bytes_of(weight), 11 * input.numel()
 
 
 @rms_norm.baseline
@@ -105,7 +97,7 @@ def add_rms_norm(
         The sum is rounded to the type of `input`; that is what is normalised.
     """
     total = input + residual
-    x = _widened(total)
+    x = widened(total)
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return AddRmsNormOutputs((y if weight is None else y * weight).to(input.dtype), total)
 
@@ -113,17 +105,17 @@ def add_rms_norm(
 @add_rms_norm.backward
 def add_rms_norm_backward(grad_output, grad_sum, weight, sum, *, eps=1e-6):
     to_sum, grad_weight = _rms_norm_gradients(grad_output, sum, weight, eps)
-    return (to_sum + _widened(grad_sum)).to(sum.dtype), grad_weight
+    return (to_sum + widened(grad_sum)).to(sum.dtype), grad_weight
 
 
 @add_rms_norm.cost
 def add_rms_norm_cost(input, residual, weight=None, *, eps=1e-6):
-    return 4 * _bytes(input) + _bytes(weight), 5 * input.numel()
+    return 4 * bytes_of(input) + bytes_of(weight), 5 * input.numel()
 
 
 @add_rms_norm_backward.cost
 def add_rms_norm_backward_cost(grad_output, grad_sum, weight, sum, *, eps=1e-6):
-    return 4 * _bytes(sum) + 2 * _bytes(weight), 12 * sum.numel()
+    return 4 * bytes_of(sum) + 2 * bytes_of(weight), 12 * sum.numel()
 
 
 @add_rms_norm.baseline
@@ -154,7 +146,7 @@ def layer_norm(
     Source:
         Ba, Kiros and Hinton, arXiv:1607.06450, eq. 4.
     """
-    x = _widened(input)
+    x = widened(input)
     centred = x - x.mean(-1, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     y = y if weight is None else y * weight
@@ -163,7 +155,7 @@ def layer_norm(
 
 @layer_norm.backward
 def layer_norm_backward(grad_output, input, weight, bias, *, eps=1e-5):
-    x, grad = _widened(input), _widened(grad_output)
+    x, grad = widened(input), widened(grad_output)
     centred = x - x.mean(-1, keepdim=True)
     scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     y = centred * scale
@@ -176,12 +168,12 @@ def layer_norm_backward(grad_output, input, weight, bias, *, eps=1e-5):
 
 @layer_norm.cost
 def layer_norm_cost(input, weight=None, bias=None, *, eps=1e-5):
-    return 2 * _bytes(input) + _bytes(weight, bias), 7 * input.numel()
+    return 2 * bytes_of(input) + bytes_of(weight, bias), 7 * input.numel()
 
 
 @layer_norm_backward.cost
 def layer_norm_backward_cost(grad_output, input, weight, bias, *, eps=1e-5):
-    return 3 * _bytes(input) + 2 * _bytes(weight) + _bytes(bias), 15 * input.numel()
+    return 3 * bytes_of(input) + 2 * bytes_of(weight) + bytes_of(bias), 15 * input.numel()
 
 
 @layer_norm.baseline

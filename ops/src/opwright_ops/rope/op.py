@@ -5,11 +5,12 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from opwright import Mutates, operator
+from opwright_ops.tensors import bytes_of, widened
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotates the pairs of the last axis, and rounds once, to the type of `x`."""
-    wide = x.float() if x.element_size() == 2 else x
+    wide = widened(x)
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)  # the same for all heads
     turned, rest = wide[..., : 2 * half], wide[..., 2 * half :]
@@ -67,10 +68,6 @@ def rotate_(
     k.copy_(_turn(k, cos, sin, interleaved))
 
 
-def _bytes(*tensors: Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def _table_bytes(table: Tensor) -> int:
     """Returns the bytes of a table without the axes along which it is repeated."""
     kept = (size for size, stride in zip(table.shape, table.stride(), strict=True) if stride or not size)
@@ -79,7 +76,7 @@ def _table_bytes(table: Tensor) -> int:
 
 @rotate.cost
 def rotate_cost(q, k, cos, sin, *, interleaved=False):
-    return 2 * _bytes(q, k) + _table_bytes(cos) + _table_bytes(sin), 3 * (q.numel() + k.numel())
+    return 2 * bytes_of(q, k) + _table_bytes(cos) + _table_bytes(sin), 3 * (q.numel() + k.numel())
 
 
 @rotate_.cost

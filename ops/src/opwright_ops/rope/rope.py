@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opwright_ops.lstm.refusals import refuse, shown
+from opwright_ops.refusals import refuse, shown
 from opwright_ops.rope.op import rotate, rotate_
 
 
@@ -79,8 +79,8 @@ def _prepare(name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple
             "has more angles than `q` has pairs of columns",
             ("q", shown(q)),
             ("cos", f"{shown(cos)}  expected at most {q.shape[-1] // 2} columns"),
-            hint="a table that has each angle twice: `cos[..., :half], sin[..., :half]` with `half = cos.shape[-1] // 2`; "
-            "`cos[..., ::2], sin[..., ::2]` for `interleaved=True`",
+            hint="a table that has each angle twice: `cos[..., :half], sin[..., :half]` with "
+            "`half = cos.shape[-1] // 2`; `cos[..., ::2], sin[..., ::2]` for `interleaved=True`",
             subject=name,
         )
     if cos.element_size() == 2:

@@ -14,27 +14,6 @@ using opwright::View;
 using opwright::write;
 
 template <typename T>
-compute_t<T> largest_of(const T* row, int64_t n) {
-  using S = compute_t<T>;
-  using V = opwright::Vec<S>;
-  constexpr int64_t kStep = opwright::kLanes<T>,
-                    kAtOnce = 4;  // chains that do not wait for each other
-  V most[kAtOnce];
-  for (V& m : most) m = opwright::splat<V>(S(-__builtin_inf()));
-  int64_t i = 0;
-  for (; i + kAtOnce * kStep <= n; i += kAtOnce * kStep) {
-    for (int k = 0; k < kAtOnce; ++k)
-      most[k] = opwright::max(most[k], read<V>(row + i + k * kStep));
-  }
-  for (; i + kStep <= n; i += kStep) most[0] = opwright::max(most[0], read<V>(row + i));
-  most[0] = opwright::max(opwright::max(most[0], most[1]), opwright::max(most[2], most[3]));
-  S largest = most[0][0];
-  for (int lane = 1; lane < kStep; ++lane) largest = opwright::max(largest, S(most[0][lane]));
-  for (; i < n; ++i) largest = opwright::max(largest, S(row[i]));
-  return largest;
-}
-
-template <typename T>
 void softmax(View<const T, 2> input, View<T, 2> output) {
   using S = compute_t<T>;
   const int64_t n = input.size(1);
@@ -42,16 +21,16 @@ void softmax(View<const T, 2> input, View<T, 2> output) {
   // Exponentials in the type that is computed in: the output holds those that are not rounded.
   constexpr bool kIsShort = sizeof(T) == 2;
   opwright::parallel_for(input.size(0), opwright::grain_of(4 * n), [&](int64_t begin, int64_t end) {
-    std::vector<S> own(kIsShort ? n : 0);
+    std::vector<S> exponentials(kIsShort ? n : 0);
     for (int64_t row = begin; row < end; ++row) {
       const T* from = input.data() + row * input.stride(0);
       T* to = output.data() + row * n;
       S* values;
       if constexpr (kIsShort)
-        values = own.data();
+        values = exponentials.data();
       else
         values = to;
-      const S largest = largest_of(from, n);
+      const S largest = opwright::largest_along(from, n);
       S sum[1];
       opwright::sums_along<T>(n, sum, [&]<typename R>(int64_t i, R(&into)[1]) {
         const R value = opwright::exp<T>(read<R>(from + i) - largest);

@@ -59,4 +59,24 @@ OPWRIGHT_INLINE void sums_along(int64_t n, compute_t<T> (&totals)[kCount], const
   for (; i < n; ++i) body(i, totals);
 }
 
+// The largest of n elements; minus infinity where there are none, or where all are NaN.
+template <typename T>
+compute_t<T> largest_along(const T* row, int64_t n) {
+  using S = compute_t<T>;
+  using V = Vec<S>;
+  constexpr int64_t kStep = kLanes<T>, kAtOnce = 4;  // chains that do not wait for each other
+  V most[kAtOnce];
+  for (V& m : most) m = splat<V>(S(-__builtin_inf()));
+  int64_t i = 0;
+  for (; i + kAtOnce * kStep <= n; i += kAtOnce * kStep) {
+    for (int k = 0; k < kAtOnce; ++k) most[k] = max(most[k], read<V>(row + i + k * kStep));
+  }
+  for (; i + kStep <= n; i += kStep) most[0] = max(most[0], read<V>(row + i));
+  most[0] = max(max(most[0], most[1]), max(most[2], most[3]));
+  S largest = most[0][0];
+  for (int lane = 1; lane < kStep; ++lane) largest = max(largest, S(most[0][lane]));
+  for (; i < n; ++i) largest = max(largest, S(row[i]));
+  return largest;
+}
+
 }  // namespace opwright

@@ -16,6 +16,8 @@ using opwright::compute_t;
 using opwright::kPackWidth;
 using opwright::kWarp;
 using opwright::Pack;
+using opwright::rows_of;
+using opwright::RowsOf;
 using opwright::View;
 
 constexpr int kThreads = 256;  // of a block that adds up one row
@@ -27,23 +29,11 @@ constexpr int64_t kMaxGridY = 32768;
 template <typename S>
 inline constexpr S kLargest = sizeof(S) == 8 ? S(0x1.fffffffffffffp1023) : S(0x1.fffffep127f);
 
-// The rows of a tensor, its elements adjacent.
-template <typename T>
-struct RowsOf {
-  T* data;
-  int64_t stride;
-  __device__ T* row(int64_t i) const { return data + i * stride; }
-};
-template <typename T>
-RowsOf<T> rows_of(const View<T, 2>& view) {
-  return {view.data(), view.stride(0)};
-}
-
 // Whether every row begins at 16 bytes.
 template <typename T>
-bool are_aligned(const RowsOf<T>& rows, int64_t count) {
+bool are_aligned(const RowsOf<T>& rows) {
   constexpr int N = kPackWidth<T>;
-  return opwright::is_aligned(rows.data, N) && (count == 1 || rows.stride % N == 0);
+  return opwright::is_aligned(rows.data, N) && rows.stride % N == 0;
 }
 
 template <bool kIsAligned, typename T>
@@ -213,7 +203,7 @@ void launch_forward(const Forward<T>& p, cudaStream_t stream) {
     opwright::launch_behind(kernel, dim3(static_cast<unsigned>((p.rows + down - 1) / down)),
                             dim3(across, down), 0, stream, p);
   };
-  const bool is_aligned = are_aligned(p.input, p.rows);
+  const bool is_aligned = are_aligned(p.input);
   if (p.label_smoothing != 0)
     start(is_aligned ? forward_kernel<true, true, T> : forward_kernel<false, true, T>);
   else
@@ -322,7 +312,7 @@ void launch_backward(const Backward<T>& p, cudaStream_t stream) {
       (reinterpret_cast<uintptr_t>(p.input.data) - reinterpret_cast<uintptr_t>(p.output.data)) %
               16 ==
           0 &&
-      (p.rows == 1 || (p.input.stride - p.output.stride) % kPackWidth<T> == 0);
+      (p.input.stride - p.output.stride) % kPackWidth<T> == 0;
   opwright::launch_behind(is_aligned ? backward_kernel<true, T> : backward_kernel<false, T>,
                           dim3(static_cast<unsigned>((packs + chunk - 1) / chunk),
                                static_cast<unsigned>(blocks < kMaxGridY ? blocks : kMaxGridY),
@@ -333,7 +323,7 @@ void launch_backward(const Backward<T>& p, cudaStream_t stream) {
 constexpr int kTotalThreads = 1024;
 
 // The sum of a row of losses, or their mean over those that have a target, in a fixed order.
-inline __global__ void __launch_bounds__(kTotalThreads)
+__global__ void __launch_bounds__(kTotalThreads)
     total_kernel(View<const double, 2> loss, View<const int64_t, 2> target, int64_t ignore_index,
                  bool is_mean, double* total, double* weight) {
   __shared__ double parts[2][kTotalThreads / kWarp];
@@ -355,7 +345,7 @@ inline __global__ void __launch_bounds__(kTotalThreads)
   weight[i] = is_mean ? 1 / count : 1;
 }
 
-inline __global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads)
     spread_kernel(View<const double, 1> grad_total, View<const double, 1> weight, int64_t n,
                   int64_t count, double* grad_loss) {
   opwright::let_next_start();  // waits for the kernel in front, too

@@ -15,6 +15,8 @@ using opwright::compute_t;
 using opwright::kPackWidth;
 using opwright::kWarp;
 using opwright::Pack;
+using opwright::rows_of;
+using opwright::RowsOf;
 using opwright::View;
 using opwright::with_adjacent_columns;
 
@@ -23,14 +25,6 @@ inline constexpr int kMaxWarps = kMaxThreads / kWarp;
 inline constexpr int kMaxCluster = 8;
 // Teams of several warps in a block: each has a barrier of its own beside that of the block.
 inline constexpr int kMaxTeams = 15;
-
-// The rows of a tensor, its elements adjacent.
-template <typename T>
-struct RowsOf {
-  T* data;
-  int64_t stride;
-  __device__ T* row(int64_t i) const { return data + i * stride; }
-};
 
 // A weight or a bias: one value for each column, or none.
 template <typename T>
@@ -300,10 +294,6 @@ bool are_aligned(const Views&... views) {
   return (is_aligned(views) && ...);
 }
 
-template <typename T>
-RowsOf<T> rows_of(const View<T, 2>& view) {
-  return {view.data(), view.size(0) == 1 ? 0 : view.stride(0)};
-}
 template <typename T>
 Columns<T> columns_of(const View<const T, 1>& view) {
   return {view.data(), view.stride(0)};

@@ -11,6 +11,7 @@
 #include "opwright/entry.h"
 #include "opwright/types.h"
 #include "opwright/vec.h"
+#include "opwright/view.h"
 
 namespace opwright {
 
@@ -27,6 +28,19 @@ struct alignas(N * sizeof(T)) Pack {
 template <typename T>
 bool is_aligned(const T* at, int width) {
   return reinterpret_cast<uintptr_t>(at) % (width * sizeof(T)) == 0;
+}
+
+// The rows of a matrix whose elements are adjacent in each of them.
+template <typename T>
+struct RowsOf {
+  T* data;
+  int64_t stride;
+  __device__ T* row(int64_t i) const { return data + i * stride; }
+};
+// One row has the stride 0.
+template <typename T>
+RowsOf<T> rows_of(const View<T, 2>& view) {
+  return {view.data(), view.size(0) == 1 ? 0 : view.stride(0)};
 }
 
 template <int N, typename T>

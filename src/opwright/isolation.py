@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import io
 import json
@@ -47,6 +48,9 @@ _MEMORY_SHARE = 0.75  # of the free memory when the process starts
 _TOOK_MEMORY = "took more than"
 _PR_SET_PDEATHSIG = 1
 _COUNTER_BYTES = 8
+_PIPE_BYTES = (
+    2**20
+)  # the most that Linux gives every user; without more than its 64 KiB, workers wait for a busy reader
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ class Worker:
         self._limits, self._is_live, self._told = limits, is_live, set() if told is None else told
         self._free = free_memory()
         self._events, events = os.pipe()
+        with contextlib.suppress(AttributeError, OSError):  # Linux; the worker goes on while this process is busy
+            fcntl.fcntl(events, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._output, output = os.pipe()
         with tempfile.TemporaryFile() as counter:  # shared: counts each time that a candidate is entered or left
             counter.truncate(_COUNTER_BYTES)

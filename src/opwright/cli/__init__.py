@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from opwright.cli.overview import overview
@@ -28,7 +30,18 @@ def main() -> None:
             raise
         code = 0
     if code is not None:
+        _leave(code)
+
+
+def _leave(code: int) -> None:
+    """Ends the process; if PyTorch is loaded, without freeing all of its objects, which takes a second."""
+    if "torch" not in sys.modules:
         sys.exit(code)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _open_standard_streams() -> None:

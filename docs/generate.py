@@ -146,7 +146,8 @@ def public_names(name: str) -> list[str]:
         return ["wheel_commands"]
     if name == "opwright_ops":
         module = importlib.import_module(name)
-        return [each for each in module.__all__ if not hasattr(getattr(module, each), "operator")]
+        found = [(each, getattr(module, each)) for each in module.__all__]
+        return [each for each, value in found if not hasattr(value, "operator") or value.operator.function is not value]
     return [each for each in importlib.import_module(name).__all__ if each not in ("__version__", "errors")]
 
 

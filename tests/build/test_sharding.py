@@ -152,6 +152,16 @@ class TestOneAxis:
             assert found == [(S1,), (S0,), (S0,), (S1,), (P,), (P,), (P,)]
             assert hold(run, tensors, [[S2], [S1], [R], [R]], mesh)[0] == (R,)
 
+    def test_softmax_along_any_axis(self) -> None:
+        from opwright_ops.softmax import softmax
+
+        with ranks(2) as mesh:
+            for dim, shard in itertools.product(range(-3, 3), range(3)):
+                found = hold(softmax, [needing(4, 3, 6)], [[Shard(shard)]], mesh, dim=dim)
+                if shard != dim % 3:
+                    assert found == [(Shard(shard),)] * 2
+            assert hold(softmax, [torch.tensor(0.5, requires_grad=True)], [[R]], mesh) == [(R,), (R,)]
+
     def test_a_maximum(self) -> None:
         with ranks(2) as mesh:
             found = hold(ops.largest, [needing(3, 6)], [[S1]], mesh)

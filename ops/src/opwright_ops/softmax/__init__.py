@@ -1,1 +1,1 @@
-from opwright_ops.softmax.op import softmax as softmax
+from opwright_ops.softmax.softmax import softmax as softmax

@@ -32,7 +32,7 @@ OTHERS = {
 }
 
 
-def gelu_backward_and_sum(grad_output, input, bias, *, approximate="tanh"):
+def gelu_backward_and_sum(grad_output, input, bias, *, approximate):
     """Eager's backward without autograd's own cost; `input` stands for the sum input + bias that eager keeps."""
     grad_input = torch.ops.aten.gelu_backward(grad_output, input, approximate=approximate)
     return grad_input, grad_input.sum(0)
@@ -99,6 +99,7 @@ def main() -> None:
         bias_gelu.operator.backward_operator.function,
         [gelu_backward_and_sum],
         sweep=MAIN,
+        options={"approximate": "tanh"},
         directions=["forward"],
         seconds=30.0,
         verified=verified,

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ SHAPES = [(8192, 4096), (16384, 16384)]
 WIDTHS = [4095, 1000, 77]
 AT_LEAST_BYTES = 64 << 20
 SECONDS = 0.12  # for each candidate on each input
+TANH = {"approximate": "tanh"}  # unless a section says otherwise
 gelu_bias_backward = bias_gelu.operator.backward_operator.function
 
 
@@ -160,9 +162,9 @@ def host_time(run: Run) -> dict[str, Any]:
         found = place.host_us(
             {
                 "torch.add": lambda: torch.add(x, b),
-                "bias_gelu": lambda: bias_gelu(x, b),
+                "bias_gelu": lambda: bias_gelu(x, b, approximate="tanh"),
                 "F.gelu(x + b)": lambda: F.gelu(x + b, approximate="tanh"),
-                "torch.ops": lambda: torch.ops.opwright_ops.bias_gelu(x, b),
+                "torch.ops": lambda: torch.ops.opwright_ops.bias_gelu(x, b, approximate="tanh"),
             }
         )
     for name, microseconds in found.items():
@@ -182,7 +184,7 @@ def do_bench_512(run: Run) -> dict[str, Any]:
         return F.gelu(x + b, approximate="tanh")
 
     compiled = torch.compile(eager, dynamic=False)
-    functions = {"bias_gelu": bias_gelu, "eager": eager, "compile": compiled}
+    functions = {"bias_gelu": partial(bias_gelu, approximate="tanh"), "eager": eager, "compile": compiled}
     found: dict[str, float] = {}
     with torch.no_grad():
         for name, function in functions.items():
@@ -199,7 +201,7 @@ def do_bench_512(run: Run) -> dict[str, Any]:
         return grad, grad.sum(0)
 
     found["backward bias_gelu, no autograd"] = (
-        do_bench(lambda: gelu_bias_backward(dy, xd, bd), return_mode="median") * 1e3
+        do_bench(lambda: gelu_bias_backward(dy, xd, bd, approximate="tanh"), return_mode="median") * 1e3
     )
     found["backward eager, no autograd"] = do_bench(eager_backward, return_mode="median") * 1e3
     for name, microseconds in found.items():
@@ -209,7 +211,7 @@ def do_bench_512(run: Run) -> dict[str, Any]:
 
 def device_time_512(run: Run) -> None:
     """(512, 4096): device time, without the launch."""
-    run.bench(sweep={"batch": [(512,)], "n": [4096]}, dtypes=DTYPES)
+    run.bench(sweep={"batch": [(512,)], "n": [4096]}, options=TANH, dtypes=DTYPES)
 
 
 def large(approximate: str, shape: tuple[int, int]) -> Callable[[Run], None]:
@@ -225,7 +227,7 @@ def odd_widths(run: Run) -> None:
     for dtype in DTYPES:
         for n in WIDTHS:
             rows = -(-AT_LEAST_BYTES // (n * dtype.itemsize))
-            run.bench(rivals=["eager"], sweep={"batch": [(rows,)], "n": [n]}, dtypes=[dtype])
+            run.bench(rivals=["eager"], sweep={"batch": [(rows,)], "n": [n]}, options=TANH, dtypes=[dtype])
 
 
 def offset_slices(run: Run) -> None:
@@ -236,7 +238,7 @@ def offset_slices(run: Run) -> None:
         flat = torch.randn(rows * n + 1, device=DEVICE, dtype=dtype)[1:].view(rows, n)
         columns = torch.randn(rows, n + 1, device=DEVICE, dtype=dtype)[:, 1:]
         for kind, x in (("x.flatten()[1:]", flat), ("x[:, 1:]", columns)):
-            run.bench(rivals=["eager"], note=kind, samples=[(x, bias)])
+            run.bench(rivals=["eager"], note=kind, samples=[((x, bias), TANH)])
 
 
 def linear(run: Run) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def linear(run: Run) -> dict[str, Any]:
             return F.gelu(F.linear(x, w, b), approximate="tanh")
 
         def behind(x, w, b):
-            return bias_gelu(F.linear(x, w), b)
+            return bias_gelu(F.linear(x, w), b, approximate="tanh")
 
         functions = {
             "linear(x, w) + bias_gelu": behind,
@@ -268,7 +270,7 @@ def linear(run: Run) -> dict[str, Any]:
         with torch.no_grad():
             z = F.linear(x, w, b)
             parts = {
-                "bias_gelu alone": lambda z=z, b=b: bias_gelu(z, b),
+                "bias_gelu alone": lambda z=z, b=b: bias_gelu(z, b, approximate="tanh"),
                 "F.gelu alone": lambda z=z: F.gelu(z, approximate="tanh"),
             }
             calls = {name: [lambda f=f, x=x, w=w, b=b: f(x, w, b)] for name, f in functions.items()}
@@ -287,7 +289,9 @@ def linear(run: Run) -> dict[str, Any]:
             grad = torch.ops.aten.gelu_backward(dy, zd, approximate="tanh")
             return grad, grad.sum(0)
 
-        backwards["bias_gelu's backward alone"] = [lambda dy=dy, zd=zd, b=b: gelu_bias_backward(dy, zd, b)]
+        backwards["bias_gelu's backward alone"] = [
+            lambda dy=dy, zd=zd, b=b: gelu_bias_backward(dy, zd, b, approximate="tanh")
+        ]
         backwards["gelu_backward + sum alone"] = [gelu_backward_and_sum]
         timings = time_on_gpu(backwards, len(backwards) * SECONDS, gpu).timings
         found[f"{title} backward"] = show_timings(f"{title} backward", timings)

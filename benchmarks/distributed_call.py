@@ -36,18 +36,27 @@ def pairs_of() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     there = distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Replicate()])
     needing = [t.detach().requires_grad_() for t in there]
     return {
-        "call, no gradient": (lambda: bias_gelu(*there), lambda: F.gelu(there[0], approximate="tanh")),
+        "call, no gradient": (
+            lambda: bias_gelu(*there, approximate="tanh"),
+            lambda: F.gelu(there[0], approximate="tanh"),
+        ),
         "call of one tensor, no gradient": (lambda: d_sigmoid(there[0]), lambda: F.gelu(there[0], approximate="tanh")),
-        "call that records a gradient": (lambda: bias_gelu(*needing), lambda: F.gelu(needing[0], approximate="tanh")),
+        "call that records a gradient": (
+            lambda: bias_gelu(*needing, approximate="tanh"),
+            lambda: F.gelu(needing[0], approximate="tanh"),
+        ),
         "call that records a gradient, beside add and GELU": (
-            lambda: bias_gelu(*needing),
+            lambda: bias_gelu(*needing, approximate="tanh"),
             lambda: F.gelu(needing[0] + needing[1], approximate="tanh"),
         ),
         "call and backward, beside add and GELU": (
-            lambda: bias_gelu(*needing).backward(there[0]),
+            lambda: bias_gelu(*needing, approximate="tanh").backward(there[0]),
             lambda: F.gelu(needing[0] + needing[1], approximate="tanh").backward(there[0]),
         ),
-        "plain tensors, no gradient": (lambda: bias_gelu(x, b), lambda: F.gelu(x, approximate="tanh")),
+        "plain tensors, no gradient": (
+            lambda: bias_gelu(x, b, approximate="tanh"),
+            lambda: F.gelu(x, approximate="tanh"),
+        ),
     }
 
 

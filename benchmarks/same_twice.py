@@ -29,7 +29,7 @@ REQUEST = {
     "target": str(ROOT / "ops/src/opwright_ops/bias_gelu/op.py"),
     "skip": [],
     "against": [],
-    "sweep": {"batch": [64, 512], "n": [1024]},
+    "sweep": {"batch": [64, 512], "n": [1024], "approximate": ["tanh"]},
     "dtypes": ["float32"],
     "directions": None,
     "device": "cpu",

@@ -80,7 +80,7 @@ x, b = torch.randn(4, 64), torch.randn(64)
 want = torch.nn.functional.gelu(x + b, approximate="tanh")
 start = clock()
 from opwright_ops.bias_gelu import bias_gelu
-got = bias_gelu(x, b)
+got = bias_gelu(x, b, approximate="tanh")
 seconds = clock() - start
 assert torch.allclose(got, want, atol=1e-6)
 (entry,) = opwright.build.store.Store().entries()

@@ -74,7 +74,7 @@ def test_bias_gradient_of_more_than_65535_chunks() -> None:
     grad = torch.ones(1, 1, device="cuda", dtype=torch.bfloat16)
     grad_input, grad_bias = bias_gelu_backward(grad.expand(rows, n), x.expand(rows, n), bias)
     v = x[0].double().requires_grad_()
-    (slope,) = torch.autograd.grad(_gelu64(v, "tanh").sum(), v)
+    (slope,) = torch.autograd.grad(_gelu64(v, "none").sum(), v)
     torch.testing.assert_close(grad_bias.double(), rows * slope, rtol=1e-2, atol=0)
     assert all(torch.equal(part, grad_input[:1].expand_as(part)) for part in grad_input.split(1 << 26))
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -100,6 +103,16 @@ def test_the_record_names_the_parts_in_the_order_of_a_call(monkeypatch: pytest.M
     assert record.parts[0].obtained == "operator - entry"
     assert record.rounds == 40
     assert set(record.peers_us) == {"torch.add"}
+
+
+def test_the_command_splits_a_call() -> None:
+    """Its worker passed the device as the second argument, which is named."""
+    command = [sys.executable, "-m", "opwright", "bench", "opwright_ops.d_sigmoid", "--call", "--device", "cpu"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(done.stdout)
+    assert record["name"] == "opwright_ops::d_sigmoid"
+    assert record["total_us"] > 0
 
 
 def test_parts_are_differences_within_a_round() -> None:

@@ -322,7 +322,7 @@ def _call(operator: Any, request: dict[str, Any], channel: Channel) -> None:
     from opwright.bench.call_split import where_a_call_goes
     from opwright.records import encodable
 
-    channel.send(record=encodable(where_a_call_goes(operator.function, request["device"])))
+    channel.send(record=encodable(where_a_call_goes(operator.function, device=request["device"])))
 
 
 def _pairs(operator: Any, request: dict[str, Any], channel: Channel) -> None:

@@ -182,14 +182,16 @@ def write_commands() -> None:
 
 def help_of(*words: str) -> str:
     """Returns what `opwright WORDS --help` prints."""
-    from opwright.cli import _run  # `main` ends the process
+    from opwright.cli import main
 
+    arguments, sys.argv = sys.argv, ["opwright", *words, "--help"]
     columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "90"
     try:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            _run([*words, "--help"])
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+            main()
         return printed.getvalue().strip("\n")
     finally:
+        sys.argv = arguments
         os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
 
 

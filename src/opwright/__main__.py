@@ -1,6 +1,6 @@
 """`python -m opwright`: the command, of this very Python."""
 
-from opwright.cli import main
+from opwright.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -480,7 +480,6 @@ def test_a_run_that_is_interrupted_ends_without_a_traceback(monkeypatch: pytest.
 
     monkeypatch.setattr(sys, "argv", ["opwright", "bench", "f.py"])
     monkeypatch.setattr(parser, "app", SimpleNamespace(meta=interrupted))
-    monkeypatch.setattr(cli, "_leave", sys.exit)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 130

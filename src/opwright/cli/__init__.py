@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from opwright.cli.overview import overview
 from opwright.errors import OpwrightError
@@ -30,12 +31,17 @@ def main() -> None:
             raise
         code = 0
     if code is not None:
-        _leave(code)
+        sys.exit(code)
 
 
-def _leave(code: int) -> None:
-    """Ends the process; if PyTorch is loaded, without freeing all of its objects, which takes a second."""
-    if "torch" not in sys.modules:
+def run() -> NoReturn:
+    """Runs the command line and ends the process, without freeing the objects of PyTorch, which takes a second."""
+    code: str | int | None = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    if not isinstance(code, int) or "torch" not in sys.modules:
         sys.exit(code)
     threading._shutdown()
     atexit._run_exitfuncs()

@@ -77,9 +77,8 @@ def second_gradients(target: Target) -> Iterator[Finding]:
 
 
 def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
-    family = target.operator.contract.scalar_family
     need_gradient(target)
-    if family is None or torch.float64 not in family.dtypes:
+    if not any(torch.float64 in p.type.family.dtypes for p in target.operator.contract.tensors):
         raise Skipped("float64 is not among its dtypes")
     cases, ran = target.tiny_cases(torch.float64), False
     # Last bits that vary are far below what gradcheck itself allows.
@@ -198,7 +197,9 @@ def _with_gradients(target: Target) -> list[Case]:
     if target.operator is None:
         return [case for _, case in target.cases()]
     if target.operator.backward_operator is None and target.has_samples:
-        return [case for dtype in target.contract.scalar_family.dtypes for case in target.small_cases(dtype)]
+        family = target.contract.scalar_family
+        dtypes = family.dtypes if family is not None else (torch.float64,)
+        return [case for dtype in dtypes for case in target.small_cases(dtype)]
     # A backward of its own has had its large inputs.
     is_own = target.operator.declaration.forward or target.operator.backward_operator is not None
     wanted = _WITH_GRADIENTS[:-1] if target.effort != "full" and is_own else _WITH_GRADIENTS

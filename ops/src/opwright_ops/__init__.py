@@ -10,6 +10,7 @@ from opwright_ops.norm import LayerNorm, RMSNorm, add_rms_norm, layer_norm, rms_
 from opwright_ops.patching import Patch, patch
 from opwright_ops.rope import rope, rope_
 from opwright_ops.softmax import softmax
+from opwright_ops.transducer import transducer_joint, transducer_loss, transducer_loss_fused
 
 __all__ = [
     "AdamW",
@@ -34,4 +35,7 @@ __all__ = [
     "rope",
     "rope_",
     "softmax",
+    "transducer_joint",
+    "transducer_loss",
+    "transducer_loss_fused",
 ]

@@ -1,0 +1,3 @@
+from opwright_ops.transducer.fused import transducer_loss_fused as transducer_loss_fused
+from opwright_ops.transducer.loss import transducer_joint as transducer_joint
+from opwright_ops.transducer.loss import transducer_loss as transducer_loss

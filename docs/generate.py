@@ -35,7 +35,7 @@ MODULES = {
     "pages of their own.",
     "opwright.package.setuptools": "For a `setup.py`: [Ship a wheel](../guides/ship-a-wheel.md).",
 }
-METHODS = {"Operator": ("backward", "samples", "sweep", "cost", "baseline", "sharding")}
+METHODS = {"Operator": ("backward", "samples", "sweep", "cost", "baseline", "sharding", "exchange")}
 
 
 def repository_pages() -> dict[Path, Path]:

@@ -229,6 +229,7 @@ def find_distributed() -> SimpleNamespace:
         ImportError, AttributeError, RuntimeError: this PyTorch lacks one of them.
     """
     from torch._prims_common import make_contiguous_strides_for
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -247,6 +248,10 @@ def find_distributed() -> SimpleNamespace:
         def _is_current_rank_part_of_mesh(self) -> bool:
             return True
 
+    def all_reduce_now(tensor: torch.Tensor, how: str, group: Any) -> torch.Tensor:
+        reduced = all_reduce(tensor, how, group)
+        return reduced.wait() if isinstance(reduced, AsyncCollectiveTensor) else reduced
+
     dispatcher = DTensor._op_dispatcher
     return SimpleNamespace(
         Pair=Pair,
@@ -258,6 +263,7 @@ def find_distributed() -> SimpleNamespace:
         TensorMeta=TensorMeta,
         OpSchema=OpSchema,
         handlers=dispatcher._custom_op_handlers,
+        all_reduce=all_reduce_now,
         takes_plain=lambda: dispatcher._allow_implicit_replication,
         propagator=dispatcher.sharding_propagator,
         redistribute=redistribute_local_tensor,

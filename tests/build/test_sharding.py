@@ -20,7 +20,8 @@ from opwright.contract.samples import Sweep
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.sharding_rules import signature_of
-from opwright.errors import NotDifferentiableError, OutError, ShapeError, ShardingError
+from opwright.errors import AxisError, NotDifferentiableError, OutError, ShapeError, ShardingError
+from opwright.verify.checks import sharding as check
 from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
@@ -34,6 +35,26 @@ def needing(*shape):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def exchange():
+    """Plants a function of `@name.exchange` for the time of a test."""
+    planted = []
+
+    def plant(function, on_shards):
+        planted.append(function.operator)
+        function.exchange("n")(on_shards)
+        return function
+
+    yield plant
+    for operator in planted:
+        operator.exchange_of = None
+        operator.plans.clear()
+
+
+def normalize(mean_square, x, w, eps):
+    return x * torch.rsqrt(mean_square + eps)[..., None] * w
 
 
 @pytest.fixture
@@ -130,7 +151,6 @@ class TestOneAxis:
 
     def test_a_reduced_axis_is_gathered(self) -> None:
         with ranks(3) as mesh:
-            assert hold(opwright_ops.softmax, [needing(4, 5)], [[S1]], mesh)[0] == (R,)
             assert hold(ops.rms_norm, [needing(4, 5), needing(5)], [[S1], [S0]], mesh)[0] == (R,)
 
     def test_columns_and_rows_of_a_weight(self) -> None:
@@ -161,6 +181,17 @@ class TestOneAxis:
                 if shard != dim % 3:
                     assert found == [(Shard(shard),)] * 2
             assert hold(softmax, [torch.tensor(0.5, requires_grad=True)], [[R]], mesh) == [(R,), (R,)]
+
+    def test_an_exchange(self, exchange) -> None:
+        exchange(
+            ops.rms_norm, lambda ranks, x, w, eps: normalize(ranks.sum(x.square().sum(-1)) / ranks.size, x, w, eps)
+        )
+        x, w = needing(4, 5), needing(5)
+        with ranks(3) as mesh:
+            assert hold(ops.rms_norm, [x, w], [[S1], [S0]], mesh)[0] == (S1,)
+            assert hold(ops.rms_norm, [x, w], [[S1], [R]], mesh)[0] == (S1,)
+            assert hold(ops.rms_norm, [x, w], [[S0], [S0]], mesh)[0] == (S0,)
+            assert hold(ops.rms_norm, [x, w], [[R], [S0]], mesh)[0] == (R,)  # a weight alone shards nothing
 
     def test_a_maximum(self) -> None:
         with ranks(2) as mesh:
@@ -388,6 +419,39 @@ class TestVerify:
         """The contract says that entries of `*batch` are independent; the reference says otherwise."""
         found = self.failure(ops.over_the_batch)
         assert "from shards of `x` along dimension 0" in found.message
+
+    @pytest.mark.parametrize("name", [n for n in OWN if registry.operators[n].exchange_of is not None])
+    def test_right_exchanges_pass(self, name) -> None:
+        assert self.failure(registry.operators[name].function) is None
+
+    @pytest.mark.parametrize(
+        ("on_shards", "says"),
+        [
+            (lambda ranks, x, w, eps: normalize(x.square().mean(-1), x, w, eps), "`output` is not what one process"),
+            (
+                lambda ranks, x, w, eps: normalize(ranks.sum(x.square().mean(-1)) / 3, x, w, eps),
+                "`output` is not what one process",  # shards are uneven
+            ),
+            (
+                lambda ranks, x, w, eps: normalize(ranks.sum(x).sum(-1), x, w, eps),
+                "the ranks exchange different things",
+            ),
+            (
+                lambda ranks, x, w, eps: x if ranks.start else normalize(ranks.sum(x.sum(-1)), x, w, eps),
+                "some ranks exchange numbers more often than others",
+            ),
+        ],
+        ids=["own shards", "mean of means", "shards themselves", "not all"],
+    )
+    def test_wrong_exchanges(self, exchange, monkeypatch: pytest.MonkeyPatch, on_shards, says) -> None:
+        monkeypatch.setattr(check, "_MAX_WAIT_S", 1)
+        found = self.failure(exchange(ops.rms_norm, on_shards))
+        assert "x Shard(2), w Shard(0) -> output Shard(2), exchanging among 3 ranks" in found.case
+        assert says in found.message
+
+    def test_an_exchange_along_no_axis(self) -> None:
+        with pytest.raises(AxisError, match="no tensor argument has an axis `k`"):
+            ops.rms_norm.exchange("k")
 
     def test_what_has_no_rules_is_skipped(self) -> None:
         (check,) = opwright.verify(ops.nonzero, checks=["sharding"], isolated=False).checks

@@ -20,19 +20,21 @@ class DerivedGradient:
     Attributes:
         traces: backwards that were recorded.
         compute_sharded: `compute` for distributed tensors; None for others.
+        place_sharded: returns arguments whose distributed tensors lie as PyTorch's rules for the reference take them.
     """
 
     def __init__(self, qualified_name: str, contract: Contract, reference: Reference) -> None:
         self._qualified_name, self._contract, self._reference = qualified_name, contract, reference
         self.traces = BackwardTraces()
         self.compute_sharded: Callable[..., Sequence[torch.Tensor | None] | None] = lambda *call: None
+        self.place_sharded: Callable[[Sequence[Any]], Sequence[Any]] = lambda values: values
 
     def compute_outputs(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """Runs the reference for its outputs, with gradients through all of them.
 
         A backward that is differentiated needs the derivative of what it saved, declared differentiable or not.
         """
-        result = self._reference.call(values)
+        result = self._reference.call(self.place_sharded(values))
         return [result] if len(self._contract.outputs) == 1 else list(result)
 
     def compute(

@@ -72,7 +72,7 @@ def operator(
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
-        `sweep`, `cost`, `baseline` and `sharding` say more about it, `operator` is the `Operator` behind it.
+        `sweep`, `cost`, `baseline`, `sharding` and `exchange` say more about it, `operator` is the `Operator` behind it.
 
     Raises:
         DeclarationError: the declaration cannot be honoured; the subclass says why.
@@ -156,6 +156,7 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
         )
         new.rules = Rules(new)
         gradient.derived.compute_sharded = partial(sharding.differentiate, new)
+        gradient.derived.place_sharded = partial(sharding.redistribute, new)
         _attach(new)
         registration.follow(new, functions)
         registration.call_function(contract, new.function)
@@ -218,6 +219,7 @@ def _attach(new: Operator) -> None:
     function.cost = new.cost
     function.baseline = new.baseline
     function.sharding = new.sharding
+    function.exchange = new.exchange
 
 
 def _locate(error: DeclarationError, reference: Callable[..., Any]) -> DeclarationError:

@@ -18,6 +18,7 @@ from opwright.dispatch.autograd import Gradient
 from opwright.dispatch.backward_trace import BackwardTraces
 from opwright.dispatch.reference import Reference
 from opwright.dispatch.registration import Registration
+from opwright.errors import AxisError
 
 
 @dataclass(eq=False, repr=False)
@@ -38,6 +39,7 @@ class Operator:
         install_backward: makes an operator of the reference of a backward, with the local names that annotations may use.
         rules: how it runs on distributed tensors: its `Rules`.
         sharding_rules: the author's function that gives them, if there is one.
+        exchange_of: the axis that may be sharded although it is reduced, and the author's function for its shards.
         plans: the choices that were made from them.
     """
 
@@ -54,6 +56,7 @@ class Operator:
     install_backward: Callable[..., Any] | None = None
     rules: Any = None
     sharding_rules: Callable[..., Any] | None = None
+    exchange_of: tuple[str, Callable[..., Any]] | None = None
     plans: dict[tuple, Any] = field(default_factory=dict)
     _samples: Callable[[], Any] | None = None
     _sweep: list[dict[str, Sequence[Any]]] = field(default_factory=list)
@@ -141,6 +144,26 @@ class Operator:
         if self.backward_operator is not None:
             self.backward_operator.plans.clear()
         return function
+
+    def exchange(self, axis: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Declares how the operator runs where a named axis is sharded that it reduces.
+
+        The decorated function is called on each rank with the `Ranks` that hold the shards and the arguments, plain
+        tensors: the shards of those that have the axis, the whole of the others. It returns the shards of results
+        that have the axis, and the whole of the others.
+
+        Raises:
+            AxisError: no tensor argument has such an axis.
+        """
+        if not any(getattr(each, "name", None) == axis for p in self.contract.tensors for each in p.type.axes):
+            raise AxisError(self.declaration.name, f"`exchange`: no tensor argument has an axis `{axis}`")
+
+        def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.exchange_of = axis, function
+            self.plans.clear()
+            return function
+
+        return keep
 
     def cost_of(self, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:
         """Returns the bytes that a call must move and the operations it must do, where known."""

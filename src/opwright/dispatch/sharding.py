@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +16,10 @@ import torch
 
 from opwright import _torch
 from opwright.dispatch.derived_gradient import place_for_node
+from opwright.dispatch.exchange import Ranks, exchange_rule
 from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.record import Operator
-from opwright.dispatch.reference import tensors_in
+from opwright.dispatch.reference import conforming, tensors_in
 from opwright.dispatch.registration import Registration
 from opwright.dispatch.sharding_rules import Rule, Signature, names, signature_of, word_of
 from opwright.errors import ShardingError
@@ -41,6 +42,7 @@ class Plan(NamedTuple):
         rules: for each axis of the mesh.
         takes_part: whether this rank belongs to the mesh.
         codes: the numbers of the choices among the arguments, with their places.
+        compute: what runs in place of the operator on each rank where these exchange numbers within the call.
     """
 
     mesh: Any
@@ -50,6 +52,7 @@ class Plan(NamedTuple):
     rules: tuple[Rule, ...]
     takes_part: bool
     codes: tuple[tuple[int, int], ...]
+    compute: Callable[[Sequence[Any]], Any] | None = None
 
 
 def has_sharded(values: Sequence[Any]) -> bool:
@@ -150,6 +153,8 @@ def run(operator: Operator, values: Sequence[Any], is_direct: bool = False) -> A
     if not plan.takes_part:
         device = next(tensors_in(local)).device
         made = pack([torch.empty(0, dtype=spec.tensor_meta.dtype, device=device) for spec in plan.outputs])
+    elif plan.compute is not None:
+        made = plan.compute(local)
     elif is_direct:
         for i, code in plan.codes:
             local[i] = code
@@ -272,8 +277,11 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
     for axis in range(mesh.ndim):
         now = [placements[axis] for placements in held]
         offered = operator.rules.offer(signature, tensors, now)
+        exchanged = exchange_rule(operator, signature, now)
         if is_differentiated:
             offered = [rule for rule in offered if is_differentiable(rule, signature)]
+        elif exchanged is not None:
+            offered = [exchanged, *offered]
         costs = [_cost(rule, now, tensors, mesh.size(axis), signature) for rule in offered]
         best = min(range(len(offered)), key=costs.__getitem__)
         if math.isinf(costs[best][0]):
@@ -299,7 +307,12 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
     moves = any(x.placements != p or h != x.placements for x, h, p in zip(tensors, held, inputs, strict=True))
     pairs = enumerate(zip(contract.parameters, values, strict=True))
     codes = tuple((i, p.choices.index(v)) for i, (p, v) in pairs if p.kind == "choice")
-    return Plan(mesh, inputs, moves, tuple(outputs), tuple(rules), mesh.get_coordinate() is not None, codes)
+    dims = tuple(axis for axis, rule in enumerate(rules) if rule.exchanges)
+    compute = None
+    if dims:
+        axis, function = operator.exchange_of
+        compute = conforming(contract, partial(function, Ranks(bindings.sizes[axis], mesh, dims)))
+    return Plan(mesh, inputs, moves, tuple(outputs), tuple(rules), mesh.get_coordinate() is not None, codes, compute)
 
 
 def _usual_order(tensor: DTensor) -> tuple[Placement, ...]:
@@ -378,6 +391,19 @@ def _stuck(
 
 
 # --- the derived gradient -----------------------------------------------------------------------------
+
+
+def redistribute(operator: Operator, values: Sequence[Any]) -> Sequence[Any]:
+    """Returns arguments with shards of reduced axes gathered; gradients flow through.
+
+    PyTorch's rules for the operators of a reference may fail on those.
+    """
+    if not has_sharded(values):
+        return values
+    values = place(operator, values)
+    plan = make_plan(operator, values, is_differentiated=True)
+    moved = [_redistribute(x, p) for x, p in zip(tensors_in(values), plan.inputs, strict=True)]
+    return signature_of(operator.contract, values).arrange(moved)
 
 
 def differentiate(

@@ -70,11 +70,13 @@ class Rule(NamedTuple):
         inputs: the placements of the tensors among the arguments, those of lists one by one.
         outputs: those of the results.
         needs_elements: whether every rank must have elements, as for a maximum.
+        exchanges: whether ranks exchange numbers within the call.
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     needs_elements: bool = False
+    exchanges: bool = False
 
     def describe(self, signature: Signature) -> str:
         """Returns the rule in words: `input Shard(0), bias Replicate -> output Shard(0)`."""
@@ -255,13 +257,13 @@ class Rules:
         if any(slot.parameter.mutated and p == t.Replicate() for slot, p in zip(slots, inputs, strict=True)):
             return None  # each rank would write its own part into what all share
         offset = inputs[at].dim - first
-        outputs = [self._shard_of(o, axis, offset, signature) for o in self._contract.outputs]
+        outputs = [self.shard_of(o, axis, offset, signature) for o in self._contract.outputs]
         if isinstance(axis, Variadic) and self._is_promised(axis, outputs):
             made = tuple(t.Partial() if p is None else p for p in outputs)
             return Rule(inputs, made)
         return self._prove(signature, inputs, outputs)
 
-    def _shard_of(self, output: Any, axis: Any, offset: int, signature: Signature) -> Placement | None:
+    def shard_of(self, output: Any, axis: Any, offset: int, signature: Signature) -> Placement | None:
         """Returns the placement of an output, None where it has no such axis."""
         t = names()
         if output.gradient_of in signature.absent:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
 from opwright._torch import find_simulation
 from opwright.contract.samples import Case
+from opwright.dispatch.exchange import exchange_rule
+from opwright.dispatch.fake import unpack
+from opwright.dispatch.reference import conforming
 from opwright.dispatch.sharding import gradient_of_input, is_differentiable
 from opwright.dispatch.sharding_rules import Rule, Signature, join, names, signature_of, split
 from opwright.errors import ShardingError
@@ -20,6 +27,7 @@ from opwright.verify.tensors import tensors_of
 
 _RANKS = {"default": (3,), "full": (2, 3)}  # shards on three are uneven, and some of them empty
 _CASES = {"default": 1, "full": 6}
+_MAX_WAIT_S = 60  # of one rank for the others
 
 
 def sharding(target: Target) -> Iterator[Finding]:
@@ -39,6 +47,8 @@ def sharding(target: Target) -> Iterator[Finding]:
         for ranks in _RANKS[target.effort]:
             for rule in rules:
                 yield _hold(target, case, rule, ranks, wanted)
+            if (exchange := exchange_rule(operator, signature)) is not None:
+                yield _hold_exchange(target, case, exchange, ranks, wanted)
         if target.effort == "full":
             yield from _simulate(target, case, rules, wanted)
 
@@ -116,6 +126,82 @@ def _hold(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> 
         ]
         message = _compare(target, signature, rule, calls, wanted)
     except Exception as error:  # whatever a kernel may raise on such parts
+        return Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
+    return Finding(label, message and message + _reason(signature, rule))
+
+
+class _Meeting:
+    """Ranks in threads, each with a part of the calls of the function of `@name.exchange`."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count)
+        self.given: list[Any] = [None] * count
+
+    def reduce(self, rank: int, how: str, numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+        joined = torch.stack(tuple(numbers))
+        self.given[rank] = how, joined
+        self.barrier.wait(_MAX_WAIT_S)
+        if len({(how, each.shape, each.dtype) for how, each in self.given}) > 1:
+            raise RuntimeError("the ranks exchange different things")
+        reduced = {"sum": torch.sum, "max": torch.amax}[how](torch.stack([each for _, each in self.given]), 0)
+        self.barrier.wait(_MAX_WAIT_S)
+        return reduced
+
+
+class _Rank(NamedTuple):
+    """What `Ranks` is to a rank of a meeting."""
+
+    meeting: _Meeting
+    rank: int
+    size: int
+    start: int
+
+    def sum(self, *numbers: torch.Tensor) -> Any:
+        made = self.meeting.reduce(self.rank, "sum", numbers)
+        return made.unbind() if len(numbers) > 1 else made[0]
+
+    def max(self, *numbers: torch.Tensor) -> Any:
+        made = self.meeting.reduce(self.rank, "max", numbers)
+        return made.unbind() if len(numbers) > 1 else made[0]
+
+
+def _hold_exchange(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> Finding:
+    """Runs the function of `@name.exchange` on the parts of all ranks at once.
+
+    Its gradient is an operator of its own, or that of whole rows.
+    """
+    operator = target.operator
+    contract, (_, function) = operator.contract, operator.exchange_of
+    signature = signature_of(contract, case.values)
+    label = f"{case}, {rule.describe(signature)}, exchanging among {ranks} ranks"
+    given = tensors_of(target.inputs(case))
+    pieces = [split(x, p, ranks) for x, p in zip(given, rule.inputs, strict=True)]
+    at = next(i for i, p in enumerate(rule.inputs) if isinstance(p, names().Shard))
+    sizes = [part.shape[rule.inputs[at].dim] for part in pieces[at]]
+    meeting = _Meeting(ranks)
+
+    def run(rank: int) -> SimpleNamespace:
+        try:
+            with torch.no_grad():
+                values = signature.arrange([each[rank].detach().clone() for each in pieces])
+                place = _Rank(meeting, rank, sum(sizes), sum(sizes[:rank]))
+                outputs = unpack(conforming(contract, partial(function, place))(values), contract)
+                return SimpleNamespace(results=[*outputs, *target.written(values)], gradients=[None] * len(given))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    try:
+        with ThreadPoolExecutor(ranks) as pool:
+            runs = [pool.submit(run, rank) for rank in range(ranks)]
+        failed = [each.exception() for each in runs if each.exception() is not None]
+        # A barrier is broken by the failure of another rank, or by one that never came.
+        for error in sorted(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            if isinstance(error, threading.BrokenBarrierError):
+                return Finding(label, "some ranks exchange numbers more often than others")
+            raise error
+        message = _compare(target, signature, rule, [each.result() for each in runs], wanted)
+    except Exception as error:  # whatever the function may raise on such parts
         return Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
     return Finding(label, message and message + _reason(signature, rule))
 

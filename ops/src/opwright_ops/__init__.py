@@ -1,5 +1,6 @@
 """Operators worth installing for themselves; each folder holds one, with its reference and kernels."""
 
+from opwright_ops import sharded_rows as sharded_rows  # declares how operators run on shards
 from opwright_ops.adamw import AdamW
 from opwright_ops.bias_gelu import bias_gelu
 from opwright_ops.cross_entropy import cross_entropy, logsumexp

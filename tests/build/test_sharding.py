@@ -63,6 +63,8 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "ensure_loaded", lambda operator, device: False)
 
 
+# How many rows an utterance has depends on the data, so the batch cannot be cut.
+WHOLE = {"opwright_ops::transducer_join", "opwright_ops::transducer_lattice"}
 # The validator calls again and again on arguments that `lstm_step` writes into.
 OWN = sorted(n for n, o in registry.operators.items() if n.startswith("opwright_ops::") and not o.contract.mutated)
 
@@ -81,7 +83,7 @@ def test_every_rule_of_opwright_ops_by_pytorch(name, without_kernels) -> None:
     signature = signature_of(operator.contract, values)
     rules = operator.rules.offer(signature, list(tensors_in(values)))
     absent = [o.gradient_of in signature.absent for o in operator.contract.outputs]
-    assert len(rules) > 1
+    assert len(rules) > 1 or name in WHOLE
     with ranks(2) as mesh:
         for rule in rules:
             assert all(p == R for p, is_absent in zip(rule.outputs, absent, strict=True) if is_absent)

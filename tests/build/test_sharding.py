@@ -64,7 +64,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # How many rows an utterance has depends on the data, so the batch cannot be cut.
-WHOLE = {"opwright_ops::transducer_join", "opwright_ops::transducer_lattice"}
+WHOLE = {f"opwright_ops::transducer_{name}" for name in ("columns", "join", "lattice")}
 # The validator calls again and again on arguments that `lstm_step` writes into.
 OWN = sorted(n for n, o in registry.operators.items() if n.startswith("opwright_ops::") and not o.contract.mutated)
 

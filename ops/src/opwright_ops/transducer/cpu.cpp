@@ -55,6 +55,24 @@ void check_labels(const View<const int64_t, 1>& labels, int64_t v) {
 
 }  // namespace
 
+void transducer_columns(View<const int64_t, 2> targets, View<const int64_t, 1> logit_lengths,
+                        View<const int64_t, 1> target_lengths, int64_t count, int64_t classes,
+                        int64_t frames, int64_t star_index, View<int64_t, 1> output) {
+  const Rows* all = rows_of_batch(count, targets.size(1), logit_lengths, target_lengths, frames);
+  for (int64_t row = 0; row < count; ++row) output(row) = classes + 1;
+  for (int64_t entry = 0; entry < targets.size(0); ++entry) {
+    const Rows& rows = all[entry];
+    for (int64_t u = 0; u < rows.positions; ++u) {
+      int64_t column = classes;
+      if (u < rows.positions - 1 && (star_index < 0 || targets(entry, u) != star_index)) {
+        const int64_t label = targets(entry, u);
+        column = 0 <= label && label < classes ? label : classes + 2;
+      }
+      for (int64_t t = 0; t < rows.frames; ++t) output(rows.at(t, u)) = column;
+    }
+  }
+}
+
 template <typename T>
 void transducer_scores(View<const T, 2> logits, View<const int64_t, 1> labels, int64_t blank,
                        View<double, 1> blank_score, View<double, 1> label_score,
@@ -347,6 +365,7 @@ void transducer_join_backward(View<const T, 2> grad_output, View<const T, 3> f, 
   });
 }
 
+OPWRIGHT_KERNEL(transducer_columns)
 OPWRIGHT_KERNEL(transducer_scores, float, double, opwright::half, opwright::bfloat16)
 OPWRIGHT_KERNEL(transducer_scores_backward, float, double, opwright::half, opwright::bfloat16)
 OPWRIGHT_KERNEL(transducer_lattice)

@@ -12,14 +12,18 @@ from opwright_ops.refusals import refuse, shown
 from opwright_ops.transducer.loss import (
     Reduction,
     check_targets,
-    columns_of,
     joint_lengths,
     reduce,
     sum_alignments,
     transducer_joint,
     transducer_loss,
 )
-from opwright_ops.transducer.op import check_lengths, transducer_scores, transducer_scores_backward
+from opwright_ops.transducer.op import (
+    check_lengths,
+    transducer_columns,
+    transducer_scores,
+    transducer_scores_backward,
+)
 
 # Elements of the logits that exist at a time; products of matrices are at full speed from some million on.
 MAX_LOGITS = 2**24
@@ -139,11 +143,11 @@ class _Call(NamedTuple):
         """Returns the labels of all rows, as `transducer_scores` takes them."""
         rows = sum(frames * (labels + 1) for frames, labels in self.lengths)
         star = self.options["star_index"]
-        return columns_of(*self.integers(), (rows,), v, 0, -1 if star is None else star)
+        return transducer_columns(*self.integers(), rows=rows, classes=v, star_index=-1 if star is None else star)
 
     def integers(self) -> tuple[Tensor, Tensor, Tensor]:
         device = self.targets.device
-        return self.targets, self.logit_lengths.to(device), self.target_lengths.to(device)
+        return self.targets.long(), self.logit_lengths.to(device).long(), self.target_lengths.to(device).long()
 
     def losses(self, blank_score: Tensor, label_score: Tensor) -> Tensor:
         options = {name: value for name, value in self.options.items() if name != "blank"}

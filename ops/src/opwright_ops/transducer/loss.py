@@ -11,8 +11,7 @@ from torch import Tensor
 from opwright_ops.refusals import refuse, shown
 from opwright_ops.transducer.op import (
     check_lengths,
-    labels_of_rows,
-    place_rows,
+    transducer_columns,
     transducer_join,
     transducer_lattice,
     transducer_scores,
@@ -91,9 +90,16 @@ def transducer_loss(
         labels=targets.shape[1],
         rows=shape[0] if packed else None,
     )
-    star = -1 if star_index is None else star_index
-    columns = columns_of(targets, logit_lengths, target_lengths, shape, logits.shape[-1], frames, star)
-    scores = transducer_scores(logits, columns, blank=blank)
+    columns = transducer_columns(
+        targets.long(),
+        logit_lengths.long(),
+        target_lengths.long(),
+        rows=math.prod(shape),
+        classes=logits.shape[-1],
+        frames=frames,
+        star_index=-1 if star_index is None else star_index,
+    )
+    scores = transducer_scores(logits, columns.reshape(shape), blank=blank)
     losses = sum_alignments(
         scores.blank_score.reshape(-1),
         scores.label_score.reshape(-1),
@@ -113,8 +119,9 @@ def transducer_loss(
 
 
 def check_on_cpu(subject: str, logit_lengths: Tensor, target_lengths: Tensor, **sizes: int | None) -> None:
-    """Checks lengths that can be read without waiting for a GPU."""
-    if logit_lengths.device.type == target_lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+    """Checks lengths that can be read without waiting for a GPU or another process."""
+    given = logit_lengths, target_lengths
+    if all(type(each) is Tensor and each.device.type == "cpu" for each in given) and not torch.compiler.is_compiling():
         check_lengths(subject, logit_lengths, target_lengths, **sizes)
 
 
@@ -137,25 +144,6 @@ def check_targets(subject: str, targets: Tensor, logit_lengths: Tensor, target_l
             axes = "[B, U]" if rank == 2 else "[B]"
             rows = [(key, shown(value)) for key, value in given.items()]
             refuse(ValueError, name, f"must be {axes}", *rows, subject=subject)
-
-
-def columns_of(
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    shape: tuple[int, ...],
-    v: int,
-    frames: int,
-    star_index: int,
-) -> Tensor:
-    """Returns the labels of all rows of logits, in their shape, as `transducer_scores` takes them."""
-    targets, logit_lengths, target_lengths = targets.long(), logit_lengths.long(), target_lengths.long()
-    places = place_rows(targets, logit_lengths, target_lengths, math.prod(shape), frames)
-    label, _ = labels_of_rows(targets, target_lengths, places)
-    is_unscored = (label == star_index) & (star_index >= 0)
-    is_unscored |= places.position >= target_lengths[places.entry]
-    label = torch.where((label < 0) | (label >= v), v + 2, label)  # an IndexError follows
-    return torch.where(places.is_used, torch.where(is_unscored, v, label), v + 1).reshape(shape)
 
 
 def sum_alignments(

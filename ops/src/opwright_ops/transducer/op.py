@@ -112,6 +112,47 @@ def labels_of_rows(targets: Tensor, target_lengths: Tensor, places: Places) -> t
     return torch.where(is_last, -1, label), padded[places.entry, places.position]
 
 
+@operator("opwright_ops::transducer_columns", autocast=None)
+def transducer_columns(
+    targets: Int64[Tensor, "b u"],
+    logit_lengths: Int64[Tensor, "b"],
+    target_lengths: Int64[Tensor, "b"],
+    *,
+    rows: int,
+    classes: int,
+    frames: int = 0,
+    star_index: int = -1,
+) -> Int64[Tensor, "rows"]:
+    """The label of each row as `transducer_scores` takes it.
+
+    Args:
+        rows: how many rows there are.
+        classes: the size of the vocabulary.
+        frames, star_index: as for `transducer_lattice`. The score of the label `star_index` is not needed.
+
+    Returns:
+        the label; `classes` where none follows, `classes` + 1 in rows that are not used, `classes` + 2 for labels
+        outside of the vocabulary.
+    """
+    check_rows("transducer_columns", targets, logit_lengths, target_lengths, rows, frames)
+    places = place_rows(targets, logit_lengths, target_lengths, rows, frames)
+    label, _ = labels_of_rows(targets, target_lengths, places)
+    is_unscored = (label == star_index) & (star_index >= 0)
+    is_unscored |= places.position >= target_lengths[places.entry]
+    label = torch.where((label < 0) | (label >= classes), classes + 2, label)
+    return torch.where(places.is_used, torch.where(is_unscored, classes, label), classes + 1)
+
+
+@transducer_columns.samples
+def transducer_columns_samples():
+    for (_, _, targets, *lengths), options in transducer_lattice_samples():
+        rows = int((lengths[0] * (lengths[1] + 1)).sum())
+        if options["frames"]:
+            rows = len(targets) * options["frames"] * (targets.shape[1] + 1)
+        given = {"frames": options["frames"], "star_index": options.get("star_index", -1)}
+        yield (targets, *lengths), {"rows": rows, "classes": 3, **given}
+
+
 class Lattice(NamedTuple):
     """The results of `transducer_lattice`."""
 
@@ -230,16 +271,7 @@ def _lay_out(
     penalties: tuple[float, float, int, float, int],
 ) -> _Grid:
     rows, width = len(blank_score), targets.shape[1] + 1
-    longest = check_lengths(
-        "transducer_lattice",
-        logit_lengths,
-        target_lengths,
-        frames=frames or rows,
-        labels=targets.shape[1],
-        rows=None if frames else rows,
-    )
-    if frames and rows != len(targets) * frames * width:
-        raise ValueError(f"there are {rows} rows, and {len(targets)} * {frames} * {width} are needed")
+    longest = check_rows("transducer_lattice", targets, logit_lengths, target_lengths, rows, frames)
     diagonals = longest + targets.shape[1]
     places = place_rows(targets, logit_lengths, target_lengths, rows, frames)
     scores = _penalize(blank_score, label_score, targets, logit_lengths, target_lengths, places, *penalties)
@@ -264,6 +296,18 @@ def _log_sum(a: Tensor, b: Tensor) -> Tensor:
     top = torch.where(top == -torch.inf, 0.0, top)
     total = torch.exp(a - top) + torch.exp(b - top)
     return torch.where(total == 0, -torch.inf, top + torch.where(total == 0, 1.0, total).log())
+
+
+def check_rows(
+    subject: str, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, rows: int, frames: int
+) -> int:
+    """Returns the frames of the longest utterance, or more, as `check_lengths` does; packed if `frames` is 0."""
+    b, u = targets.shape
+    if frames and rows != b * frames * (u + 1):
+        found = ("got", str(rows)), ("expected", f"{b} * {frames} * {u + 1}")
+        refuse(ValueError, "rows", "are not as many as the shapes make", *found, subject=subject)
+    sizes = {"frames": frames or rows, "labels": u, "rows": None if frames else rows}
+    return check_lengths(subject, logit_lengths, target_lengths, **sizes)
 
 
 def check_lengths(

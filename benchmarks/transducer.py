@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from opwright_ops import transducer_joint, transducer_loss, transducer_loss_fused
 from opwright_ops.transducer.op import transducer_lattice
-from summary import Figure, beside, update, write_raw
+from summary import write_raw
 from torch import Tensor
 
 from opwright.machine import machine_card
@@ -128,23 +128,6 @@ def peak_resident() -> int:
     return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
 
 
-def figures(result: dict[str, Any]) -> list[Figure]:
-    found = []
-    for row in result["rows"]:
-        own, *others = row["ms"]
-        name = f"{row['what']}, {row['direction']}: {row['shape']}, V={row['v']}, {row['dtype']}"
-        found.append(
-            Figure(name, row["ms"][own], "ms", beside=beside(row["ms"][own], {n: row["ms"][n] for n in others}))
-        )
-    for row in result["peaks"]:
-        own, *others = row["mib"]
-        name = f"{row['what']}, peak of a step: {row['shape']}, {row['dtype']}"
-        found.append(
-            Figure(name, row["mib"][own], "MiB", beside=beside(row["mib"][own], {n: row["mib"][n] for n in others}))
-        )
-    return found
-
-
 def main() -> None:
     rounds = int(sys.argv[1]) if sys.argv[1:] else 7
     torch.set_num_threads(THREADS)
@@ -165,7 +148,6 @@ def main() -> None:
     print(peaks[-1], flush=True)
     result = {"rows": rows, "peaks": peaks, "machine": builtins_of(machine_card())}
     write_raw("transducer", result)
-    update(__file__, figures(result), result["machine"])
 
 
 if __name__ == "__main__":

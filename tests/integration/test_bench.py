@@ -177,18 +177,39 @@ def test_an_input_that_does_not_fit_in_memory_is_left_out(monkeypatch: pytest.Mo
     monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
     monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
     options = {"dtypes": [torch.float32], "directions": ["forward"], "seconds": 0.0}
+    smaller = "`--axis` chooses smaller sizes, as `--axis n=256,1024`"
     record = opwright.bench(hungry, [], sweep={"n": [3, 4000, 5000, 5]}, **options)
     assert [m.case for m in record.measurements] == ["f32[3]", "f32[5]"]
     assert record.left_out == [
-        "forward x=f32[4000]: it does not fit in memory; `--axis` chooses other sizes",
-        "forward on 5,000 elements: it does not fit in memory; `--axis` chooses other sizes",
+        f"forward x=f32[4000]: it does not fit in memory; {smaller}",
+        f"forward on 5,000 elements: it does not fit in memory; {smaller}",
     ]
     monkeypatch.setattr(bench_measure, "free_memory", lambda: 2**10)
     record = opwright.bench(hungry, [], sweep={"n": [3, 400]}, **options)
-    assert record.left_out == ["forward on 400 elements: it does not fit in memory; `--axis` chooses other sizes"]
+    assert record.left_out == [f"forward on 400 elements: it does not fit in memory; {smaller}"]
     with pytest.raises(NotVerifiedError, match="forward on 400 elements: it does not fit in memory") as caught:
         opwright.bench(hungry, [], sweep={"n": [400]}, **options)
-    assert "--axis" in caught.value.hint
+    assert caught.value.hint == smaller
+
+
+def test_samples_that_do_not_fit_in_memory_are_not_sent_to_axis(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
+    monkeypatch.setattr(bench_measure, "free_memory", lambda: 2**14)
+    samples = [(torch.ones(3),), (torch.ones(40000),)]
+    options = {"directions": ["forward"], "seconds": 0.0}
+    record = opwright.bench(hungry, [], samples=samples, **options)
+    assert record.left_out == ["forward on 40,000 elements: it does not fit in memory; pass smaller samples"]
+    with pytest.raises(NotVerifiedError) as caught:
+        opwright.bench(hungry, [], samples=samples[1:], **options)
+    assert caught.value.hint == "pass smaller samples"
+    path = tmp_path / "linear_relu.py"
+    path.write_text(TASK.replace("randn(8, 16)", "randn(8000, 16)"))
+    with pytest.raises(NotVerifiedError) as caught:
+        opwright.bench(Task(path, path), [], **options)
+    assert caught.value.hint == "return smaller tensors from `get_inputs`"
 
 
 def test_what_no_check_applies_to_is_measured_with_a_warning() -> None:

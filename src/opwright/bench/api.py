@@ -164,16 +164,16 @@ def bench(
         on_start(record, len(inputs))
         run = _Run(inputs, call, baseline, against, settings, on_measurement)
         run.measure_all()
+        smaller = memory_hint(task or target, has_samples=samples is not None)
         if run.too_large and not any(i.visits for i in inputs):
-            hint = "`--axis` chooses sizes, as `--axis n=256,1024`" if samples is None else "pass smaller samples"
-            raise NotVerifiedError(name, run.too_large[0][1], hint=hint)
+            raise NotVerifiedError(name, run.too_large[0][1], hint=smaller)
         measured = [i for i in inputs if i.visits]
         if any(m.warnings or (not m.in_cache and m.roof_share > 1) for m in (i.measurement() for i in measured)):
             on_run("", "the limits of the machine")
             record.limits = settings.limits = measure_limits_again(place, machine, settings.limits)
             machine.copy_gb_s, machine.compute_gflops = record.limits.copy_gb_s, record.limits.gemm_gflops.get("f32")
         record.measurements = [i.measurement() for i in measured]
-        record.left_out = run.tell_left_out()
+        record.left_out = run.tell_left_out(smaller)
         if planned:
             record.host_us = host_times(call, baseline, settings)
     if operator is not None and any(m.direction != "forward" for m in record.measurements):
@@ -217,9 +217,9 @@ class _Run:
             self._try_compile()
         self._refine()
 
-    def tell_left_out(self) -> list[str]:
-        """Returns what was not measured, and why."""
-        told = [f"{why}; `--axis` chooses other sizes" for _, why in self.too_large]
+    def tell_left_out(self, smaller: str) -> list[str]:
+        """Returns what was not measured, and why; `smaller` says how to get smaller inputs."""
+        told = [f"{why}; {smaller}" for _, why in self.too_large]
         return [*told, *self._left_out]
 
     def _is_known_to_be_too_large(self, each: Input) -> bool:
@@ -315,6 +315,13 @@ def _warn(record: BenchRecord) -> list[str]:
 
 
 # --- what was asked -------------------------------------------------------------------------------------------
+
+
+def memory_hint(target: Any, *, has_samples: bool) -> str:
+    """Returns how to get inputs that need less memory; where inputs are given, `--axis` has no effect on them."""
+    if isinstance(target, Task):
+        return "return smaller tensors from `get_inputs`"
+    return "pass smaller samples" if has_samples else "`--axis` chooses smaller sizes, as `--axis n=256,1024`"
 
 
 def _list_samples(name: str, samples: Any) -> list[Any] | None:

@@ -21,7 +21,6 @@ from opwright.typed_json import decode
 
 RIVALS = ("eager", "compile")  # that have a name
 INTERRUPTED = 130  # as a shell has it of a program that SIGINT has ended
-_MEMORY_HINT = "`--axis` chooses smaller sizes, as `--axis n=256,1024`"
 _EVENT_SECONDS = 0.2  # between two events about the same call: each wakes the other process
 
 
@@ -132,7 +131,7 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
                 too_large = {**too_large, timed: ended.how}
                 watcher.say(f"skipped: {timed}: it {ended.how}; the other inputs are measured in a new process")
                 continue
-            error = ended.error(current.name, NotVerifiedError, _MEMORY_HINT)
+            error = ended.error(current.name, NotVerifiedError, current.memory_hint)
             watcher.say(f"error: {error}")
             code = 1
             who = ended.running.who
@@ -162,9 +161,11 @@ class Current:
         measured: its measurements, by the number of the input.
         inputs: how many there are.
         started: when it was.
+        memory_hint: how to get inputs that need less memory.
     """
 
     def __init__(self) -> None:
+        self.memory_hint = ""
         self.name, self.inputs, self.measured, self.started = "", 0, {}, time.monotonic()
         self._machine: dict[str, Any] = {}
         self._record: BenchRecord | None = None
@@ -174,6 +175,7 @@ class Current:
         if "operator" in event:
             self.name, self._machine, self._record = event["operator"], event["machine"], None
             self.measured, self.started = {}, time.monotonic()
+            self.memory_hint = event["memory_hint"]
         elif "started" in event:
             self._record, self.inputs = decoded(event["started"]), event["inputs"]
         elif "measured" in event:
@@ -211,6 +213,7 @@ def _one_line(error: OpwrightError) -> str:
 def answer(channel: Channel) -> None:
     """Answers one request."""
     request = channel.receive()
+    from opwright.bench.api import memory_hint
     from opwright.errors import BuildError, ContractError, KernelError
     from opwright.machine import machine_card
     from opwright.records import builtins_of
@@ -223,7 +226,8 @@ def answer(channel: Channel) -> None:
     _what(request)  # what is wrong with it is said before anything is verified
     for name in [name for name in targets if name not in request["skip"]]:
         channel.running("", "preparation")
-        channel.send(operator=name, machine=builtins_of(machine_card(device)))
+        hint = memory_hint(targets[name], has_samples=False)
+        channel.send(operator=name, machine=builtins_of(machine_card(device)), memory_hint=hint)
         try:
             answer_for(targets[name], request, channel)
         except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only

@@ -37,9 +37,6 @@ model = Tagger().eval()
 with torch.no_grad():
     batch = torch.export.Dim("batch")
     program = torch.export.export(model, (torch.randn(2, 10, 16),), dynamic_shapes=({0: batch},))
-    # It has no kernel for the CPU, and its reference is Python, so Inductor compiles what the reference does.
-    softmax = opwright_ops.softmax.operator
-    program = program.run_decompositions({softmax.public: softmax.declaration.reference})
     samples = [(input, model(input)) for input in (torch.randn(1, 10, 16), torch.randn(64, 10, 16))]
 torch._inductor.aoti_compile_and_package(
     program, package_path="model.pt2", inductor_configs={"post_grad_custom_post_pass": write_defaults}

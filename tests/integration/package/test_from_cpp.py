@@ -129,7 +129,7 @@ def test_aot_inductor(follow) -> None:
         (graph,) = (name for name in archive.namelist() if name.endswith(".wrapper.json"))
         calls = [call["node"]["target"] for call in json.loads(archive.read(graph))["nodes"]]
     # The model calls the operators, so that their kernels run: nothing else has these names without Python.
-    assert calls == ["opwright_ops::bias_gelu", *["opwright_ops::lstm_bidirectional"] * 2]
+    assert calls == ["opwright_ops::bias_gelu", *["opwright_ops::lstm_bidirectional"] * 2, "opwright_ops::softmax"]
     loaded = loaded_by(folder / "build/run_model")
     assert "opwright_ops/_opwright/library.so" in loaded
     assert ".wrapper.so" in loaded

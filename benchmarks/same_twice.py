@@ -38,6 +38,8 @@ REQUEST = {
     "measure_limits": False,
     "cpus": [],
     "mode": "pairs",
+    "candidate": "",
+    "timeout_s": 120.0,
 }
 
 # Each round waits for the one before it, so the time is that of the rounds.
@@ -66,11 +68,12 @@ SLOWER = (3, 10)  # percent
 
 
 def run(request: dict[str, Any], name: str, card: dict[str, Any], root: Path, tree: Path) -> dict[str, Any]:
-    from opwright.cli.base import Duel
+    from opwright.bench.versions import Duel
+    from opwright.bench.worker import Watcher
 
     started = time.time()
     operator = {"name": name, "machine": card, "device": "cpu"}
-    record = Duel(request, operator, "HEAD", root, tree, threads=1).run()
+    record = Duel(request, operator, "HEAD", root, tree, threads=1).run(Watcher())
     rows = [
         {
             "input": f"{row.direction} {row.case}",
@@ -85,7 +88,7 @@ def run(request: dict[str, Any], name: str, card: dict[str, Any], root: Path, tr
 
 def same(count: int, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields what is found of a version beside itself."""
-    from opwright.cli.base import checkout
+    from opwright.bench.versions import checkout
 
     with checkout(ROOT, "HEAD") as tree:
         for number in range(count):
@@ -102,7 +105,7 @@ def same(count: int, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def slower(count: int, percent: int, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields what is found of a version that is slower by so much, and whether it was seen."""
-    from opwright.cli.base import checkout
+    from opwright.bench.versions import checkout
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve() / "repository"

@@ -13,7 +13,7 @@ import pytest
 from fork_server import run_opwright
 from syrupy.assertion import SnapshotAssertion
 
-from opwright.cli.overview import VERBS
+from opwright.cli.overview import VERBS, overview
 from opwright.verify.checks import CHECKS
 
 OPERATOR = '''
@@ -354,3 +354,7 @@ def test_a_module_of_a_package_means_its_own_operators(command) -> None:
     listed = command("list", "opwright_ops.d_sigmoid").stdout
     assert "opwright_ops::d_sigmoid" in listed
     assert "bias_gelu" not in listed
+
+
+def test_the_overview_fits_80_columns() -> None:
+    assert max(map(len, overview().splitlines())) <= 80

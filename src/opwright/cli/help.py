@@ -35,7 +35,7 @@ _EXAMPLES = {
     "new": ("opwright new my_ops", "opwright new --op scale_shift"),
     "list": ("opwright list opwright_ops", "opwright list scale_shift.py --json"),
     "build": ("opwright build", "opwright build scale_shift.py --out reports"),
-    "verify": ("opwright verify scale_shift.py", "opwright verify opwright_ops.softmax::softmax --quick --out reports"),
+    "verify": ("opwright verify scale_shift.py", "opwright verify opwright_ops.softmax::softmax --out reports"),
     "bench": ("opwright bench scale_shift.py", "opwright bench scale_shift.py --axis n=1024,4096 --dtype bf16"),
     "report": ("opwright report reports", "opwright report reports --out page.html --svg pictures"),
     "inspect": ("opwright inspect scale_shift.py", "opwright inspect scale_shift.py --header --backend cuda"),

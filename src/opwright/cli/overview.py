@@ -1,5 +1,8 @@
 """The verbs and flags of the command, and the text that lists them."""
 
+import textwrap
+
+_WIDTH, _LABEL_WIDTH = 80, 23
 SUMMARY = "Write a PyTorch operator once: build it, check it, measure it."
 VERBS = {
     "new": "Write a project, or with --op an operator of one.",
@@ -27,8 +30,8 @@ FLAGS = {
 
 def overview() -> str:
     """Returns the text of `opwright --help`, which answers at once because it needs no parser."""
-    verbs = [f"  {name:<20} {text}" for name, text in VERBS.items()]
-    flags = [f"  {name:<20} {text}" for name, text in FLAGS.items()]
+    verbs = [_entry(name, text) for name, text in VERBS.items()]
+    flags = [_entry(name, text) for name, text in FLAGS.items()]
     target = "TARGET is an importable module, a file, or a folder with op.py; with ::name, one operator of it."
     return "\n".join(
         [
@@ -41,11 +44,18 @@ def overview() -> str:
             "",
             "Options of every command:",
             *flags,
-            f"  {'--version':<20} Print the version.",
-            f"  {'--install-completion':<20} Complete commands and options in this shell, or in bash, zsh or fish.",
-            f"  {'--cmake-dir':<20} Print the folder for CMake: cmake -Dopwright_DIR=FOLDER.",
+            _entry("--version", "Print the version."),
+            _entry("--install-completion", "Complete commands and options in this shell, or in bash, zsh or fish."),
+            _entry("--cmake-dir", "Print the folder for CMake: cmake -Dopwright_DIR=FOLDER."),
             "",
-            target,
+            textwrap.fill(target, _WIDTH),
             "`opwright COMMAND --help` says more about one.",
         ]
+    )
+
+
+def _entry(name: str, text: str) -> str:
+    indent = " " * _LABEL_WIDTH
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=f"  {name:<20} ", subsequent_indent=indent, break_on_hyphens=False
     )

@@ -26,9 +26,9 @@ using namespace opwright::triton;
 
 namespace {
 
-// Longer is a hang. The allocator of GCC's thread sanitizer is not prepared for a fork: a child hangs
-// in malloc if another thread held the allocator's mutex, once in some hundred forks. Such a hang
-// says nothing about the runtime, so that only the build without the sanitizer counts it.
+// Longer is a hang. The allocator of GCC's thread sanitizer is not prepared for a fork: a child
+// hangs in malloc if another thread held the allocator's mutex, once in some hundred forks. Such a
+// hang says nothing about the runtime, so that only the build without the sanitizer counts it.
 #ifdef __SANITIZE_THREAD__
 constexpr unsigned kSecondsOfChild = 30;
 constexpr bool kHangCounts = false;

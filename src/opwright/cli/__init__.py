@@ -43,7 +43,7 @@ def run() -> NoReturn:
         code = end.code
     if not isinstance(code, int) or "torch" not in sys.modules:
         sys.exit(code)
-    threading._shutdown()
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

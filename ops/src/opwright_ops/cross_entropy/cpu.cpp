@@ -58,15 +58,15 @@ void row_cross_entropy_backward(View<const double, 1> grad_loss, View<const T, 2
                                 View<T, 2> grad_logits) {
   check_targets(target, ignore_index, logits.size(1));
   const double evenly = label_smoothing / double(logits.size(1));
-  write_gradients(
-      opwright::with_adjacent_columns(logits), normalizer, grad_logits, [&](int64_t row) {
-        const double slope = z_loss != 0 ? 1 + 2 * z_loss * normalizer(row) : 1;
-        return RowGradient{.grad = grad_loss(row),
-                           .slope = slope,
-                           .shift = evenly,
-                           .columns = {{target(row), 1 - label_smoothing}},
-                           .is_zero = target(row) == ignore_index};
-      });
+  write_gradients(opwright::with_adjacent_columns(logits), normalizer, grad_logits,
+                  [&](int64_t row) {
+                    const double slope = z_loss != 0 ? 1 + 2 * z_loss * normalizer(row) : 1;
+                    return RowGradient{.grad = grad_loss(row),
+                                       .slope = slope,
+                                       .shift = evenly,
+                                       .columns = {{target(row), 1 - label_smoothing}},
+                                       .is_zero = target(row) == ignore_index};
+                  });
 }
 
 template <typename T>

@@ -45,7 +45,8 @@ Part<compute_t<T>> part_of(const T* row, int64_t n) {
 
 inline bool is_any_row(int64_t) { return true; }
 
-// Calls finish(row, log-sum-exp, sum of the elements) for each row that is used; others are not read.
+// Calls finish(row, log-sum-exp, sum of the elements) for each row that is used; others are not
+// read.
 template <bool kHasElements, typename T, typename Finish, typename IsUsed = bool (*)(int64_t)>
 void over_rows(const View<const T, 2>& rows, const Finish& finish,
                const IsUsed& is_used = is_any_row) {

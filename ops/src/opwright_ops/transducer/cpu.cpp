@@ -101,21 +101,21 @@ void transducer_scores_backward(View<const double, 1> grad_blank_score,
   const int64_t v = logits.size(1);
   blank = opwright::check_index(blank, v);
   check_labels(labels, v);
-  write_gradients(opwright::with_adjacent_columns(logits), normalizer, grad_logits,
-                  [&](int64_t row) {
-                    const int64_t label = labels(row);
-                    const bool is_labelled = label < v;
-                    const double of_blank = grad_blank_score(row);
-                    const double of_label = is_labelled ? grad_label_score(row) : 0;
-                    RowGradient gradient{.slope = -(of_blank + of_label), .is_zero = label == v + 1};
-                    gradient.grad = 1;
-                    gradient.columns[0] = {blank, -of_blank};
-                    if (label == blank)
-                      gradient.columns[0].subtracted -= of_label;
-                    else if (is_labelled)
-                      gradient.columns[1] = {label, -of_label};
-                    return gradient;
-                  });
+  write_gradients(
+      opwright::with_adjacent_columns(logits), normalizer, grad_logits, [&](int64_t row) {
+        const int64_t label = labels(row);
+        const bool is_labelled = label < v;
+        const double of_blank = grad_blank_score(row);
+        const double of_label = is_labelled ? grad_label_score(row) : 0;
+        RowGradient gradient{.slope = -(of_blank + of_label), .is_zero = label == v + 1};
+        gradient.grad = 1;
+        gradient.columns[0] = {blank, -of_blank};
+        if (label == blank)
+          gradient.columns[0].subtracted -= of_label;
+        else if (is_labelled)
+          gradient.columns[1] = {label, -of_label};
+        return gradient;
+      });
 }
 
 namespace {
@@ -157,8 +157,9 @@ void sum_ahead(const Steps& steps, const Rows& rows, int64_t entry, const View<d
 
 // Shares `grad` out among the steps of all alignments, from the start on: each row gives what comes
 // to it to its two steps, in the proportion of exp(step + sum ahead).
-void share_out(const Steps& steps, const Rows& rows, int64_t entry, const View<const double, 1>& beta,
-               double grad, const View<double, 1>& of_blank, const View<double, 1>& of_label) {
+void share_out(const Steps& steps, const Rows& rows, int64_t entry,
+               const View<const double, 1>& beta, double grad, const View<double, 1>& of_blank,
+               const View<double, 1>& of_label) {
   for (int64_t t = 0; t < rows.frames; ++t) {
     for (int64_t u = 0; u < rows.positions; ++u) {
       const int64_t row = rows.at(t, u);
@@ -186,10 +187,9 @@ void share_out(const Steps& steps, const Rows& rows, int64_t entry, const View<c
 
 void transducer_lattice(View<const double, 1> blank_score, View<const double, 1> label_score,
                         View<const int64_t, 2> targets, View<const int64_t, 1> logit_lengths,
-                        View<const int64_t, 1> target_lengths, int64_t frames,
-                        double delay_penalty, double eos_penalty, int64_t eos_index,
-                        double star_penalty, int64_t star_index, View<double, 1> loss,
-                        View<double, 1> beta) {
+                        View<const int64_t, 1> target_lengths, int64_t frames, double delay_penalty,
+                        double eos_penalty, int64_t eos_index, double star_penalty,
+                        int64_t star_index, View<double, 1> loss, View<double, 1> beta) {
   const int64_t count = blank_score.size(0), b = targets.size(0);
   const Rows* all = rows_of_batch(count, targets.size(1), logit_lengths, target_lengths, frames);
   const Steps steps{blank_score, label_score,  targets,   delay_penalty,
@@ -217,12 +217,12 @@ void transducer_lattice_backward(View<const double, 1> grad_loss, View<const dou
   const Steps steps{blank_score, label_score,  targets,   delay_penalty,
                     eos_penalty, star_penalty, eos_index, star_index};
   for (int64_t row = 0; row < count; ++row) grad_blank_score(row) = grad_label_score(row) = 0;
-  opwright::parallel_for(
-      b, opwright::grain_of(kCellElements * (count / b)), [&](int64_t begin, int64_t end) {
-        for (int64_t entry = begin; entry < end; ++entry)
-          share_out(steps, all[entry], entry, beta, -grad_loss(entry), grad_blank_score,
-                    grad_label_score);
-      });
+  opwright::parallel_for(b, opwright::grain_of(kCellElements * (count / b)),
+                         [&](int64_t begin, int64_t end) {
+                           for (int64_t entry = begin; entry < end; ++entry)
+                             share_out(steps, all[entry], entry, beta, -grad_loss(entry),
+                                       grad_blank_score, grad_label_score);
+                         });
 }
 
 namespace {
@@ -275,7 +275,9 @@ void with_activation(Activation activation, const Body& body) {
 }
 
 // Whether a row of an utterance lies within its lengths.
-bool is_used(const Rows& rows, int64_t t, int64_t u) { return t < rows.frames && u < rows.positions; }
+bool is_used(const Rows& rows, int64_t t, int64_t u) {
+  return t < rows.frames && u < rows.positions;
+}
 
 }  // namespace
 
@@ -284,8 +286,8 @@ void transducer_join(View<const T, 3> f, View<const T, 3> g, View<const int64_t,
                      View<const int64_t, 1> target_lengths, int64_t count, bool is_packed,
                      Activation activation, View<T, 2> output) {
   const int64_t b = f.size(0), frames = f.size(1), positions = g.size(1), h = f.size(2);
-  const Rows* all = rows_of_batch(count, positions - 1, logit_lengths, target_lengths,
-                                  is_packed ? 0 : frames);
+  const Rows* all =
+      rows_of_batch(count, positions - 1, logit_lengths, target_lengths, is_packed ? 0 : frames);
   for (int64_t entry = 0; entry < b; ++entry)
     check(all[entry].frames <= frames,
           "ValueError: `logit_lengths` must be at most the number of frames of `f`");
@@ -323,8 +325,8 @@ void transducer_join_backward(View<const T, 2> grad_output, View<const T, 3> f, 
   // cache, and each gradient is read once.
   constexpr int64_t kColumns = 64;
   const int64_t b = f.size(0), frames = f.size(1), positions = g.size(1), h = f.size(2);
-  const Rows* all = rows_of_batch(count, positions - 1, logit_lengths, target_lengths,
-                                  is_packed ? 0 : frames);
+  const Rows* all =
+      rows_of_batch(count, positions - 1, logit_lengths, target_lengths, is_packed ? 0 : frames);
   const Vectors<T> from_f = vectors_of(f), from_g = vectors_of(g);
   const View<const T, 2> grads = opwright::with_adjacent_columns(grad_output);
   for (int64_t i = 0; i < grad_f.numel(); ++i) grad_f.data()[i] = T(S(0));

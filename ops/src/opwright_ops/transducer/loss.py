@@ -38,8 +38,9 @@ def transducer_loss(
 ) -> Tensor:
     """The loss of a transducer (RNN-T): minus the log-probability of the targets, summed over all alignments.
 
-    The logits are read once forward, and read and written once backward; no log-softmax of their size is kept.
-    Padded logits behind the lengths are not read, and their gradient is 0.
+    On a CPU the logits are read once forward, and read and written once backward; no log-softmax of their size is
+    kept. On a GPU the operators of PyTorch compute the loss, and wait for the lengths. Padded logits behind the
+    lengths do not matter, and their gradient is 0.
 
     Args:
         logits: [B, T, U + 1, V]; packed, [sum of logit_lengths * (target_lengths + 1), V]: the rows of each
@@ -61,8 +62,7 @@ def transducer_loss(
         a number, or [B] where nothing is reduced; float64 for float64 logits, float32 otherwise.
 
     Raises:
-        ValueError: shapes or lengths do not fit, or `reduction` is unknown. On a GPU without a kernel the lengths
-            are checked too, which waits for the GPU.
+        ValueError: shapes or lengths do not fit, or `reduction` is unknown.
         IndexError: a target within its length, or `blank`, is outside of the vocabulary.
         TypeError: targets or lengths are not integers.
 

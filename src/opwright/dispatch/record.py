@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from opwright.contract.contract import Contract
 from opwright.contract.cost import Cost, default_cost
@@ -120,8 +121,18 @@ class Operator:
         self._sweep = [dict(each) for each in (*several, axes) if each]
 
     def cost(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Declares the cost of a call: a function of the arguments that returns `(bytes, flop)`."""
+        """Declares the cost of a call: a function of the arguments that returns `(bytes, flop)`.
+
+        `torch.utils.flop_counter` counts these operations as well.
+        """
         self._cost = function
+
+        def count(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+            return self.cost_of(self.arguments.normalize(*args, **kwargs), ()).flop or 0
+
+        packet = self.public.overloadpacket
+        flop_registry.pop(packet, None)  # of a declaration before this one
+        register_flop_formula(packet, get_raw=True)(count)
         return function
 
     def baseline(self, function: Callable[..., Any]) -> Callable[..., Any]:

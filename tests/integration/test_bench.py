@@ -476,6 +476,15 @@ def test_a_task_is_measured_as_it_is_verified(tmp_path: Path) -> None:
         opwright.bench(Task(path, path), ["eager"], seconds=0.0)
 
 
+def test_sizes_of_axes_are_refused_where_inputs_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "linear_relu.py"
+    path.write_text(TASK)
+    with pytest.raises(CheckError, match="a task has inputs of its own"):
+        opwright.bench(Task(path, path), ["eager"], sweep={"n": [11]}, seconds=0.0)
+    with pytest.raises(CheckError, match="omit `sweep`, or omit `samples`"):
+        opwright.bench(scale, samples=[(torch.ones(3), torch.ones(3))], sweep={"n": [11]}, seconds=0.0)
+
+
 def test_a_derived_gradient_is_noted_with_what_it_costs(capsys: pytest.CaptureFixture) -> None:
     options = {"seconds": 0.0, "sweep": {"batch": [(3,)], "n": [5]}, "dtypes": [torch.float32]}
     record = opwright.bench(scale, ["eager"], **options)

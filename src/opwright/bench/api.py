@@ -120,6 +120,10 @@ def bench(
             hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
         )
     samples = _list_samples(name, samples)
+    if samples is not None and sweep:
+        rule = "`--axis` chooses sizes of a sweep, and a task has inputs of its own" if task else "has inputs already"
+        hint = "return other sizes from `get_inputs`" if task else "omit `sweep`, or omit `samples`"
+        raise CheckError(name, rule, rows=[("axes", ", ".join(sweep))], hint=hint)
     for direction in directions or ():
         if direction not in DIRECTIONS:
             raise CheckError("bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))])

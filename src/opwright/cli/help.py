@@ -51,7 +51,9 @@ def make_app(name: str) -> App:
     """Returns the app of a command, with its help."""
     formatter = _Formatter()
     # Only a flag that is on by default has an opposite.
-    formatter.app = App(name=name, help_formatter=formatter, default_parameter=Parameter(negative=""))
+    formatter.app = App(
+        name=name, help_formatter=formatter, help_format="plaintext", default_parameter=Parameter(negative="")
+    )
     return formatter.app
 
 

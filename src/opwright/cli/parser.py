@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from opwright import __version__
 from opwright.cli.overview import FLAGS, SUMMARY, VERBS
 
-app = App(name="opwright", help=SUMMARY, version=__version__, help_formatter="plain")
+app = App(name="opwright", help=SUMMARY, version=__version__, help_formatter="plain", help_format="plaintext")
 app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False  # `main` says what happened
 for _verb, _text in VERBS.items():
     app.command(f"opwright.cli.{_verb}_command:{_verb}_app", name=_verb, help=_text)

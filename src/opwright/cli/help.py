@@ -40,10 +40,18 @@ _EXAMPLES = {
     "report": ("opwright report reports", "opwright report reports --out page.html --svg pictures"),
     "inspect": ("opwright inspect scale_shift.py", "opwright inspect scale_shift.py --header --backend cuda"),
     "wheel": ("opwright wheel", "opwright wheel --check dist/my_ops-*.whl"),
-    "pack": ("opwright pack record -- python serve.py", "opwright pack build manifest.json --out kernels.pack"),
+    "pack": ("opwright pack record -- python serve.py", "opwright pack build manifest.json --out app.opk"),
+    "pack list": ("opwright pack list app.opk", "opwright pack list app.opk --json"),
+    "pack diff": ("opwright pack diff old.opk new.opk",),
+    "pack embed": ("opwright pack embed app.opk --out app_pack.c",),
+    "pack tune": ("opwright pack tune manifest.json --out app.opk",),
+    "pack verify": ("opwright pack verify app.opk", "opwright pack verify app.opk --root ."),
     "doctor": ("opwright doctor", "opwright doctor build/_C.so"),
     "explain": ("opwright explain OPW104", "opwright explain"),
     "cache": ("opwright cache size", "opwright cache prune --days 7", "opwright cache prune --max-size 500MB"),
+    "cache clean": ("opwright cache clean", "opwright cache clean --cache-dir /tmp/builds"),
+    "cache dir": ("opwright cache dir", "ls $(opwright cache dir)"),
+    "cache size": ("opwright cache size", "opwright cache size --bytes"),
 }
 
 
@@ -97,7 +105,8 @@ class _Formatter:
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
         _print(console, *_filled(_plain(description), _width_of(console)), "")
-        examples = [e for e in _EXAMPLES.get(self.command.split(" ")[0], ()) if self.command in e]
+        of_verb = _EXAMPLES.get(self.command.split(" ")[0], ())
+        examples = _EXAMPLES.get(self.command) or [each for each in of_verb if self.command in each]
         if examples:
             _print(console, "Examples:", *(f"  $ {example}" for example in examples), "")
 

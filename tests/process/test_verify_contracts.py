@@ -62,6 +62,15 @@ def test_domains_hold() -> None:
     assert wrong.passed, wrong.failures  # differs on negative numbers only
 
 
+def test_inputs_that_the_reference_refuses_are_noted() -> None:
+    contract = "(x: Float[Tensor, '*b n']) -> Float[Tensor, '*b']"
+    record = verify(lambda x: x.max(-1).values, contract, lambda x: x.amax(-1), quick=True)
+    (note,) = record.notes
+    assert "refuses" in note
+    assert "empty n" in note
+    assert verify(lambda x: x.sum(-1), contract, lambda x: x.sum(-1), quick=True).notes == []
+
+
 @pytest.mark.parametrize(
     ("contract", "text"),
     [

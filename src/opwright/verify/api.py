@@ -31,7 +31,7 @@ from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.request import Request, list_samples, showing_warnings
 from opwright.verify.runner import Job, Result, Work, run_apart, run_here
-from opwright.verify.target import accepts, sweep_cases
+from opwright.verify.target import accepts, describe_refused, refusal_of, sweep_cases
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
 
@@ -97,8 +97,9 @@ def verify(
     if quick and full:
         raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
     effort = "full" if full else "default"
+    refused = ""
     if contract is not None:
-        samples, expand = _samples_of(contract, target, reference, samples, effort), False
+        (samples, refused), expand = _samples_of(contract, target, reference, samples, effort), False
     is_made = isinstance(target, Request)  # by `opwright.testing.suite`, for several runs
     request = target if is_made else Request(target, reference, list_samples(samples), effort, expand)
     work = Work(request, only, request.command)
@@ -124,7 +125,7 @@ def verify(
         effort=effort,
         only=only,
         in_process=in_process,
-        notes=_notes_on(request, chosen),
+        notes=[*_notes_on(request, chosen), *filter(None, [refused])],
     )
 
 
@@ -133,7 +134,7 @@ def _by_cause(failures: list[Failure]) -> list[Failure]:
     return sorted(failures, key=lambda failure: not failure.check.endswith("guard bands"))
 
 
-def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort: str) -> list[Any]:
+def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort: str) -> tuple[list[Any], str]:
     name = name_of(target)
     if isinstance(target, Task) or operator_of(target) is not None:
         raise CheckError(name, "`contract` is for a callable: an operator and a task have inputs of their own")
@@ -217,8 +218,8 @@ def _backends(results: Iterable[Result]) -> list[str]:
 _DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
 
 
-def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: str) -> list[Labelled]:
-    """Returns the inputs of a sweep over a contract, as far as the reference takes them.
+def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: str) -> tuple[list[Labelled], str]:
+    """Returns the inputs of a sweep over a contract, as far as the reference takes them, and a note on the others.
 
     Args:
         text: the parameters and the result of a function, as in Python.
@@ -240,7 +241,10 @@ def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: s
             rows=[("the first", str(cases[0])) if cases else ("inputs", "none")],
             hint="pass `samples`, or a contract with the reference's axes and domains",
         )
-    return [_make_sample(contract, case) for case in taken]
+    kept = set(map(id, taken))
+    refused = [case for case in cases if id(case) not in kept and contract.find_outside(case.values) is None]
+    note = describe_refused(name, refused, len(taken), refusal_of(call, refused[0])) if refused else ""
+    return [_make_sample(contract, case) for case in taken], note
 
 
 def _parse(text: str, name: str) -> Contract:

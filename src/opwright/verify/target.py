@@ -255,26 +255,16 @@ class Target:
         return self.operator is not None and not is_derived and self.contract.find_outside(case.values) is None
 
     def _refusal_of(self, case: Case) -> str:
-        """Returns what the reference raises on a case."""
-        try:
-            with torch.no_grad():
-                self.reference(copy_of(case.values))
-        except Exception as error:
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        return "nothing"
+        return refusal_of(self.reference, case)
 
     def tell_refused(self) -> str:
         """Returns on how many of its inputs nothing is checked, since the reference raises; "" if it takes all."""
         if not self.refused:
             return ""
-        first, count = self.refused[0], len(self.refused)
         owner = self._owner() or self.operator
         hint = "" if self.has_samples else f"; declare a domain, or `@{owner.declaration.name}.samples`"
-        return (
-            f"the reference of `{self.operator.declaration.name}` refuses {count} of "
-            f"{plural(count + len(self.cases()), 'input')}, so nothing is checked on "
-            f"{'it' if count == 1 else 'them'} (first: {first}: {self._refusal_of(first)}){hint}"
-        )
+        why = self._refusal_of(self.refused[0])
+        return describe_refused(self.operator.declaration.name, self.refused, len(self.cases()), why) + hint
 
     def _refuse_no_oracle(self, given: list[Case]) -> None:
         """Raises CheckError where the reference takes the samples, but not in float64: there is no oracle then."""
@@ -461,6 +451,25 @@ class Target:
                 case.label.startswith("sample") and ALL_SIZES not in case.label
             )  # of 1e31 there are no finite differences
         ][:6]
+
+
+def refusal_of(reference: Callable[[Sequence[Any]], Any], case: Case) -> str:
+    """Returns what a reference raises on a case."""
+    try:
+        with torch.no_grad():
+            reference(copy_of(case.values))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return "nothing"
+
+
+def describe_refused(name: str, refused: Sequence[Case], accepted: int, why: str) -> str:
+    """Returns on how many inputs nothing is checked, since the reference raises; `why` is what it raises on the first."""
+    count = len(refused)
+    return (
+        f"the reference of `{name}` refuses {count} of {plural(count + accepted, 'input')}, so nothing is checked on "
+        f"{'it' if count == 1 else 'them'} (first: {refused[0]}: {why})"
+    )
 
 
 def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:

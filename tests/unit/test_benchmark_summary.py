@@ -61,6 +61,17 @@ def test_the_figures_of_the_readme_are_in_the_summary(summary: ModuleType) -> No
     assert f"{float(cudnn):.1f}" == theirs
 
 
+def test_the_picture_of_the_readme_shows_the_summary(summary: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "picture", raising=False)
+    import picture
+
+    shown = picture.PICTURE.read_text()
+    assert shown == picture.draw()
+    assert f"]({picture.PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    (row,) = [row for row in summary.read() if row["figure"] == "cold build, torch load_inline"]
+    assert f"load_inline {float(row['value']):.0f} s" in shown
+
+
 def test_raw_results_are_not_tracked() -> None:
     raw = "benchmarks/results/raw/toolkit.json"
     assert subprocess.run(["git", "-C", str(ROOT), "check-ignore", "--quiet", raw]).returncode == 0

@@ -101,7 +101,9 @@ def write_pages() -> None:
             text = with_fields(text)
         if page == Path("index.md"):
             measured = re.search(r"^## Measured\n\n(.*?)\n\n(?=^## )", (ROOT / "README.md").read_text(), re.M | re.S)
-            text = text.replace("The [README](../README.md#measured) has the table.", measured[1].replace("](", "](../"))
+            text = text.replace(
+                "The [README](../README.md#measured) has the table.", measured[1].replace("](", "](../")
+            )
         write(page, relink(text, source, page) + example_files(source))
 
 

@@ -35,18 +35,22 @@ class Pair(NamedTuple):
 
 
 PAIRS = [
-    Pair("first build of a kernel", "toolkit", "cold build, d_sigmoid inline", "load_inline", "cold build, torch load_inline"),
-    Pair("one source of ten edited", "extensions", "one of ten changed, opwright", "cpp_extension", "one of ten changed, torch"),
+    Pair("first build of a kernel", "toolkit", "cold build, d_sigmoid inline",
+         "load_inline", "cold build, torch load_inline"),
+    Pair("one source of ten edited", "extensions", "one of ten changed, opwright",
+         "cpp_extension", "one of ten changed, torch"),
     Pair("call", "toolkit", "call, opwright", "custom_op", "call, custom_op"),
-    Pair("call that records a gradient", "toolkit", "call, opwright, gradient", "custom_op", "call, custom_op, gradient"),
+    Pair("call that records a gradient", "toolkit", "call, opwright, gradient",
+         "custom_op", "call, custom_op, gradient"),
     Pair("bias + GELU, bf16[8192, 4096], H200", "bias_gelu_cuda",
          "bf16[8192, 4096] bf16[4096] approximate='tanh', forward", "torch.compile", "compile"),
-    Pair("LSTM step, bf16, H=1024, B=32, H200", "lstm_cuda", "bfloat16 H=1024 B=32 T=1024, forward", "cuDNN", "nn.LSTM"),
+    Pair("LSTM step, bf16, H=1024, B=32, H200", "lstm_cuda", "bfloat16 H=1024 B=32 T=1024, forward",
+         "cuDNN", "nn.LSTM"),
 ]  # fmt: skip
 
 
 def draw() -> str:
-    """Returns the picture as SVG; each row has a scale of its own, on which the slower time is as long as all others."""
+    """Returns the picture as SVG. Each row has a scale of its own: the longer bars are all of one length."""
     rows = {(row["script"], row["figure"]): row for row in read()}
     lines = []
     for i, pair in enumerate(PAIRS):

@@ -48,9 +48,8 @@ _MEMORY_SHARE = 0.75  # of the free memory when the process starts
 _TOOK_MEMORY = "took more than"
 _PR_SET_PDEATHSIG = 1
 _COUNTER_BYTES = 8
-_PIPE_BYTES = (
-    2**20
-)  # the most that Linux gives every user; without more than its 64 KiB, workers wait for a busy reader
+# The most that Linux gives every user. With its default of 64 KiB, workers would wait for a busy reader.
+_PIPE_BYTES = 2**20
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ def test_an_input_that_takes_all_memory_is_skipped_and_the_others_are_measured(r
     (found,) = json.loads(result.stdout)
     assert (found["refused"], [m["case"] for m in found["measurements"]]) == ("", ["f32[4320]"])
     assert found["left_out"] == [
-        "forward x=f32[4321]: it took more than 1.5 GiB of memory; `--axis` chooses smaller sizes, as `--axis n=256,1024`",
+        "forward x=f32[4321]: it took more than 1.5 GiB of memory; "
+        "`--axis` chooses smaller sizes, as `--axis n=256,1024`",
         "forward on 4,322 elements: it does not fit in memory; `--axis` chooses smaller sizes, as `--axis n=256,1024`",
     ]
 

@@ -121,7 +121,11 @@ def bench(
         )
     samples = _list_samples(name, samples)
     if samples is not None and sweep:
-        rule = "`--axis` chooses sizes of a sweep, and a task has inputs of its own" if task else "has inputs already"
+        rule = (
+            "`--axis` chooses sizes of a sweep, and a task has inputs of its own"
+            if task
+            else "`sweep` has no effect beside `samples`"
+        )
         hint = "return other sizes from `get_inputs`" if task else "omit `sweep`, or omit `samples`"
         raise CheckError(name, rule, rows=[("axes", ", ".join(sweep))], hint=hint)
     for direction in directions or ():

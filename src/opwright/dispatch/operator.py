@@ -72,7 +72,7 @@ def operator(
 
     Returns:
         A decorator. The decorated function calls the operator; its attributes `backward`, `samples`,
-        `sweep`, `cost`, `baseline`, `sharding` and `exchange` say more about it, `operator` is the `Operator` behind it.
+        `sweep`, `cost`, `baseline`, `sharding`, `exchange` say more about it, `operator` is the `Operator` behind it.
 
     Raises:
         DeclarationError: the declaration cannot be honoured; the subclass says why.

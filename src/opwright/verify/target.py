@@ -464,7 +464,7 @@ def refusal_of(reference: Callable[[Sequence[Any]], Any], case: Case) -> str:
 
 
 def describe_refused(name: str, refused: Sequence[Case], accepted: int, why: str) -> str:
-    """Returns on how many inputs nothing is checked, since the reference raises; `why` is what it raises on the first."""
+    """Returns on how many inputs nothing is checked, since the reference raises; `why` is its error on the first."""
     count = len(refused)
     return (
         f"the reference of `{name}` refuses {count} of {plural(count + accepted, 'input')}, so nothing is checked on "

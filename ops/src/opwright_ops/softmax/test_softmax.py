@@ -1,4 +1,4 @@
-"""softmax where the generic suite does not look: any axis, rows without a maximum, long rows, and the whole of verify."""
+"""softmax where the generic suite does not look: any axis, rows without a maximum, long rows; and all of verify."""
 
 from __future__ import annotations
 

@@ -107,8 +107,7 @@ void transducer_scores_backward(View<const double, 1> grad_blank_score,
         const bool is_labelled = label < v;
         const double of_blank = grad_blank_score(row);
         const double of_label = is_labelled ? grad_label_score(row) : 0;
-        RowGradient gradient{.slope = -(of_blank + of_label), .is_zero = label == v + 1};
-        gradient.grad = 1;
+        RowGradient gradient{.grad = 1, .slope = -(of_blank + of_label), .is_zero = label == v + 1};
         gradient.columns[0] = {blank, -of_blank};
         if (label == blank)
           gradient.columns[0].subtracted -= of_label;

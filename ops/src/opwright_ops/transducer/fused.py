@@ -188,8 +188,7 @@ class _FusedLoss(torch.autograd.Function):
             losses = call.losses(blank_score, label_score)
         of_blank, of_label = torch.autograd.grad(losses, (blank_score, label_score), grad_losses)
         wide = torch.promote_types(f.dtype, torch.float32)
-        grads = [torch.zeros_like(x, dtype=wide) for x in (f, g, weight)]
-        grad_f, grad_g, grad_weight = grads
+        grad_f, grad_g, grad_weight = (torch.zeros_like(x, dtype=wide) for x in (f, g, weight))
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         for block in call.blocks(len(weight)):
             total = call.sum_joint(f, g, block)

@@ -75,7 +75,7 @@ def transducer_loss(
         logits, targets = logits[None], targets[None]
         logit_lengths, target_lengths = logit_lengths.reshape(1), target_lengths.reshape(1)
     check_targets("transducer_loss", targets, logit_lengths, target_lengths)
-    frames = 0 if packed else logits.shape[1] if logits.ndim == 4 else -1
+    frames = 0 if packed or logits.ndim != 4 else logits.shape[1]
     shape = tuple(logits.shape[:-1])
     expected = (shape[0],) if packed else (len(targets), frames, targets.shape[1] + 1)
     if shape != expected:
@@ -153,15 +153,12 @@ def sum_alignments(
     logit_lengths: Tensor,
     target_lengths: Tensor,
     *,
-    frames: int,
-    delay_penalty: float,
-    eos_penalty: float,
     eos_index: int | None,
-    star_penalty: float,
     star_index: int | None,
     fastemit: float,
+    **options: Any,
 ) -> Tensor:
-    """Returns the loss of each utterance, in float64."""
+    """Returns the loss of each utterance, in float64; the other options are those of `transducer_lattice`."""
     if fastemit:
         label_score = _ScaledGradient.apply(label_score, 1 + fastemit)
     return transducer_lattice(
@@ -170,12 +167,9 @@ def sum_alignments(
         targets.long(),
         logit_lengths.long(),
         target_lengths.long(),
-        frames=frames,
-        delay_penalty=delay_penalty,
-        eos_penalty=eos_penalty,
         eos_index=-1 if eos_index is None else eos_index,
-        star_penalty=star_penalty,
         star_index=-1 if star_index is None else star_index,
+        **options,
     ).loss
 
 

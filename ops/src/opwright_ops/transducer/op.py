@@ -79,13 +79,12 @@ transducer_scores.sweep(rows=[(64,), (1024,)], v=[33, 1024])
 
 
 class Places(NamedTuple):
-    """Where each row lies, as indices [rows], whether it is used, and how many rows its frame has."""
+    """Where each row lies, as indices [rows], and whether it is used."""
 
     entry: Tensor
     frame: Tensor
     position: Tensor
     is_used: Tensor
-    width: Tensor
 
 
 def place_rows(targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, rows: int, frames: int) -> Places:
@@ -101,7 +100,7 @@ def place_rows(targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, r
         rest, width = at - (ends - sizes)[entry], (target_lengths + 1)[entry]
     frame, position = rest // width, rest % width
     is_used = (frame < logit_lengths[entry]) & (position <= target_lengths[entry])
-    return Places(entry, frame, position, is_used, width)
+    return Places(entry, frame, position, is_used)
 
 
 def labels_of_rows(targets: Tensor, target_lengths: Tensor, places: Places) -> tuple[Tensor, Tensor]:

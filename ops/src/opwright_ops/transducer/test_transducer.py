@@ -331,9 +331,7 @@ def test_fused(monkeypatch: pytest.MonkeyPatch, most: int, activation: str | Non
     options = {"blank": 1, "fastemit": 0.1, "star_index": 5, "delay_penalty": 0.1, "reduction": "none"}
     logits = F.linear(join(f, g, activation)[:, :5], weight, bias)
     wanted = transducer_loss(logits, targets, FRAMES, LABELS, **options)
-    found = transducer_loss_fused(
-        f, g, weight, bias, targets, FRAMES, LABELS, activation=activation, **options
-    )  # fmt: skip
+    found = transducer_loss_fused(f, g, weight, bias, targets, FRAMES, LABELS, activation=activation, **options)
     torch.testing.assert_close(found, wanted)
     seed = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     torch.testing.assert_close(torch.autograd.grad(found, parts, seed), torch.autograd.grad(wanted, parts, seed))

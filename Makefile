@@ -28,7 +28,8 @@ test-all: .venv/tests
 # turns on one GPU; those that measure it, or end work on it, run alone.
 GPU_PYTEST = OMP_WAIT_POLICY=passive PYTHONPATH=$(CURDIR)/src:$(CURDIR)/ops/src$${PYTHONPATH:+:$$PYTHONPATH} \
   $(PYTHON) -m pytest -v
-GPU_TESTS := tests/gpu tests/process/test_verify_cuda.py tests/integration/examples ops/src/opwright_ops/cross_entropy
+GPU_TESTS := tests/gpu tests/process/test_verify_cuda.py tests/integration/examples \
+  $(addprefix ops/src/opwright_ops/,adamw cross_entropy norm rope softmax transducer)
 GPU_WORKERS ?= 8
 
 test-gpu: test-gpu-shared test-gpu-alone

@@ -15,17 +15,20 @@ import opwright
 from opwright_ops.adamw import AdamW
 from opwright_ops.adamw.op import adamw_, adamw_bfloat16_state_, adamw_float32_state_, random_words
 
+# Each test runs on a CPU and on a GPU.
+pytestmark = pytest.mark.usefixtures("device")
+
 # No elements, one, beside vectors, more than a chunk of a thread.
 SHAPES = [(0,), (), (3,), (7, 11), (64, 33), (9000,)]
 
 
 def parameters(dtype: torch.dtype = torch.float32, shapes: list[Any] = SHAPES) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
 
 
 def give_gradients(params: list[nn.Parameter], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     for param in params:
         param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
 
@@ -399,7 +402,8 @@ def test_a_group_that_rounds_at_random_has_a_seed() -> None:
 @pytest.mark.parametrize(
     "op", [adamw_, adamw_float32_state_, adamw_bfloat16_state_], ids=["same", "float32", "bfloat16"]
 )
-def test_verify(op: Any) -> None:
-    record = opwright.verify(op)
+def test_verify(op: Any, device: str) -> None:
+    with torch.device("cpu"):
+        record = opwright.verify(op, devices=[device])
     assert record.passed, record.failures
-    assert record.backends == ["cpu"]
+    assert device in record.backends

@@ -7,43 +7,138 @@
 using namespace opwright_ops;
 using opwright::with_adjacent_columns;
 
+namespace {
+
+struct Normalizer {
+  static constexpr bool kHasElements = false, kSkipsRows = false;
+  View<double, 1> output;
+  template <typename T>
+  __device__ OPWRIGHT_INLINE void operator()(int64_t row, const T*, double value, double) const {
+    output(row) = value;
+  }
+};
+
+template <bool kIsSmoothed>
+struct Loss {
+  static constexpr bool kHasElements = kIsSmoothed, kSkipsRows = false;
+  int64_t n;
+  View<const int64_t, 1> target;
+  int64_t ignore_index;
+  double label_smoothing, z_loss;
+  View<double, 1> loss, normalizer;
+
+  template <typename T>
+  __device__ OPWRIGHT_INLINE void operator()(int64_t row, const T* from, double value,
+                                             double elements) const {
+    normalizer(row) = value;
+    const int64_t at = target(row);
+    double found = 0;
+    if (at != ignore_index) {
+      assert(0 <= at && at < n && "a target is neither a class nor ignore_index");
+      found = value - (1 - label_smoothing) * double(compute_t<T>(from[at]));
+      if constexpr (kIsSmoothed) found -= label_smoothing * (elements / double(n));
+      if (z_loss != 0) found += z_loss * value * value;
+    }
+    loss(row) = found;
+  }
+};
+
+template <typename S>
+struct NormalizerGradient {
+  static constexpr int kColumns = 0;
+  static constexpr bool kSkipsRows = false;
+  View<const double, 1> grad, normalizer;
+  __device__ OPWRIGHT_INLINE RowGradient<S> of(int64_t row) const {
+    return {.normalizer = normalizer(row), .grad = S(grad(row)), .slope = 1};
+  }
+};
+
+template <typename S>
+struct LossGradient {
+  static constexpr int kColumns = 1;
+  static constexpr bool kSkipsRows = false;
+  View<const double, 1> grad, normalizer;
+  View<const int64_t, 1> target;
+  int64_t ignore_index;
+  S shift, at_target;
+  double z_loss;
+  __device__ OPWRIGHT_INLINE RowGradient<S> of(int64_t row) const {
+    const double value = normalizer(row);
+    const int64_t at = target(row);
+    return {.normalizer = value,
+            .grad = S(grad(row)),
+            .slope = z_loss != 0 ? S(1 + 2 * z_loss * value) : S(1),
+            .shift = shift,
+            .at = {at},
+            .minus = {at_target},
+            .is_zero = at == ignore_index};
+  }
+};
+
+constexpr int kTotalThreads = 1024;
+
+// The sum of a row of losses, or their mean over those that have a target, in a fixed order.
+__global__ void __launch_bounds__(kTotalThreads)
+    total_kernel(View<const double, 2> loss, View<const int64_t, 2> target, int64_t ignore_index,
+                 bool is_mean, double* total, double* weight) {
+  __shared__ double parts[2][kTotalThreads / kWarp];
+  opwright::let_next_start();  // waits for the kernel in front, too
+  const int64_t i = blockIdx.x;
+  double sum = 0, count = 0;
+  for (int64_t row = threadIdx.x; row < loss.size(1); row += kTotalThreads) {
+    sum += loss(i, row);
+    count += target(i, row) != ignore_index;
+  }
+  sum = opwright::warp_sum(sum), count = opwright::warp_sum(count);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  if (lane == 0) parts[0][warp] = sum, parts[1][warp] = count;
+  __syncthreads();
+  if (warp != 0) return;
+  sum = opwright::warp_sum(parts[0][lane]), count = opwright::warp_sum(parts[1][lane]);
+  if (lane != 0) return;
+  total[i] = is_mean ? sum / count : sum;
+  weight[i] = is_mean ? 1 / count : 1;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    spread_kernel(View<const double, 1> grad_total, View<const double, 1> weight, int64_t n,
+                  int64_t count, double* grad_loss) {
+  opwright::let_next_start();  // waits for the kernel in front, too
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at < count) grad_loss[at] = grad_total(at / n) * weight(at / n);
+}
+
+}  // namespace
+
 template <typename T>
 void row_logsumexp(View<const T, 2> input, View<double, 1> output, cudaStream_t stream) {
-  launch_forward(Forward<T>{.rows = input.size(0),
-                            .n = input.size(1),
-                            .input = rows_of(with_adjacent_columns(input)),
-                            .normalizer = output.data()},
-                 stream);
+  launch_forward(with_adjacent_columns(input), Normalizer{output}, stream);
 }
 
 template <typename T>
 void row_logsumexp_backward(View<const double, 1> grad_output, View<const T, 2> input,
                             View<const double, 1> output, View<T, 2> grad_input,
                             cudaStream_t stream) {
-  launch_backward(Backward<T>{.rows = input.size(0),
-                              .n = input.size(1),
-                              .input = rows_of(with_adjacent_columns(input)),
-                              .output = rows_of(grad_input),
-                              .grad = grad_output,
-                              .normalizer = output},
-                  stream);
+  launch_backward(with_adjacent_columns(input), grad_input,
+                  NormalizerGradient<compute_t<T>>{grad_output, output}, stream);
 }
 
 template <typename T>
 void row_cross_entropy(View<const T, 2> logits, View<const int64_t, 1> target, int64_t ignore_index,
                        double label_smoothing, double z_loss, View<double, 1> loss,
                        View<double, 1> normalizer, cudaStream_t stream) {
-  launch_forward(Forward<T>{.rows = logits.size(0),
-                            .n = logits.size(1),
-                            .input = rows_of(with_adjacent_columns(logits)),
-                            .normalizer = normalizer.data(),
-                            .loss = loss.data(),
-                            .target = target.data(),
-                            .target_stride = target.stride(0),
-                            .ignore_index = ignore_index,
-                            .label_smoothing = label_smoothing,
-                            .z_loss = z_loss},
-                 stream);
+  const auto start = [&]<bool kIsSmoothed>() {
+    launch_forward(with_adjacent_columns(logits),
+                   Loss<kIsSmoothed>{.n = logits.size(1),
+                                     .target = target,
+                                     .ignore_index = ignore_index,
+                                     .label_smoothing = label_smoothing,
+                                     .z_loss = z_loss,
+                                     .loss = loss,
+                                     .normalizer = normalizer},
+                   stream);
+  };
+  label_smoothing != 0 ? start.template operator()<true>() : start.template operator()<false>();
 }
 
 template <typename T>
@@ -51,19 +146,16 @@ void row_cross_entropy_backward(View<const double, 1> grad_loss, View<const T, 2
                                 View<const int64_t, 1> target, View<const double, 1> normalizer,
                                 int64_t ignore_index, double label_smoothing, double z_loss,
                                 View<T, 2> grad_logits, cudaStream_t stream) {
+  using S = compute_t<T>;
   const double evenly = label_smoothing / double(logits.size(1));
-  launch_backward(Backward<T>{.rows = logits.size(0),
-                              .n = logits.size(1),
-                              .input = rows_of(with_adjacent_columns(logits)),
-                              .output = rows_of(grad_logits),
-                              .grad = grad_loss,
-                              .normalizer = normalizer,
-                              .target = target.data(),
-                              .target_stride = target.stride(0),
-                              .ignore_index = ignore_index,
-                              .shift = compute_t<T>(evenly),
-                              .at_target = compute_t<T>(evenly + 1 - label_smoothing),
-                              .z_loss = z_loss},
+  launch_backward(with_adjacent_columns(logits), grad_logits,
+                  LossGradient<S>{.grad = grad_loss,
+                                  .normalizer = normalizer,
+                                  .target = target,
+                                  .ignore_index = ignore_index,
+                                  .shift = S(evenly),
+                                  .at_target = S(evenly + 1 - label_smoothing),
+                                  .z_loss = z_loss},
                   stream);
 }
 

@@ -20,10 +20,13 @@ using opwright::rows_of;
 using opwright::RowsOf;
 using opwright::View;
 
-constexpr int kThreads = 256;  // of a block that adds up one row
-constexpr int kAtOnce = 2;     // packs that a thread loads together, while it adds up those before
+constexpr int kThreads = 256;       // of a block that adds up one row
+constexpr int kWarpPacks = 1024;    // of the longest row that a warp adds up
+constexpr int kShortThreads = 128;  // of a block that adds up several rows
+constexpr int kMinLanes = 8;        // of a row: as many as elements that are not in a pack
+constexpr int kAtOnce = 2;  // packs that a thread loads together, while it adds up those before
 constexpr int kGradientThreads = 128;
-constexpr int kGradientPacks = 2;  // of a thread, all loaded before the first is used
+constexpr int kGradientPacks = 4;  // of a thread, all loaded before the first is used
 constexpr int64_t kMaxGridY = 32768;
 
 template <typename S>
@@ -80,11 +83,13 @@ struct Sums {
   }
 };
 
-// Joins the sums of the lanes of a warp, in a fixed order; every lane gets it.
+// Joins the sums of `count` adjacent lanes of a warp (a power of two), in a fixed order; each of
+// them gets it. All lanes of the warp must call it.
 template <typename S, bool kHasElements>
-__device__ OPWRIGHT_INLINE void merge_lanes(Sums<S, kHasElements>& sums) {
+__device__ OPWRIGHT_INLINE void merge_lanes(Sums<S, kHasElements>& sums, int count) {
   OPWRIGHT_UNROLL
   for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+    if (lanes >= count) continue;
     Sums<S, kHasElements> other;
     other.origin = __shfl_xor_sync(0xffffffffu, sums.origin, lanes);
     other.exponentials = __shfl_xor_sync(0xffffffffu, sums.exponentials, lanes);
@@ -150,79 +155,65 @@ __device__ OPWRIGHT_INLINE Sums<compute_t<T>, kHasElements> sums_of(const T* row
   return sums;
 }
 
-template <typename T>
-struct Forward {
-  int64_t rows, n;
-  RowsOf<const T> input;
-  double* normalizer;
-  // For a cross-entropy; null where only the normalizer is asked for.
-  double* loss;
-  const int64_t* target;
-  int64_t target_stride, ignore_index;
-  double label_smoothing, z_loss;
-};
-
-template <bool kIsAligned, bool kHasElements, typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Forward<T> p) {
-  using S = compute_t<T>;
-  __shared__ Sums<S, kHasElements> parts[kThreads / kWarp];
+// What becomes of the sums of a row: `End` has
+//   kHasElements: whether it needs the sum of the elements,
+//   kSkipsRows and is_used(row): whether some rows are not read; empty(row) is called for those,
+//   operator()(row, from, value, elements): `value` is the logarithm of the sum of exp(x).
+template <bool kIsAligned, typename T, typename End>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(int64_t rows, int64_t n, RowsOf<const T> input, End end) {
+  using RowSums = Sums<compute_t<T>, End::kHasElements>;
+  __shared__ RowSums parts[kThreads / kWarp];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   opwright::let_next_start();  // waits for the kernel in front, too
-  if (row >= p.rows) return;   // a whole warp: such blocks have no barrier
-  const T* from = p.input.row(row);
-  auto sums = sums_of<kIsAligned, kHasElements>(from, p.n, threadIdx.x, blockDim.x);
-  merge_lanes(sums);
+  const bool is_row = row < rows;
+  bool is_read = is_row;
+  if constexpr (End::kSkipsRows) is_read = is_row && end.is_used(row);
+  const T* from = input.row(is_read ? row : 0);
+  auto sums =
+      sums_of<kIsAligned, End::kHasElements>(from, is_read ? n : 0, threadIdx.x, blockDim.x);
+  merge_lanes(sums, min(blockDim.x, kWarp));
   if (blockDim.x > kWarp) {
     if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = sums;
     __syncthreads();
     if (threadIdx.x >= kWarp) return;
     sums = {};
     if (threadIdx.x < blockDim.x / kWarp) sums = parts[threadIdx.x];
-    merge_lanes(sums);
+    merge_lanes(sums, kWarp);
   }
-  if (threadIdx.x != 0) return;
-  const double value = double(sums.origin) + log(double(sums.exponentials));
-  p.normalizer[row] = value;
-  if (!p.loss) return;
-  const int64_t target = p.target[row * p.target_stride];
-  double loss = 0;
-  if (target != p.ignore_index) {
-    assert(0 <= target && target < p.n && "a target is neither a class nor ignore_index");
-    loss = value - (1 - p.label_smoothing) * double(S(from[target]));
-    if constexpr (kHasElements) loss -= p.label_smoothing * (double(sums.elements) / double(p.n));
-    if (p.z_loss != 0) loss += p.z_loss * value * value;
-  }
-  p.loss[row] = loss;
+  if (threadIdx.x != 0 || !is_row) return;
+  if (is_read)
+    end(row, from, double(sums.origin) + log(double(sums.exponentials)), double(sums.elements));
+  else if constexpr (End::kSkipsRows)
+    end.empty(row);
 }
 
-template <typename T>
-void launch_forward(const Forward<T>& p, cudaStream_t stream) {
-  const bool is_small = p.n <= 2 * kAtOnce * kWarp * kPackWidth<T>;
-  const int across = is_small ? kWarp : kThreads, down = is_small ? kThreads / kWarp : 1;
-  const auto start = [&](auto kernel) {
-    opwright::launch_behind(kernel, dim3(static_cast<unsigned>((p.rows + down - 1) / down)),
-                            dim3(across, down), 0, stream, p);
-  };
-  const bool is_aligned = are_aligned(p.input);
-  if (p.label_smoothing != 0)
-    start(is_aligned ? forward_kernel<true, true, T> : forward_kernel<false, true, T>);
-  else
-    start(is_aligned ? forward_kernel<true, false, T> : forward_kernel<false, false, T>);
+template <typename T, typename End>
+void launch_forward(const View<const T, 2>& view, const End& end, cudaStream_t stream) {
+  const RowsOf<const T> input = rows_of(view);
+  const int64_t rows = view.size(0), n = view.size(1), packs = n / kPackWidth<T>;
+  // By the width alone, so that a row has the same bits beside any others.
+  int across = kThreads, down = 1;
+  if (packs <= kWarpPacks) {
+    across = kMinLanes;
+    while (across < kWarp && across * 2 * kAtOnce < packs) across *= 2;
+    down = kShortThreads / across;
+  }
+  opwright::launch_behind(
+      are_aligned(input) ? forward_kernel<true, T, End> : forward_kernel<false, T, End>,
+      dim3(static_cast<unsigned>((rows + down - 1) / down)), dim3(across, down), 0, stream, rows, n,
+      input, end);
 }
 
-// The gradient of a row x is grad * (slope * exp(x[j] - normalizer) - shift), with `at_target` in
-// the place of `shift` at the target.
-template <typename T>
-struct Backward {
-  int64_t rows, n;
-  RowsOf<const T> input;
-  RowsOf<T> output;
-  View<const double, 1> grad, normalizer;
-  // For a cross-entropy; null otherwise.
-  const int64_t* target;
-  int64_t target_stride, ignore_index;
-  compute_t<T> shift, at_target;
-  double z_loss;
+// The gradient of a row x is grad * (slope * exp(x[j] - normalizer) - shift), with minus[i] in the
+// place of `shift` in the column at[i]. Both columns are different.
+template <typename S>
+struct RowGradient {
+  double normalizer;
+  S grad, slope, shift;
+  int64_t at[2];
+  S minus[2];
+  bool is_zero;
 };
 
 // exp(x - high - low): accurate to float32 where that is the type of the result. In 16 bits, what
@@ -235,40 +226,42 @@ __device__ OPWRIGHT_INLINE S softmax_of(S x, S high, S low) {
     return opwright::exp((x - high) - low);
 }
 
-// kIsAligned: the rows of the input begin as far behind 16 bytes as those of the output.
-template <bool kIsAligned, typename T>
-__global__ void __launch_bounds__(kGradientThreads) backward_kernel(Backward<T> p) {
+// Gradient: of(row), a row's RowGradient, and kColumns, how many of its columns count; kSkipsRows:
+// whether rows where is_used(row) is false are not read. kIsAligned: the rows of the input begin as
+// far behind 16 bytes as those of the output.
+template <bool kIsAligned, typename T, typename Gradient>
+__global__ void __launch_bounds__(kGradientThreads)
+    backward_kernel(int64_t rows, int64_t n, RowsOf<const T> input, RowsOf<T> output,
+                    Gradient gradient_of) {
   using S = compute_t<T>;
-  constexpr int N = kPackWidth<T>;
+  constexpr int N = kPackWidth<T>, kColumns = Gradient::kColumns;
   // Blocks that run at the same time are neighbours in memory.
   const int64_t row =
       (static_cast<int64_t>(blockIdx.z) * kMaxGridY + blockIdx.y) * blockDim.y + threadIdx.y;
   opwright::let_next_start();  // waits for the kernel in front, too
-  if (row >= p.rows) return;
-  const T* from = p.input.row(row);
-  T* to = p.output.row(row);
+  if (row >= rows) return;
+  const T* from = input.row(row);
+  T* to = output.row(row);
   // The packs are those of the output.
   const int bytes_before = static_cast<int>(-reinterpret_cast<uintptr_t>(to) & 15);
-  const int64_t before = min(int64_t{bytes_before / static_cast<int>(sizeof(T))}, p.n);
-  const int64_t packs = (p.n - before) / N;
+  const int64_t before = min(int64_t{bytes_before / static_cast<int>(sizeof(T))}, n);
+  const int64_t packs = (n - before) / N;
   const int id = threadIdx.x, threads = blockDim.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kGradientPacks * threads + id;
+  bool is_read = true;
+  if constexpr (Gradient::kSkipsRows) is_read = gradient_of.is_used(row);
   Pack<T, N> loaded[kGradientPacks];
   OPWRIGHT_UNROLL
   for (int k = 0; k < kGradientPacks; ++k) {
     const int64_t pack = first + k * threads;
-    if (pack < packs) loaded[k] = load<kIsAligned>(from + before + pack * N);
+    if (is_read && pack < packs) loaded[k] = load<kIsAligned>(from + before + pack * N);
   }
 
-  const int64_t target = p.target ? p.target[row * p.target_stride] : -1;
-  const bool is_ignored = p.target && target == p.ignore_index;
-  const double normalizer = p.normalizer(row);
-  const S grad = S(p.grad(row)), high = S(normalizer);
-  const S low = high - high == 0 ? S(normalizer - high) : S(0);
-  const S slope = p.z_loss != 0 ? S(1 + 2 * p.z_loss * normalizer) : S(1);
+  const RowGradient<S> g = gradient_of.of(row);
+  const S high = S(g.normalizer), low = high - high == 0 ? S(g.normalizer - high) : S(0);
   // One fma wherever the element lies, so that it has the same bits.
   const auto gradient = [&](S x, S minus) {
-    return opwright::fma(softmax_of<T>(x, high, low), slope, -minus) * grad;
+    return opwright::fma(softmax_of<T>(x, high, low), g.slope, -minus) * g.grad;
   };
   OPWRIGHT_UNROLL
   for (int k = 0; k < kGradientPacks; ++k) {
@@ -278,79 +271,55 @@ __global__ void __launch_bounds__(kGradientThreads) backward_kernel(Backward<T> 
     S x[N], y[N];
     opwright::unpack(loaded[k], x);
     OPWRIGHT_UNROLL
-    for (int j = 0; j < N; ++j) y[j] = gradient(x[j], p.shift);
-    const int64_t at = target - column;
-    if (is_ignored || (0 <= at && at < N)) {
+    for (int j = 0; j < N; ++j) y[j] = gradient(x[j], g.shift);
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < kColumns; ++i) {
+      const int64_t at = g.at[i] - column;
+      if (at < 0 || at >= N) continue;
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) {
-        if (is_ignored)
-          y[j] = 0;
-        else if (j == at)
-          y[j] = gradient(x[j], p.at_target);
+        if (j == at) y[j] = gradient(x[j], g.minus[i]);
       }
+    }
+    if (g.is_zero) {
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < N; ++j) y[j] = 0;
     }
     opwright::store_pack(to + column, opwright::pack_of<T>(y));
   }
   if (blockIdx.x != 0) return;
   const auto write_one = [&](int64_t column) {
-    const S value = gradient(S(from[column]), column == target ? p.at_target : p.shift);
-    to[column] = T(is_ignored ? S(0) : value);
+    S minus = g.shift;
+    for (int i = 0; i < kColumns; ++i) {
+      if (column == g.at[i]) minus = g.minus[i];
+    }
+    to[column] = T(g.is_zero ? S(0) : gradient(S(from[column]), minus));
   };
   if (id < before) write_one(id);
   const int64_t behind = before + packs * N + id;
-  if (behind < p.n) write_one(behind);
+  if (behind < n) write_one(behind);
 }
 
-template <typename T>
-void launch_backward(const Backward<T>& p, cudaStream_t stream) {
-  const int64_t packs = (p.n + kPackWidth<T> - 1) / kPackWidth<T>;
-  int across = kWarp;
+template <typename T, typename Gradient>
+void launch_backward(const View<const T, 2>& view, const View<T, 2>& result,
+                     const Gradient& gradient_of, cudaStream_t stream) {
+  const RowsOf<const T> input = rows_of(view);
+  const RowsOf<T> output = rows_of(result);
+  const int64_t rows = view.size(0), n = view.size(1);
+  const int64_t packs = (n + kPackWidth<T> - 1) / kPackWidth<T>;
+  int across = kMinLanes;
   while (across < kGradientThreads && across * kGradientPacks < packs) across *= 2;
   const int down = kGradientThreads / across;
-  const int64_t chunk = across * kGradientPacks, blocks = (p.rows + down - 1) / down;
-  const bool is_aligned =
-      (reinterpret_cast<uintptr_t>(p.input.data) - reinterpret_cast<uintptr_t>(p.output.data)) %
-              16 ==
-          0 &&
-      (p.input.stride - p.output.stride) % kPackWidth<T> == 0;
-  opwright::launch_behind(is_aligned ? backward_kernel<true, T> : backward_kernel<false, T>,
-                          dim3(static_cast<unsigned>((packs + chunk - 1) / chunk),
-                               static_cast<unsigned>(blocks < kMaxGridY ? blocks : kMaxGridY),
-                               static_cast<unsigned>((blocks + kMaxGridY - 1) / kMaxGridY)),
-                          dim3(across, down), 0, stream, p);
-}
-
-constexpr int kTotalThreads = 1024;
-
-// The sum of a row of losses, or their mean over those that have a target, in a fixed order.
-__global__ void __launch_bounds__(kTotalThreads)
-    total_kernel(View<const double, 2> loss, View<const int64_t, 2> target, int64_t ignore_index,
-                 bool is_mean, double* total, double* weight) {
-  __shared__ double parts[2][kTotalThreads / kWarp];
-  opwright::let_next_start();  // waits for the kernel in front, too
-  const int64_t i = blockIdx.x;
-  double sum = 0, count = 0;
-  for (int64_t row = threadIdx.x; row < loss.size(1); row += kTotalThreads) {
-    sum += loss(i, row);
-    count += target(i, row) != ignore_index;
-  }
-  sum = opwright::warp_sum(sum), count = opwright::warp_sum(count);
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  if (lane == 0) parts[0][warp] = sum, parts[1][warp] = count;
-  __syncthreads();
-  if (warp != 0) return;
-  sum = opwright::warp_sum(parts[0][lane]), count = opwright::warp_sum(parts[1][lane]);
-  if (lane != 0) return;
-  total[i] = is_mean ? sum / count : sum;
-  weight[i] = is_mean ? 1 / count : 1;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    spread_kernel(View<const double, 1> grad_total, View<const double, 1> weight, int64_t n,
-                  int64_t count, double* grad_loss) {
-  opwright::let_next_start();  // waits for the kernel in front, too
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at < count) grad_loss[at] = grad_total(at / n) * weight(at / n);
+  const int64_t chunk = across * kGradientPacks, blocks = (rows + down - 1) / down;
+  const auto address = [](const auto* at) { return reinterpret_cast<uintptr_t>(at); };
+  const bool is_aligned = (address(input.data) - address(output.data)) % 16 == 0 &&
+                          (input.stride - output.stride) % kPackWidth<T> == 0;
+  opwright::launch_behind(
+      is_aligned ? backward_kernel<true, T, Gradient> : backward_kernel<false, T, Gradient>,
+      dim3(static_cast<unsigned>((packs + chunk - 1) / chunk),
+           static_cast<unsigned>(blocks < kMaxGridY ? blocks : kMaxGridY),
+           static_cast<unsigned>((blocks + kMaxGridY - 1) / kMaxGridY)),
+      dim3(across, down), 0, stream, rows, n, input, output, gradient_of);
 }
 
 }  // namespace opwright_ops

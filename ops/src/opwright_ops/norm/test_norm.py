@@ -14,6 +14,9 @@ from torch import Tensor
 import opwright
 from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
 
+# Each test runs on a CPU and on a GPU.
+pytestmark = pytest.mark.usefixtures("device")
+
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # Shorter than a vector, whole vectors, beside them, and longer than what a block of a GPU keeps.
 WIDTHS = [2, 7, 64, 100, 257, 768, 4096, 5001, 70_000]
@@ -49,7 +52,7 @@ def differentiate(call: Call, inputs: Sequence[Tensor]) -> list[Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     outputs = call(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     grads = [(torch.randn(o.shape, generator=generator) * 16).round().to(o.dtype) / 16 for o in outputs]
     return [*(o.detach() for o in outputs), *torch.autograd.grad(outputs, leaves, grads)]
 
@@ -162,7 +165,8 @@ def test_shapes() -> None:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("name", NORMS)
-def test_verify(name: str) -> None:
-    record = opwright.verify(NORMS[name])
+def test_verify(name: str, device: str) -> None:
+    with torch.device("cpu"):
+        record = opwright.verify(NORMS[name], devices=[device])
     assert record.passed, record.failures
-    assert record.backends == ["cpu"]
+    assert device in record.backends

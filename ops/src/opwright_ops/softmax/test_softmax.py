@@ -13,12 +13,16 @@ import opwright
 from opwright_ops.softmax import softmax
 from opwright_ops.softmax.op import softmax as softmax_of_rows
 
+# Each test runs on a CPU and on a GPU.
+pytestmark = pytest.mark.usefixtures("device")
+
 
 @pytest.mark.compiler
-def test_verify() -> None:
-    record = opwright.verify(softmax)
+def test_verify(device: str) -> None:
+    with torch.device("cpu"):
+        record = opwright.verify(softmax, devices=[device])
     assert record.passed, record.failures
-    assert record.backends == ["cpu"]
+    assert device in record.backends
 
 
 def test_special_rows() -> None:
@@ -104,10 +108,10 @@ def test_compiled_along_every_axis() -> None:
 
 
 @pytest.mark.parametrize("dim", [-2, -1, 0, 1])
-def test_autocast(dim: int) -> None:
+def test_autocast(dim: int, device: str) -> None:
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.randn(3, 4, dtype=dtype)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             found = softmax(x, dim)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, torch.softmax(x.float(), dim))

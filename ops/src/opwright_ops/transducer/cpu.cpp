@@ -2,9 +2,9 @@
 #include <opwright/kernel.h>
 #include <opwright/math.h>
 #include <opwright/scratch.h>
-#include <opwright/tensor.h>
 
 #include "../cross_entropy/cpu_rows.h"
+#include "rows.h"
 
 using namespace opwright_ops;
 using opwright::check;
@@ -19,12 +19,6 @@ double log_sum(double a, double b) {
   if (least == kImpossible) return most;
   return most + __builtin_log1p(__builtin_exp(least - most));
 }
-
-// The rows of one utterance: frames that follow each other, `width` rows apart.
-struct Rows {
-  int64_t first, width, frames, positions;
-  int64_t at(int64_t t, int64_t u) const { return first + t * width + u; }
-};
 
 // The rows of every utterance; packed if `frames` is 0. `u` is the number of columns of targets.
 const Rows* rows_of_batch(int64_t rows, int64_t u, const View<const int64_t, 1>& logit_lengths,
@@ -117,39 +111,33 @@ void transducer_scores_backward(View<const double, 1> grad_blank_score,
       });
 }
 
+template <typename T>
+void transducer_scores_gradient_(View<T, 2> logits, View<const double, 1> grad_blank_score,
+                                 View<const double, 1> grad_label_score,
+                                 View<const int64_t, 1> labels, View<const double, 1> normalizer,
+                                 int64_t blank) {
+  opwright::in_adjacent_columns(logits, [&](const View<const T, 2>& from, const View<T, 2>& to) {
+    transducer_scores_backward<T>(grad_blank_score, grad_label_score, from, labels, normalizer,
+                                  blank, to);
+  });
+}
+
 namespace {
-
-// The scores of the steps from a row, with their penalties.
-struct Steps {
-  View<const double, 1> blank_score, label_score;
-  View<const int64_t, 2> targets;
-  double delay_penalty, eos_penalty, star_penalty;
-  int64_t eos_index, star_index;
-
-  bool is_star(int64_t entry, int64_t u) const {
-    return star_index >= 0 && targets(entry, u) == star_index;
-  }
-  double blank(const Rows& rows, int64_t entry, int64_t t, int64_t u) const {
-    return u > 0 && is_star(entry, u - 1) ? star_penalty : blank_score(rows.at(t, u));
-  }
-  double label(const Rows& rows, int64_t entry, int64_t t, int64_t u) const {
-    const double early = double(rows.frames - 1) / 2 - double(t);
-    double score = is_star(entry, u) ? 0 : label_score(rows.at(t, u));
-    score += delay_penalty * early;
-    if (eos_index >= 0 && targets(entry, u) == eos_index) score += eos_penalty * early;
-    return score;
-  }
-};
 
 void sum_ahead(const Steps& steps, const Rows& rows, int64_t entry, const View<double, 1>& beta) {
   for (int64_t t = rows.frames - 1; t >= 0; --t) {
     for (int64_t u = rows.positions - 1; u >= 0; --u) {
       const bool is_end = u == rows.positions - 1;
+      const int64_t row = rows.at(t, u);
+      const Position position = steps.position(rows, entry, u);
       double sum = is_end ? 0 : kImpossible;
       if (t < rows.frames - 1) sum = beta(rows.at(t + 1, u));
-      sum += steps.blank(rows, entry, t, u);
-      if (!is_end) sum = log_sum(sum, beta(rows.at(t, u + 1)) + steps.label(rows, entry, t, u));
-      beta(rows.at(t, u)) = sum;
+      sum += steps.blank(position, steps.blank_score(row));
+      if (!is_end) {
+        const double up = steps.label(position, steps.label_score(row), rows, t);
+        sum = log_sum(sum, beta(rows.at(t, u + 1)) + up);
+      }
+      beta(row) = sum;
     }
   }
 }
@@ -163,20 +151,21 @@ void share_out(const Steps& steps, const Rows& rows, int64_t entry,
     for (int64_t u = 0; u < rows.positions; ++u) {
       const int64_t row = rows.at(t, u);
       const bool is_last = t == rows.frames - 1, is_end = u == rows.positions - 1;
+      const Position position = steps.position(rows, entry, u);
       double comes = t == 0 && u == 0 ? grad : 0;
       if (t > 0) comes += of_blank(rows.at(t - 1, u));
       if (u > 0) comes += of_label(rows.at(t, u - 1));
       double ahead = !is_last ? beta(rows.at(t + 1, u)) : is_end ? 0 : kImpossible;
       double up = is_end ? kImpossible : beta(rows.at(t, u + 1));
-      ahead += steps.blank(rows, entry, t, u);
-      if (!is_end) up += steps.label(rows, entry, t, u);
+      ahead += steps.blank(position, steps.blank_score(row));
+      if (!is_end) up += steps.label(position, steps.label_score(row), rows, t);
       of_blank(row) = ahead == kImpossible ? 0 : comes / (1 + opwright::exp(up - ahead));
       of_label(row) = up == kImpossible ? 0 : comes / (1 + opwright::exp(ahead - up));
     }
   }
   if (steps.star_index < 0) return;
   for (int64_t u = 0; u < rows.positions - 1; ++u) {  // scores that were replaced
-    if (!steps.is_star(entry, u)) continue;
+    if (!steps.position(rows, entry, u).is_star) continue;
     for (int64_t t = 0; t < rows.frames; ++t)
       of_label(rows.at(t, u)) = of_blank(rows.at(t, u + 1)) = 0;
   }
@@ -226,43 +215,6 @@ void transducer_lattice_backward(View<const double, 1> grad_loss, View<const dou
 
 namespace {
 
-// What the activation makes of a sum, and its derivative there.
-template <Activation kActivation, typename V>
-OPWRIGHT_INLINE V activate(V x) {
-  if constexpr (kActivation == Activation::relu) return opwright::select(x <= V{}, V{}, x);
-  if constexpr (kActivation == Activation::tanh) return opwright::tanh(x);
-  return x;
-}
-template <Activation kActivation, typename V>
-OPWRIGHT_INLINE V pass_gradient(V grad, V x) {
-  if constexpr (kActivation == Activation::relu) return opwright::select(x > V{}, grad, V{});
-  if constexpr (kActivation == Activation::tanh) {
-    const V y = opwright::tanh(x);
-    return grad * (1 - y * y);
-  }
-  return grad;
-}
-
-// Vectors of h adjacent elements for each entry and step.
-template <typename T>
-struct Vectors {
-  const T* data;
-  int64_t entry_stride, step_stride;
-  const T* at(int64_t entry, int64_t step) const {
-    return data + entry * entry_stride + step * step_stride;
-  }
-};
-
-template <typename T>
-Vectors<T> vectors_of(const View<const T, 3>& view) {
-  const int64_t b = view.size(0), steps = view.size(1), h = view.size(2);
-  if (h == 1 || view.stride(2) == 1) return {view.data(), view.stride(0), view.stride(1)};
-  T* copy = opwright::scratch<T>(b * steps * h);
-  opwright::call("aten::copy_", opwright::borrow(copy, {b, steps, h}), opwright::borrow(view),
-                 false);
-  return {copy, steps * h, h};
-}
-
 template <typename Body>
 void with_activation(Activation activation, const Body& body) {
   if (activation == Activation::relu)
@@ -271,11 +223,6 @@ void with_activation(Activation activation, const Body& body) {
     body.template operator()<Activation::tanh>();
   else
     body.template operator()<Activation::none>();
-}
-
-// Whether a row of an utterance lies within its lengths.
-bool is_used(const Rows& rows, int64_t t, int64_t u) {
-  return t < rows.frames && u < rows.positions;
 }
 
 }  // namespace
@@ -298,9 +245,9 @@ void transducer_join(View<const T, 3> f, View<const T, 3> g, View<const int64_t,
         const int64_t entry = i / frames, t = i % frames;
         const Rows& rows = all[entry];
         for (int64_t u = 0; u < positions; ++u) {
-          if (!is_used(rows, t, u) && is_packed) continue;
+          if (!rows.has(t, u) && is_packed) continue;
           T* to = output.data() + rows.at(t, u) * h;
-          if (!is_used(rows, t, u)) {
+          if (!rows.has(t, u)) {
             for (int64_t j = 0; j < h; ++j) to[j] = T(compute_t<T>(0));
             continue;
           }
@@ -369,6 +316,7 @@ void transducer_join_backward(View<const T, 2> grad_output, View<const T, 3> f, 
 OPWRIGHT_KERNEL(transducer_columns)
 OPWRIGHT_KERNEL(transducer_scores, float, double, opwright::half, opwright::bfloat16)
 OPWRIGHT_KERNEL(transducer_scores_backward, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(transducer_scores_gradient_, float, double, opwright::half, opwright::bfloat16)
 OPWRIGHT_KERNEL(transducer_lattice)
 OPWRIGHT_KERNEL(transducer_lattice_backward)
 OPWRIGHT_KERNEL(transducer_join, float, double, opwright::half, opwright::bfloat16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,19 +13,23 @@ from opwright_ops.transducer.loss import (
     check_targets,
     joint_lengths,
     reduce,
-    sum_alignments,
     transducer_joint,
     transducer_loss,
 )
 from opwright_ops.transducer.op import (
     check_lengths,
     transducer_columns,
+    transducer_join,
+    transducer_join_backward,
+    transducer_lattice,
+    transducer_lattice_backward,
     transducer_scores,
-    transducer_scores_backward,
+    transducer_scores_gradient_,
 )
 
-# Elements of the logits that exist at a time; products of matrices are at full speed from some million on.
-MAX_LOGITS = 2**24
+# Elements of the logits that exist at a time, from which on products of matrices are at full speed.
+MAX_LOGITS = 2**25
+MAX_LOGITS_ON_CPU = 2**21
 _SUBJECT = "transducer_loss_fused"
 
 
@@ -51,8 +54,8 @@ def transducer_loss_fused(
 ) -> Tensor:
     """`transducer_loss` of `activation(f + g) @ weight.T + bias`, without a tensor of all logits.
 
-    Joint and logits are computed for up to `MAX_LOGITS` elements at a time, and again in the backward. The result is
-    exact: nothing is pruned. Rows behind the lengths are not computed.
+    Joint and logits are computed for up to 2^25 logits at a time, on a CPU 2^21, and again in the backward. The result
+    is exact: nothing is pruned. Rows behind the lengths are not computed.
 
     Args:
         f: [B, T, H], the output of the encoder.
@@ -91,75 +94,111 @@ def transducer_loss_fused(
     if len({x.dtype for x in given.values()}) > 1:
         rows = [(name, shown(x)) for name, x in given.items()]
         refuse(TypeError, "weight", "must have the type of `f`, and so must `g` and `bias`", *rows, subject=_SUBJECT)
-    options = {
-        "blank": blank,
-        "delay_penalty": delay_penalty,
-        "eos_penalty": eos_penalty,
-        "eos_index": eos_index,
-        "star_penalty": star_penalty,
-        "star_index": star_index,
-        "fastemit": fastemit,
-    }
     lengths = torch.stack([logit_lengths.long(), target_lengths.long()], 1).cpu()
     check_lengths(_SUBJECT, *lengths.unbind(1), frames=f.shape[1], labels=targets.shape[1], rows=None)
-    call = _Call(activation, options, targets, logit_lengths, target_lengths, lengths.tolist())
+    call = _Call(
+        activation=activation,
+        blank=blank,
+        fastemit=fastemit,
+        penalties={
+            "delay_penalty": delay_penalty,
+            "eos_penalty": eos_penalty,
+            "eos_index": -1 if eos_index is None else eos_index,
+            "star_penalty": star_penalty,
+            "star_index": -1 if star_index is None else star_index,
+        },
+        targets=targets.to(f.device).long(),
+        logit_lengths=logit_lengths.to(f.device).long(),
+        target_lengths=target_lengths.to(f.device).long(),
+        blocks=_divide(lengths.tolist(), len(weight), f.device),
+    )
     with torch.autocast(f.device.type, enabled=False):
         losses = _FusedLoss.apply(f, g, weight, bias, call)
     return reduce(losses.to(torch.promote_types(f.dtype, torch.float32)), reduction, _SUBJECT)
 
 
 class _Block(NamedTuple):
-    """Frames `start` to `stop` of an utterance, with all of its positions: `rows` of the packed logits."""
+    """Rows of the packed logits that are computed together.
 
-    entry: int
+    They are those of some whole utterances, or of some frames of one.
+
+    Attributes:
+        frames: the number of frames of each utterance in this block, on the device.
+    """
+
+    rows: slice
+    entries: slice
     start: int
     stop: int
     positions: int
-    rows: slice
+    frames: Tensor
+
+    def of(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the parts of the joint's inputs."""
+        return f[self.entries, self.start : self.stop], g[self.entries, : self.positions]
+
+
+def _divide(lengths: list[list[int]], v: int, device: torch.device) -> list[_Block]:
+    """Returns the blocks of a batch, each with as many rows as may exist at a time."""
+    most = max((MAX_LOGITS_ON_CPU if device.type == "cpu" else MAX_LOGITS) // v, 1)
+    counts = [frames * (labels + 1) for frames, labels in lengths]
+    parts, entry = [], 0  # utterances from, to, frames from, to
+    while entry < len(lengths):
+        frames, positions = lengths[entry][0], lengths[entry][1] + 1
+        step = max(most // positions, 1)
+        if step < frames:
+            parts += [(entry, entry + 1, start, min(start + step, frames)) for start in range(0, frames, step)]
+            entry += 1
+            continue
+        end, rows = entry, 0
+        while end < len(lengths) and (rows := rows + counts[end]) <= most:
+            end += 1
+        parts.append((entry, end, 0, max(each[0] for each in lengths[entry:end])))
+        entry = end
+    # One copy to the device for all blocks.
+    sizes = [min(frames, stop) - start for a, b, start, stop in parts for frames, _ in lengths[a:b]]
+    on_device = iter(torch.tensor(sizes, device=device).split([b - a for a, b, _, _ in parts]))
+    blocks, row = [], 0
+    for a, b, start, stop in parts:
+        count = sum((min(frames, stop) - start) * (labels + 1) for frames, labels in lengths[a:b])
+        positions = max(labels for _, labels in lengths[a:b]) + 1
+        blocks.append(_Block(slice(row, row + count), slice(a, b), start, stop, positions, next(on_device)))
+        row += count
+    return blocks
 
 
 class _Call(NamedTuple):
-    """What a call is given beside the tensors that have a gradient."""
+    """What a call is given beside the tensors that have a gradient; its integers lie on their device."""
 
-    activation: str | None
-    options: dict[str, Any]
+    activation: Literal["relu", "tanh"] | None
+    blank: int
+    fastemit: float
+    penalties: dict[str, Any]
     targets: Tensor
     logit_lengths: Tensor
     target_lengths: Tensor
-    lengths: list[list[int]]
+    blocks: list[_Block]
 
-    def blocks(self, v: int) -> Iterator[_Block]:
-        row = 0
-        for entry, (frames, labels) in enumerate(self.lengths):
-            positions = labels + 1
-            step = max(MAX_LOGITS // (positions * v), 1)
-            for start in range(0, frames, step):
-                stop = min(start + step, frames)
-                count = (stop - start) * positions
-                yield _Block(entry, start, stop, positions, slice(row, row + count))
-                row += count
+    def integers(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.targets, self.logit_lengths, self.target_lengths
 
     def columns(self, v: int) -> Tensor:
         """Returns the labels of all rows, as `transducer_scores` takes them."""
-        rows = sum(frames * (labels + 1) for frames, labels in self.lengths)
-        star = self.options["star_index"]
-        return transducer_columns(*self.integers(), rows=rows, classes=v, star_index=-1 if star is None else star)
+        rows, star = self.blocks[-1].rows.stop, self.penalties["star_index"]
+        return transducer_columns(*self.integers(), rows=rows, classes=v, star_index=star)
 
-    def integers(self) -> tuple[Tensor, Tensor, Tensor]:
-        device = self.targets.device
-        return self.targets.long(), self.logit_lengths.to(device).long(), self.target_lengths.to(device).long()
+    def join_options(self, block: _Block) -> dict[str, Any]:
+        count = block.rows.stop - block.rows.start
+        return {"rows": count, "is_packed": True, "activation": self.activation or "none"}
 
-    def losses(self, blank_score: Tensor, label_score: Tensor) -> Tensor:
-        options = {name: value for name, value in self.options.items() if name != "blank"}
-        return sum_alignments(blank_score, label_score, *self.integers(), frames=0, **options)
+    def join(self, f: Tensor, g: Tensor, block: _Block) -> Tensor:
+        """Returns the joint of a block, [rows, H]."""
+        labels = self.target_lengths[block.entries]
+        return transducer_join(*block.of(f, g), block.frames, labels, **self.join_options(block))
 
-    def sum_joint(self, f: Tensor, g: Tensor, block: _Block) -> Tensor:
-        """Returns the joint of a block before its activation, [frames, positions, H]."""
-        return f[block.entry, block.start : block.stop, None] + g[block.entry, None, : block.positions]
-
-    def activate(self, total: Tensor) -> Tensor:
-        """Returns the activation, as rows."""
-        return {"relu": torch.relu, "tanh": torch.tanh, None: torch.clone}[self.activation](total).flatten(0, 1)
+    def join_backward(self, grad: Tensor, f: Tensor, g: Tensor, block: _Block) -> tuple[Tensor, Tensor]:
+        labels = self.target_lengths[block.entries]
+        return transducer_join_backward(grad, *block.of(f, g), block.frames, labels, **self.join_options(block))
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -167,48 +206,51 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, g: Tensor, weight: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
-        columns, blank = call.columns(len(weight)), call.options["blank"]
-        scores = torch.empty(2, len(columns), dtype=torch.float64, device=f.device)
-        for block in call.blocks(len(weight)):
-            logits = torch.nn.functional.linear(call.activate(call.sum_joint(f, g, block)), weight, bias)
-            found = transducer_scores(logits, columns[block.rows], blank=blank)
-            scores[0, block.rows], scores[1, block.rows] = found.blank_score, found.label_score
-        ctx.save_for_backward(f, g, weight, bias, scores, columns)
+        columns, found = call.columns(len(weight)), []
+        for block in call.blocks:
+            logits = torch.nn.functional.linear(call.join(f, g, block), weight, bias)
+            found.append(transducer_scores(logits, columns[block.rows], blank=call.blank))
+            del logits
+        scores = [torch.cat(each) for each in zip(*found, strict=True)]
+        loss, beta = transducer_lattice(*scores[:2], *call.integers(), **call.penalties)
+        ctx.save_for_backward(f, g, weight, bias, columns, *scores, beta)
         ctx.call = call
-        return call.losses(scores[0], scores[1])
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        f, g, weight, bias, scores, columns = ctx.saved_tensors
+        f, g, weight, bias, columns, blank_score, label_score, normalizer, beta = ctx.saved_tensors
+        call, needed = ctx.call, ctx.needs_input_grad
         if torch.is_grad_enabled():  # a second derivative follows
-            return (*_derive_from_whole(ctx.call, f, g, weight, bias, grad_losses, ctx.needs_input_grad), None)
-        call, blank = ctx.call, ctx.call.options["blank"]
-        with torch.enable_grad():
-            blank_score, label_score = (each.detach().requires_grad_() for each in scores)
-            losses = call.losses(blank_score, label_score)
-        of_blank, of_label = torch.autograd.grad(losses, (blank_score, label_score), grad_losses)
+            return (*_derive_from_whole(call, f, g, weight, bias, grad_losses, needed), None)
+        of_blank, of_label = transducer_lattice_backward(
+            grad_losses, blank_score, label_score, *call.integers(), beta, **call.penalties
+        )
+        of_label = of_label * (1 + call.fastemit)
         wide = torch.promote_types(f.dtype, torch.float32)
-        grad_f, grad_g, grad_weight = (torch.zeros_like(x, dtype=wide) for x in (f, g, weight))
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
-        for block in call.blocks(len(weight)):
-            total = call.sum_joint(f, g, block)
-            joint = call.activate(total)
-            logits = torch.nn.functional.linear(joint, weight, bias)
-            normalizer = transducer_scores(logits, columns[block.rows], blank=blank).normalizer
-            grad = transducer_scores_backward(
-                of_blank[block.rows], of_label[block.rows], logits, columns[block.rows], normalizer, blank=blank
+        # Each frame is in one block: its gradient is complete.
+        grad_f = torch.zeros_like(f) if needed[0] else None
+        grad_g, grad_weight, grad_bias = (
+            torch.zeros_like(x, dtype=wide) if x is not None and is_needed else None
+            for x, is_needed in zip((g, weight, bias), needed[1:], strict=False)
+        )
+        for block in call.blocks:
+            rows, joint = block.rows, call.join(f, g, block)
+            grad = torch.nn.functional.linear(joint, weight, bias)
+            transducer_scores_gradient_(
+                grad, of_blank[rows], of_label[rows], columns[rows], normalizer[rows], blank=call.blank
             )
-            del logits
-            grad_weight += grad.T @ joint
+            if grad_weight is not None:
+                grad_weight += grad.T @ joint
             if grad_bias is not None:
                 grad_bias += grad.sum(0, dtype=wide)
-            grad_joint = (grad @ weight).reshape(total.shape)
-            if call.activation == "relu":
-                grad_joint = torch.where(total > 0, grad_joint, 0.0)
-            elif call.activation == "tanh":
-                grad_joint = grad_joint * (1 - joint.reshape(total.shape).square())
-            grad_f[block.entry, block.start : block.stop] = grad_joint.sum(1, dtype=wide)
-            grad_g[block.entry, : block.positions] += grad_joint.sum(0, dtype=wide)
+            if grad_f is None and grad_g is None:
+                continue
+            of_frames, of_positions = call.join_backward(grad @ weight, f, g, block)
+            if grad_f is not None:
+                grad_f[block.entries, block.start : block.stop] = of_frames
+            if grad_g is not None:
+                grad_g[block.entries, : block.positions] += of_positions
         found = [grad_f, grad_g, grad_weight, grad_bias]
         return (*(x if x is None else x.to(f.dtype) for x in found), None)
 
@@ -220,7 +262,16 @@ def _derive_from_whole(
     targets, logit_lengths, target_lengths = call.integers()
     joint = transducer_joint(f, g, logit_lengths, target_lengths, activation=call.activation)
     logits = torch.nn.functional.linear(joint, weight, bias)
-    losses = transducer_loss(logits, targets, logit_lengths, target_lengths, **call.options, reduction="none")
+    losses = transducer_loss(
+        logits,
+        targets,
+        logit_lengths,
+        target_lengths,
+        blank=call.blank,
+        fastemit=call.fastemit,
+        reduction="none",
+        **call.penalties,
+    )
     inputs = [x for x, is_needed in zip((f, g, weight, bias), needed, strict=False) if is_needed]
     found = iter(torch.autograd.grad(losses, inputs, grad.to(losses.dtype), create_graph=True))
     return [next(found) if is_needed else None for is_needed in needed[:4]]

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from opwright import Index, operator
+from opwright import Index, Mutates, operator
 from opwright_ops.refusals import refuse
 from opwright_ops.tensors import bytes_of, widened
 
@@ -51,18 +51,38 @@ def transducer_scores(
     return RowScores(blank_score, label_score, torch.where(is_used, normalizer, 0.0))
 
 
-@transducer_scores.backward
-def transducer_scores_backward(grad_blank_score, grad_label_score, logits, labels, normalizer, *, blank=0):
+def _gradient_of_rows(
+    of_blank: Tensor, of_label: Tensor, logits: Tensor, labels: Tensor, normalizer: Tensor, blank: int
+) -> Tensor:
     x, v = widened(logits), logits.shape[-1]
     is_used, has_label = (labels != v + 1), (labels < v)
-    of_blank = grad_blank_score.to(x.dtype)
-    of_label = torch.where(has_label, grad_label_score, 0.0).to(x.dtype)
-    grad = -torch.exp(x - normalizer.to(x.dtype)[..., None]) * (of_blank + of_label)[..., None]
+    by_blank = of_blank.to(x.dtype)
+    by_label = torch.where(has_label, of_label, 0.0).to(x.dtype)
+    grad = -torch.exp(x - normalizer.to(x.dtype)[..., None]) * (by_blank + by_label)[..., None]
     at = torch.where(has_label, labels, 0)
-    grad = grad.scatter_add(-1, at[..., None], of_label[..., None])
+    grad = grad.scatter_add(-1, at[..., None], by_label[..., None])
     column = torch.arange(v, device=at.device)[blank].expand(at.shape)
-    grad = grad.scatter_add(-1, column[..., None], of_blank[..., None])
+    grad = grad.scatter_add(-1, column[..., None], by_blank[..., None])
     return torch.where(is_used[..., None], grad, 0.0).to(logits.dtype)
+
+
+@transducer_scores.backward
+def transducer_scores_backward(grad_blank_score, grad_label_score, logits, labels, normalizer, *, blank=0):
+    return _gradient_of_rows(grad_blank_score, grad_label_score, logits, labels, normalizer, blank)
+
+
+@operator("opwright_ops::transducer_scores_gradient_", autocast=None)
+def transducer_scores_gradient_(
+    logits: Mutates[Float[Tensor, "*rows v"]],
+    grad_blank_score: Float64[Tensor, "*rows"],
+    grad_label_score: Float64[Tensor, "*rows"],
+    labels: Annotated[Int64[Tensor, "*rows"], Index("v+2")],
+    normalizer: Float64[Tensor, "*rows"],
+    *,
+    blank: int = 0,
+) -> None:
+    """Writes the gradient of `transducer_scores` over its logits."""
+    logits.copy_(_gradient_of_rows(grad_blank_score, grad_label_score, logits, labels, normalizer, blank))
 
 
 @transducer_scores.cost

@@ -15,8 +15,12 @@ from opwright_ops import transducer_joint, transducer_loss, transducer_loss_fuse
 from opwright_ops.transducer import fused
 from opwright_ops.transducer.op import transducer_join, transducer_lattice, transducer_scores
 
+# Each test runs on a CPU and on a GPU.
+pytestmark = pytest.mark.usefixtures("device")
+# On a GPU nothing waits for lengths or targets, so what is wrong in them ends in an assertion there.
+ON_CPU = pytest.mark.parametrize("device", ["cpu"], indirect=True)
 # Ragged: a whole utterance, one without labels, one with more labels than frames.
-FRAMES, LABELS, V = torch.tensor([5, 2, 2]), torch.tensor([4, 0, 3]), 7
+FRAMES, LABELS, V = [5, 2, 2], [4, 0, 3], 7
 OPTIONS = [
     {},
     {"blank": 3},
@@ -28,11 +32,15 @@ OPTIONS = [
 ]
 
 
+def lengths() -> tuple[Tensor, Tensor]:
+    return torch.tensor(FRAMES), torch.tensor(LABELS)
+
+
 def example(dtype: torch.dtype = torch.float64, star: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shape = len(FRAMES), int(FRAMES.max()), int(LABELS.max()) + 1, V
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    shape = len(FRAMES), max(FRAMES), max(LABELS) + 1, V
     logits = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    targets = torch.randint(1, V, (len(FRAMES), int(LABELS.max())), generator=generator)
+    targets = torch.randint(1, V, (len(FRAMES), max(LABELS)), generator=generator)
     targets[0, 1], targets[0, 2], targets[2, 0] = star, star, 2
     return logits, targets
 
@@ -60,11 +68,11 @@ def enumerate_scores(
     losses = []
     for own, labels, T, U in zip(scores, targets.tolist(), FRAMES, LABELS, strict=True):
         sums = []
-        for places in itertools.combinations_with_replacement(range(int(T)), int(U)):
+        for places in itertools.combinations_with_replacement(range(T), U):
             score, u = own.new_zeros(()), 0
-            for t in range(int(T)):
-                early = (int(T) - 1) / 2 - t
-                while u < int(U) and places[u] == t:
+            for t in range(T):
+                early = (T - 1) / 2 - t
+                while u < U and places[u] == t:
                     label = labels[u]
                     score = score + (0 if label == star_index else own[t, u, label]) + delay_penalty * early
                     score = score + (eos_penalty * early if label == eos_index else 0)
@@ -87,7 +95,7 @@ def test_against_all_alignments(options: dict[str, Any], packed: bool) -> None:
     logits, targets = example(star=options.get("star_index", 5))
     wanted = with_gradient(enumerate_alignments(logits, targets, **options), logits)
     rows = pack(logits) if packed else logits
-    losses = transducer_loss(rows, targets, FRAMES, LABELS, packed=packed, reduction="none", **options)
+    losses = transducer_loss(rows, targets, *lengths(), packed=packed, reduction="none", **options)
     torch.testing.assert_close(with_gradient(losses, logits), wanted)
 
 
@@ -96,7 +104,7 @@ def test_short_types(dtype: torch.dtype) -> None:
     """The losses have the errors of float32, and the gradient is rounded to its type once."""
     logits, targets = example(dtype)
     exact = logits.detach().double().requires_grad_()
-    loss, grad = with_gradient(transducer_loss(logits, targets, FRAMES, LABELS, reduction="none"), logits)
+    loss, grad = with_gradient(transducer_loss(logits, targets, *lengths(), reduction="none"), logits)
     wanted = with_gradient(enumerate_alignments(exact, targets), exact)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.double(), wanted[0], rtol=1e-6, atol=0)
@@ -106,7 +114,7 @@ def test_short_types(dtype: torch.dtype) -> None:
 def test_long_utterances_against_a_recursion() -> None:
     """Sums that no other factor than the logarithm holds: a probability of e^-3000."""
     T, U, v = 200, 40, 50
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     logits = (8 * torch.randn(1, T, U + 1, v, dtype=torch.float64, generator=generator)).requires_grad_()
     targets = torch.randint(1, v, (1, U), generator=generator)
     scores = logits.log_softmax(-1)[0]
@@ -127,17 +135,17 @@ def test_long_utterances_against_a_recursion() -> None:
 
 def test_reductions() -> None:
     logits, targets = example()
-    losses = transducer_loss(logits, targets, FRAMES, LABELS, reduction="none")
+    losses = transducer_loss(logits, targets, *lengths(), reduction="none")
     assert losses.shape == (3,)
-    torch.testing.assert_close(transducer_loss(logits, targets, FRAMES, LABELS), losses.mean())
-    torch.testing.assert_close(transducer_loss(logits, targets, FRAMES, LABELS, reduction="sum"), losses.sum())
+    torch.testing.assert_close(transducer_loss(logits, targets, *lengths()), losses.mean())
+    torch.testing.assert_close(transducer_loss(logits, targets, *lengths(), reduction="sum"), losses.sum())
 
 
 def test_fastemit_scales_the_gradients_of_labels() -> None:
     logits, targets = example()
     scores = logits.detach().log_softmax(-1)
     plain, more = (
-        with_gradient(transducer_loss(logits, targets, FRAMES, LABELS, reduction="none", fastemit=each), logits)
+        with_gradient(transducer_loss(logits, targets, *lengths(), reduction="none", fastemit=each), logits)
         for each in (0.0, 0.5)
     )
     torch.testing.assert_close(more[0], plain[0])
@@ -158,7 +166,7 @@ def test_rows_behind_the_lengths_are_not_read() -> None:
         is_used[i, :t, : u + 1] = True
         targets[i, u:] = -1000
     spoilt = torch.where(is_used[..., None], logits.detach(), torch.nan).requires_grad_()
-    loss, grad = with_gradient(transducer_loss(spoilt, targets, FRAMES, LABELS, reduction="none"), spoilt)
+    loss, grad = with_gradient(transducer_loss(spoilt, targets, *lengths(), reduction="none"), spoilt)
     assert loss.isfinite().all()
     assert not grad[~is_used].any()
     torch.testing.assert_close(grad[is_used], with_gradient(enumerate_alignments(logits, targets), logits)[1][is_used])
@@ -171,7 +179,7 @@ def test_a_label_that_is_masked_out() -> None:
     masked[0, :2, 0, targets[0, 0]] = -torch.inf
     masked[2, :, 0, targets[2, 0]] = -torch.inf
     masked.requires_grad_()
-    loss, grad = with_gradient(transducer_loss(masked, targets, FRAMES, LABELS, reduction="none"), masked)
+    loss, grad = with_gradient(transducer_loss(masked, targets, *lengths(), reduction="none"), masked)
     torch.testing.assert_close(loss, enumerate_alignments(masked, targets).detach())
     assert loss[2] == torch.inf
     assert grad.isfinite().all()
@@ -179,7 +187,7 @@ def test_a_label_that_is_masked_out() -> None:
 
 
 def test_one_utterance_and_vmap() -> None:
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(3)
     logits, targets = torch.randn(4, 5, 4, V, generator=generator), torch.randint(0, V, (4, 3), generator=generator)
     frames, labels = torch.tensor([5, 4, 1, 2]), torch.tensor([3, 0, 2, 1])
     wanted = transducer_loss(logits, targets, frames, labels, reduction="none")
@@ -196,7 +204,7 @@ def test_one_utterance_and_vmap() -> None:
 def test_compile() -> None:
     logits, targets = example(torch.float32)
     compiled = torch.compile(transducer_loss, fullgraph=True)
-    arguments = (targets, FRAMES, LABELS)
+    arguments = (targets, *lengths())
     wanted = [each(logits, *arguments, fastemit=0.01, star_index=5) for each in (transducer_loss, compiled)]
     torch.testing.assert_close(*wanted)
     torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in wanted))
@@ -206,28 +214,28 @@ def test_second_gradients() -> None:
     logits, targets = example()
     options = {"star_index": 5, "star_penalty": -0.4, "delay_penalty": 0.1}
     torch.autograd.gradgradcheck(
-        lambda x: transducer_loss(x, targets, FRAMES, LABELS, **options), (logits,), fast_mode=True
+        lambda x: transducer_loss(x, targets, *lengths(), **options), (logits,), fast_mode=True
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8], ids=str)
 def test_integers_of_other_widths(dtype: torch.dtype) -> None:
     logits, targets = example()
-    given = [each.to(dtype) for each in (targets, FRAMES, LABELS)]
-    torch.testing.assert_close(transducer_loss(logits, *given), transducer_loss(logits, targets, FRAMES, LABELS))
+    given = [each.to(dtype) for each in (targets, *lengths())]
+    torch.testing.assert_close(transducer_loss(logits, *given), transducer_loss(logits, targets, *lengths()))
 
 
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "columns apart"])
 def test_strided_logits(layout: str) -> None:
     logits, targets = example()
-    wanted = transducer_loss(logits, targets, FRAMES, LABELS)
+    wanted = transducer_loss(logits, targets, *lengths())
     wide = F.pad(logits.detach(), (0, 3))
     strided = {
         "transposed": logits.detach().transpose(1, 2).contiguous().transpose(1, 2),
         "sliced": wide[..., :V],
         "columns apart": logits.detach().repeat_interleave(2, -1)[..., ::2],
     }[layout]
-    torch.testing.assert_close(transducer_loss(strided, targets, FRAMES, LABELS), wanted.detach())
+    torch.testing.assert_close(transducer_loss(strided, targets, *lengths()), wanted.detach())
 
 
 def case(**changes: Any) -> dict[str, Any]:
@@ -235,11 +243,12 @@ def case(**changes: Any) -> dict[str, Any]:
     return {
         "logits": logits,
         "targets": targets,
-        "logit_lengths": FRAMES,
-        "target_lengths": LABELS,
+        "logit_lengths": torch.tensor(FRAMES),
+        "target_lengths": torch.tensor(LABELS),
     } | changes
 
 
+@ON_CPU
 @pytest.mark.parametrize(
     ("changes", "kind", "text"),
     [
@@ -275,16 +284,16 @@ def join(f: Tensor, g: Tensor, activation: str | None) -> Tensor:
 @pytest.mark.parametrize("activation", ["relu", "tanh", None])
 @pytest.mark.parametrize("h", [1, 8, 37])
 def test_joint(activation: str | None, h: int) -> None:
-    generator = torch.Generator().manual_seed(h)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(h)
     f, g = (torch.randn(3, n, h, dtype=torch.float64, generator=generator).requires_grad_() for n in (5, 5))
     everything = transducer_joint(f, g, activation=activation)
     torch.testing.assert_close(everything, join(f, g, activation))
-    packed = transducer_joint(f, g, FRAMES, LABELS, activation=activation, packed=True)
+    packed = transducer_joint(f, g, *lengths(), activation=activation, packed=True)
     torch.testing.assert_close(packed, pack(join(f, g, activation)))
     seed = torch.randn(packed.shape, dtype=torch.float64, generator=generator)
     wanted = torch.autograd.grad(pack(join(f, g, activation)), (f, g), seed)
     torch.testing.assert_close(torch.autograd.grad(packed, (f, g), seed), wanted)
-    padded = transducer_joint(f, g, FRAMES, LABELS, activation=activation)
+    padded = transducer_joint(f, g, *lengths(), activation=activation)
     torch.testing.assert_close(pack(padded), packed)
     torch.testing.assert_close(padded.abs().sum(), packed.abs().sum())  # the rest is 0
     torch.testing.assert_close(torch.autograd.grad(pack(padded), (f, g), seed), wanted)
@@ -298,6 +307,7 @@ def test_dropout_of_the_joint() -> None:
     assert abs((dropped == 0).double().mean() - 0.25) < 0.005  # five standard deviations
 
 
+@ON_CPU
 @pytest.mark.parametrize(
     ("change", "kind", "text"),
     [
@@ -319,47 +329,49 @@ def test_what_the_joint_refuses(change: dict[str, Any], kind: type[Exception], t
 
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "tanh", None])
-@pytest.mark.parametrize("most", [1, 60, 2**24])
+@pytest.mark.parametrize("most", [1, 60, 80, 2**24])
 def test_fused(monkeypatch: pytest.MonkeyPatch, most: int, activation: str | None, with_bias: bool) -> None:
-    """Blocks of one frame, of some, and of whole utterances."""
+    """Blocks of one frame, of some, of some whole utterances, and of all."""
     monkeypatch.setattr(fused, "MAX_LOGITS", most)
-    generator = torch.Generator().manual_seed(4)
+    monkeypatch.setattr(fused, "MAX_LOGITS_ON_CPU", most)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(4)
     shapes = [(3, 6, 11), (3, 5, 11), (V, 11), (V,)][: 3 + with_bias]
     parts = [torch.randn(s, dtype=torch.float64, generator=generator).requires_grad_() for s in shapes]
     f, g, weight, bias = (*parts, None)[:4]
     _, targets = example()
     options = {"blank": 1, "fastemit": 0.1, "star_index": 5, "delay_penalty": 0.1, "reduction": "none"}
     logits = F.linear(join(f, g, activation)[:, :5], weight, bias)
-    wanted = transducer_loss(logits, targets, FRAMES, LABELS, **options)
-    found = transducer_loss_fused(f, g, weight, bias, targets, FRAMES, LABELS, activation=activation, **options)
+    wanted = transducer_loss(logits, targets, *lengths(), **options)
+    found = transducer_loss_fused(f, g, weight, bias, targets, *lengths(), activation=activation, **options)
     torch.testing.assert_close(found, wanted)
     seed = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     torch.testing.assert_close(torch.autograd.grad(found, parts, seed), torch.autograd.grad(wanted, parts, seed))
 
 
 def test_second_gradients_of_the_fused_loss() -> None:
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     shapes = (3, 5, 2), (3, 5, 2), (V, 2), (V,)
     parts = [torch.randn(s, dtype=torch.float64, generator=generator).requires_grad_() for s in shapes]
     _, targets = example()
     torch.autograd.gradgradcheck(
-        lambda *each: transducer_loss_fused(*each, targets, FRAMES, LABELS, activation="tanh"), parts, fast_mode=True
+        lambda *each: transducer_loss_fused(*each, targets, *lengths(), activation="tanh"), parts, fast_mode=True
     )
 
 
-def test_the_fused_loss_under_autocast() -> None:
-    generator = torch.Generator().manual_seed(6)
+def test_the_fused_loss_under_autocast(device: str) -> None:
+    generator = torch.Generator(torch.get_default_device()).manual_seed(6)
     parts = [torch.randn(s, generator=generator).requires_grad_() for s in ((3, 5, 16), (3, 5, 16), (V, 16), (V,))]
     _, targets = example()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = transducer_loss_fused(*parts, targets, FRAMES, LABELS)
+    with torch.autocast(device, torch.bfloat16):
+        loss = transducer_loss_fused(*parts, targets, *lengths())
     assert loss.dtype == torch.float32
     grads = torch.autograd.grad(loss, parts)
     short = [each.detach().bfloat16().requires_grad_() for each in parts]
-    torch.testing.assert_close(loss, transducer_loss_fused(*short, targets, FRAMES, LABELS))
+    torch.testing.assert_close(loss, transducer_loss_fused(*short, targets, *lengths()))
     assert {each.dtype for each in grads} == {torch.float32}
 
 
+@ON_CPU
 @pytest.mark.parametrize(
     ("change", "kind", "text"),
     [
@@ -380,8 +392,8 @@ def test_what_the_fused_loss_refuses(change: dict[str, Any], kind: type[Exceptio
         "weight": torch.zeros(V, 8),
         "bias": torch.zeros(V),
         "targets": torch.zeros(3, 4).long(),
-        "logit_lengths": FRAMES,
-        "target_lengths": LABELS,
+        "logit_lengths": torch.tensor(FRAMES),
+        "target_lengths": torch.tensor(LABELS),
     } | change
     with pytest.raises(kind, match=text):
         transducer_loss_fused(**given)
@@ -392,5 +404,8 @@ def test_what_the_fused_loss_refuses(change: dict[str, Any], kind: type[Exceptio
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("operator", [transducer_scores, transducer_lattice, transducer_join], ids=lambda o: o.__name__)
-def test_numerics(operator: Any) -> None:
-    assert opwright.verify(operator, checks=["numerics", "gradients", "second gradients"]).passed
+def test_numerics(operator: Any, device: str) -> None:
+    with torch.device("cpu"):
+        record = opwright.verify(operator, checks=["numerics", "gradients", "second gradients"], devices=[device])
+    assert record.passed, record.failures
+    assert device in record.backends

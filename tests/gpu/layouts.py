@@ -21,7 +21,7 @@ from typing import Any
 
 import opwright_ops
 import torch
-from opwright_ops import LSTM, matmul_bias_gelu, softmax
+from opwright_ops import LSTM, matmul_bias_gelu
 from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
 from opwright_ops.d_sigmoid.op import d_sigmoid, d_sigmoid_backward
 from opwright_ops.lstm.op import lstm, lstm_backward
@@ -33,6 +33,7 @@ from opwright_ops.norm.op import (
     rms_norm,
     rms_norm_backward,
 )
+from opwright_ops.softmax.op import softmax
 from torch import Tensor
 
 # A tensor in a larger one: the shape of that, and the view of it.

@@ -64,7 +64,9 @@ def _results(given: dict[str, Tensor], dtype: torch.dtype | None = None, **optio
 
 def _error(found: list[Tensor], true: list[Tensor]) -> float:
     pairs = zip(found, true, strict=True)
-    return max(float((a.detach().double() - b.detach()).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in pairs)
+    return max(
+        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max().clamp_min(1e-6)) for a, b in pairs
+    )
 
 
 _SHAPES = [

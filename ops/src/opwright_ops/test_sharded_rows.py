@@ -1,4 +1,4 @@
-"""Rows whose last axis is sharded: four processes give what PyTorch gives in one, and send sums and maxima alone.
+"""Rows whose last axis is sharded: processes give what PyTorch gives in one, and send sums and maxima alone.
 
 This file is the test and, run as a program, one of its processes.
 """
@@ -25,6 +25,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import opwright_ops
 from opwright_ops.cross_entropy.loss import cross_entropy, logsumexp
 
+DEVICE, RANKS = (sys.argv[3], int(sys.argv[4])) if __name__ == "__main__" else ("", 0)
 R, S0, S1, S2 = Replicate(), Shard(0), Shard(1), Shard(2)
 ROWS = 6
 # Uneven shards, an empty one, and even ones.
@@ -174,21 +175,24 @@ def hold(call: Call, mesh: DeviceMesh, shape: Sequence[int], rows: Sequence[Any]
 
 
 def check_every_operator() -> None:
-    line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
+    line = init_device_mesh(DEVICE, (RANKS,))
+    square = init_device_mesh(DEVICE, (2, 2)) if RANKS == 4 else None
     for call in CALLS:
         for n, is_weight_sharded in itertools.product(WIDTHS, (True, False) if "w" in call.arguments else (True,)):
             hold(call, line, (ROWS, n), [S1], is_weight_sharded)
+        hold(call, line, (2, 3, 13), [S2], True)
+        if square is None:
+            continue
         for rows in ([S0, S1], [S1, S0], [R, S1], [S1, S1]):
             hold(call, square, (ROWS, 13), rows, True)
         hold(call, square, (ROWS, 3), [S1, S1], False)
-        hold(call, line, (2, 3, 13), [S2], True)
         hold(call, square, (2, 3, 13), [S0, S2], True)
         hold(call, square, (2, 4, 13), [S1, S2], True)
 
 
 def check_special_rows() -> None:
     """Rows that are -inf on one rank, on all, that have NaN or inf, and logits near the largest number."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(DEVICE, (RANKS,))
     x = torch.randn(8, 13, dtype=torch.float64)
     x[0, 4:8] = -math.inf
     x[1] = -math.inf
@@ -220,7 +224,7 @@ def check_special_rows() -> None:
 
 def check_types() -> None:
     """16 bits and float32 are as near to float64 as one process is, but for the order of sums."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(DEVICE, (RANKS,))
     for call, dtype in itertools.product(CALLS, (torch.float32, torch.float16, torch.bfloat16)):
         tensors = make(call, (ROWS, 1001), dtype)
         rows = {"r": [S1], "t": [R], "w": [S0]}
@@ -238,7 +242,7 @@ def check_types() -> None:
         )
         for g, a, e in zip((*got, *gradients), (*alone, *alone_gradients), (*exact, *exact_gradients), strict=True):
             assert g.dtype == a.dtype == dtype
-            scale = e.abs().max()
+            scale = max(e.abs().max(), *(result.abs().max() for result in exact))  # a gradient's terms, which cancel
             own = (a.double() - e).abs().max()
             off = (g.full_tensor().double() - e).abs().max()
             # The result is rounded to its type; sums over ranks, scales and their products are rounded in float32.
@@ -247,7 +251,7 @@ def check_types() -> None:
 
 
 def check_a_backward_in_place() -> None:
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(DEVICE, (RANKS,))
     call = LOSSES[3]
     logits, target = make(call, (ROWS, 13))
     (_, (wanted,), _) = differentiate(call.in_pytorch, [logits, target], call.options)
@@ -263,7 +267,7 @@ def check_a_backward_in_place() -> None:
 
 
 def check_targets_that_are_no_classes() -> None:
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(DEVICE, (RANKS,))
     logits = distribute_tensor(torch.randn(3, 13), mesh, [S1])
     for wrong in (-1, 13):
         with pytest.raises(IndexError, match="neither a class"):
@@ -271,7 +275,7 @@ def check_targets_that_are_no_classes() -> None:
 
 
 def check_ranks_that_take_no_part() -> None:
-    mesh = DeviceMesh("cpu", [0, 1, 2])
+    mesh = DeviceMesh(DEVICE, [*range(RANKS - 1)])
     for call in CALLS[:3]:
         tensors = make(call, (ROWS, 13))
         rows = {"r": [S1], "t": [R]}
@@ -291,7 +295,7 @@ def check_ranks_that_take_no_part() -> None:
 
 def check_compiled() -> None:
     """Traced whole, with the numbers of the call that is not compiled."""
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(DEVICE, (RANKS,))
     for call in CALLS[-1], LOSSES[3], CALLS[0]:
         torch._dynamo.reset()
         rows = {"r": [S1], "t": [R], "w": [S0]}
@@ -309,7 +313,7 @@ def check_compiled() -> None:
 
 
 def check_second_derivatives() -> None:
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(DEVICE, (RANKS,))
     for call in CALLS:
         tensors = make(call, (ROWS, 13))
         rows = {"r": [S1], "t": [R], "w": [S0]}
@@ -342,32 +346,43 @@ CHECKS = [
 # --- the tests ------------------------------------------------------------------------------------------
 
 
+NEEDS_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
 @pytest.mark.compiler
-def test_four_processes(tmp_path: Path) -> None:
-    meeting = tmp_path / "meeting"
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPUS])])
+def test_processes(where: str, tmp_path: Path) -> None:
+    """Four, by gloo; by NCCL four or two."""
+    meeting, count = tmp_path / "meeting", 4 if where == "cpu" or torch.cuda.device_count() >= 4 else 2
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(meeting)],
+            [sys.executable, __file__, str(rank), str(meeting), where, str(count)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(4)
+        for rank in range(count)
     ]
     try:
         outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * 4, "".join(output[-2000:] for output in outputs)
+    assert [rank.returncode for rank in ranks] == [0] * count, "".join(output[-2000:] for output in outputs)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=int(sys.argv[1]), world_size=4)
+    own = int(sys.argv[1])
+    if DEVICE == "cuda":
+        torch.cuda.set_device(own)
+        torch.set_default_device(torch.device("cuda", own))
+        CHECKS.remove(check_targets_that_are_no_classes)  # they end in an assertion on the GPU
+    kind = "nccl" if DEVICE == "cuda" else "gloo"
+    dist.init_process_group(kind, init_method="file://" + sys.argv[2], rank=own, world_size=RANKS)
     torch.manual_seed(0)
     for check in CHECKS:
-        if len(sys.argv) < 4 or sys.argv[3] in check.__name__:
+        if len(sys.argv) < 6 or sys.argv[5] in check.__name__:
             check()
             if dist.get_rank() == 0:
                 print(check.__name__, flush=True)

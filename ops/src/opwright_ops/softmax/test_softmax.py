@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import opwright
+import opwright.testing
 from opwright_ops.softmax import softmax
 from opwright_ops.softmax.op import softmax as softmax_of_rows
 

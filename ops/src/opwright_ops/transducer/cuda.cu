@@ -298,16 +298,20 @@ __global__ void __launch_bounds__(kRowThreads)
 
 constexpr int kHeldPositions = 2;  // of a thread of the joint's backward
 constexpr int kFramesAtOnce = 4;   // whose gradients it loads together
+constexpr int kMinFrames = 16;     // that a block adds up
+constexpr int kJoinBlocks = 2;     // for each multiprocessor, where there is enough to do
 
-// A block adds up the gradients of some columns of one utterance, over positions and over frames:
-// each is read once. `lanes` threads lie across the columns, the others across positions. More
-// positions than kHeldPositions for each of those take several passes, and sums of frames that go
-// on in `partial`.
+// A block adds up the gradients of some columns of one utterance, over positions and over some
+// frames: each is read once. kLanes threads lie across the columns, the others across positions.
+// More positions than kHeldPositions for each of those take several passes, and sums of frames that
+// go on in `partial_f`. The sums over the frames of each block go to `partial_g`, if it is not
+// null.
 template <int N, int kLanes, typename T>
 __global__ void __launch_bounds__(kRowThreads)
     join_backward_kernel(Batch batch, int64_t frames, int64_t positions, int64_t h, Vectors<T> f,
                          Vectors<T> g, Activation activation, RowsOf<const T> grad,
-                         compute_t<T>* partial, T* grad_f, T* grad_g) {
+                         int64_t frames_of_block, compute_t<T>* partial_f, compute_t<T>* partial_g,
+                         T* grad_f, T* grad_g) {
   using S = compute_t<T>;
   constexpr int kGroups = kRowThreads / kLanes, kWarps = kRowThreads / kWarp;
   constexpr int kColumns = kLanes * N;
@@ -318,6 +322,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int id = threadIdx.x, lane = id % kLanes, group = id / kLanes, warp = id / kWarp;
   const int64_t column = blockIdx.x % parts * kColumns, j = column + lane * N;
   const bool has_columns = j < h;
+  const int64_t begin = blockIdx.y * frames_of_block, end = min(begin + frames_of_block, frames);
   int parity = 0;
   for (int64_t start = 0; start < positions; start += kGroups * kHeldPositions) {
     const bool is_last_pass = start + kGroups * kHeldPositions >= positions;
@@ -328,7 +333,7 @@ __global__ void __launch_bounds__(kRowThreads)
       if (has_columns && u < rows.positions)
         opwright::unpack(opwright::load_pack<N>(g.at(entry, u) + j), y[p]);
     }
-    for (int64_t first = 0; first < frames; first += kFramesAtOnce, parity ^= 1) {
+    for (int64_t first = begin; first < end; first += kFramesAtOnce, parity ^= 1) {
       Pack<T, N> loaded[kFramesAtOnce][kHeldPositions], frame[kFramesAtOnce];
       OPWRIGHT_UNROLL
       for (int k = 0; k < kFramesAtOnce; ++k) {
@@ -371,21 +376,27 @@ __global__ void __launch_bounds__(kRowThreads)
       for (int i = id; i < kFramesAtOnce * kColumns; i += kRowThreads) {
         const int64_t t = first + i / kColumns,
                       at = (entry * frames + t) * h + column + i % kColumns;
-        if (t >= frames || column + i % kColumns >= h) continue;
-        S sum = start ? partial[at] : S(0);
+        if (t >= end || column + i % kColumns >= h) continue;
+        S sum = start ? partial_f[at] : S(0);
         for (int w = 0; w < kWarps; ++w) sum += sums[parity][i / kColumns][w][i % kColumns];
         if (is_last_pass)
           grad_f[at] = T(sum);
         else
-          partial[at] = sum;
+          partial_f[at] = sum;
       }
     }
     OPWRIGHT_UNROLL
     for (int p = 0; p < kHeldPositions; ++p) {
       const int64_t u = start + group + p * kGroups;
-      if (has_columns && u < positions)
-        opwright::store_pack(grad_g + (entry * positions + u) * h + j,
-                             opwright::pack_of<T>(of_position[p]));
+      if (!has_columns || u >= positions) continue;
+      const int64_t at = (entry * positions + u) * h + j;
+      if (!partial_g) {
+        opwright::store_pack(grad_g + at, opwright::pack_of<T>(of_position[p]));
+        continue;
+      }
+      S* to = partial_g + blockIdx.y * (batch.logit_lengths.size(0) * positions * h) + at;
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < N; ++i) to[i] = of_position[p][i];
     }
   }
 }
@@ -520,12 +531,26 @@ void transducer_join_backward(View<const T, 2> grad_output, View<const T, 3> f, 
                          are_aligned(grad) && opwright::is_aligned(grad_g.data(), N);
   const auto start = [&]<int kWidth, int kLanes>() {
     constexpr int kColumns = kWidth * kLanes;
+    using S = compute_t<T>;
+    const int64_t across = b * ((h + kColumns - 1) / kColumns);
+    // Frames are split where there are too few columns for all multiprocessors.
+    const int64_t wanted = kJoinBlocks * opwright::current_device().multiprocessors / across;
+    const int64_t most = (frames + kMinFrames - 1) / kMinFrames;
+    const int64_t parts = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    const int64_t frames_of_block =
+        (frames + parts * kFramesAtOnce - 1) / (parts * kFramesAtOnce) * kFramesAtOnce;
+    const int64_t splits = (frames + frames_of_block - 1) / frames_of_block;
     const bool is_one_pass = positions <= kRowThreads / kLanes * kHeldPositions;
-    auto* partial = is_one_pass ? nullptr : opwright::scratch<compute_t<T>>(b * frames * h);
+    S* partial_f = is_one_pass ? nullptr : opwright::scratch<S>(b * frames * h);
+    S* partial_g = splits == 1 ? nullptr : opwright::scratch<S>(splits * grad_g.numel());
     opwright::launch_behind(join_backward_kernel<kWidth, kLanes, T>,
-                            dim3(static_cast<unsigned>(b * ((h + kColumns - 1) / kColumns))),
+                            dim3(static_cast<unsigned>(across), static_cast<unsigned>(splits)),
                             dim3(kRowThreads), 0, stream, batch, frames, positions, h, from_f,
-                            from_g, activation, grad, partial, grad_f.data(), grad_g.data());
+                            from_g, activation, grad, frames_of_block, partial_f, partial_g,
+                            grad_f.data(), grad_g.data());
+    opwright::sum_partials(opwright::Partials<S>{partial_g, static_cast<int32_t>(splits), false},
+                           grad_g.numel(), View<T, 1>{grad_g.data(), {grad_g.numel()}, {1}},
+                           stream);
   };
   has_packs ? start.template operator()<N, 8>() : start.template operator()<1, 32>();
 }

@@ -133,10 +133,6 @@ class _Block(NamedTuple):
     positions: int
     frames: Tensor
 
-    def of(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the parts of the joint's inputs."""
-        return f[self.entries, self.start : self.stop], g[self.entries, : self.positions]
-
 
 def _divide(lengths: list[list[int]], v: int, device: torch.device) -> list[_Block]:
     """Returns the blocks of a batch, each with as many rows as may exist at a time."""
@@ -187,18 +183,23 @@ class _Call(NamedTuple):
         rows, star = self.blocks[-1].rows.stop, self.penalties["star_index"]
         return transducer_columns(*self.integers(), rows=rows, classes=v, star_index=star)
 
-    def join_options(self, block: _Block) -> dict[str, Any]:
-        count = block.rows.stop - block.rows.start
-        return {"rows": count, "is_packed": True, "activation": self.activation or "none"}
+    def join_arguments(self, f: Tensor, g: Tensor, block: _Block) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """Returns what `transducer_join` is given for a block."""
+        frames, positions = f[block.entries, block.start : block.stop], g[block.entries, : block.positions]
+        options = {
+            "rows": block.rows.stop - block.rows.start,
+            "is_packed": True,
+            "activation": self.activation or "none",
+        }
+        return (frames, positions, block.frames, self.target_lengths[block.entries]), options
 
-    def join(self, f: Tensor, g: Tensor, block: _Block) -> Tensor:
-        """Returns the joint of a block, [rows, H]."""
-        labels = self.target_lengths[block.entries]
-        return transducer_join(*block.of(f, g), block.frames, labels, **self.join_options(block))
 
-    def join_backward(self, grad: Tensor, f: Tensor, g: Tensor, block: _Block) -> tuple[Tensor, Tensor]:
-        labels = self.target_lengths[block.entries]
-        return transducer_join_backward(grad, *block.of(f, g), block.frames, labels, **self.join_options(block))
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds a @ b to a matrix in a wider type; on a GPU without rounding the product first."""
+    if total.is_cuda and total.dtype != a.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -208,7 +209,8 @@ class _FusedLoss(torch.autograd.Function):
     def forward(ctx: Any, f: Tensor, g: Tensor, weight: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
         columns, found = call.columns(len(weight)), []
         for block in call.blocks:
-            logits = torch.nn.functional.linear(call.join(f, g, block), weight, bias)
+            arguments, options = call.join_arguments(f, g, block)
+            logits = torch.nn.functional.linear(transducer_join(*arguments, **options), weight, bias)
             found.append(transducer_scores(logits, columns[block.rows], blank=call.blank))
             del logits
         scores = [torch.cat(each) for each in zip(*found, strict=True)]
@@ -235,22 +237,24 @@ class _FusedLoss(torch.autograd.Function):
             for x, is_needed in zip((g, weight, bias), needed[1:], strict=False)
         )
         for block in call.blocks:
-            rows, joint = block.rows, call.join(f, g, block)
+            rows = block.rows
+            arguments, options = call.join_arguments(f, g, block)
+            joint = transducer_join(*arguments, **options)
             grad = torch.nn.functional.linear(joint, weight, bias)
             transducer_scores_gradient_(
                 grad, of_blank[rows], of_label[rows], columns[rows], normalizer[rows], blank=call.blank
             )
             if grad_weight is not None:
-                grad_weight += grad.T @ joint
+                _add_product(grad_weight, grad.T, joint)
             if grad_bias is not None:
-                grad_bias += grad.sum(0, dtype=wide)
-            if grad_f is None and grad_g is None:
-                continue
-            of_frames, of_positions = call.join_backward(grad @ weight, f, g, block)
-            if grad_f is not None:
-                grad_f[block.entries, block.start : block.stop] = of_frames
-            if grad_g is not None:
-                grad_g[block.entries, : block.positions] += of_positions
+                grad_bias += grad.sum(0)
+            if grad_f is not None or grad_g is not None:
+                of_frames, of_positions = transducer_join_backward(grad @ weight, *arguments, **options)
+                if grad_f is not None:
+                    grad_f[block.entries, block.start : block.stop] = of_frames
+                if grad_g is not None:
+                    grad_g[block.entries, : block.positions] += of_positions
+            del grad, joint  # before those of the next block
         found = [grad_f, grad_g, grad_weight, grad_bias]
         return (*(x if x is None else x.to(f.dtype) for x in found), None)
 

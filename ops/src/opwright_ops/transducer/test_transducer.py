@@ -348,6 +348,24 @@ def test_fused(monkeypatch: pytest.MonkeyPatch, most: int, activation: str | Non
     torch.testing.assert_close(torch.autograd.grad(found, parts, seed), torch.autograd.grad(wanted, parts, seed))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_fused_in_short_types(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Joint, logits and their gradient are rounded; sums over blocks are not."""
+    monkeypatch.setattr(fused, "MAX_LOGITS", 60)
+    monkeypatch.setattr(fused, "MAX_LOGITS_ON_CPU", 60)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(4)
+    shapes = (3, 6, 16), (3, 5, 16), (V, 16), (V,)
+    parts = [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+    exact = [x.detach().double().requires_grad_() for x in parts]
+    _, targets = example()
+    found, wanted = (transducer_loss_fused(*each, targets, *lengths()) for each in (parts, exact))
+    assert found.dtype == torch.float32
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), wanted, rtol=4 * eps, atol=0)
+    for grad, other in zip(torch.autograd.grad(found, parts), torch.autograd.grad(wanted, exact), strict=True):
+        assert (grad.double() - other).abs().max() <= 4 * eps * other.abs().max()
+
+
 def test_second_gradients_of_the_fused_loss() -> None:
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     shapes = (3, 5, 2), (3, 5, 2), (V, 2), (V,)

@@ -28,6 +28,9 @@ from opwright_ops.cross_entropy.loss import cross_entropy, logsumexp
 DEVICE, RANKS = (sys.argv[3], int(sys.argv[4])) if __name__ == "__main__" else ("", 0)
 R, S0, S1, S2 = Replicate(), Shard(0), Shard(1), Shard(2)
 ROWS = 6
+# Old releases replicate the copy that autograd makes where two leaves get one gradient, if shards are uneven, and cannot
+# flatten rows of which an inner axis is sharded.
+IS_OLD = torch.__version__ < (2, 13)
 # Uneven shards, an empty one, and even ones.
 WIDTHS = [13, 3, 16]
 
@@ -157,6 +160,8 @@ def hold(call: Call, mesh: DeviceMesh, shape: Sequence[int], rows: Sequence[Any]
             torch.testing.assert_close(g.full_tensor().detach(), w.detach())
     for g, w in zip(gradients, wanted_gradients, strict=True):
         torch.testing.assert_close(g.full_tensor(), w)
+    if IS_OLD and call.function is opwright_ops.add_rms_norm and shape[-1] % mesh.size():
+        return
     kinds = [k for k in call.arguments if k != "t"]
     for g, kind in zip(gradients, kinds, strict=True):
         if kind == "r":
@@ -187,7 +192,8 @@ def check_every_operator() -> None:
             hold(call, square, (ROWS, 13), rows, True)
         hold(call, square, (ROWS, 3), [S1, S1], False)
         hold(call, square, (2, 3, 13), [S0, S2], True)
-        hold(call, square, (2, 4, 13), [S1, S2], True)
+        if not (IS_OLD and call.function is cross_entropy):
+            hold(call, square, (2, 4, 13), [S1, S2], True)
 
 
 def check_special_rows() -> None:
@@ -235,7 +241,8 @@ def check_types() -> None:
 
         got, gradients, sent = differentiate(call.function, spread, call.options, place)
         part = 1 if call.function in (cross_entropy, logsumexp) else 2  # of the bytes of float64
-        assert [sum(each.values()) for each in sent] == [ROWS * b // part for b in (call.forward, call.backward)]
+        if not (IS_OLD and call.function is opwright_ops.add_rms_norm):
+            assert [sum(each.values()) for each in sent] == [ROWS * b // part for b in (call.forward, call.backward)]
         alone, alone_gradients, _ = differentiate(call.function, tensors, call.options)
         exact, exact_gradients, _ = differentiate(
             call.in_pytorch, [t.double() if t.is_floating_point() else t for t in tensors], call.options

@@ -38,9 +38,8 @@ def transducer_loss(
 ) -> Tensor:
     """The loss of a transducer (RNN-T): minus the log-probability of the targets, summed over all alignments.
 
-    On a CPU the logits are read once forward, and read and written once backward; no log-softmax of their size is
-    kept. On a GPU the operators of PyTorch compute the loss, and wait for the lengths. Padded logits behind the
-    lengths do not matter, and their gradient is 0.
+    The logits are read once forward, and read and written once backward; no log-softmax of their size is kept, and
+    nothing waits for a GPU. Padded logits behind the lengths do not matter, and their gradient is 0.
 
     Args:
         logits: [B, T, U + 1, V]; packed, [sum of logit_lengths * (target_lengths + 1), V]: the rows of each
@@ -65,6 +64,8 @@ def transducer_loss(
         ValueError: shapes or lengths do not fit, or `reduction` is unknown.
         IndexError: a target within its length, or `blank`, is outside of the vocabulary.
         TypeError: targets or lengths are not integers.
+
+        Lengths and targets on a GPU that do not fit end in an assertion there, as in PyTorch's own losses.
 
     Source:
         Graves, arXiv:1211.3711; delay penalty: Kang et al., arXiv:2211.00490; FastEmit: Yu et al.,

@@ -17,12 +17,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from opwright_ops import transducer_joint, transducer_loss, transducer_loss_fused
 from opwright_ops.transducer.op import transducer_lattice
-from summary import write_raw
+from summary import Figure, beside, update, write_raw
 from torch import Tensor
 
 from opwright.machine import machine_card
@@ -127,6 +128,22 @@ def peak_resident() -> int:
     return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
 
 
+def figures(result: dict[str, Any]) -> list[Figure]:
+    """Returns the largest case: of the loss, and of joint, layer and loss, in float32."""
+    found = []
+    for row in result["rows"]:
+        if row["v"] != 1024 or row["dtype"] != "float32" or row["what"] == "joint" or row["direction"] == "forward":
+            continue
+        name, *others = row["ms"]
+        figure = f"{row['what']}, {row['shape']}, V = 1024, float32, forward and backward"
+        ours = row["ms"][name]
+        found.append(Figure(figure, ours, "ms", beside=beside(ours, {other: row["ms"][other] for other in others})))
+    (peak,) = result["peaks"]
+    ours = peak["mib"].pop("fused")
+    figure = f"{peak['what']}, {peak['shape']}, V = 1024, float32, memory of the fused loss"
+    return [*found, Figure(figure, ours, "MiB", beside=beside(ours, peak["mib"]))]
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if sys.argv[1:] else 7
     torch.set_num_threads(THREADS)
@@ -147,6 +164,7 @@ def main() -> None:
     print(peaks[-1], flush=True)
     result = {"rows": rows, "peaks": peaks, "machine": builtins_of(machine_card())}
     write_raw("transducer", result)
+    update(__file__, figures(result), result["machine"])
 
 
 if __name__ == "__main__":

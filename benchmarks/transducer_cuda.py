@@ -6,8 +6,7 @@
 of the logits gives the limit: they are read once forward, and read and written once backward. Forward and backward are
 timed by events, the least of 7; the backward goes through `torch.autograd.grad`. Memory is the peak beyond the inputs.
 
-`caiman` is the loss of caiman-asr (`rnnt_ext`), if it can be imported, with logits and gradient of its own; FOLDER is put
-in front of sys.path. Two minutes.
+`caiman` is the loss of caiman-asr (`rnnt_ext`), if it can be imported; FOLDER is put in front of sys.path. A minute.
 """
 
 from __future__ import annotations

@@ -132,6 +132,7 @@ def test_other_inputs_are_refused() -> None:
             softmax(value, dim)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_operator_of_the_function() -> None:
     """verify, bench and tests are given `opwright_ops.softmax`."""
     assert softmax.operator.function is softmax_of_rows

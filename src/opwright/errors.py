@@ -356,7 +356,7 @@ class OutOfBoundsError(KernelError, IndexError):
 
 
 class StoreError(BuildError):
-    """The store of builds cannot be written: a read-only or full disk, or missing permission.
+    """The cache of builds cannot be written: a read-only or full disk, or missing permission.
 
     Name another directory with OPWRIGHT_CACHE_DIR, or free space with `opwright cache prune`. Compilers also write
     temporary files, into /tmp or where TMPDIR says.
@@ -366,9 +366,9 @@ class StoreError(BuildError):
 
 
 class StoreOwnerError(BuildError):
-    """The store belongs to another user, or others may write to it.
+    """The cache belongs to another user, or others may write to it.
 
-    Libraries in the store are loaded into the process, so a store that others can write to is a way
+    Libraries in the cache are loaded into the process, so a cache that others can write to is a way
     to run their code. Use a directory of your own (OPWRIGHT_CACHE_DIR) or `chmod 700` it.
     """
 

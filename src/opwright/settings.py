@@ -8,7 +8,7 @@ OPWRIGHT_ARCH             --arch             GPU architectures to compile for: 9
 OPWRIGHT_REQUIRE_KERNELS  --require-kernels  1: a kernel that cannot be built is an error
 OPWRIGHT_WITHOUT          build --no-compile-commands  what to leave out: "compile_commands" (compile_commands.json for
                                              editors), "pch" (precompiled headers of extensions), or both
-OPWRIGHT_REMOTE_STORE     none               a store for many machines: a path, or a URL of fsspec such as s3://
+OPWRIGHT_REMOTE_STORE     none               a store of builds for many machines: a path, or a URL of fsspec such as s3://
 OPWRIGHT_REMOTE_PUSH      build --push       1: builds made here are written there; under torchrun they are by default
 OPWRIGHT_REMOTE_KEY       none               a public Ed25519 key, a PEM file: only builds signed by it are fetched
 OPWRIGHT_REMOTE_SIGNING_KEY  none            the private key that signs what is written
@@ -119,12 +119,12 @@ def torch_architectures() -> tuple[str, ...]:
 
 
 def remote_store() -> str | None:
-    """Returns the URL of the store for many machines, if there is one."""
+    """Returns the URL of the remote store, if there is one."""
     return os.environ.get("OPWRIGHT_REMOTE_STORE") or None
 
 
 def pushes() -> bool:
-    """Returns whether builds are written to the store for many machines."""
+    """Returns whether builds are written to the remote store."""
     return _is_on("OPWRIGHT_REMOTE_PUSH", "1" if "TORCHELASTIC_RUN_ID" in os.environ else "0")
 
 

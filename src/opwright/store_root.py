@@ -49,7 +49,7 @@ def check_marker(root: Path) -> None:
         raise StoreOwnerError(
             str(root),
             "the directory has files, and Opwright has not made it",
-            rows=[("expected", f"an empty directory, or a store with its {MARKER}")],
+            rows=[("expected", f"an empty directory, or a cache with its {MARKER}")],
             hint="`export OPWRIGHT_CACHE_DIR=/path/to/another`",
         )
 
@@ -60,21 +60,21 @@ def check_owner(path: Path) -> None:
     if not stat.S_ISDIR(info.st_mode):
         raise StoreOwnerError(
             str(path),
-            "a directory of the store is a symbolic link or a file",
+            "a directory of the cache is a symbolic link or a file",
             rows=[("expected", "a directory"), ("links to", os.path.realpath(path))],
             hint="`export OPWRIGHT_CACHE_DIR=/path/to/another`; that directory itself may be a link",
         )
     if info.st_uid != os.geteuid():
         raise StoreOwnerError(
             str(path),
-            "the store belongs to another user",
+            "the cache belongs to another user",
             rows=[("owner", str(info.st_uid)), ("you", str(os.geteuid()))],
             hint="`export OPWRIGHT_CACHE_DIR=~/.cache/opwright`",
         )
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StoreOwnerError(
             str(path),
-            "others may write to the store",
+            "others may write to the cache",
             rows=[("mode", oct(info.st_mode & 0o777)), ("expected", "0o700")],
             hint=f"`chmod -R go-w {path}`",
         )

@@ -347,7 +347,7 @@ def test_pushing_needs_a_store_to_push_to(monkeypatch, tmp_path, run_python) -> 
     )
     result = run_python(program, check=False)
     assert result.returncode == 2
-    assert "`OPWRIGHT_REMOTE_STORE`: must name the store that `--push` writes to" in result.stderr
+    assert "`OPWRIGHT_REMOTE_STORE`: must name the remote store that `--push` writes to" in result.stderr
 
 
 def test_a_library_of_the_local_store_is_pushed(tmp_path, run_python) -> None:

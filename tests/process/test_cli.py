@@ -338,7 +338,7 @@ def test_doctor(command) -> None:
     assert without.returncode == 2
     assert "apt-get install g++" in without.stdout
     facts = json.loads(command("doctor", "--json").stdout)
-    assert {f["subject"] for f in facts} >= {"torch", "C++ compiler", "store"}
+    assert {f["subject"] for f in facts} >= {"torch", "C++ compiler", "cache"}
 
 
 @pytest.mark.compiler

@@ -203,7 +203,7 @@ def test_disks_that_are_full(machine, monkeypatch: pytest.MonkeyPatch) -> None:
         free = 1 << 20
 
     monkeypatch.setattr(environment_doctor.shutil, "disk_usage", lambda place: Usage)
-    machine.sees("store", "missing", "1 MiB free", "`opwright cache prune`")
+    machine.sees("cache", "missing", "1 MiB free", "`opwright cache prune`")
     machine.sees("temporary files", "wrong", "1 MiB free", "`export TMPDIR=")
 
 

@@ -155,7 +155,7 @@ def _missing_header(match: re.Match[str], failure: Failure) -> Cause:
 def _missing_file(file: str) -> Cause:
     return Cause(
         f"the file `{file}` is not found",
-        "write its absolute path: the commands of a build run in a directory of the store",
+        "write its absolute path: the commands of a build run in a directory of the cache",
     )
 
 

@@ -471,12 +471,12 @@ def _store_error(root: Path, error: OSError) -> StoreError:
         return StoreError(
             os.fsdecode(error.filename),
             "the disk of temporary files is full",
-            rows=[("store", f"{root}, which has space")],
+            rows=[("cache", f"{root}, which has space")],
             hint="`export TMPDIR=/a/larger/disk`",
         )
     return StoreError(
         str(root),
-        "the disk of the store is full" if full else "the store cannot be written",
+        "the disk of the cache is full" if full else "the cache cannot be written",
         rows=[("reason", error.strerror or str(error)), ("at", str(error.filename or root))],
         hint="`opwright cache prune`" if full else "`export OPWRIGHT_CACHE_DIR=/path/to/another`",
     )

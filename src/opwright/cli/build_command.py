@@ -41,7 +41,7 @@ def build_operators(
         json: Print where the libraries are, as JSON.
         out: A folder to write a record of each build into, for the report: its commands in time, the registers of
             its GPU kernels.
-        push: Write the libraries to the store for many machines too, which OPWRIGHT_REMOTE_STORE names.
+        push: Write the libraries to the remote store too, which OPWRIGHT_REMOTE_STORE names.
         compile_commands: Write compile_commands.json for editors, also where nothing has to be compiled,
             and print where it is; by default it is written only for what is compiled.
             --no-compile-commands leaves the file alone (OPWRIGHT_WITHOUT=compile_commands).
@@ -108,7 +108,7 @@ def _remote_store() -> RemoteStore:
     if found is None:
         raise SettingError(
             "OPWRIGHT_REMOTE_STORE",
-            "must name the store that `--push` writes to",
+            "must name the remote store that `--push` writes to",
             hint="`export OPWRIGHT_REMOTE_STORE=s3://bucket/kernels`, or a path that all machines have",
         )
     return found

@@ -19,14 +19,14 @@ def _store():
 
 @cache_app.command
 def dir() -> int:
-    """Print where the store is."""
+    """Print where the cache is."""
     print(_store().root)
     return 0
 
 
 @cache_app.command
 def size(*, bytes: bool = False) -> int:
-    """Print how much space the store takes.
+    """Print how much space the cache takes.
 
     Args:
         bytes: Print the number of bytes, for a script.
@@ -42,7 +42,7 @@ def prune(*, days: float = 30.0, max_size: str = "") -> int:
 
     Args:
         days: Remove builds made before that many days ago.
-        max_size: Then remove the builds used least recently, until the store takes at most this, such as 500MB.
+        max_size: Then remove the builds used least recently, until the cache takes at most this, such as 500MB.
     """
     max_bytes = _bytes_of(max_size) if max_size else None
     count = _store().prune(days)

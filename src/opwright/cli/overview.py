@@ -16,7 +16,7 @@ VERBS = {
     "pack": "Packs of Triton kernels: record, build, list, verify, diff, tune, embed.",
     "doctor": "Say what is there, what is missing, and how to get it.",
     "explain": "Explain an error code, such as OPW104.",
-    "cache": "The store of builds: dir, size, prune, clean.",
+    "cache": "The cache of builds: dir, size, prune, clean.",
 }
 FLAGS = {
     "--cache-dir": "Where builds are kept (OPWRIGHT_CACHE_DIR).",

@@ -77,7 +77,7 @@ def _extension(
 
 
 class BuildExtension(torchs.BuildExtension):
-    """Setuptools' `build_ext` that compiles through Opwright's store: `torch.utils.cpp_extension.BuildExtension`.
+    """Setuptools' `build_ext` that compiles through Opwright's cache: `torch.utils.cpp_extension.BuildExtension`.
 
     An unchanged source is compiled once, whatever the checkout or build directory; torch's headers are
     precompiled; CUDA is compiled without a GPU and without a CUDA build of torch. Options as PyTorch's
@@ -174,7 +174,7 @@ class BuildExtension(torchs.BuildExtension):
 
         entries, seconds = build_unchanged(extension.name, compile_all)
         known = len(entries) - len(seconds)
-        print(f"{extension.name}: {len(seconds)} compiled, {known} taken from the store", file=sys.stderr)
+        print(f"{extension.name}: {len(seconds)} compiled, {known} taken from the cache", file=sys.stderr)
         for entry, place in zip(entries, objects, strict=True):
             os.makedirs(os.path.dirname(place), exist_ok=True)
             shutil.copyfile(entry.library, place)

@@ -189,7 +189,7 @@ class _Options:
 def _finish(extension: Any, build_directory: Any, verbose: bool) -> ModuleType | str:
     entry, is_new = build(extension)
     if verbose:
-        state = f"built in {entry.record.seconds['all']:.1f} s" if is_new else "taken from the store"
+        state = f"built in {entry.record.seconds['all']:.1f} s" if is_new else "taken from the cache"
         print(f"{extension.name}: {state}: {entry.library}", file=sys.stderr)
     path = entry.library
     if build_directory is not None:
@@ -219,7 +219,7 @@ def _export(product: Path, folder: Path, name: str) -> Path:
             name,
             "it cannot be put into `build_directory`",
             rows=[("got", str(folder)), ("reason", error.strerror or str(error))],
-            hint="another `build_directory`, or none: it is in the store",
+            hint="another `build_directory`, or none: it is in the cache",
         ) from error
     return folder / name
 

@@ -41,7 +41,7 @@ def examine_machine() -> list[Finding]:
         "CPU": machine.cpu,
         "nvcc": machine.cuda_compiler,
         "GPU": machine.gpu,
-        "store": machine.store,
+        "cache": machine.store,
     }
     return gather(checks.items())
 
@@ -156,14 +156,14 @@ class _Machine:
             place = place.parent
         if store.root.exists() and store.root.stat().st_uid != os.geteuid():
             hint = "`export OPWRIGHT_CACHE_DIR=~/.cache/opwright`"
-            return Finding("store", "missing", f"{store.root} belongs to another user", hint)
+            return Finding("cache", "missing", f"{store.root} belongs to another user", hint)
         if not os.access(place, os.W_OK):
             hint = "`export OPWRIGHT_CACHE_DIR=/tmp/opwright`"
-            return Finding("store", "missing", f"{store.root} cannot be written", hint)
+            return Finding("cache", "missing", f"{store.root} cannot be written", hint)
         builds = sum(1 for _ in store.root.glob("e*/*/*/record.json"))  # entries and extensions
         size, free = _size_bytes(store.root), shutil.disk_usage(place).free
         detail = f"{store.root}  {plural(builds, 'build')}, {size >> 20} MiB, {free >> 20} MiB free"
-        return Finding("store", "ok" if free > _FEW_BYTES else "missing", detail, "`opwright cache prune`")
+        return Finding("cache", "ok" if free > _FEW_BYTES else "missing", detail, "`opwright cache prune`")
 
     # --- what extensions need beside ------------------------------------------------------------------
 

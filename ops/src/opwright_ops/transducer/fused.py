@@ -95,6 +95,9 @@ def transducer_loss_fused(
     if len({x.dtype for x in given.values()}) > 1:
         rows = [(name, shown(x)) for name, x in given.items()]
         refuse(TypeError, "weight", "must have the type of `f`, and so must `g` and `bias`", *rows, subject=_SUBJECT)
+    if not len(f):  # no blocks
+        logits = torch.nn.functional.linear(transducer_joint(f, g, activation=activation), weight, bias)
+        return transducer_loss(logits, targets, logit_lengths, target_lengths, blank=blank, reduction=reduction)
     lengths = torch.stack([logit_lengths.long(), target_lengths.long()], 1).cpu()
     check_lengths(_SUBJECT, *lengths.unbind(1), frames=f.shape[1], labels=targets.shape[1], rows=None)
     call = _Call(

@@ -244,7 +244,7 @@ def transducer_joint(
     )
     if dropout:
         result = torch.nn.functional.dropout(result, dropout)
-    return result if packed else result.reshape(*padded, -1)
+    return result if packed else result.reshape(*padded, f.shape[2])
 
 
 def joint_lengths(

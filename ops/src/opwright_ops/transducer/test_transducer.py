@@ -200,6 +200,22 @@ def test_one_utterance_and_vmap() -> None:
     torch.testing.assert_close(grads, x.grad)
 
 
+def test_no_utterances() -> None:
+    """And no elements in the joint."""
+    none, targets = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.int64)
+    for shape, packed in (((0, 5, 4, V), False), ((0, V), True)):
+        logits = torch.zeros(shape, requires_grad=True)
+        losses = transducer_loss(logits, targets, none, none, packed=packed, reduction="none")
+        assert losses.shape == (0,)
+        assert torch.autograd.grad(losses.sum(), logits)[0].shape == shape
+    f, g, weight = (torch.zeros(s, requires_grad=True) for s in ((0, 5, 6), (0, 4, 6), (V, 6)))
+    assert transducer_joint(f, g).shape == (0, 5, 4, 6)
+    loss = transducer_loss_fused(f, g, weight, None, targets, none, none, reduction="sum")
+    assert loss == 0
+    assert not torch.autograd.grad(loss, weight)[0].any()
+    assert transducer_joint(torch.zeros(2, 5, 0), torch.zeros(2, 4, 0)).shape == (2, 5, 4, 0)
+
+
 @pytest.mark.compiler
 def test_compile() -> None:
     logits, targets = example(torch.float32)

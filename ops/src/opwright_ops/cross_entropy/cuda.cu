@@ -9,15 +9,7 @@ using opwright::with_adjacent_columns;
 
 namespace {
 
-struct Normalizer {
-  static constexpr bool kHasElements = false, kSkipsRows = false;
-  View<double, 1> output;
-  template <typename T>
-  __device__ OPWRIGHT_INLINE void operator()(int64_t row, const T*, double value, double) const {
-    output(row) = value;
-  }
-};
-
+// The loss of a row and its normalizer, or the normalizer alone where `loss` is not defined.
 template <bool kIsSmoothed>
 struct Loss {
   static constexpr bool kHasElements = kIsSmoothed, kSkipsRows = false;
@@ -31,6 +23,7 @@ struct Loss {
   __device__ OPWRIGHT_INLINE void operator()(int64_t row, const T* from, double value,
                                              double elements) const {
     normalizer(row) = value;
+    if (!loss.defined()) return;
     const int64_t at = target(row);
     double found = 0;
     if (at != ignore_index) {
@@ -43,16 +36,7 @@ struct Loss {
   }
 };
 
-template <typename S>
-struct NormalizerGradient {
-  static constexpr int kColumns = 0;
-  static constexpr bool kSkipsRows = false;
-  View<const double, 1> grad, normalizer;
-  __device__ OPWRIGHT_INLINE RowGradient<S> of(int64_t row) const {
-    return {.normalizer = normalizer(row), .grad = S(grad(row)), .slope = 1};
-  }
-};
-
+// Without a target, the gradient of the normalizer.
 template <typename S>
 struct LossGradient {
   static constexpr int kColumns = 1;
@@ -64,14 +48,14 @@ struct LossGradient {
   double z_loss;
   __device__ OPWRIGHT_INLINE RowGradient<S> of(int64_t row) const {
     const double value = normalizer(row);
-    const int64_t at = target(row);
+    const int64_t at = target.defined() ? target(row) : -1;
     return {.normalizer = value,
             .grad = S(grad(row)),
             .slope = z_loss != 0 ? S(1 + 2 * z_loss * value) : S(1),
             .shift = shift,
             .at = {at},
             .minus = {at_target},
-            .is_zero = at == ignore_index};
+            .is_zero = target.defined() && at == ignore_index};
   }
 };
 
@@ -112,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 void row_logsumexp(View<const T, 2> input, View<double, 1> output, cudaStream_t stream) {
-  launch_forward(with_adjacent_columns(input), Normalizer{output}, stream);
+  launch_forward(with_adjacent_columns(input), Loss<false>{.normalizer = output}, stream);
 }
 
 template <typename T>
@@ -120,7 +104,7 @@ void row_logsumexp_backward(View<const double, 1> grad_output, View<const T, 2> 
                             View<const double, 1> output, View<T, 2> grad_input,
                             cudaStream_t stream) {
   launch_backward(with_adjacent_columns(input), grad_input,
-                  NormalizerGradient<compute_t<T>>{grad_output, output}, stream);
+                  LossGradient<compute_t<T>>{.grad = grad_output, .normalizer = output}, stream);
 }
 
 template <typename T>

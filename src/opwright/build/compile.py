@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from opwright import settings
-from opwright.backends.protocol import CompiledBackend, CompileJob, Tool
+from opwright.backends.protocol import CompiledBackend, CompileJob
 from opwright.backends.registry import all_backends
 from opwright.backends.toolchain import (
     GLUE_FLAGS,
     LINK_FLAGS,
     NATIVE,
     Compiler,
-    find_compiler,
     headers_digest,
 )
 from opwright.build import compile_commands
@@ -27,32 +25,10 @@ from opwright.build.remote import remote_store
 from opwright.build.request import Request, make_request, renew
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
+from opwright.build.tools import Tools, find_tools
 from opwright.contract.cpp_names import quote_for_c
 from opwright.contract.sources import Source
 from opwright.errors import CompileError, LoadError, NoCompilerError
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The compilers that a request needs; None where there is none.
-
-    Attributes:
-        compiler: of C++, which all requests need.
-        own: those of backends that have their own.
-    """
-
-    compiler: Compiler | None
-    own: dict[CompiledBackend, Tool | None]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether none is missing."""
-        return self.compiler is not None and all(self.own.values())
-
-    @property
-    def identity(self) -> str | None:
-        """What a build is recorded under; None when a tool is missing, so that any build will do."""
-        return "; ".join(tool.identity for tool in (self.compiler, *self.own.values())) if self.is_whole else None
 
 
 def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
@@ -69,7 +45,7 @@ def ensure_built(request: Request, store: Store) -> tuple[Entry, bool]:
 
 
 def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, bool]:
-    tools = _find_tools(request, store)
+    tools = find_tools(request, store)
     entry = store.find(request.key, tools.identity)
     if entry:
         return entry, False
@@ -105,11 +81,6 @@ def _parts(request: Request) -> list[Request]:
     """Returns the requests for one backend each, where a request is for several: a call asks for those."""
     backends = request.backends if len(request.backends) > 1 else ()
     return [make_request(request.unit, (backend,), request.texts) for backend in backends]
-
-
-def _find_tools(request: Request, store: Store) -> Tools:
-    own = [backend for backend in request.languages if backend.has_own_compiler]
-    return Tools(find_compiler(store.identities), {backend: backend.find_compiler(store.identities) for backend in own})
 
 
 def _require(tools: Tools, request: Request) -> None:
@@ -181,7 +152,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path, watch: Watc
         (work / name).unlink(missing_ok=True)
     entry = store.publish(work, request.key, record)
     for part in _parts(request):
-        store.alias(entry, part.key, _find_tools(part, store).identity)
+        store.alias(entry, part.key, find_tools(part, store).identity)
     return entry
 
 
@@ -296,7 +267,7 @@ def write_compile_commands(request: Request, tools: Tools | None, store: Store) 
     The contract's header is put beside, since the folder of a build is the store's. Sources outside of
     projects, and those that there is no compiler for, are passed over.
     """
-    tools = tools or _find_tools(request, store)
+    tools = tools or find_tools(request, store)
     found: dict[Path, list[compile_commands.Command]] = {}
     for backend, sources in request.languages.items():
         for path in (s.path for s in sources if s.path and s not in request.translations):

@@ -6,7 +6,6 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-from opwright.build.compile import load_error
 from opwright.build.store import Entry
 from opwright.errors import LoadError
 
@@ -80,6 +79,8 @@ def load(entry: Entry) -> Library:
     try:
         handle = open_library(entry.library)
     except OSError as error:
+        from opwright.build.compile import load_error  # not for a library that loads: it takes long to import
+
         raise load_error(entry, str(error)) from None
     if hasattr(handle, "opwright_triton_setup"):
         from opwright.triton.host import attach

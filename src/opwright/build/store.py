@@ -43,12 +43,12 @@ _PRODUCTS = {"entries": "library.so", "objects": "object.o", "extensions": "exte
 _STALE_SECONDS = 24 * 3600  # a work directory this old, and not locked, belongs to a build that was killed
 
 # The forms of the names that the store makes. Nothing else is removed.
-_REQUEST, _BUILD, _WORK = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{32}"), re.compile(r"build-[0-9a-f]{16}")
-_LOCK = re.compile(_WORK.pattern + r"\.lock")
+_REQUEST, _BUILD, _WORK = r"[0-9a-f]{40}", r"[0-9a-f]{32}", r"build-[0-9a-f]{16}"
+_LOCK = _WORK + r"\.lock"
 _FILES = {
-    "compilers": re.compile(r"([0-9a-f]{32}|host-[\w-]+)(\.\d+)?"),
-    "limits": re.compile(r"[0-9a-f]{32}\.([0-9a-f]{8}|json)"),
-    "triton": re.compile(r"[0-9a-f]{32}\.opk|\.[0-9a-f]{32}\.opk\.\w+"),
+    "compilers": r"([0-9a-f]{32}|host-[\w-]+)(\.\d+)?",
+    "limits": r"[0-9a-f]{32}\.([0-9a-f]{8}|json)",
+    "triton": r"[0-9a-f]{32}\.opk|\.[0-9a-f]{32}\.opk\.\w+",
 }
 
 
@@ -366,7 +366,7 @@ class Store:
 
     # --- what there is to remove --------------------------------------------------------------------------
 
-    def _named(self, folder: str, form: re.Pattern[str], *, is_file: bool = False) -> list[Path]:
+    def _named(self, folder: str, form: str, *, is_file: bool = False) -> list[Path]:
         """Returns what lies in a folder of the store and has a name of the store; links are skipped."""
         place = self.root / folder
         return _listed(place, form, is_file) if self._exists() and not place.is_symlink() else []
@@ -420,13 +420,14 @@ def _last_use(path: Path, time: str = "st_mtime") -> float:
         return 0.0
 
 
-def _listed(folder: Path, form: re.Pattern[str], is_file: bool = False) -> list[Path]:
+def _listed(folder: Path, form: str, is_file: bool = False) -> list[Path]:
     try:
         with os.scandir(folder) as found:
             return sorted(
                 Path(entry.path)
                 for entry in found
-                if form.fullmatch(entry.name) and (entry.is_file if is_file else entry.is_dir)(follow_symlinks=False)
+                if re.fullmatch(form, entry.name)
+                and (entry.is_file if is_file else entry.is_dir)(follow_symlinks=False)
             )
     except OSError:
         return []

@@ -117,7 +117,7 @@ def _load(operator: Operator, key: tuple) -> bool | None:
         if key in _tried and not settings.require_kernels():
             return False
         unit = unit_of(key)
-        _import_builder()
+        _import_loader()
     language = _language(operator.declaration, backend)
     try:
         obstacle = language.find_obstacle(operator.declaration.sources[backend], operator.declaration.name)
@@ -147,13 +147,22 @@ def _is_unchanged(unit: Sequence[Declaration], key: tuple) -> bool:
     return len(now) == len(unit) and all(a is b for a, b in zip(now, unit, strict=True))
 
 
-def _import_builder() -> None:
-    """Imports what a build needs, under `registry.lock`: after a fork amid an import, the child cannot import it."""
-    import filelock  # noqa: F401
+# Modules are imported under `registry.lock`: after a fork amid an import, the child cannot import them.
 
-    import opwright.build.load  # noqa: F401
+
+def _import_loader() -> None:
+    """Imports what finds and loads a library that is built."""
+    import opwright.build.load
+    import opwright.build.tools  # noqa: F401
 
     settings.cache_dir()
+
+
+def _import_builder() -> None:
+    """Imports what a build needs, which takes longer."""
+    import filelock  # noqa: F401
+
+    import opwright.build.compile  # noqa: F401
 
 
 def _language(declaration: Declaration, device: str) -> Backend:
@@ -193,13 +202,20 @@ def build(*keys: tuple) -> tuple[Library | Launched, bool]:
     launched = _language(unit[0], keys[0][1])
     if isinstance(launched, LaunchedBackend):
         return Launched(launched, launched.load(unit, unit[0].sources[keys[0][1]])), False
-    # Only here: a process whose operators have no kernels never imports the builder.
-    from opwright.build.compile import ensure_built
+    # Only here: a process whose operators have no kernels never imports them.
     from opwright.build.load import load
     from opwright.build.request import make_request
     from opwright.build.store import Store
+    from opwright.build.tools import find_tools
 
-    entry, is_new = ensure_built(make_request(unit, [key[1] for key in keys]), Store())
+    request, store = make_request(unit, [key[1] for key in keys]), Store()
+    entry, is_new = store.find(request.key, find_tools(request, store).identity), False
+    if entry is None:
+        with registry.lock:
+            _import_builder()
+        from opwright.build.compile import ensure_built
+
+        entry, is_new = ensure_built(request, store)
     with registry.lock:  # no fork amid it
         return load(entry), is_new
 

@@ -7,8 +7,10 @@ a millisecond; on device "meta" the same run would import torch._dynamo, which t
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -86,6 +88,26 @@ class _Watch(TorchDispatchMode):
                 )
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Runs the loops of this thread in it alone: a pool of OpenMP, once started, does not survive a fork.
+
+    A child would wait for its threads at the first parallel loop, because the parent has declared an operator.
+    """
+    torch.get_num_threads()  # the first time, PyTorch sets the number itself
+    openmp = ctypes.CDLL(None)
+    if not hasattr(openmp, "omp_set_num_threads"):
+        yield
+        return
+    count = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(1)  # of this thread: others keep theirs
+    try:
+        yield
+    finally:
+        openmp.omp_set_num_threads(count)
+
+
+@_alone()
 def dry_run(declaration: Declaration) -> None:
     """Runs the reference on small tensors and compares the result with the contract.
 

@@ -61,13 +61,15 @@ def test_the_figures_of_the_readme_are_in_the_summary(summary: ModuleType) -> No
     assert f"{float(cudnn):.1f}" == theirs
 
 
-def test_the_picture_of_the_readme_shows_the_summary(summary: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pictures_show_the_summary(summary: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "picture", raising=False)
     import picture
 
-    shown = picture.PICTURE.read_text()
-    assert shown == picture.draw()
-    assert f"]({picture.PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    pages = (ROOT / "README.md").read_text(), (ROOT / "docs" / "README.md").read_text()
+    for each in picture.PICTURES:
+        assert (summary.RESULTS / each.file).read_text() == picture.draw(each)
+        assert any(f"benchmarks/results/{each.file})" in page for page in pages)
+    shown = (summary.RESULTS / "beside_pytorch.svg").read_text()
     (row,) = [row for row in summary.read() if row["figure"] == "cold build, torch load_inline"]
     assert f"load_inline {float(row['value']):.0f} s" in shown
 

@@ -367,8 +367,22 @@ def _variadic_ranks(signature: Signature) -> dict[str | None, int]:
     }
 
 
+@functools.cache
+def _enter_fake_mode() -> None:
+    """Enters PyTorch's FakeTensorMode once, in a thread that stays.
+
+    Built with CUDA, on a machine without a GPU, PyTorch keeps a pointer into the first thread that enters one, and crashes
+    when another enters one after that has ended.
+    """
+    from opwright._torch import FakeTensorMode
+
+    with FakeTensorMode():
+        pass
+
+
 def _run_apart(function: Callable[[], Any]) -> Any:
     """Calls a function in a thread of its own, where no mode, transform, autocast or gradient of the caller is on."""
+    _enter_fake_mode()
     found: list[Any] = []
 
     def run() -> None:

@@ -58,7 +58,10 @@ def rules_of(function, *values, **options):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_rules(function, values, expected) -> None:
-    assert rules_of(function, *values) == set(expected.split(", "))
+    wanted = set(expected.split(", "))
+    if torch.__version__ < (2, 13) and function is not ops.matmul:
+        wanted.discard("R P > P")  # its products with a second factor that is a part of a sum are whole
+    assert rules_of(function, *values) == wanted
 
 
 def test_they_depend_on_the_options() -> None:

@@ -8,7 +8,7 @@ OPWRIGHT_ARCH             --arch             GPU architectures to compile for: 9
 OPWRIGHT_REQUIRE_KERNELS  --require-kernels  1: a kernel that cannot be built is an error
 OPWRIGHT_WITHOUT          build --no-compile-commands  what to leave out: "compile_commands" (compile_commands.json for
                                              editors), "pch" (precompiled headers of extensions), or both
-OPWRIGHT_REMOTE_STORE     none               a store of builds for many machines: a path, or a URL of fsspec such as s3://
+OPWRIGHT_REMOTE_STORE     none               a store of builds for many machines: a path, or an fsspec URL such as s3://
 OPWRIGHT_REMOTE_PUSH      build --push       1: builds made here are written there; under torchrun they are by default
 OPWRIGHT_REMOTE_KEY       none               a public Ed25519 key, a PEM file: only builds signed by it are fetched
 OPWRIGHT_REMOTE_SIGNING_KEY  none            the private key that signs what is written

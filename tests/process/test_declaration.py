@@ -33,6 +33,6 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of a process from /proc")
 def test_a_child_of_fork_runs_loops_in_threads() -> None:
-    """A declaration runs its reference. Threads that this started would be missing in the child, which waits for them."""
+    """A declaration runs its reference. The child would wait for threads that this had started in the parent."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

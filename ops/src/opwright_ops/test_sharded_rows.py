@@ -28,8 +28,8 @@ from opwright_ops.cross_entropy.loss import cross_entropy, logsumexp
 DEVICE, RANKS = (sys.argv[3], int(sys.argv[4])) if __name__ == "__main__" else ("", 0)
 R, S0, S1, S2 = Replicate(), Shard(0), Shard(1), Shard(2)
 ROWS = 6
-# Old releases replicate the copy that autograd makes where two leaves get one gradient, if shards are uneven. Nor can
-# they flatten rows of which an inner axis is sharded.
+# Before 2.13, PyTorch replicates the copy that autograd makes where two leaves get one gradient, if shards are uneven.
+# It also refuses to flatten a tensor that is sharded along an axis other than its first.
 IS_OLD = torch.__version__ < (2, 13)
 # Uneven shards, an empty one, and even ones.
 WIDTHS = [13, 3, 16]

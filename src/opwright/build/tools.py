@@ -1,4 +1,4 @@
-"""The compilers of a request. Without those of a build, it is looked for in the cache all the same."""
+"""Which compilers a request needs, and which of them are installed."""
 
 from __future__ import annotations
 

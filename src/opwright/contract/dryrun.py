@@ -89,10 +89,10 @@ class _Watch(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Runs the loops of this thread in it alone: a pool of OpenMP, once started, does not survive a fork.
+def _single_threaded() -> Iterator[None]:
+    """Keeps PyTorch's parallel loops in the calling thread, so that no OpenMP thread pool is started.
 
-    A child would wait for its threads at the first parallel loop, because the parent has declared an operator.
+    Such a pool does not survive a fork: a child would wait for its threads at the first parallel loop.
     """
     torch.get_num_threads()  # the first time, PyTorch sets the number itself
     openmp = ctypes.CDLL(None)
@@ -107,7 +107,7 @@ def _alone() -> Iterator[None]:
         openmp.omp_set_num_threads(count)
 
 
-@_alone()
+@_single_threaded()
 def dry_run(declaration: Declaration) -> None:
     """Runs the reference on small tensors and compares the result with the contract.
 

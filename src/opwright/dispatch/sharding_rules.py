@@ -369,10 +369,10 @@ def _variadic_ranks(signature: Signature) -> dict[str | None, int]:
 
 @functools.cache
 def _enter_fake_mode() -> None:
-    """Enters PyTorch's FakeTensorMode once, in a thread that stays.
+    """Enters a FakeTensorMode once in the caller's thread, before a thread that ends does.
 
-    Built with CUDA, on a machine without a GPU, PyTorch keeps a pointer into the first thread that enters one, and crashes
-    when another enters one after that has ended.
+    Where PyTorch is built with CUDA and there is no GPU, it keeps a pointer into the first thread that enters one. The
+    next thread to enter one crashes if the first has ended.
     """
     from opwright._torch import FakeTensorMode
 

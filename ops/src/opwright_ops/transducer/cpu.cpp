@@ -11,7 +11,6 @@ using opwright::check;
 
 namespace {
 
-constexpr double kImpossible = -__builtin_inf();
 constexpr int64_t kCellElements = 16;  // a cell of the lattice takes as long as so many elements
 
 double log_sum(double a, double b) {

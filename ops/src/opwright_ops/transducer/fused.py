@@ -252,7 +252,7 @@ class _FusedLoss(torch.autograd.Function):
             if grad_weight is not None:
                 _add_product(grad_weight, grad.T, joint)
             if grad_bias is not None:
-                # A sum over the rows takes a buffer twice as large as they are on a GPU.
+                # On a GPU, `grad.sum(0)` would allocate a buffer twice as large as `grad`.
                 _add_product(grad_bias[None], ones[:, : len(grad)], grad)
             if grad_f is not None or grad_g is not None:
                 of_frames, of_positions = transducer_join_backward(grad @ weight, *arguments, **options)

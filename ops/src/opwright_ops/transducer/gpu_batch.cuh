@@ -28,7 +28,7 @@ struct Batch {
 };
 
 // The rows of one utterance. All threads of the block must call it: they add up the rows of those
-// in front. The block's lengths are checked here, as far as it reads them.
+// in front. Checks the lengths of this utterance.
 __device__ OPWRIGHT_INLINE Rows rows_of_entry(const Batch& batch, int64_t entry) {
   __shared__ int64_t parts[kWarp];
   const int id = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;

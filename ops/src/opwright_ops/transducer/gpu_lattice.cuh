@@ -29,8 +29,6 @@ static __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-constexpr double kImpossible = -__builtin_inf();
-
 __device__ OPWRIGHT_INLINE double log_sum(double a, double b) {
   const double most = a > b ? a : b, least = a > b ? b : a;  // either if one is NaN
   if (least == kImpossible) return most;
@@ -167,7 +165,7 @@ inline dim3 lattice_block(int64_t labels) {
   return dim3(static_cast<unsigned>(threads < kMaxPositions ? threads : kMaxPositions));
 }
 
-// Zeroes the elements of a padded result, some of which no kernel writes.
+// Sets a padded result to zero: the kernels write only the rows within the lengths.
 inline void clear_unused(const View<double, 1>& result, int64_t frames, cudaStream_t stream) {
   if (frames) cudaMemsetAsync(result.data(), 0, result.numel() * sizeof(double), stream);
 }

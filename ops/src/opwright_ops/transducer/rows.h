@@ -10,6 +10,8 @@ namespace opwright_ops {
 
 using opwright::View;
 
+constexpr double kImpossible = -__builtin_inf();  // the score of a step that cannot be taken
+
 // The rows of one utterance: frames that follow each other, `width` rows apart.
 struct Rows {
   int64_t first, width, frames, positions;

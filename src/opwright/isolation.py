@@ -152,15 +152,21 @@ class Worker:
             self._process.requests.write(json.dumps(request) + "\n")
             self._process.requests.flush()
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self, is_interrupted: Callable[[], bool] = lambda: False) -> Iterator[dict[str, Any]]:
         """Yields what it sends, until it is done.
+
+        Args:
+            is_interrupted: asked many times a second whether to stop: for threads, which Ctrl-C does not reach.
 
         Raises:
             WorkerEnded: it has ended before it was done, or had to be ended.
             OpwrightError: it could not do what was asked.
+            KeyboardInterrupt: it was to stop.
         """
         while not self.is_over:
             wait_for_any([self])
+            if is_interrupted():
+                raise KeyboardInterrupt
             yield from self.look()
         self.close()
         if not self.is_done:

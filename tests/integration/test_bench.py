@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -534,3 +536,37 @@ def test_the_commands_bench_and_report(tmp_path: Path) -> None:
     assert "bench_commands::thrice" in (tmp_path / "page.html").read_text()
     assert re.search(r"forward (no visible difference from|[\d.]+x (faster|slower) than) eager", page.stderr)
     assert command("report", "nothing_here").returncode == 5
+
+
+SHARED = """
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+@operator("bench_ranks::twice")
+def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+"""
+
+
+def test_ranks_of_torchrun_share_the_inputs(tmp_path: Path) -> None:
+    (tmp_path / "shared.py").write_text(SHARED)
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "opwright", "bench"]
+    asked = ["shared.py", "--axis", "n=8,16,32", "--dtype", "f32", "--direction", "forward", "--against", "eager"]
+    command = [*ranks, *asked, "--seconds", "0.1", "--out", "records", "--json"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    (record,) = json.loads(result.stdout)
+    assert [m["case"] for m in record["measurements"]] == ["f32[8]", "f32[16]", "f32[32]"]
+    assert [m["device"].partition(" ")[2] for m in record["measurements"]] == ["cpu:0", "cpu:1", "cpu:0"]
+    assert any("2 processes of this machine measured at the same time" in text for text in record["warnings"])
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["twice.bench.json"]
+
+
+def test_what_is_wrong_with_a_request_is_said_once_by_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "shared.py").write_text(SHARED)
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "opwright", "bench"]
+    command = [*ranks, "shared.py", "--axis", "m=8"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode != 0
+    assert result.stderr.count("error: `") == 1, result.stderr

@@ -159,7 +159,7 @@ def request_of():
         return {
             "target": str(path), "skip": [], "against": [], "sweep": {"batch": [4321]}, "dtypes": ["f32"],
             "directions": ["forward"], "device": "cpu", "seconds": 0.01, "precision": 0.02, "measure_limits": False,
-            "cpus": [], "mode": "bench", "timeout_s": 60.0, "candidate": "",
+            "cpus": [], "mode": "bench", "timeout_s": 60.0, "candidate": "", "part": [0, 1], "env": {},
         }  # fmt: skip
 
     return request

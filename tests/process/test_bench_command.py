@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import dataclasses
 import errno
@@ -9,6 +10,8 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +23,8 @@ from opwright.bench import versions, worker
 from opwright.cli import bench_command
 from opwright.cli.bench_command import parse_axis, parse_cpus
 from opwright.cli.bench_tables import print_base, print_bench, table_of
-from opwright.errors import CheckError, RecordError, TargetError
-from opwright.isolation import Running, WorkerEnded
+from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
+from opwright.isolation import Running, WorkerEnded, describe_error
 from opwright.records import BenchRecord, Comparison, Conditions, Machine, Measurement, Timing
 
 MACHINE = Machine("EPYC", 2, "", "Linux", "3.11", "2.13", "g++ 12", 0.5)
@@ -141,6 +144,11 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
         ["two.py", "--cpus", "4095"],
         ["two.py", "--threads", "0"],
         ["two.py", "--call", "--base", "HEAD"],
+        ["two.py", "--devices", "0,x"],
+        ["two.py", "--devices", "0,0"],
+        ["two.py", "--devices", "0,1", "--call"],
+        ["two.py", "--devices", "0,1", "--device", "cuda"],
+        ["two.py", "--devices", "97,98"],
     ):
         result = command(run_python, *arguments, before=FORKED)
         assert result.returncode == 2
@@ -160,7 +168,7 @@ class Interrupted:
 
     running = SimpleNamespace(who="", what="timing")
 
-    def events(self):
+    def events(self, is_interrupted=None):
         yield {"operator": "ns::f", "machine": vars(MACHINE), "memory_hint": "smaller"}
         record = make_record()
         found = records.builtins_of(record.measurements[0])
@@ -185,7 +193,7 @@ def test_an_interrupted_run_keeps_what_it_has_measured(monkeypatch: pytest.Monke
 
 
 class Refined(Interrupted):
-    def events(self):
+    def events(self, is_interrupted=None):
         with contextlib.suppress(KeyboardInterrupt):
             yield from super().events()
         if self.again:
@@ -209,7 +217,7 @@ def test_first_figures_are_shown_where_they_are_refined_and_have_no_line(
 
 
 class Warned(Interrupted):
-    def events(self):
+    def events(self, is_interrupted=None):
         yield {"operator": "ns::f", "machine": vars(MACHINE), "memory_hint": "smaller"}
         record = make_record()
         record.warnings = ["the machine is busy (load 8.1 on 2 cores): confidence intervals reach ±30 %"]
@@ -226,7 +234,7 @@ def test_warnings_are_an_exit_code_where_asked_for(strict: bool, code: int, monk
 
 
 class Crashed(Interrupted):
-    def events(self):
+    def events(self, is_interrupted=None):
         with contextlib.suppress(KeyboardInterrupt):
             yield from super().events()
         raise WorkerEnded(
@@ -246,7 +254,7 @@ def test_a_crash_keeps_what_was_measured_before(monkeypatch: pytest.MonkeyPatch,
 class Greedy(Interrupted):
     """A worker that takes all memory on its only input."""
 
-    def events(self):
+    def events(self, is_interrupted=None):
         yield {"operator": "ns::f", "machine": vars(MACHINE), "memory_hint": "smaller"}
         yield {"started": records.encodable(make_record()), "inputs": 1}
         raise WorkerEnded("took more than 17.3 GiB of memory", Running("opwright", "timing forward f32[9]"))
@@ -263,8 +271,80 @@ def test_one_that_takes_all_memory_is_told_how_to_choose_sizes(monkeypatch, tmp_
 
 
 class Done(Interrupted):
-    def events(self):
+    def events(self, is_interrupted=None):
         yield from ()
+
+
+# --- several devices ------------------------------------------------------------------------------------------------
+
+
+class OnDevice(Interrupted):
+    """A worker that measures its part of five inputs, and is refused on the second device if `refuses` is set."""
+
+    refuses = False
+
+    def __init__(self, request) -> None:
+        self.device, (self.first, self.count) = request["device"], request["part"]
+        self.is_done = "ns::f" in request["skip"]
+
+    def events(self, is_interrupted=None):
+        if self.is_done:
+            return
+        yield {"operator": "ns::f", "machine": vars(MACHINE), "memory_hint": "smaller"}
+        record = dataclasses.replace(make_record(), device=self.device)
+        parts = [dataclasses.replace(record.measurements[0], case=f"f32[{n}]") for n in range(5)]
+        record.measurements = parts[self.first :: self.count]
+        started = dataclasses.replace(record, measurements=[])
+        yield {"started": records.encodable(started), "inputs": len(record.measurements)}
+        yield {"measured": records.builtins_of(record.measurements[0]), "number": 0}
+        if self.refuses:
+            yield {"refused": describe_error(NotVerifiedError("ns::f", "it does not pass verify"))}
+        else:
+            yield from self.rest(record, is_interrupted)
+
+    def rest(self, record, is_interrupted):
+        yield {"record": records.encodable(record)}
+
+
+class InterruptedOnDevice(OnDevice):
+    """Ctrl-C reaches the first thread; the others see it because they ask."""
+
+    both_run = threading.Barrier(2)
+
+    def rest(self, record, is_interrupted):
+        self.both_run.wait(60)
+        if self.first == 0:
+            time.sleep(0.1)  # the first thread waits for these by now
+            _thread.interrupt_main()
+        until = time.monotonic() + 60
+        while not is_interrupted():
+            assert time.monotonic() < until
+        yield from ()
+        raise KeyboardInterrupt
+
+
+def test_devices_share_the_inputs_and_their_records_are_merged(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: OnDevice(request))
+    assert bench_command.bench_operators("f.py", devices="0-1", out=tmp_path) == 0
+    kept = records.read(tmp_path / "f.cuda.bench.json")
+    assert [(m.case, m.device) for m in kept.measurements] == [(f"f32[{n}]", f"cuda:{n % 2}") for n in range(5)]
+    assert "Measured ns::f on 5 inputs on 2 devices, EPYC" in capsys.readouterr().err
+
+
+def test_what_both_devices_say_is_said_once(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: OnDevice(request))
+    monkeypatch.setattr(OnDevice, "refuses", True)
+    assert bench_command.bench_operators("f.py", devices="0,1", out=tmp_path) == 1
+    assert capsys.readouterr().err.count("it does not pass verify") == 1
+    assert records.read(tmp_path / "f.cuda.bench.json").refused == "it does not pass verify"
+
+
+def test_an_interrupted_run_keeps_what_all_devices_have_measured(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr(worker, "start_worker", lambda request, threads: InterruptedOnDevice(request))
+    assert bench_command.bench_operators("f.py", devices="0,1", out=tmp_path) == 130
+    kept = records.read(tmp_path / "f.cuda.bench.json")
+    assert [m.case for m in kept.measurements] == ["f32[0]", "f32[1]"]
+    assert kept.left_out == ["cuda:0: interrupted after 1 of 3 inputs", "cuda:1: interrupted after 1 of 2 inputs"]
 
 
 # --- earlier versions -----------------------------------------------------------------------------------------------
@@ -313,7 +393,7 @@ class PretendWorker:
         PretendWorker.asked.append(f"{self.side}: {name}")
         self.pending.append(name)
 
-    def events(self):
+    def events(self, is_interrupted=None):
         yield {"operator": "f"}
         yield {"running": ["opwright", "f32[8]"]}
         names = ["forward f32[8]", f"forward only {self.side}"]
@@ -395,7 +475,7 @@ def test_an_operator_that_the_base_does_not_have_yet_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ) -> None:
     class Missing(PretendWorker):
-        def events(self):
+        def events(self, is_interrupted=None):
             if self.side == "base":
                 raise TargetError("op.py", "there is no operator `f`")
             yield from super().events()

@@ -267,3 +267,37 @@ def test_the_outcomes_of_checks_are_counted_with_the_reasons() -> None:
         "1 of 6 checks passed; 1 failed; 1 undecided; 2 skipped: it mutates its arguments; 1 skipped: only on a GPU"
     )
     assert verified.outcomes == expected
+
+
+# --- records of several devices -----------------------------------------------------------------------------------
+
+
+def record_of(device: str, *cases: tuple[str, str], model: str = "H100", **fields: Any) -> BenchRecord:
+    timing = Timing("opwright", 2.0, 1.9, 0.01, [2.0])
+    measurements = [Measurement(way, case, {}, "f32", 64, None, [timing], 0.5, False) for way, case in cases]
+    machine = replace(MACHINE, device=model)
+    return BenchRecord("ns::f", measurements, {}, True, 2, machine, 1.0, 1.0, device=device, **fields)
+
+
+def test_merged_measurements_are_in_the_order_of_the_inputs_and_name_their_device() -> None:
+    parts = {
+        "cuda:0": record_of("cuda:0", ("forward", "a"), ("forward", "c"), ("backward", "b"), warnings=["hot"]),
+        "cuda:1": record_of("cuda:1", ("forward", "b"), ("backward", "a"), ("backward", "c"), left_out=["compile: no"]),
+    }
+    merged = BenchRecord.merge(parts)
+    assert [(m.direction, m.case) for m in merged.measurements] == [
+        *(("forward", name) for name in "abc"),
+        *(("backward", name) for name in "abc"),
+    ]
+    assert [m.device for m in merged.measurements] == [f"cuda:{n % 2}" for n in range(6)]
+    assert (merged.device, merged.warnings, merged.left_out) == ("cuda", ["cuda:0: hot"], ["cuda:1: compile: no"])
+
+
+def test_a_merged_record_says_that_the_devices_differ() -> None:
+    parts = {
+        "one cuda:0": record_of("cuda", ("forward", "a")),
+        "two cuda:0": record_of("cuda", ("forward", "b"), model="H200", refused="it is wrong", hint="correct it"),
+    }
+    merged = BenchRecord.merge(parts)
+    assert merged.warnings == ["the devices differ, so only their ratios compare: H100, H200"]
+    assert (merged.refused, merged.hint) == ("it is wrong", "correct it")

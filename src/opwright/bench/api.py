@@ -58,6 +58,7 @@ def bench(
     on_run: Callable[[str, str], object] = lambda who, what: None,
     timeout_s: float = 120.0,
     too_large: Mapping[str, str] | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> BenchRecord:
     """Measures how fast an operator is, against PyTorch and others, as a share of what the machine can do.
 
@@ -94,6 +95,8 @@ def bench(
         timeout_s: how many seconds one call may take while it is verified.
         too_large: inputs to be skipped, as another process needed too much memory for them, by what it is called with
             in `on_run`, and how much that was.
+        part: `(i, n)` measures only every n-th input, from the i-th: the share of one of n devices. `BenchRecord.merge`
+            puts their records together.
 
     Raises:
         NotVerifiedError: the operator does not pass verify, a timed call returned a wrong result, or no input fits in
@@ -154,7 +157,7 @@ def bench(
             Input(direction, plan, settings)
             for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned)
             if direction == "forward" or directions is not None or has_gradient(operator, plan)
-        ]
+        ][part[0] :: part[1]]
         record = BenchRecord(
             name=task.name if task else checked.name,
             measurements=[],

@@ -36,7 +36,7 @@ def start_worker(request: dict[str, Any], threads: int | None, **where: Any) -> 
         fixed |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     if request.get("cpus"):
         fixed |= {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in request["cpus"])}
-    env = fixed | where.pop("env", {})
+    env = fixed | request["env"] | where.pop("env", {})
     with _on_cpus(request.get("cpus")):
         worker = Worker(spawn("-m", "opwright.bench.worker", env=env, **where), Limits(request["timeout_s"]))
     worker.ask({**request, "threads": threads})
@@ -59,6 +59,10 @@ def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
 
 class Watcher:
     """Is told how a run goes, and shows nothing."""
+
+    def is_interrupted(self) -> bool:
+        """Whether to stop and keep what was measured: asked many times a second."""
+        return False
 
     def say(self, text: str) -> None:
         """A line for the person who waits."""
@@ -98,7 +102,7 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
             watcher.finish(record)
 
         try:
-            for event in worker.events():
+            for event in worker.events(watcher.is_interrupted):
                 current.take(event)
                 watcher.watch(current, worker.running.what)
                 if "refused" in event:
@@ -281,6 +285,7 @@ def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
         on_run=_Running(channel),
         timeout_s=request["timeout_s"],
         too_large=request.get("too_large"),
+        part=tuple(request["part"]),
     )
     channel.send(record=encodable(record))
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from opwright.bench import worker
+from opwright.bench.devices import is_one_of_several_ranks, measure_as_rank, measure_on
 from opwright.bench.worker import RIVALS
 from opwright.cli.bench_tables import print_base, print_bench, print_call, table_of, tell_measurement
 from opwright.cli.console import Progress, print_json, say
@@ -34,6 +35,7 @@ def bench_operators(
     dtype: Annotated[list[str] | None, _several] = None,
     direction: Annotated[list[str] | None, _several] = None,
     device: str | None = None,
+    devices: str | None = None,
     seconds: float = 8.0,
     precision: float = 0.02,
     threads: int | None = None,
@@ -63,7 +65,9 @@ def bench_operators(
         direction: "forward", "backward" or "step", which is both; may be repeated; forward and backward by default.
         device: Measure on this device, cpu, cuda or cuda:1. By default on the GPU when there is one and a CUDA
             kernel for it, else on the CPU.
-        seconds: The time for all measurements of an operator.
+        devices: Deal the inputs out to these GPUs, 0,1 or 0-3, one process each; the records are merged. Under torchrun
+            each rank measures a part on its GPU, without this option.
+        seconds: The time for all measurements of an operator; with several devices, of each.
         precision: End earlier when all confidence intervals are this narrow: 0.02 is two percent.
         threads: Threads of PyTorch; by default one for each core, or one in all if the machine is busy.
         cpus: Run on these CPUs, 0-3 or 0,2, each thread bound to one.
@@ -88,6 +92,14 @@ def bench_operators(
             raise CheckError("--against", f"unknown value `{name}`", rows=[("expected", f"one of {', '.join(RIVALS)}")])
     if call and base is not None:
         raise CheckError("bench", "`--call` has no base to be compared with", hint="one of `--call` and `--base`")
+    several, is_rank = parse_devices(devices), is_one_of_several_ranks()
+    if (several or is_rank) and (call or base is not None):
+        flag, other = "--call" if call else "--base", "--devices" if several else "torchrun"
+        raise CheckError("bench", f"`{flag}` measures on one device", hint=f"leave `{other}` out")
+    if several and device is not None:
+        raise CheckError("bench", "`--device` and `--devices` cannot both be given", hint="leave `--device` out")
+    if is_rank and (several or ":" in (device or "")):
+        raise CheckError("bench", "under torchrun each rank measures on its own GPU", hint="leave the devices out")
     if out is not None:
         make_folder(out)  # now, and not when all is measured
     request = {
@@ -105,6 +117,8 @@ def bench_operators(
         "cpus": parse_cpus(cpus),
         "mode": "call" if call else "bench",
         "timeout_s": timeout,
+        "part": [0, 1],
+        "env": {},
     }
 
     shown = _Shown(target, out, details=details, json=json)
@@ -120,10 +134,15 @@ def bench_operators(
     else:
         if not call:
             shown.opening = f"Measuring {target}: verify first, then {seconds:g} s for each operator"
-        found, code = worker.measure(request, threads, shown)
+        if several:
+            found, code = measure_on(request, several, threads, shown)
+        elif is_rank:
+            found, code = measure_as_rank(request, threads, shown)
+        else:
+            found, code = worker.measure(request, threads, shown)
         if strict and not code and any(isinstance(r, BenchRecord) and r.all_warnings for r in found):
             code = 1
-    if json:
+    if json and (found or not is_rank):  # the first rank has the records of all
         print_json(found)
     return code
 
@@ -187,7 +206,9 @@ class _Shown(worker.Watcher):
             print_bench(record, details=self._details)
         for warning in record.all_warnings:
             say(f"warning: {warning}")
-        place = f" on {record.machine.device}" if record.on_gpu else ""
+        count = len({m.device for m in record.measurements if m.device})
+        on = f"{count} devices, {record.machine.device or record.machine.cpu}" if count > 1 else record.machine.device
+        place = f" on {on}" if record.on_gpu or count > 1 else ""
         say(f"Measured {record.name} on {plural(len(record.measurements), 'input')}{place} in {record.seconds:.1f} s")
 
 
@@ -218,18 +239,35 @@ def _parse_value(text: str) -> Any:
         return text
 
 
+def parse_devices(text: str | None) -> list[str]:
+    """Returns the names of the GPUs of `0,1`, `0-3` or `cuda:0,cuda:1`.
+
+    Raises:
+        CheckError: these are not numbers of devices, or one is there twice.
+    """
+    numbers = _parse_numbers("--devices", (text or "").replace("cuda:", ""))
+    if len(set(numbers)) < len(numbers):
+        raise CheckError("--devices", "names a device twice", rows=[("got", str(text))])
+    return [f"cuda:{number}" for number in numbers]
+
+
+def _parse_numbers(flag: str, text: str | None) -> list[int]:
+    found: list[int] = []
+    for part in filter(None, (text or "").split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise CheckError(flag, f"invalid value `{text}`", rows=[("expected", "numbers or ranges, as 0,2-3")])
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
 def parse_cpus(text: str | None) -> list[int]:
     """Returns the numbers of `0-3` or `0,2`.
 
     Raises:
         CheckError: these are not numbers of CPUs.
     """
-    found: list[int] = []
-    for part in filter(None, (text or "").split(",")):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            raise CheckError("--cpus", f"invalid value `{text}`", rows=[("expected", "numbers or ranges, as 0,2-3")])
-        found += range(int(first), int(last or first) + 1)
+    found = _parse_numbers("--cpus", text)
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else found
     if not set(found) <= set(usable):
         raise CheckError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opwright.records.case import OnCase
@@ -114,6 +116,7 @@ class Measurement(OnCase):
         stopped: why sampling ended: "precision" (the confidence intervals are small enough) or "time".
         warnings: what makes its times doubtful.
         named_case: the case with the names of the tensors; "" in older records.
+        device: where it was measured, if the record is of several devices: "cuda:1"; else "".
     """
 
     direction: str
@@ -132,6 +135,7 @@ class Measurement(OnCase):
     stopped: str = ""
     warnings: list[str] = field(default_factory=list)
     named_case: str = ""
+    device: str = ""
 
     @property
     def ours(self) -> Timing:
@@ -246,7 +250,7 @@ class BenchRecord:
     Attributes:
         host_us: time of one call on the smallest input, by candidate: what a call costs before any work.
             On a GPU the call's work is not waited for.
-        device: where it was measured: "cpu", "cuda" or "cuda:1".
+        device: where it was measured: "cpu", "cuda" or "cuda:1"; of several devices their type.
         conditions, limits: how it was measured, and what the device can do; None in records of version 1.
         commit: of the repository of the operator's source, with "+" when it had changes; "" outside of one.
         refused: why it was not measured, or not to the end; "" when all is there.
@@ -281,6 +285,35 @@ class BenchRecord:
                 raise ValueError(f"it has {host_us:g} for the host time of {name}")
         if len(first := {m.timings[0].candidate for m in self.measurements if m.timings}) > 1:
             raise ValueError(f"its measurements begin with different candidates: {', '.join(sorted(first))}")
+
+    @staticmethod
+    def merge(parts: Mapping[str, BenchRecord]) -> BenchRecord:
+        """Returns one record of one operator, of which several devices have measured the inputs in turns.
+
+        What belongs to a machine (its card, limits, conditions) is that of the first device.
+
+        Args:
+            parts: the records by the name of their device, the first device first.
+        """
+        dealt = [[replace(m, device=device) for m in part.measurements] for device, part in parts.items()]
+        measurements = [m for turn in itertools.zip_longest(*dealt) for m in turn if m is not None]
+        order = list(dict.fromkeys(m.direction for m in measurements))
+        first, *_ = parts.values()
+        models = list(dict.fromkeys(part.machine.device or part.machine.cpu for part in parts.values()))
+        mixed = [f"the devices differ, so only their ratios compare: {', '.join(models)}"] if len(models) > 1 else []
+        return replace(
+            first,
+            measurements=sorted(measurements, key=lambda m: order.index(m.direction)),
+            verified=all(part.verified for part in parts.values()),
+            created=min(part.created for part in parts.values()),
+            seconds=max(part.seconds for part in parts.values()),
+            device=first.device.partition(":")[0],
+            refused=next((part.refused for part in parts.values() if part.refused), ""),
+            hint=next((part.hint for part in parts.values() if part.refused), ""),
+            left_out=[f"{device}: {text}" for device, part in parts.items() for text in part.left_out],
+            warnings=mixed + [f"{device}: {text}" for device, part in parts.items() for text in part.warnings],
+            notes=list(dict.fromkeys(note for part in parts.values() for note in part.notes)),
+        )
 
     @property
     def has_comparisons(self) -> bool:

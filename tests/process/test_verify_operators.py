@@ -296,3 +296,22 @@ def test_a_reference_that_takes_no_strides_or_no_float64_is_named(ns) -> None:
         assert failure.message.startswith("raised RuntimeError: ")
         assert f", in its reference, {text}" in failure.message
         assert record.checks[0].cases > 5
+
+
+def test_where_pytorch_computes_its_own_mistakes_are_not_the_operators() -> None:
+    """With AMX, a NaN spreads in PyTorch's products of bfloat16 matrices, each time to other rows: as it does here."""
+    calls = itertools.count()
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.bfloat16 or not x.isnan().any():
+            return x
+        x = x.clone()
+        x.view(-1)[next(calls) * 7919 % x.numel()] = torch.nan
+        return x
+
+    @operator("verify_operators::without_kernel")
+    def without_kernel(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        return spread(x) + 0
+
+    record = verify(without_kernel, checks=["boundaries"])
+    assert record.passed, record.failures

@@ -94,7 +94,7 @@ def agree(
     if (
         target.operator is not None
         and target.operator.declaration.deterministic
-        and (_is_own(target, of_gradient) or not _adds_in_any_order(target, computation, values))
+        and (is_own(target, of_gradient) or not _adds_in_any_order(target, computation, values))
     ):
         return False
     expected = [e for e in target.expect(computation, values) if e is not None]
@@ -115,7 +115,7 @@ def outputs_and_mutated(target: Target, values: Sequence[Any]) -> list[Any]:
     return [*outputs, *target.written(values)]
 
 
-def _is_own(target: Target, of_gradient: bool) -> bool:
+def is_own(target: Target, of_gradient: bool = False) -> bool:
     """Returns whether a kernel of the operator's author computes the results, and not PyTorch."""
     behind = target.operator.backward_operator if of_gradient else target.operator
     return behind is not None and target.device.type in behind.declaration.sources

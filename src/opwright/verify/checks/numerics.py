@@ -21,6 +21,7 @@ from opwright.verify.checks.finding import (
     agree,
     find_difference,
     first_line,
+    is_own,
     origin,
     outputs_and_mutated,
     outputs_of_reference,
@@ -182,7 +183,19 @@ def _check_boundary(target: Target, case: Case) -> Finding:
         raise
     except Exception as error:  # whatever a reference may raise to refuse
         return Finding(str(case), _tell_accepted(target, case, error))
-    return check_call(target, case, target.inputs(case), expected)
+    finding = check_call(target, case, target.inputs(case), expected)
+    return Finding(str(case)) if finding.pattern and _is_pytorch_wrong(target, case, expected) else finding
+
+
+def _is_pytorch_wrong(target: Target, case: Case, expected: list[Output | None]) -> bool:
+    """Returns whether it is PyTorch that computes here, and is wrong: no author has a kernel to correct.
+
+    With AMX a NaN spreads to other rows in products of bfloat16 matrices, as of 67 by 67 and 67 by 2.
+    """
+    if target.operator is None or is_own(target):
+        return False
+    outputs = try_reference(target.reference, target.inputs(case))
+    return outputs is not None and bool(find_difference(target, outputs, expected, [""] * len(outputs))[0])
 
 
 def _tell_accepted(target: Target, case: Case, refusal: Exception) -> str:

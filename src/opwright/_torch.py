@@ -129,11 +129,20 @@ address_of = attrgetter("_cdata")  # of the C++ object behind a tensor or a stor
 version_of = attrgetter("_version")
 is_view = torch.Tensor._is_view
 assume = torch._check
+negated = torch._neg_view  # the same memory, under the dispatcher's key for negation
 is_zero_tensor = torch.Tensor._is_zerotensor
 make_wrapper = torch.Tensor._make_wrapper_subclass
 no_torch_function = _C._disabled_torch_function_impl
 # Where bindings of PyTorch's operators are that read their arguments in half of the time that `torch.ops` takes.
 BINDINGS = (_C._VariableFunctions, _C.TensorBase)
+
+
+EXTENSION = _C.__file__  # the library through which all of PyTorch's functions are found
+
+
+def keys_of(tensor: torch.Tensor) -> int:
+    """Returns the dispatcher's keys of a tensor as the number that its implementation holds."""
+    return _C._dispatch_keys(tensor).raw_repr()
 
 
 def is_free_of_siblings(tensor: torch.Tensor) -> bool:

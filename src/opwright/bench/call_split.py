@@ -4,10 +4,11 @@ Every part is the difference of two calls that really run, one of which goes one
 other; all of them take turns, and a difference is taken within a round, so that whatever
 else the machine does slows both alike.
 
-    python       the operator's function, minus its kernel's entry in the dispatcher
-    dispatcher   the kernel's entry, minus the glue: PyTorch's binding, its search for the kernel, and references
-                 to the tensors for the glue and back. PyTorch offers no way to stop in between
-    checks       the glue as far as reading and checking the arguments, minus making and freeing these references
+    python       the operator's function, minus the function of C that it calls (native/src/direct.c)
+    binding      that, minus the glue: what Python's objects are and whether anything looks on, the interpreter's lock,
+                 Python's objects for the results. Where all calls go through the dispatcher, `dispatcher` stands for
+                 it: PyTorch's binding, its search for the kernel, and references to the tensors
+    checks       the glue as far as reading and checking the arguments
     allocation   the outputs allocated and freed as well
     views        what the kernel sees of each tensor made as well
     launch       a kernel called that does nothing; on a GPU its device made current and its stream found
@@ -87,14 +88,17 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
             steps = [("python, dispatcher", "operator", "reference"), ("reference", "reference", "nothing")]
         else:
             given = _Given(operator, case.values)
-            loops["entry"] = _loop(operator.kernel, given.coded)
+            direct = operator.registration.direct
+            is_direct = direct.call(*given.coded) is not None
+            loops["binding"] = _loop(direct.call if is_direct else operator.kernel, given.coded)
             probe = load_probe(
                 kernels.unit_of(kernels.unit_key(operator.declaration, backend)), operator.declaration, backend
             )
             for number, step in enumerate(STEPS):
                 if step != "read":
                     loops[step] = _probe_loop(probe, given, number)
-            steps = _STEPS_ON_GPU if backend == "cuda" else _STEPS
+            binding = ("binding" if is_direct else "dispatcher", "binding", "whole call")
+            steps = [_PYTHON, binding, *_STEPS, *(_STEPS_ON_GPU if backend == "cuda" else _STEPS_ON_CPU)]
         samples = _time(loops, place)
         device_us = None
         if isinstance(place, GpuBench):
@@ -118,18 +122,11 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
     )
 
 
-# Name, what goes further, what does not. Of "entry" the references that PyTorch makes for the glue are a part, which
-# the glue's "whole call" makes as well: they are taken out of it.
-_STEPS = [
-    ("python", "operator", "entry"),
-    ("dispatcher", "entry", "whole call without stack"),
-    ("checks", "check", "stack"),
-    ("allocation", "allocate", "check"),
-    ("views", "view", "allocate"),
-    ("launch", "empty launch", "view"),
-    ("kernel", "whole call", "empty launch"),
-]
-_STEPS_ON_GPU = [*_STEPS[:5], ("device, stream", "empty launch", "view"), ("launch", "whole call", "empty launch")]
+# Name, what goes further, what does not.
+_PYTHON = ("python", "operator", "binding")
+_STEPS = [("checks", "check", "stack"), ("allocation", "allocate", "check"), ("views", "view", "allocate")]
+_STEPS_ON_CPU = [("launch", "empty launch", "view"), ("kernel", "whole call", "empty launch")]
+_STEPS_ON_GPU = [("device, stream", "empty launch", "view"), ("launch", "whole call", "empty launch")]
 
 
 def _part(samples: dict[str, list[float]], name: str, further: str, before: str) -> CallPart:
@@ -139,9 +136,6 @@ def _part(samples: dict[str, list[float]], name: str, further: str, before: str)
 
 
 def _differences(samples: dict[str, list[float]], further: str, before: str) -> list[float]:
-    if before == "whole call without stack":
-        rows = zip(*(samples[n] for n in (further, "nothing", "whole call", "stack")), strict=True)
-        return [entry - nothing - (whole - stack) for entry, nothing, whole, stack in rows]
     return [a - b for a, b in zip(samples[further], samples[before], strict=True)]
 
 
@@ -200,7 +194,7 @@ def _function_loop(operator: Operator, values: Sequence[Any]) -> Loop:
 
 
 class _Given:
-    """The arguments of a call, as the kernel's entry takes them and as the glue does."""
+    """The arguments of a call, as a kernel's entry takes them and as the glue does."""
 
     def __init__(self, operator: Operator, values: Sequence[Any]) -> None:
         parameters = operator.contract.parameters

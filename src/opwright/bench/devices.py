@@ -51,7 +51,9 @@ def measure_on(
         threading.Thread(target=measure_part, args=[i]).start()
     while len(codes) < len(devices):
         try:
-            time.sleep(_TICK_SECONDS)  # and not `join`: Python 3.11 takes a thread for ended when Ctrl-C interrupts that
+            time.sleep(
+                _TICK_SECONDS
+            )  # and not `join`: Python 3.11 takes a thread for ended when Ctrl-C interrupts that
         except KeyboardInterrupt:
             together.is_stopped = True
     if errors:

@@ -76,6 +76,10 @@ __attribute__((visibility("default"))) int opwright_register(const char *backend
 __attribute__((visibility("default"))) int opwright_unregister(const char *backend) {{
   return opwright_unregister_backend(backend, backends);
 }}
+
+__attribute__((visibility("default"))) const Slot *opwright_slot(const char *backend, const char *name) {{
+  return opwright_find_slot(backend, name, backends);
+}}
 """
     return f"""{text}
 // What this library was made from: a process with other contracts must not use it.

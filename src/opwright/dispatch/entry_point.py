@@ -1,8 +1,9 @@
 """The Python function of an operator, generated for its signature.
 
-A call on plain tensors that needs no gradient goes to the kernels directly. Everything unusual
-(tracing, functorch, autocast, forward-mode, subclasses, modes) goes through the dispatcher's own entry,
-which knows how to treat it. The checks cost a few tens of nanoseconds each, so they are written out
+A call on plain tensors that needs no gradient goes to the kernels directly (`direct.py`). What that declines is looked at
+here: calls on plain tensors go to the kernels below autograd, with a node in front where a gradient is needed.
+Everything unusual (tracing, functorch, autocast, forward-mode, subclasses, modes) goes through the dispatcher's own
+entry, which knows how to treat it. The checks cost a few tens of nanoseconds each, so they are written out
 for the signature instead of looped over.
 """
 
@@ -29,6 +30,7 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
     # In the order of `_NAMES`.
     given: list[Any] = [
         PLAIN,
+        torch.compiler.is_dynamo_compiling,
         torch.compiler.is_compiling,
         _torch.count_dispatch_modes,
         _torch.count_function_modes,
@@ -37,6 +39,7 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
         torch.autograd.forward_ad,
         torch.is_grad_enabled,
         registration.kernel,
+        registration.direct,
         registration,
         bump_versions,
         contract.result_type,
@@ -52,8 +55,8 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
 
 # What an entry point closes over. As globals, torch.compile would look them up in the author's module.
 _NAMES = (
-    "_plain", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast", "_forward_ad",
-    "_is_grad_enabled", "_kernel", "_registration", "_bump_versions", "_Result",
+    "_plain", "_is_traced", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast", "_forward_ad",
+    "_is_grad_enabled", "_kernel", "_direct", "_registration", "_bump_versions", "_Result",
 )  # fmt: skip
 
 
@@ -67,29 +70,47 @@ def entry_point_source(contract: Contract) -> str:
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
     choices = [p.name for p in contract.parameters if p.kind == "choice"]
     coded = [f"_{p.name}_code[{p.name}]" if p.name in choices else p.name for p in contract.parameters]
-    kernel_call = f"_kernel({', '.join(coded)})"
+    kernel_values = ", ".join(coded)
     # Through `_registration`: a function from before a new declaration calls what is declared now.
     current = "_registration.current"
     shown = "_Result(*{})" if contract.result_type is not None else "{}"
+    public = f"        return {shown.format(f'_registration.public({call})')}"
+    explained = [
+        "except (RuntimeError, KeyError, TypeError) as _error:",
+        f"    raise {current}.explain(_error, ({values},)) from None",
+    ]
+    # The dispatcher is needed for what writes into arguments; lists are seldom worth a way of their own.
+    is_direct = not contract.mutated and all(p.kind == "tensor" for p in contract.tensors)
     lines = [
         f"def _call_kernel({signature_text(contract, out=False)}):",
-        f"    return {kernel_call}",
+        *([f"    _found = _direct.call({kernel_values})"] if is_direct else ["    _found = None"]),
+        f"    return _kernel({kernel_values}) if _found is None else _found",
         f"def {name}({signature_text(contract, out=bool(contract.outputs))}):",
     ]
     if contract.outputs:
         lines += ["    if out is not None:", f"        return {current}.call_with_out(({values},), out)"]
+    if is_direct:
+        lines += [
+            "    if _is_traced():",  # before TorchDynamo meets a function that it does not know
+            public,
+            f"    if not {_torch.FORWARD_MODE_TEST}:",
+            "        try:",
+            f"            _found = _direct.call({kernel_values})",
+            *(f"        {line}" for line in explained),
+            "        if _found is not None:",
+            f"            return {shown.format('_found')}",
+        ]
     lines += [
         "    if _is_compiling():",
-        f"        return {shown.format(f'_registration.public({call})')}",
+        public,
         f"    if {plain} and not (_dispatch_modes() or _function_modes() or _transforms()",
         f"            or _any_autocast() or {_torch.FORWARD_MODE_TEST}):",
         "        try:",
         f"            if {wants}:",
         f"                result = {current}.gradient.record(_call_kernel, {values})",
         "            else:",
-        f"                result = {kernel_call}",
-        "        except (RuntimeError, KeyError, TypeError) as _error:",
-        f"            raise {current}.explain(_error, ({values},)) from None",
+        f"                result = _registration.run({kernel_values})",
+        *(f"        {line}" for line in explained),
     ]
     if contract.mutated:
         lines.append(f"        _bump_versions(({''.join(p.name + ', ' for p in contract.mutated)}))")

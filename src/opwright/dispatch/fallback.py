@@ -29,6 +29,7 @@ class Fallback:
     ) -> None:
         self._declaration, self._registration = declaration, registration
         self._arguments, self._reference, self._errors = arguments, reference, errors
+        self._has_choices = any(p.kind == "choice" for p in declaration.contract.parameters)
 
     def run(self, values: tuple[Any, ...]) -> Any:
         """Calls the kernel, which is loaded first; else runs the reference, after the checks that the glue makes."""
@@ -49,6 +50,10 @@ class Fallback:
     def run_coded(self, *coded: Any) -> Any:
         """The same, with the arguments of a kernel."""
         return self.run(self._arguments.decode(coded))
+
+    def run_coded_without_kernels(self, *coded: Any) -> Any:
+        """Runs the reference, after the checks that the glue makes, with the arguments of a kernel."""
+        return self._reference.run_checked(self._arguments.decode(coded) if self._has_choices else coded)
 
     def run_coded_reference(self, *coded: Any) -> Any:
         """Runs the reference for the glue; where the kernels were taken back, the current ones."""

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from ctypes import PyDLL
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -31,13 +32,24 @@ def has_kernel(declaration: Declaration, device: str) -> bool:
     return device in declaration.sources
 
 
+def may_have_kernels(declaration: Declaration) -> bool:
+    """Returns whether an operator has a kernel for some type of device, or that is not known yet."""
+    return bool(declaration.sources)
+
+
 def has_every_kernel(declaration: Declaration) -> bool:
     """Returns whether an operator has a kernel for each type of device that this build of torch has."""
     return declaration.sources.keys() >= {name for name in device_types() if backend_of_device(name).is_in_torch()}
 
 
 class Registrable(Protocol):
-    """A library whose kernels can be made those of the dispatcher, and be taken back."""
+    """A library whose kernels can be made those of the dispatcher, and be taken back.
+
+    Attributes:
+        handle: what holds the kernels; None where Python launches them.
+    """
+
+    handle: PyDLL | None
 
     def register(self, backend: str) -> None: ...
     def unregister(self, backend: str) -> None: ...
@@ -137,9 +149,16 @@ def _load(operator: Operator, key: tuple) -> bool | None:
     with registry.lock:
         if not _is_unchanged(unit, key):
             return None
-        library.register(backend)
+        _register(library, backend, unit)
         _loaded[key] = library
         return True
+
+
+def _register(library: Registrable, backend: str, unit: Iterable[Declaration]) -> None:
+    library.register(backend)
+    for declaration in unit if library.handle is not None else ():
+        registration = registry.registrations[declaration.qualified_name]
+        registration.direct.add(library.handle, backend, backend, declaration)
 
 
 def _is_unchanged(unit: Sequence[Declaration], key: tuple) -> bool:
@@ -267,7 +286,7 @@ def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
         )
     with registry.lock:
         for backend in backends:
-            library.register(backend)
+            _register(library, backend, unit)
             _loaded[keys[backend]] = library
             _adopted.add(keys[backend])
     return backends

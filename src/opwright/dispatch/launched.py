@@ -19,6 +19,8 @@ class Launched:
         launch: runs a kernel.
     """
 
+    handle = None
+
     def __init__(self, backend: Any, library: Any) -> None:
         self.backend, self.launch = backend, library.launch
 

@@ -130,6 +130,7 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
             fallback=fallback.run_call,
             coded_fallback=fallback.run_coded,
             coded_reference=fallback.run_coded_reference,
+            plain=None if kernels.may_have_kernels(declaration) else fallback.run_coded_without_kernels,
             reference=lambda *args, **kwargs: reference.compute(arguments.normalize(*args, **kwargs)),
             fake=fake_kernel(arguments),
             autograd=autograd_kernel(

@@ -26,6 +26,7 @@ from opwright.contract.schema import (
     schema_of,
 )
 from opwright.dispatch.devices import DISPATCH_KEYS
+from opwright.dispatch.direct import Direct
 
 # The dispatcher's keys of autocast, by type of device; not every device has one.
 AUTOCAST_KEYS = {d: f"Autocast{key}" for d, key in DISPATCH_KEYS.items() if _torch.has_key(f"Autocast{key}")}
@@ -78,6 +79,7 @@ class Functions:
         fallback: where no kernel is registered (yet), with the arguments of a call.
         coded_fallback: the same, with the arguments of a kernel.
         coded_reference: what the glue calls where a kernel does not compute.
+        plain: what plain calls without a gradient run, with the arguments of a kernel; None for the kernels.
         reference: the reference alone; after another schema has taken the public name, in place of all the others.
         fake, autograd, vmap: for the keys of these.
         autocast: for the keys of autocast, by type of device.
@@ -88,6 +90,7 @@ class Functions:
     fallback: Callable[..., Any]
     coded_fallback: Callable[..., Any]
     coded_reference: Callable[..., Any]
+    plain: Callable[..., Any] | None
     reference: Callable[..., Any]
     fake: Callable[..., Any]
     autograd: Callable[..., Any]
@@ -105,6 +108,8 @@ class Registration:
         public: `torch.ops.ns.name.default`.
         public_out: the same of the variant that writes into given tensors.
         kernel: the same kernels as `public`, without autograd, functorch and autocast in front.
+        direct: the same kernels for calls that need nothing of the dispatcher.
+        run: what plain calls without a gradient run: `kernel`, or the reference of an operator that has no kernels.
         current: the record of the operator whose declaration is followed.
         functions: those of that declaration.
         generation: how many schemas this name had before.
@@ -117,6 +122,7 @@ class Registration:
         self.current: Any = None  # an `Operator`, which has a registration
         self.functions: Functions
         self.takes_sharded = False
+        self.direct = Direct()
         self._namespace = declaration.namespace
         self._name = declaration.name
         self._is_retired = False
@@ -125,12 +131,13 @@ class Registration:
         packet = getattr(found, self._name)
         self.public = packet.default
         self.public_out = packet.out if declaration.contract.outputs else None
-        self.kernel = _torch.direct_entry(getattr(found, kernel_twin(self._name, generation)).default)
+        self.run = self.kernel = _torch.direct_entry(getattr(found, kernel_twin(self._name, generation)).default)
         self._packet = packet
 
     def follow(self, operator: Any, functions: Functions) -> None:
         """Makes the declaration of an operator the one that is followed."""
         self.current, self.functions = operator, functions
+        self.run = functions.plain or self.kernel
 
     def call_function(self, contract: Contract, function: Callable[..., Any]) -> None:
         """Lets plain calls of the public entry take the way of an operator's function."""

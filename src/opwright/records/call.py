@@ -13,11 +13,12 @@ class CallPart:
     """One part of the host's time of a call.
 
     Attributes:
-        name: "python", "dispatcher", "checks", "allocation", "views", "launch", "kernel"; on a GPU "device, stream"
-            and "launch" in place of the last two; without a kernel "python, dispatcher" and "reference".
+        name: "python", "binding" ("dispatcher" where all calls go through that, and in older records), "checks",
+            "allocation", "views", "launch", "kernel"; on a GPU "device, stream" and "launch" in place of the last two;
+            without a kernel "python, dispatcher" and "reference".
         us: its time.
         uncertainty_us: half-width of the 95 % interval. A part that is smaller may be nothing at all.
-        obtained: how, as the difference of two variants of the call: "operator - kernel's entry".
+        obtained: how, as the difference of two variants of the call: "allocate - check".
     """
 
     name: str

@@ -13,8 +13,9 @@ typedef struct {
   i32* families;   // dtypes of families, -1 while unbound
   u64 bound;       // mask of the bound variables
   i32 device_type, device_index, dtype;
-  i32 has_device, gives_out, is_coded;
-  i32 is_deep;  // a tensor has more than kMaxDims axes
+  i32 has_device, gives_out, is_coded, is_direct;
+  i32 has_started;  // the kernel has
+  i32 is_deep;      // a tensor has more than kMaxDims axes
   i32 num_scratch;
   Handle scratch[kMaxScratch];
   char* message;

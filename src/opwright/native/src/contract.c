@@ -56,7 +56,7 @@ static int read(Call* call, Tensor* tensors) {
     switch (argument->kind) {
       case kTensor: {
         Handle handle = (Handle)word;
-        if (argument->optional) handle = word ? (Handle) * (u64*)word : 0;
+        if (argument->optional && !call->is_direct) handle = word ? (Handle) * (u64*)word : 0;
         if (!handle) break;
         value->tensors = &tensors[i];
         if (inspect(call, value->tensors, handle)) return 1;

@@ -74,6 +74,7 @@ static int launch(Call* call, const Kernel* kernel, void** arguments) {
   }
   Call* const before = running;
   running = call;
+  call->has_started = 1;
   const char* failure = kernel->launch(call->dtype, arguments);
   running = before;
   if (guard) aoti_torch_delete_cuda_guard(guard);
@@ -97,9 +98,10 @@ static void release(Call* call, int failed) {
       if (t->copy) aoti_torch_delete_tensor_object(t->copy);
       if (argument->kind == kTensorList) aoti_torch_delete_tensor_object(t->handle);
     }
-    if (argument->kind == kTensor && !argument->optional) {
+    const i32 owns = argument->kind == kTensor && !call->is_direct;
+    if (owns && !argument->optional) {
       aoti_torch_delete_tensor_object((Handle)call->stack[i]);
-    } else if (argument->kind == kTensor && call->stack[i]) {
+    } else if (owns && call->stack[i]) {
       aoti_torch_delete_tensor_object((Handle) * (u64*)call->stack[i]);
       operator_delete((void*)call->stack[i]);
     }
@@ -231,15 +233,16 @@ static int hand_over(Call* call) {
 static int answer(Call* call, const Kernel* kernels) {
   if (check(call) || (call->gives_out && read_out(call)) || check_written(call)) return 1;
   const Kernel* kernel = part_for(call, kernels);
-  if (!kernel) return check_sizes(call) || call_reference(call);
+  if (!kernel) return call->is_direct || check_sizes(call) || call_reference(call);
   if (!call->gives_out && allocate(call)) return 1;
   const enum Emptiness empty = emptiness(call);
   if (empty == kNoneEmpty) return compute(call, kernel);
-  return empty == kSomeEmpty && call_reference(call);
+  return empty == kSomeEmpty && (call->is_direct || call_reference(call));
 }
 
-void opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Form form) {
-  char message[kMessage];
+enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Form form,
+                          char* message) {
+  char own_message[kMessage];
   Value values[op->num_arguments + 1];
   Tensor tensors[op->num_arguments + 1], outputs[op->num_outputs + 1];
   i64 variables[op->num_variables + 1];
@@ -253,8 +256,9 @@ void opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Fo
                .shapes = shapes,
                .families = families,
                .gives_out = form == kOut,
-               .is_coded = form == kCoded,
-               .message = message};
+               .is_coded = form == kCoded || form == kDirect,
+               .is_direct = form == kDirect,
+               .message = message ? message : own_message};
   for (i32 i = 0; i < op->num_arguments; ++i)
     values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
   for (i32 i = 0; i < op->num_variables; ++i) variables[i] = 0;
@@ -264,7 +268,8 @@ void opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Fo
 
   const int failed = read(&call, tensors) || (kernels ? answer(&call, kernels) : hand_over(&call));
   release(&call, failed);
-  if (failed) aoti_torch_check(0, op->name, "opwright", 0, message);
+  if (failed && !message) aoti_torch_check(0, op->name, "opwright", 0, own_message);
+  return !failed ? kDone : call.has_started ? kFailed : kNotStarted;
 }
 
 // ---- services for kernels
@@ -392,3 +397,5 @@ __attribute__((visibility("default"))) i32 opwright_retire(const char* ns, const
   }
   return failed;
 }
+
+#include "direct.c"

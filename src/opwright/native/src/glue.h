@@ -226,16 +226,21 @@ static inline i64 narrow(Wide value, i32* has_none) {
 // ---- what glue.c offers to the generated source
 // -----------------------------------------------------------
 
-// How a call comes: with choices by name; the same, and the tensors to write into at the end of the
-// stack; with choices by number.
-enum Form { kNamed, kOut, kCoded, kForms };
-// One call from the dispatcher. The kernel is given by its parts. Null: the kernels were taken
-// back, so Python runs the call, by what is declared now.
-extern void opwright_run(const Operator*, const Kernel*, u64* stack, enum Form);
+// How a call comes from the dispatcher: with choices by name; the same, and the tensors to write
+// into at the end of the stack; with choices by number. And directly from Python: as kCoded, but
+// the caller keeps the tensors, and optional ones are handles without a cell.
+enum Form { kNamed, kOut, kCoded, kForms, kDirect };
+// kFailed: in the kernel, or when its results were copied.
+enum Outcome { kDone, kNotStarted, kFailed };
+// One call. The kernel is given by its parts. Null: the kernels were taken back, so Python runs the
+// call, by what is declared now. A failure is raised, or written into `message` if there is one,
+// which has kMessage bytes; then nothing is done that the kernel cannot do by itself.
+extern enum Outcome opwright_run(const Operator*, const Kernel*, u64* stack, enum Form,
+                                 char* message);
 
 // The kernels that one library has for an operator.
 typedef struct {
-  void (*run)(const Operator*, const Kernel*, u64* stack, enum Form);
+  enum Outcome (*run)(const Operator*, const Kernel*, u64* stack, enum Form, char* message);
   const Operator* op;
   const Kernel* kernels;
 } Version;
@@ -256,7 +261,7 @@ typedef struct Slot {
 
 static inline void run_current(const Slot* slot, u64* stack, enum Form form) {
   const Version* version = __atomic_load_n(&slot->current, __ATOMIC_ACQUIRE);
-  version->run(version->op, version->kernels, stack, form);
+  version->run(version->op, version->kernels, stack, form, 0);
 }
 
 typedef struct {
@@ -287,5 +292,7 @@ typedef struct {
 // registrations may not.
 extern i32 opwright_register_backend(const char* backend, const Backend*);
 extern i32 opwright_unregister_backend(const char* backend, const Backend*);
+// Returns what holds the kernels of an operator; null where the backend has none.
+extern const Slot* opwright_find_slot(const char* backend, const char* name, const Backend*);
 // Set where a program without Python has defined the operators.
 extern i32 opwright_has_no_python;

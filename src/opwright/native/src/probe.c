@@ -8,33 +8,21 @@ enum ProbedStep { kStack, kRead, kCheck, kAllocate, kView, kEmptyLaunch, kWholeC
 
 static const char* launch_nothing(i32 dtype, void** arguments) { return 0; }
 
-// Makes what the dispatcher would hand over: references of the call's own. A list is given as its
-// length and its handles.
+// Puts the arguments on the stack as a direct call does, and lists as the dispatcher does: these
+// are given as their length and their handles.
 static int make_stack(const Operator* op, const u64* given, u64* stack) {
   for (i32 i = 0; i < op->num_arguments; ++i) {
-    const Argument* argument = &op->arguments[i];
     stack[i] = given[i];
-    if (argument->kind == kTensor && given[i]) {
+    if (op->arguments[i].kind != kTensorList) continue;
+    const u64* list = (const u64*)given[i];
+    Handle made;
+    if (torch_new_list_reserve_size(list[0], &made)) return 1;
+    for (u64 k = 0; k < list[0]; ++k) {
       Handle shared;
-      if (aoti_torch_new_tensor_handle((Handle)given[i], &shared)) return 1;
-      stack[i] = (u64)shared;
-      if (argument->optional) {
-        u64* cell = operator_new(sizeof *cell);
-        *cell = (u64)shared;
-        stack[i] = (u64)cell;
-      }
+      if (aoti_torch_new_tensor_handle((Handle)list[1 + k], &shared)) return 1;
+      if (torch_list_push_back(made, (u64)shared)) return 1;
     }
-    if (argument->kind == kTensorList) {
-      const u64* list = (const u64*)given[i];
-      Handle made;
-      if (torch_new_list_reserve_size(list[0], &made)) return 1;
-      for (u64 k = 0; k < list[0]; ++k) {
-        Handle shared;
-        if (aoti_torch_new_tensor_handle((Handle)list[1 + k], &shared)) return 1;
-        if (torch_list_push_back(made, (u64)shared)) return 1;
-      }
-      stack[i] = (u64)made;
-    }
+    stack[i] = (u64)made;
   }
   return 0;
 }
@@ -55,6 +43,7 @@ static int probe_once(const Operator* op, const Kernel* kernels, const u64* give
                .shapes = shapes,
                .families = families,
                .is_coded = 1,
+               .is_direct = 1,
                .message = message};
   for (i32 i = 0; i < op->num_arguments; ++i)
     values[i].count = 0, values[i].tensors = 0, values[i].views = 0;

@@ -37,6 +37,11 @@ def _backends_of(qualified_name: str) -> tuple[str, ...]:
     return tuple(provenance()["operators"].get(qualified_name, {}).get("backends", ()))
 
 
+def may_have_kernels(declaration: Declaration) -> bool:
+    """Returns True: an import would read what the library holds."""
+    return True
+
+
 def has_every_kernel(declaration: Declaration) -> bool:
     """Returns False: an import would read what the library holds."""
     return False
@@ -85,6 +90,9 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
             if library.opwright_register(variant.encode()) != 0:
                 raise _error(f"PyTorch refuses its {backend} kernels", rows=[("kernels", variant)])
             _registered.add(backend)
+            for each in registry.operators.values():
+                if backend in _backends_of(each.declaration.qualified_name):
+                    each.registration.direct.add(library, backend, variant, each.declaration)
     return True
 
 

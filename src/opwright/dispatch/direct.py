@@ -1,0 +1,210 @@
+"""Calls on plain tensors that pass the dispatcher by (`native/src/direct.c`): they take half of the time.
+
+A tensor's Python object holds a pointer to its implementation, and that holds the dispatcher's keys. Where these lie is
+found out by looking for known values in several tensors. If they are not in exactly one place, as may be with a PyTorch
+to come, every call goes through the dispatcher.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from ctypes import c_int64, c_uint64, c_void_p, pythonapi
+from functools import partial
+from typing import Any
+
+import torch
+
+from opwright import _torch
+from opwright.contract.declaration import Declaration
+
+_DEVICES = ("cpu", "cuda")  # in the order of `keys` in direct.c
+_MODES = 2  # outside and inside of inference mode
+_IMPLEMENTATION_BYTES = 192  # of PyTorch's TensorImpl
+_METH_FASTCALL = 0x80
+_WORD = 8
+
+_FUNCTIONS = {
+    "is_grad_enabled": "_ZN3c108GradMode10is_enabledEv",
+    "has_callbacks": "_ZN2at12hasCallbacksEv",
+    "count_function_modes": "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv",
+    "wrap": "_Z16THPVariable_WrapRKN2at10TensorBaseE",
+    "as_pointer": "PyLong_AsVoidPtr",
+    "as_int": "PyLong_AsLongLong",
+    "as_float": "PyFloat_AsDouble",
+    "error_occurred": "PyErr_Occurred",
+    "clear_error": "PyErr_Clear",
+    "set_error": "PyErr_SetString",
+    "increase": "Py_IncRef",
+    "decrease": "Py_DecRef",
+    "new_tuple": "PyTuple_New",
+    "set_item": "PyTuple_SetItem",
+    "release_lock": "PyEval_SaveThread",
+    "take_lock": "PyEval_RestoreThread",
+}
+_LOCAL_KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"
+
+
+class _Python(ctypes.Structure):
+    """`Python` of direct.c."""
+
+    _fields_ = [
+        ("type_at", c_int64),
+        ("implementation_at", c_int64),
+        ("keys_at", c_int64),
+        ("tensor_types", c_uint64 * 2),
+        ("states", c_uint64 * 2 * _MODES),
+        ("keys", c_uint64 * _MODES * len(_DEVICES)),
+        *((name, c_uint64) for name in ("int_type", "float_type", "true_value", "false_value")),
+        *((name, c_void_p) for name in ("none", "runtime_error", *_FUNCTIONS)),
+    ]
+
+
+class _Method(ctypes.Structure):
+    """`PyMethodDef`."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("function", c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+
+def decline(*values: Any) -> None:
+    """Leaves a call to the dispatcher."""
+
+
+class Direct:
+    """The direct calls of one registration.
+
+    Attributes:
+        call: takes the arguments of a kernel; returns its results, or None where the dispatcher has to be called.
+    """
+
+    def __init__(self) -> None:
+        self.call: Callable[..., Any] = decline
+        self._slots = (c_void_p * len(_DEVICES))()
+        self._function: Callable[..., Any] | None = None
+
+    def add(self, library: ctypes.PyDLL, device: str, backend: str, declaration: Declaration) -> None:
+        """Lets calls on a type of device go to kernels that are registered.
+
+        Args:
+            library: has the kernels.
+            backend: the library's name for the set of kernels that is registered.
+            declaration: the operator. One that writes into its arguments has to count their versions.
+        """
+        if device in _DEVICES and not declaration.contract.mutated and hasattr(library, "opwright_slot"):
+            library.opwright_slot.restype = c_void_p
+            self._slots[_DEVICES.index(device)] = library.opwright_slot(backend.encode(), declaration.name.encode())
+            self.call = partial(self._prepare, library, device)
+
+    def _prepare(self, library: ctypes.PyDLL, device: str, *values: Any) -> Any:
+        """Takes calls until nothing looks on; then finds out what is needed and takes no more."""
+        if not _is_quiet(library):
+            return None
+        table = _python(library)
+        self.call = decline
+        if table is None or not _learn_keys(table, device):
+            return None
+        if self._function is None:
+            library.opwright_use_python(ctypes.byref(table))
+            self._function = _make_function(library, ctypes.addressof(self._slots))
+        self.call = self._function
+        return self.call(*values)
+
+
+def _is_quiet(library: ctypes.PyDLL) -> bool:
+    """Whether new tensors are plain, and this thread's keys are PyTorch's default."""
+    is_watched = (
+        torch.compiler.is_compiling()
+        or _torch.count_dispatch_modes()
+        or _torch.count_function_modes()
+        or _torch.are_transforms_active()
+    )
+    return not is_watched and _local_keys(library) == [0, 0]
+
+
+def _local_keys(library: ctypes.PyDLL) -> list[int]:
+    found = (c_uint64 * 2)()
+    library.opwright_local_keys(found)
+    return list(found)
+
+
+_tables: list[_Python | None] = []  # none or one
+_methods: list[_Method] = []  # Python keeps a pointer to each
+
+
+def _python(library: ctypes.PyDLL) -> _Python | None:
+    """Returns what is known of this process; None where something is not as expected."""
+    if not _tables:
+        _tables.append(_find_out(library))
+    return _tables[0]
+
+
+def _find_out(library: ctypes.PyDLL) -> _Python | None:
+    table = _Python()
+    inside = ctypes.PyDLL(_torch.EXTENSION)
+    if not hasattr(inside, _LOCAL_KEYS):
+        return None
+    for field, name in _FUNCTIONS.items():
+        function = getattr(pythonapi if name.startswith("Py") else inside, name, None)
+        if function is None:
+            return None
+        setattr(table, field, ctypes.cast(function, c_void_p))
+    with torch.inference_mode():
+        table.states[1][:] = _local_keys(library)
+    plain = torch.zeros(2)
+    tensors = [plain, torch.nn.Parameter(torch.zeros(2, 3)), _torch.negated(plain), plain.to_sparse()]
+    objects = [
+        (
+            id(tensor),
+            type(tensor).__basicsize__,
+            {"type": id(type(tensor)), "implementation": _torch.address_of(tensor)},
+        )
+        for tensor in tensors
+    ]
+    implementations = [
+        (_torch.address_of(tensor), _IMPLEMENTATION_BYTES, {"keys": _torch.keys_of(tensor)}) for tensor in tensors
+    ]
+    type_at, implementation_at = _place(objects, "type"), _place(objects, "implementation")
+    keys_at = _place(implementations, "keys")
+    if type_at is None or implementation_at is None or keys_at is None:
+        return None
+    table.type_at, table.implementation_at, table.keys_at = type_at, implementation_at, keys_at
+    table.tensor_types[:] = [id(torch.Tensor), id(torch.nn.Parameter)]
+    table.int_type, table.float_type, table.true_value, table.false_value = id(int), id(float), id(True), id(False)
+    table.none, table.runtime_error = id(None), id(RuntimeError)
+    return table
+
+
+def _place(parts: Iterable[tuple[int, int, dict[str, int]]], name: str) -> int | None:
+    """Returns at which offset all parts of memory, `(address, bytes, values)`, have their value of that name."""
+    places = [
+        {
+            offset
+            for offset in range(0, size - _WORD + 1, _WORD)
+            if c_uint64.from_address(address + offset).value == values[name]
+        }
+        for address, size, values in parts
+    ]
+    common = set.intersection(*places)
+    return common.pop() if len(common) == 1 else None
+
+
+def _learn_keys(table: _Python, device: str) -> bool:
+    """Notes the keys of plain tensors on a type of device; returns whether they lie where they are looked for."""
+    for mode in range(_MODES):
+        with torch.inference_mode(bool(mode)):
+            tensor = torch.empty(0, device=device)
+        keys = _torch.keys_of(tensor)
+        if c_uint64.from_address(_torch.address_of(tensor) + table.keys_at).value != keys:
+            return False
+        table.keys[_DEVICES.index(device)][mode] = keys
+    return True
+
+
+def _make_function(library: ctypes.PyDLL, slots: int) -> Callable[..., Any]:
+    """Returns the function of a library that calls the kernels at these addresses."""
+    function = ctypes.cast(library.opwright_call_directly, c_void_p)
+    method = _Method(b"call_directly", function, _METH_FASTCALL, None)
+    _methods.append(method)
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.py_object, c_void_p)(("PyCFunction_NewEx", pythonapi))
+    return make(ctypes.addressof(method), slots, None)

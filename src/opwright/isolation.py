@@ -172,8 +172,8 @@ class Worker:
         if not self.is_done:
             raise WorkerEnded(self.tell_end(), self.running)
 
-    def look(self) -> list[dict[str, Any]]:
-        """Returns what it has sent since the last time, and notes whether it is over.
+    def look(self) -> Iterator[dict[str, Any]]:
+        """Yields what it has sent since the last time, and notes whether it is over.
 
         Raises:
             Unfit: it cannot do the work.
@@ -181,7 +181,6 @@ class Worker:
         """
         self._prints = self._prints and self._read_output()
         status = self._process.poll()  # before the last look at what it has sent
-        found = []
         for line in self._read_events():
             self._moved = time.monotonic()
             try:
@@ -202,11 +201,10 @@ class Worker:
                 self._ended_by = f"raised {event['raised']}"
             else:
                 self.running = Running(*event.get("running", (self.running.who, self.running.what)))
-                found.append(event)
+                yield event
         if status is None and not (self.is_done or self._ended_by):
             self._ended_by = self._exceeded_limit()
         self.is_over = self.is_done or status is not None or bool(self._ended_by)
-        return found
 
     @property
     def _is_inside(self) -> bool:

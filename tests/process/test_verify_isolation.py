@@ -21,7 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
-from opwright.isolation import Fork
+from opwright.errors import CheckError
+from opwright.isolation import Fork, Limits, Worker, fork
 from opwright.verify import runner, target
 from opwright.verify.runner import children
 
@@ -415,3 +416,18 @@ def test_a_fork_collects_garbage() -> None:
     fork.kill()
     os.close(read)
     os.close(write)
+
+
+def test_what_came_before_an_error_is_not_lost() -> None:
+    """Both may arrive at once, if this process was busy."""
+
+    def run(channel) -> None:
+        channel.send(number=1)
+        raise CheckError("that", "cannot be done")
+
+    worker = Worker(fork(run), Limits())
+    worker._process.poll(0)  # wait until it has sent all
+    found = []
+    with pytest.raises(CheckError, match="cannot be done"):
+        found.extend(event["number"] for event in worker.events())
+    assert found == [1]

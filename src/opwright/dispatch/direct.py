@@ -94,15 +94,16 @@ class Direct:
         if device in _DEVICES and not declaration.contract.mutated and hasattr(library, "opwright_slot"):
             library.opwright_slot.restype = c_void_p
             self._slots[_DEVICES.index(device)] = library.opwright_slot(backend.encode(), declaration.name.encode())
-            self.call = partial(self._prepare, library, device)
+            self.call = partial(self._prepare, library)
 
-    def _prepare(self, library: ctypes.PyDLL, device: str, *values: Any) -> Any:
+    def _prepare(self, library: ctypes.PyDLL, *values: Any) -> Any:
         """Takes calls until nothing looks on; then finds out what is needed and takes no more."""
         if not _is_quiet(library):
             return None
         table = _python(library)
-        self.call = decline
-        if table is None or not _learn_keys(table, device):
+        devices = [device for device, slot in zip(_DEVICES, self._slots, strict=True) if slot]
+        if table is None or not all(_learn_keys(table, device) for device in devices):
+            self.call = decline
             return None
         if self._function is None:
             library.opwright_use_python(ctypes.byref(table))
@@ -191,6 +192,8 @@ def _place(parts: Iterable[tuple[int, int, dict[str, int]]], name: str) -> int |
 
 def _learn_keys(table: _Python, device: str) -> bool:
     """Notes the keys of plain tensors on a type of device; returns whether they lie where they are looked for."""
+    if table.keys[_DEVICES.index(device)][0]:
+        return True
     for mode in range(_MODES):
         with torch.inference_mode(bool(mode)):
             tensor = torch.empty(0, device=device)

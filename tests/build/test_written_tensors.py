@@ -435,7 +435,10 @@ def test_compiled_calls_hold_out_to_the_result(sums):
 def test_glue_compiles_without_warnings(sized, accumulate, row_sums, tmp_path):
     unit = [op.operator.declaration for op in (sized,)]
     (tmp_path / "unit.c").write_text(glue_text(unit, ["cpu"]))
-    for source in (tmp_path / "unit.c", *(NATIVE / "src" / name for name in ("glue.c", "probe.c", "level.c"))):
+    for source in (
+        tmp_path / "unit.c",
+        *(NATIVE / "src" / name for name in ("glue.c", "overlap.c", "direct.c", "probe.c", "level.c")),
+    ):
         command = ["cc", *GLUE_FLAGS, "-Werror", "-I", str(NATIVE / "src"), "-c", str(source), "-o", "/dev/null"]
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr

@@ -180,7 +180,7 @@ def _check_exports(request: Request) -> None:
     )
 
 
-SUPPORT = ("glue.o", "libtorch_cpu.so", "libtorch.so")
+SUPPORT = ("glue.o", "overlap.o", "direct.o", "libtorch_cpu.so", "libtorch.so")
 
 
 def _support_key(compiler: Compiler) -> str:
@@ -198,9 +198,13 @@ def support_commands(compiler: Compiler, work: Path) -> dict[str, list[str]]:
             f"-Wl,-soname,{name}", "-o", name,
         ]  # fmt: skip
 
-    runtime = [compiler.path, *GLUE_FLAGS, "-c", str(NATIVE / "src" / "glue.c"), "-o", "glue.o"]
+    def compile_(name: str) -> list[str]:
+        return [compiler.path, *GLUE_FLAGS, "-c", str(NATIVE / "src" / f"{name}.c"), "-o", f"{name}.o"]
+
     return {
-        "glue runtime": runtime,
+        "glue runtime": compile_("glue"),
+        "memory that overlaps": compile_("overlap"),
+        "direct calls": compile_("direct"),
         "stub of libtorch_cpu": stub("libtorch_cpu.so", "stub.c"),
         # Where torch has CUDA, libtorch.so brings libtorch_cuda.so, which the weak functions are in.
         "stub of libtorch": stub("libtorch.so", "empty.c"),

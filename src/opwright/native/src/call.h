@@ -21,8 +21,6 @@ typedef struct {
   char* message;
 } Call;
 
-static __thread Call* running;  // the call whose kernel is being launched by this thread
-
 #define FAIL(call, ...)                               \
   do {                                                \
     snprintf((call)->message, kMessage, __VA_ARGS__); \
@@ -36,10 +34,22 @@ static __thread Call* running;  // the call whose kernel is being launched by th
 static inline i64 min_of(i64 a, i64 b) { return a < b ? a : b; }
 static inline i64 max_of(i64 a, i64 b) { return a > b ? a : b; }
 
-static i64 numel(const Tensor* t) {
+static inline i64 numel(const Tensor* t) {
   i64 count = 1;
   for (i64 d = 0; d < t->ndim; ++d) count *= t->sizes[d];
   return count;
 }
 
-static u64 no_data;  // what the views of empty tensors point to: only absent ones are null
+static inline int is_contiguous(const Tensor* t) {
+  i64 step = 1;
+  for (i64 d = t->ndim - 1; d >= 0; --d) {
+    if (t->sizes[d] != 1 && t->strides[d] != step) return 0;
+    if (__builtin_mul_overflow(step, t->sizes[d], &step))
+      return 0;  // only of a tensor without elements
+  }
+  return 1;
+}
+
+// Refuses written tensors whose elements share memory with each other, with another written tensor,
+// or, for mutated arguments, with one that is read.
+extern int opwright_check_written(Call*);

@@ -5,7 +5,7 @@
 // A tensor's handle is the address of the pointer to its implementation, which lies in the Python
 // object. dispatch/direct.py finds out where, and passes it with the functions of Python and
 // PyTorch in a table. So no header is needed, and a program without Python can load this library.
-#include "call.h"
+#include "glue.h"
 
 enum { kPlainTypes = 2, kInferenceModes = 2, kDevices = 2 };
 
@@ -54,20 +54,6 @@ extern __thread u64 local_keys[2] __asm__("_ZN3c104impl26raw_local_dispatch_key_
 __attribute__((visibility("default"))) void opwright_local_keys(u64* found) {
   found[0] = local_keys[0];
   found[1] = local_keys[1];
-}
-
-// Returns what holds the kernels of an operator that a backend of this library has registered; null
-// where it has none.
-static const Slot* slot_of(const Backend* backend, const char* name) {
-  for (u64 i = 0; backend && i < backend->count; ++i) {
-    if (!strcmp(backend->entries[i].version->op->name, name))
-      return find_slot(backend->entries[i].slot);
-  }
-  return 0;
-}
-
-const Slot* opwright_find_slot(const char* backend, const char* name, const Backend* backends) {
-  return slot_of(find_backend(backend, backends), name);
 }
 
 static u64 word_at(const void* start, i64 offset) {

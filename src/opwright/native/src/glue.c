@@ -1,7 +1,7 @@
 // The steps of a call. Compiled once for each compiler, as one unit so that they inline into each
-// other; generated sources bring the tables.
+// other; generated sources bring the tables. What few calls need is compiled beside it, at the same
+// time: overlap.c.
 #include "contract.c"
-#include "overlap.c"
 #include "memory.c"
 #include "tensor.c"
 
@@ -227,11 +227,11 @@ static int hand_over(Call* call) {
   for (i32 i = 0; call->gives_out && i < call->op->num_outputs; ++i) {
     if (inspect(call, &call->outputs[i], outs[i])) return 1;
   }
-  return check_written(call) || call_reference(call);
+  return opwright_check_written(call) || call_reference(call);
 }
 
 static int answer(Call* call, const Kernel* kernels) {
-  if (check(call) || (call->gives_out && read_out(call)) || check_written(call)) return 1;
+  if (check(call) || (call->gives_out && read_out(call)) || opwright_check_written(call)) return 1;
   const Kernel* kernel = part_for(call, kernels);
   if (!kernel) return call->is_direct || check_sizes(call) || call_reference(call);
   if (!call->gives_out && allocate(call)) return 1;
@@ -387,6 +387,15 @@ i32 opwright_unregister_backend(const char* name, const Backend* backends) {
   return 0;
 }
 
+const Slot* opwright_find_slot(const char* name, const char* operator, const Backend* backends) {
+  const Backend* backend = find_backend(name, backends);
+  for (u64 i = 0; backend && i < backend->count; ++i) {
+    const Entry* entry = &backend->entries[i];
+    if (!strcmp(entry->version->op->name, operator)) return find_slot(entry->slot);
+  }
+  return 0;
+}
+
 // Takes the public entries of an operator back, before its schema is. No call may run in them.
 __attribute__((visibility("default"))) i32 opwright_retire(const char* ns, const char* name) {
   i32 failed = 0;
@@ -397,5 +406,3 @@ __attribute__((visibility("default"))) i32 opwright_retire(const char* ns, const
   }
   return failed;
 }
-
-#include "direct.c"

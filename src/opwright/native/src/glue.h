@@ -293,6 +293,6 @@ typedef struct {
 extern i32 opwright_register_backend(const char* backend, const Backend*);
 extern i32 opwright_unregister_backend(const char* backend, const Backend*);
 // Returns what holds the kernels of an operator; null where the backend has none.
-extern const Slot* opwright_find_slot(const char* backend, const char* name, const Backend*);
+extern const Slot* opwright_find_slot(const char* backend, const char* operator, const Backend*);
 // Set where a program without Python has defined the operators.
 extern i32 opwright_has_no_python;

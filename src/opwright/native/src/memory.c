@@ -1,6 +1,9 @@
 // What kernels see of memory: outputs that are allocated, views of tensors, scratch space.
 #include "call.h"
 
+static __thread Call* running;  // the call whose kernel is being launched by this thread
+static u64 no_data;  // what the views of empty tensors point to: only absent ones are null
+
 // ---- allocate
 // -----------------------------------------------------------------------------------------------
 

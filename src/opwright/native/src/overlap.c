@@ -72,16 +72,6 @@ static int can_sum_to(const Term* terms, i32 count, i64 target, i32* visits) {
 
 static i64 magnitude(i64 value) { return value < 0 ? -value : value; }
 
-static int is_contiguous(const Tensor* t) {
-  i64 step = 1;
-  for (i64 d = t->ndim - 1; d >= 0; --d) {
-    if (t->sizes[d] != 1 && t->strides[d] != step) return 0;
-    if (__builtin_mul_overflow(step, t->sizes[d], &step))
-      return 0;  // only of a tensor without elements
-  }
-  return 1;
-}
-
 // True when two indices of the tensor lead to one element.
 static int overlaps_itself(const Tensor* t) {
   if (is_contiguous(t) || !numel(t)) return 0;
@@ -200,9 +190,7 @@ static int check_spans(Call* call, Span* spans, u64 count) {
   return 0;
 }
 
-// Refuses written tensors whose elements share memory with each other, with another written tensor,
-// or, for mutated arguments, with one that is read.
-static int check_written(Call* call) {
+int opwright_check_written(Call* call) {
   const Operator* op = call->op;
   i32 writes = call->gives_out;
   u64 count = (u64)op->num_outputs;

@@ -59,7 +59,7 @@ static int probe_once(const Operator* op, const Kernel* kernels, const u64* give
   const Kernel* kernel = 0;
   int failed = last >= kRead && read(&call, tensors);
   if (!failed && last >= kCheck) {
-    failed = check(&call) || check_written(&call);
+    failed = check(&call) || opwright_check_written(&call);
     kernel = failed ? 0 : part_for(&call, kernels);
     if (!failed && !kernel) {
       snprintf(message, kMessage, "%s: there is no kernel for this dtype", op->name);

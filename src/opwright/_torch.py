@@ -118,6 +118,12 @@ def key_set(*names: str) -> DispatchKeySet:
     return found
 
 
+def number_of_key(name: str) -> int:
+    """Returns a key of the dispatcher as a set's number has it; 0 where this PyTorch has no such key."""
+    key = _C._parse_dispatch_key(name)
+    return 0 if key is None else DispatchKeySet(key).raw_repr()
+
+
 def has_key(name: str) -> bool:
     """Returns whether the dispatcher has a key."""
     return hasattr(DispatchKey, name)

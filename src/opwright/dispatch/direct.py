@@ -55,6 +55,7 @@ class _Python(ctypes.Structure):
         ("keys_at", c_int64),
         ("tensor_types", c_uint64 * 2),
         ("states", c_uint64 * 2 * _MODES),
+        ("ignored", c_uint64),
         ("keys", c_uint64 * _MODES * len(_DEVICES)),
         *((name, c_uint64) for name in ("int_type", "float_type", "true_value", "false_value")),
         *((name, c_void_p) for name in ("none", "runtime_error", *_FUNCTIONS)),
@@ -123,10 +124,14 @@ def _is_quiet(library: ctypes.PyDLL) -> bool:
     return not is_watched and _local_keys(library) == [0, 0]
 
 
+# Up to 2.12, PyTorch's threads for the backward on GPUs leave this one out. No plain tensor has it.
+_IGNORED_KEYS = _torch.number_of_key("Named")
+
+
 def _local_keys(library: ctypes.PyDLL) -> list[int]:
     found = (c_uint64 * 2)()
     library.opwright_local_keys(found)
-    return list(found)
+    return [found[0], found[1] & ~_IGNORED_KEYS]
 
 
 _tables: list[_Python | None] = []  # none or one
@@ -150,6 +155,7 @@ def _find_out(library: ctypes.PyDLL) -> _Python | None:
         if function is None:
             return None
         setattr(table, field, ctypes.cast(function, c_void_p))
+    table.ignored = _IGNORED_KEYS
     with torch.inference_mode():
         table.states[1][:] = _local_keys(library)
     plain = torch.zeros(2)

@@ -16,7 +16,8 @@ typedef struct {
   i64 type_at, implementation_at;  // in a Python object, in bytes
   i64 keys_at;                     // in the implementation: the dispatcher's keys of a tensor
   u64 tensor_types[kPlainTypes];
-  u64 states[kInferenceModes][2];       // `local_keys` where nothing looks on
+  u64 states[kInferenceModes][2];  // `local_keys` where nothing looks on
+  u64 ignored;                     // keys that a thread may leave out: no plain tensor has them
   u64 keys[kDevices][kInferenceModes];  // of a plain tensor, by type of device
   u64 int_type, float_type, true_value, false_value;
   PyObject* none;
@@ -82,7 +83,7 @@ static int is_watched(void) {
   int is_plain = 0;
   for (i32 i = 0; i < kInferenceModes; ++i) {
     const u64* state = python->states[i];
-    is_plain |= local_keys[0] == state[0] && local_keys[1] == state[1];
+    is_plain |= local_keys[0] == state[0] && (local_keys[1] & ~python->ignored) == state[1];
   }
   return !is_plain || python->count_function_modes() || python->has_callbacks();
 }

@@ -143,7 +143,9 @@ no_torch_function = _C._disabled_torch_function_impl
 BINDINGS = (_C._VariableFunctions, _C.TensorBase)
 
 
-EXTENSION = _C.__file__  # the library through which all of PyTorch's functions are found
+def find_extension() -> str:
+    """Returns the path of the library through which all of PyTorch's functions are found."""
+    return _C.__file__
 
 
 def keys_of(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Calls that pass the dispatcher by: taken where nothing looks on, left to the dispatcher everywhere else."""
+"""Calls that bypass the dispatcher: taken where no mode is active, and left to the dispatcher everywhere else."""
 
 from __future__ import annotations
 
@@ -295,9 +295,8 @@ OPWRIGHT_KERNEL(twice, float)
     assert [first(torch.ones(2)).tolist() for _ in range(3)] == [[3.0, 3.0]] * 3
 
 
-def test_the_first_call_may_be_one_that_is_watched() -> None:
-    @opwright.operator("direct_calls::later", cpu=SOURCE.replace("scaled", "later"))
-    def later(
+def declare_like_scaled(name: str) -> Any:
+    def function(
         x: Float[Tensor, "*batch n"],
         w: Float[Tensor, "n"] | None = None,
         by: float = 1.0,
@@ -307,13 +306,31 @@ def test_the_first_call_may_be_one_that_is_watched() -> None:
     ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "n"]]:
         return REFERENCE(x, w, by, shift, negative, kind)
 
-    x = torch.ones(2, 3)
+    function.__name__ = name
+    return opwright.operator(f"direct_calls::{name}", cpu=SOURCE.replace("scaled", name))(function)
+
+
+def is_direct(function: Any) -> bool:
+    return function.operator.registration.direct.call(torch.ones(2, 3), None, 1.0, 0, False, 0) is not None
+
+
+def test_the_first_call_may_be_one_that_is_watched() -> None:
+    later, x = declare_like_scaled("later"), torch.ones(2, 3)
     with counting_dispatch() as seen:
         later(x)
         later(x)
     assert len(seen) == 2
     later(x)
-    assert later.operator.registration.direct.call(x, None, 1.0, 0, False, 0) is not None
+    assert is_direct(later)
+
+
+def test_calls_in_inference_mode_alone_go_directly() -> None:
+    served = declare_like_scaled("served")
+    with torch.inference_mode():
+        for _ in range(2):
+            served(torch.ones(2, 3))
+        assert is_direct(served)
+        assert "call_directly" in str(served.operator.registration.direct.call)
 
 
 def test_a_pytorch_whose_objects_are_unknown_takes_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Calls on a GPU that pass the dispatcher by: on the right device and stream, with results of PyTorch's allocator."""
+"""Calls on a GPU that bypass the dispatcher: on the right device and stream, with results of PyTorch's allocator."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from syrupy.assertion import SnapshotAssertion
 from opwright import records
 from opwright.bench import versions, worker
 from opwright.cli import bench_command
-from opwright.cli.bench_command import parse_axis, parse_cpus
+from opwright.cli.bench_command import parse_axis, parse_cpus, parse_devices
 from opwright.cli.bench_tables import print_base, print_bench, table_of
 from opwright.errors import CheckError, NotVerifiedError, RecordError, TargetError
 from opwright.isolation import Running, WorkerEnded, describe_error
@@ -70,6 +70,17 @@ def test_cpus_are_numbers_and_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_cpus("all")
     with pytest.raises(CheckError, match="names CPUs that this process cannot use"):
         parse_cpus("3-4")
+
+
+def test_devices_are_numbers_and_ranges() -> None:
+    assert parse_devices(None) == []
+    assert parse_devices("0,2-3") == ["cuda:0", "cuda:2", "cuda:3"]
+    assert parse_devices("cuda:1,cuda:0") == ["cuda:1", "cuda:0"]
+    for wrong in ("", ",", "3-0", "0,,1", "all"):
+        with pytest.raises(CheckError, match="--devices`: invalid value"):
+            parse_devices(wrong)
+    with pytest.raises(CheckError, match="names a device twice"):
+        parse_devices("0-1,1")
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""One run on several devices or machines: inputs are dealt out in turns, and the records are merged.
+"""One run on several devices or machines: inputs are assigned round-robin, and the records are merged.
 
 Each device has a process that measures. `measure_on` starts those of one machine; under torchrun each rank has one, and
 the first rank gets the records of the others.
@@ -51,9 +51,7 @@ def measure_on(
         threading.Thread(target=measure_part, args=[i]).start()
     while len(codes) < len(devices):
         try:
-            time.sleep(
-                _TICK_SECONDS
-            )  # and not `join`: Python 3.11 takes a thread for ended when Ctrl-C interrupts that
+            time.sleep(_TICK_SECONDS)  # not `join`: if Ctrl-C interrupts it, Python 3.11 marks the thread as finished
         except KeyboardInterrupt:
             together.is_stopped = True
     if errors:
@@ -98,7 +96,7 @@ class _Together:
                 self._merge(record.name)
 
     def finish_all(self) -> None:
-        """Merges what there is, after an interruption."""
+        """Merges operators that not every device has finished, as after an interruption."""
         for name in list(self._waiting):
             self._merge(name)
 

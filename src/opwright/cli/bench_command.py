@@ -65,9 +65,9 @@ def bench_operators(
         direction: "forward", "backward" or "step", which is both; may be repeated; forward and backward by default.
         device: Measure on this device, cpu, cuda or cuda:1. By default on the GPU when there is one and a CUDA
             kernel for it, else on the CPU.
-        devices: Deal the inputs out to these GPUs, 0,1 or 0-3, one process each; the records are merged. Under torchrun
-            each rank measures a part on its GPU, without this option.
-        seconds: The time for all measurements of an operator; with several devices, of each.
+        devices: Distribute the inputs round-robin over these GPUs, such as 0,1 or 0-3, with one process each, and merge
+            the records. Not under torchrun, where each rank uses its own GPU.
+        seconds: The time to measure an operator; with several devices, on each device.
         precision: End earlier when all confidence intervals are this narrow: 0.02 is two percent.
         threads: Threads of PyTorch; by default one for each core, or one in all if the machine is busy.
         cpus: Run on these CPUs, 0-3 or 0,2, each thread bound to one.
@@ -91,15 +91,16 @@ def bench_operators(
         if name not in RIVALS:
             raise CheckError("--against", f"unknown value `{name}`", rows=[("expected", f"one of {', '.join(RIVALS)}")])
     if call and base is not None:
-        raise CheckError("bench", "`--call` has no base to be compared with", hint="one of `--call` and `--base`")
+        raise CheckError("bench", "`--call` has no base to be compared with", hint="leave one of them out")
     several, is_rank = parse_devices(devices), is_one_of_several_ranks()
     if (several or is_rank) and (call or base is not None):
-        flag, other = "--call" if call else "--base", "--devices" if several else "torchrun"
-        raise CheckError("bench", f"`{flag}` measures on one device", hint=f"leave `{other}` out")
+        flag, hint = "--call" if call else "--base", "leave `--devices` out" if several else "run it without torchrun"
+        raise CheckError("bench", f"`{flag}` measures on one device", hint=hint)
     if several and device is not None:
         raise CheckError("bench", "`--device` and `--devices` cannot both be given", hint="leave `--device` out")
     if is_rank and (several or ":" in (device or "")):
-        raise CheckError("bench", "under torchrun each rank measures on its own GPU", hint="leave the devices out")
+        rule = "under torchrun each rank measures on its own GPU"
+        raise CheckError("bench", rule, hint="leave `--devices` out, or use `--device cuda`")
     if out is not None:
         make_folder(out)  # now, and not when all is measured
     request = {
@@ -245,19 +246,22 @@ def parse_devices(text: str | None) -> list[str]:
     Raises:
         CheckError: these are not numbers of devices, or one is there twice.
     """
-    numbers = _parse_numbers("--devices", (text or "").replace("cuda:", ""))
+    if text is None:
+        return []
+    numbers = _parse_numbers("--devices", text.replace("cuda:", ""))
     if len(set(numbers)) < len(numbers):
-        raise CheckError("--devices", "names a device twice", rows=[("got", str(text))])
+        raise CheckError("--devices", "names a device twice", rows=[("got", text)])
     return [f"cuda:{number}" for number in numbers]
 
 
-def _parse_numbers(flag: str, text: str | None) -> list[int]:
+def _parse_numbers(flag: str, text: str) -> list[int]:
     found: list[int] = []
-    for part in filter(None, (text or "").split(",")):
+    for part in text.split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        last = last or first
+        if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
             raise CheckError(flag, f"invalid value `{text}`", rows=[("expected", "numbers or ranges, as 0,2-3")])
-        found += range(int(first), int(last or first) + 1)
+        found += range(int(first), int(last) + 1)
     return found
 
 
@@ -267,6 +271,8 @@ def parse_cpus(text: str | None) -> list[int]:
     Raises:
         CheckError: these are not numbers of CPUs.
     """
+    if text is None:
+        return []
     found = _parse_numbers("--cpus", text)
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else found
     if not set(found) <= set(usable):

@@ -1,8 +1,8 @@
-"""Calls on plain tensors that pass the dispatcher by (`native/src/direct.c`): they take half of the time.
+"""Direct calls: calls on plain tensors that bypass the dispatcher (`native/src/direct.c`), in about half of its time.
 
-A tensor's Python object holds a pointer to its implementation, and that holds the dispatcher's keys. Where these lie is
-found out by looking for known values in several tensors. If they are not in exactly one place, as may be with a PyTorch
-to come, every call goes through the dispatcher.
+A tensor's Python object holds a pointer to its implementation, which holds the dispatcher's keys of the tensor. Their
+offsets are found by looking for known values in several tensors. If a value is not at exactly one offset, as may be with
+a later PyTorch, every call goes through the dispatcher.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from ctypes import c_int64, c_uint64, c_void_p, pythonapi
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class _Python(ctypes.Structure):
         ("ignored", c_uint64),
         ("keys", c_uint64 * _MODES * len(_DEVICES)),
         *((name, c_uint64) for name in ("int_type", "float_type", "true_value", "false_value")),
-        *((name, c_void_p) for name in ("none", "runtime_error", *_FUNCTIONS)),
+        *((name, c_void_p) for name in ("none", "runtime_error", "pytorch", "find_symbol", *_FUNCTIONS)),
     ]
 
 
@@ -92,20 +92,22 @@ class Direct:
             backend: the library's name for the set of kernels that is registered.
             declaration: the operator. One that writes into its arguments has to count their versions.
         """
-        if device in _DEVICES and not declaration.contract.mutated and hasattr(library, "opwright_slot"):
+        has_slots = device in _DEVICES and hasattr(library, "opwright_slot")
+        if has_slots and not declaration.contract.mutated and hasattr(_pytorch(), _LOCAL_KEYS):
             library.opwright_slot.restype = c_void_p
             self._slots[_DEVICES.index(device)] = library.opwright_slot(backend.encode(), declaration.name.encode())
             self.call = partial(self._prepare, library)
 
     def _prepare(self, library: ctypes.PyDLL, *values: Any) -> Any:
-        """Takes calls until nothing looks on; then finds out what is needed and takes no more."""
-        if not _is_quiet(library):
-            return None
-        table = _python(library)
-        devices = [device for device, slot in zip(_DEVICES, self._slots, strict=True) if slot]
-        if table is None or not all(_learn_keys(table, device) for device in devices):
-            self.call = decline
-            return None
+        """Declines calls until no mode or transform is active; then replaces itself by the function of C, if it can."""
+        with torch.inference_mode(False):  # calls in inference mode do not wait
+            if not _is_quiet():
+                return None
+            table = _python()
+            devices = [device for device, slot in zip(_DEVICES, self._slots, strict=True) if slot]
+            if table is None or not all(_learn_keys(table, device) for device in devices):
+                self.call = decline
+                return None
         if self._function is None:
             library.opwright_use_python(ctypes.byref(table))
             self._function = _make_function(library, ctypes.addressof(self._slots))
@@ -113,7 +115,7 @@ class Direct:
         return self.call(*values)
 
 
-def _is_quiet(library: ctypes.PyDLL) -> bool:
+def _is_quiet() -> bool:
     """Whether new tensors are plain, and this thread's keys are PyTorch's default."""
     is_watched = (
         torch.compiler.is_compiling()
@@ -121,43 +123,46 @@ def _is_quiet(library: ctypes.PyDLL) -> bool:
         or _torch.count_function_modes()
         or _torch.are_transforms_active()
     )
-    return not is_watched and _local_keys(library) == [0, 0]
+    return not is_watched and _local_keys() == [0, 0]
 
 
-# Up to 2.12, PyTorch's threads for the backward on GPUs leave this one out. No plain tensor has it.
-_IGNORED_KEYS = _torch.number_of_key("Named")
+@cache
+def _pytorch() -> ctypes.PyDLL:
+    return ctypes.PyDLL(_torch.find_extension())
 
 
-def _local_keys(library: ctypes.PyDLL) -> list[int]:
-    found = (c_uint64 * 2)()
-    library.opwright_local_keys(found)
-    return [found[0], found[1] & ~_IGNORED_KEYS]
+@cache
+def _ignored_keys() -> int:
+    """Up to 2.12, PyTorch's threads for the backward on GPUs exclude the key `Named`, which no plain tensor has."""
+    return _torch.number_of_key("Named")
+
+
+def _local_keys() -> list[int]:
+    included, excluded = (c_uint64 * 2).in_dll(_pytorch(), _LOCAL_KEYS)  # those of this thread
+    return [included, excluded & ~_ignored_keys()]
 
 
 _tables: list[_Python | None] = []  # none or one
 _methods: list[_Method] = []  # Python keeps a pointer to each
 
 
-def _python(library: ctypes.PyDLL) -> _Python | None:
+def _python() -> _Python | None:
     """Returns what is known of this process; None where something is not as expected."""
     if not _tables:
-        _tables.append(_find_out(library))
+        _tables.append(_find_out())
     return _tables[0]
 
 
-def _find_out(library: ctypes.PyDLL) -> _Python | None:
+def _find_out() -> _Python | None:
     table = _Python()
-    inside = ctypes.PyDLL(_torch.EXTENSION)
-    if not hasattr(inside, _LOCAL_KEYS):
-        return None
     for field, name in _FUNCTIONS.items():
-        function = getattr(pythonapi if name.startswith("Py") else inside, name, None)
+        function = getattr(pythonapi if name.startswith("Py") else _pytorch(), name, None)
         if function is None:
             return None
         setattr(table, field, ctypes.cast(function, c_void_p))
-    table.ignored = _IGNORED_KEYS
+    table.ignored = _ignored_keys()
     with torch.inference_mode():
-        table.states[1][:] = _local_keys(library)
+        table.states[1][:] = _local_keys()
     plain = torch.zeros(2)
     tensors = [plain, torch.nn.Parameter(torch.zeros(2, 3)), _torch.negated(plain), plain.to_sparse()]
     objects = [
@@ -178,7 +183,8 @@ def _find_out(library: ctypes.PyDLL) -> _Python | None:
     table.type_at, table.implementation_at, table.keys_at = type_at, implementation_at, keys_at
     table.tensor_types[:] = [id(torch.Tensor), id(torch.nn.Parameter)]
     table.int_type, table.float_type, table.true_value, table.false_value = id(int), id(float), id(True), id(False)
-    table.none, table.runtime_error = id(None), id(RuntimeError)
+    table.none, table.runtime_error, table.pytorch = id(None), id(RuntimeError), _pytorch()._handle
+    table.find_symbol = ctypes.cast(ctypes.CDLL(None).dlsym, c_void_p)
     return table
 
 

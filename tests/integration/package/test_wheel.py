@@ -67,6 +67,16 @@ def test_operators_without_opwright(run) -> None:
     """)
 
 
+def test_plain_calls_bypass_the_dispatcher(run) -> None:
+    run("""
+        import torch, sample_ops
+        x = torch.arange(6.0).view(2, 3)
+        for _ in range(2):  # loads; finds out what direct calls need
+            sample_ops.twice(x)
+        assert torch.equal(sample_ops.twice.operator.registration.direct.call(x), 2 * x + 2)
+    """)
+
+
 def test_a_call_that_needs_a_gradient_runs_the_kernel(run) -> None:
     """Without `@name.backward` the reference computed it: a wheel has no sources, by which kernels were told."""
     run("""

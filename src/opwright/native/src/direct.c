@@ -1,6 +1,6 @@
-// Calls from Python that do not pass the dispatcher: on plain tensors, without a gradient, where
-// nothing looks on. Everything else is left to the dispatcher: `opwright_call_directly` returns
-// None.
+// Calls from Python that bypass the dispatcher: on plain tensors, without a gradient, where no
+// mode, transform, autocast or profiler is active. `opwright_call_directly` returns None for all
+// others, which then go through the dispatcher.
 //
 // A tensor's handle is the address of the pointer to its implementation, which lies in the Python
 // object. dispatch/direct.py finds out where, and passes it with the functions of Python and
@@ -16,12 +16,14 @@ typedef struct {
   i64 type_at, implementation_at;  // in a Python object, in bytes
   i64 keys_at;                     // in the implementation: the dispatcher's keys of a tensor
   u64 tensor_types[kPlainTypes];
-  u64 states[kInferenceModes][2];  // `local_keys` where nothing looks on
-  u64 ignored;                     // keys that a thread may leave out: no plain tensor has them
+  u64 states[kInferenceModes][2];       // `local_keys` of a plain thread
+  u64 ignored;                          // keys that a thread may exclude: no plain tensor has them
   u64 keys[kDevices][kInferenceModes];  // of a plain tensor, by type of device
   u64 int_type, float_type, true_value, false_value;
   PyObject* none;
   void* runtime_error;
+  void* pytorch;                                          // through which all its symbols are found
+  void* (*find_symbol)(void* library, const char* name);  // of a thread-local one, this thread's
   _Bool (*is_grad_enabled)(void);
   _Bool (*has_callbacks)(void);  // a profiler's
   i64 (*count_function_modes)(void);
@@ -47,14 +49,13 @@ __attribute__((visibility("default"))) void opwright_use_python(const Python* fo
   python = found;
 }
 
-// The keys that this thread adds to those of every call, and takes from them, each as it differs
-// from PyTorch's default: two zeros where nothing looks on.
-extern __thread u64 local_keys[2] __asm__("_ZN3c104impl26raw_local_dispatch_key_setE")
-    __attribute__((weak));
-
-__attribute__((visibility("default"))) void opwright_local_keys(u64* found) {
-  found[0] = local_keys[0];
-  found[1] = local_keys[1];
+// The dispatch keys that this thread includes and excludes, XORed with PyTorch's defaults. Both
+// words are zero where no mode, transform or autocast is active, outside of inference mode.
+static const u64* local_keys(void) {
+  static __thread const u64* found;
+  if (!found)
+    found = python->find_symbol(python->pytorch, "_ZN3c104impl26raw_local_dispatch_key_setE");
+  return found;
 }
 
 static u64 word_at(const void* start, i64 offset) {
@@ -80,10 +81,11 @@ static i32 device_of(const PyObject* tensor) {
 }
 
 static int is_watched(void) {
+  const u64* keys = local_keys();
   int is_plain = 0;
   for (i32 i = 0; i < kInferenceModes; ++i) {
     const u64* state = python->states[i];
-    is_plain |= local_keys[0] == state[0] && (local_keys[1] & ~python->ignored) == state[1];
+    is_plain |= keys[0] == state[0] && (keys[1] & ~python->ignored) == state[1];
   }
   return !is_plain || python->count_function_modes() || python->has_callbacks();
 }

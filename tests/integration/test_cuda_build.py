@@ -30,7 +30,9 @@ from opwright.errors import (
 
 pytestmark = [pytest.mark.compiler, pytest.mark.nvcc]
 
-ENTRY_POINTS = ("register", "unregister", "share", "retire", "set_chunk_steps", "contents")
+ENTRY_POINTS = (
+    "register", "unregister", "share", "retire", "set_chunk_steps", "contents", "slot", "call_directly", "use_python",
+)  # fmt: skip
 CPU = """
 #include <opwright/kernel.h>
 using opwright::View;

@@ -17,6 +17,7 @@ import torch
 
 from opwright import _torch
 from opwright.contract.declaration import Declaration
+from opwright.dispatch.devices import DISPATCH_KEYS
 
 _DEVICES = ("cpu", "cuda")  # in the order of `keys` in direct.c
 _MODES = 2  # outside and inside of inference mode
@@ -104,8 +105,7 @@ class Direct:
             if not _is_quiet():
                 return None
             table = _python()
-            devices = [device for device, slot in zip(_DEVICES, self._slots, strict=True) if slot]
-            if table is None or not all(_learn_keys(table, device) for device in devices):
+            if table is None:
                 self.call = decline
                 return None
         if self._function is None:
@@ -161,9 +161,14 @@ def _find_out() -> _Python | None:
             return None
         setattr(table, field, ctypes.cast(function, c_void_p))
     table.ignored = _ignored_keys()
+    plain = torch.zeros(2)
     with torch.inference_mode():
         table.states[1][:] = _local_keys()
-    plain = torch.zeros(2)
+        of_inference = torch.zeros(2)
+    if _plain_keys("cpu") != [_torch.keys_of(plain), _torch.keys_of(of_inference)]:
+        return None
+    for i, device in enumerate(_DEVICES):  # a GPU is not asked: a process that only calls on the CPU may fork
+        table.keys[i][:] = _plain_keys(device)
     tensors = [plain, torch.nn.Parameter(torch.zeros(2, 3)), _torch.negated(plain), plain.to_sparse()]
     objects = [
         (
@@ -202,18 +207,14 @@ def _place(parts: Iterable[tuple[int, int, dict[str, int]]], name: str) -> int |
     return common.pop() if len(common) == 1 else None
 
 
-def _learn_keys(table: _Python, device: str) -> bool:
-    """Notes the keys of plain tensors on a type of device; returns whether they lie where they are looked for."""
-    if table.keys[_DEVICES.index(device)][0]:
-        return True
-    for mode in range(_MODES):
-        with torch.inference_mode(bool(mode)):
-            tensor = torch.empty(0, device=device)
-        keys = _torch.keys_of(tensor)
-        if c_uint64.from_address(_torch.address_of(tensor) + table.keys_at).value != keys:
-            return False
-        table.keys[_DEVICES.index(device)][mode] = keys
-    return True
+def _plain_keys(device: str) -> list[int]:
+    """Returns the keys of plain tensors on a type of device, those of inference mode behind them."""
+    key = DISPATCH_KEYS[device]
+    inference = (key, f"Autocast{key}")
+    return [
+        _torch.key_set(*inference, "ADInplaceOrView", f"Autograd{key}").raw_repr(),
+        _torch.key_set(*inference).raw_repr(),
+    ]
 
 
 def _make_function(library: ctypes.PyDLL, slots: int) -> Callable[..., Any]:

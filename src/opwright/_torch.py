@@ -143,6 +143,9 @@ no_torch_function = _C._disabled_torch_function_impl
 BINDINGS = (_C._VariableFunctions, _C.TensorBase)
 
 
+handle_of = attrgetter("_handle")  # of a library that ctypes has opened
+
+
 def find_extension() -> str:
     """Returns the path of the library through which all of PyTorch's functions are found."""
     return _C.__file__

@@ -188,7 +188,7 @@ def _find_out() -> _Python | None:
     table.type_at, table.implementation_at, table.keys_at = type_at, implementation_at, keys_at
     table.tensor_types[:] = [id(torch.Tensor), id(torch.nn.Parameter)]
     table.int_type, table.float_type, table.true_value, table.false_value = id(int), id(float), id(True), id(False)
-    table.none, table.runtime_error, table.pytorch = id(None), id(RuntimeError), _pytorch()._handle
+    table.none, table.runtime_error, table.pytorch = id(None), id(RuntimeError), _torch.handle_of(_pytorch())
     table.find_symbol = ctypes.cast(ctypes.CDLL(None).dlsym, c_void_p)
     return table
 

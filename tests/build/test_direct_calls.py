@@ -44,20 +44,24 @@ OPWRIGHT_KERNEL(scaled, float)
 """
 
 
-@opwright.operator("direct_calls::scaled", cpu=SOURCE)
-def scaled(
-    x: Float[Tensor, "*batch n"],
-    w: Float[Tensor, "n"] | None = None,
-    by: float = 1.0,
-    shift: int = 0,
-    negative: bool = False,
-    kind: Literal["one", "ten"] = "one",
-) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "n"]]:
-    scale = by * (1 if w is None else w) * (-1 if negative else 1) * (10 if kind == "ten" else 1)
-    output = x * scale + shift
-    return output, output.reshape(-1, x.shape[-1]).sum(0)
+def declare(name: str) -> Any:
+    def function(
+        x: Float[Tensor, "*batch n"],
+        w: Float[Tensor, "n"] | None = None,
+        by: float = 1.0,
+        shift: int = 0,
+        negative: bool = False,
+        kind: Literal["one", "ten"] = "one",
+    ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "n"]]:
+        scale = by * (1 if w is None else w) * (-1 if negative else 1) * (10 if kind == "ten" else 1)
+        output = x * scale + shift
+        return output, output.reshape(-1, x.shape[-1]).sum(0)
+
+    function.__name__ = name
+    return opwright.operator(f"direct_calls::{name}", cpu=SOURCE.replace("scaled", name))(function)
 
 
+scaled = declare("scaled")
 REFERENCE = scaled.operator.declaration.reference
 
 
@@ -295,27 +299,12 @@ OPWRIGHT_KERNEL(twice, float)
     assert [first(torch.ones(2)).tolist() for _ in range(3)] == [[3.0, 3.0]] * 3
 
 
-def declare_like_scaled(name: str) -> Any:
-    def function(
-        x: Float[Tensor, "*batch n"],
-        w: Float[Tensor, "n"] | None = None,
-        by: float = 1.0,
-        shift: int = 0,
-        negative: bool = False,
-        kind: Literal["one", "ten"] = "one",
-    ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "n"]]:
-        return REFERENCE(x, w, by, shift, negative, kind)
-
-    function.__name__ = name
-    return opwright.operator(f"direct_calls::{name}", cpu=SOURCE.replace("scaled", name))(function)
-
-
 def is_direct(function: Any) -> bool:
     return function.operator.registration.direct.call(torch.ones(2, 3), None, 1.0, 0, False, 0) is not None
 
 
 def test_the_first_call_may_be_one_that_is_watched() -> None:
-    later, x = declare_like_scaled("later"), torch.ones(2, 3)
+    later, x = declare("later"), torch.ones(2, 3)
     with counting_dispatch() as seen:
         later(x)
         later(x)
@@ -325,7 +314,7 @@ def test_the_first_call_may_be_one_that_is_watched() -> None:
 
 
 def test_calls_in_inference_mode_alone_go_directly() -> None:
-    served = declare_like_scaled("served")
+    served = declare("served")
     with torch.inference_mode():
         for _ in range(2):
             served(torch.ones(2, 3))

@@ -18,7 +18,8 @@ The glue's steps are those of glue.c, compiled once more with a loop around them
 half-width of Student's 95 % interval over blocks of rounds. A part that is smaller than that may be nothing.
 What remains of rounding and of the compiler's other choices for the loop is a few nanoseconds.
 
-An operator that writes into arguments, or has no kernel here, has two parts: what stands before its reference, and the reference.
+An operator that writes into arguments, or has no kernel here, has two parts: what stands before its reference, and the
+reference.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from opwright.isolation import describe_error, rebuild_error
 from opwright.records import BenchRecord, CallRecord, decoded, encodable
 
 _TICK_SECONDS = 0.1
-_LONGEST_RUN = timedelta(days=7)  # ranks that are done wait for the others
+_GATHER_TIMEOUT = timedelta(days=7)  # a rank that has finished waits here for the slowest one
 
 
 def measure_on(
@@ -164,7 +164,7 @@ def measure_as_rank(request: dict[str, Any], threads: int | None, watcher: Watch
     """
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=_LONGEST_RUN)
+    dist.init_process_group("gloo", timeout=_GATHER_TIMEOUT)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     local, neighbors = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     part = {**request, "part": [rank, ranks], "env": _see_one_gpu(local)}

@@ -1,8 +1,8 @@
 """Direct calls: calls on plain tensors that bypass the dispatcher (`native/src/direct.c`), in about half of its time.
 
 A tensor's Python object holds a pointer to its implementation, which holds the dispatcher's keys of the tensor. Their
-offsets are found by looking for known values in several tensors. If a value is not at exactly one offset, as may be with
-a later PyTorch, every call goes through the dispatcher.
+offsets are found by looking for known values in several tensors. If a value is not at exactly one offset, as may be
+with a later PyTorch, every call goes through the dispatcher.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Python function of an operator, generated for its signature.
 
-A call on plain tensors that needs no gradient goes to the kernels directly (`direct.py`). What that declines is looked at
-here: calls on plain tensors go to the kernels below autograd, with a node in front where a gradient is needed.
+A call on plain tensors that needs no gradient goes to the kernels directly (`direct.py`). What that declines is looked
+at here: calls on plain tensors go to the kernels below autograd, with a node in front where a gradient is needed.
 Everything unusual (tracing, functorch, autocast, forward-mode, subclasses, modes) goes through the dispatcher's own
 entry, which knows how to treat it. The checks cost a few tens of nanoseconds each, so they are written out
 for the signature instead of looped over.

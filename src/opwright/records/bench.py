@@ -288,7 +288,7 @@ class BenchRecord:
 
     @staticmethod
     def merge(parts: Mapping[str, BenchRecord]) -> BenchRecord:
-        """Returns one record of one operator, of which several devices have measured the inputs in turns.
+        """Merges the records of one operator whose inputs were assigned round-robin to several devices.
 
         What belongs to a machine (its card, limits, conditions) is that of the first device.
 

@@ -75,7 +75,7 @@ NOT_RUN = {
     "forward: 4.29x faster": "figures of one machine; tests/process/test_bench_command.py has the form",
     "error: `my_ops::scale`: it did not return": "takes two minutes; tests/integration/test_bench_faults.py",
     "my_ops::scale against main": "figures of one machine; tests/unit/test_bench_comparison.py has the form",
-    "opwright bench my_ops.py --devices": "needs GPUs; tests/process/test_bench_command.py, tests/integration/test_bench.py",
+    "opwright bench my_ops.py --devices": "needs GPUs; tests/process/test_bench_command.py and test_bench.py",
     "part        us": "figures of one machine; tests/build/test_call_split.py has the form",
     "git clone": "needs a network; benchmarks/harnesses.py has an hour of its own",
     "note: the reference gives NaN": "tests/process/test_verify_domains.py",

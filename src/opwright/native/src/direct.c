@@ -145,8 +145,8 @@ static PyObject* take_results(const u64* handles, i32 count) {
   return failed ? 0 : tuple;
 }
 
-// A function for Python, with METH_FASTCALL. `self` is an int, the address of what holds the
-// kernels by type of device, null where there are none.
+// The C function that Python calls (METH_FASTCALL). `self` is a Python int: the address of an array
+// with one Slot pointer per device type, null where the operator has no kernel.
 __attribute__((visibility("default"))) PyObject* opwright_call_directly(PyObject* self,
                                                                         PyObject* const* values,
                                                                         i64 count) {

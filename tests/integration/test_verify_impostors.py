@@ -263,6 +263,30 @@ def test_what_the_reference_leaves_behind_too_is_not_the_candidates() -> None:
     )
 
 
+def keeping_in_the_backward() -> Callable:
+    kept = []
+
+    class PlusOne(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            kept.append([object() for _ in range(3)])
+            return grad.clone()
+
+    return PlusOne.apply
+
+
+def test_what_the_gradient_of_the_reference_leaves_behind_too_is_not_the_candidates() -> None:
+    given = [(torch.randn(3, requires_grad=True),)]
+    report = opwright.verify(
+        keeping_in_the_backward(), reference=keeping_in_the_backward(), samples=given, checks=["leaks"]
+    )
+    assert "when the reference is called, too" in report.checks[0].reason
+
+
 @pytest.mark.parametrize("most", [3, 10**9])
 def test_a_few_calls_are_not_enough_for_a_verdict(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the third call, say, was said to leave three objects behind."""

@@ -44,6 +44,7 @@ class Trial:
         label: the case and the direction.
         values: what it reads, on the device: arguments, and cotangents of a gradient.
         compute: takes `values` or a copy; returns all results, mutated arguments included.
+        compute_reference: the same by the reference.
         change: returns other data of the same layout, within the domains of the arguments.
         agree: takes results, those of another call, and the values of both; returns whether they are the same.
     """
@@ -51,6 +52,7 @@ class Trial:
     label: str
     values: list[Any]
     compute: Callable[[list[Any]], list[torch.Tensor]]
+    compute_reference: Callable[[list[Any]], list[torch.Tensor]]
     change: Callable[[list[Any]], list[Any]]
     agree: Callable[[list[torch.Tensor], list[torch.Tensor], list[Any]], bool]
 
@@ -65,15 +67,16 @@ def trials(target: Target) -> Iterator[Trial]:
 
 
 def _forward(target: Target, case: Case) -> Trial:
-    def compute(values: list[Any]) -> list[torch.Tensor]:
+    def compute(call: Any, values: list[Any]) -> list[torch.Tensor]:
         with torch.no_grad():
-            outputs = target.call(values)
+            outputs = call(values)
         return tensors_of([*outputs, *target.written(values)])
 
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], values: list[Any]) -> bool:
         return agree(target, got, wanted, outputs_and_mutated, values)
 
-    return Trial(str(case), target.inputs(case), compute, functools.partial(_other_arguments, target), is_same)
+    computes = [functools.partial(compute, call) for call in (target.call, target.reference)]
+    return Trial(str(case), target.inputs(case), *computes, functools.partial(_other_arguments, target), is_same)
 
 
 def _gradient(target: Target, case: Case) -> Trial | None:
@@ -92,8 +95,9 @@ def _gradient(target: Target, case: Case) -> Trial | None:
     outputs, _ = _record(target.call, values)
     if not outputs:
         return None
-    compute = functools.partial(_pull_back, target.call)
-    return Trial(f"{case}, gradient", [values, [seed_like(o) for o in outputs]], compute, change, is_same)
+    seeds = [seed_like(o) for o in outputs]
+    computes = [functools.partial(_pull_back, call) for call in (target.call, target.reference)]
+    return Trial(f"{case}, gradient", [values, seeds], *computes, change, is_same)
 
 
 def _record(call: Any, values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -431,3 +431,19 @@ def test_what_came_before_an_error_is_not_lost() -> None:
     with pytest.raises(CheckError, match="cannot be done"):
         found.extend(event["number"] for event in worker.events())
     assert found == [1]
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="PyTorch has one thread")
+def test_the_candidate_has_all_threads(ns, tmp_path: Path) -> None:
+    """Workers side by side share the cores, but a loop that is wrong in several threads must be seen."""
+    seen = tmp_path / "threads"
+
+    @opwright.operator(f"{ns}::twice")
+    def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        with seen.open("a") as file:
+            file.write(f"{torch.get_num_threads()}\n")
+        return 2 * x
+
+    before = torch.get_num_threads()
+    assert opwright.verify(twice, checks=["determinism"]).passed
+    assert set(map(int, seen.read_text().split()[-20:])) == {before}

@@ -6,11 +6,12 @@ back, so that it does not reach the next case. The rest is compared by the check
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -160,6 +161,20 @@ def read_passing_state(device: torch.device) -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
+def in_threads(count: int | None) -> Iterator[None]:
+    """Gives PyTorch so many threads; None: as many as it has."""
+    before = torch.get_num_threads()
+    if count in (None, before):
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Guard:
     """Compares settings before and after calls of a candidate.
 
@@ -173,13 +188,20 @@ class Guard:
         self.mark_inside = mark_inside
         self._owner = os.getpid()
 
-    def wrap(self, call: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
-        """Returns a call that notes what it changes."""
+    def wrap(
+        self, call: Callable[[Sequence[Any]], Any], threads: Callable[[], int | None] = lambda: None
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Returns a call that notes what it changes.
+
+        Args:
+            threads: returns how many threads PyTorch has in a call; None: as many as around it.
+        """
 
         def call_and_compare(values: Sequence[Any]) -> Any:
             if torch.compiler.is_compiling():  # a traced call does not run
                 return call(values)
-            return self.run(call, values)
+            with in_threads(threads()):
+                return self.run(call, values)
 
         return call_and_compare
 

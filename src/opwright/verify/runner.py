@@ -146,7 +146,7 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
     for job in jobs:
         groups.setdefault(group_of(job.prefix, job.check) if processes > 1 else "", []).append(job)
     told: set[str] = set()
-    start = functools.partial(_start_fork if is_fork else start_anew, work)
+    start = functools.partial(_start_fork, processes, work) if is_fork else functools.partial(start_anew, work)
     lanes = {name: _Lane(work, groups[name], limits, start, told) for name in sorted(groups, key=place_of)}
     running = [lane for name, lane in lanes.items() if name not in TRACING][:processes]
     waiting = [lane for lane in lanes.values() if lane not in running]
@@ -181,15 +181,18 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
                 lane.worker.close()
 
 
-def _start_fork(work: Work, jobs: Sequence[Job]) -> Start:
+def _start_fork(processes: int, work: Work, jobs: Sequence[Job]) -> Start:
     def run(channel: Channel) -> None:
         _settle_in()
+        # Workers share the cores: where one waits for a thread that another keeps from running, all take twice as long.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(max(1, threads // processes))
         if torch.version.cuda is not None:  # it cannot use the GPU of its parent, so it sees none
             torch.cuda.is_available = lambda: False
             torch.cuda.device_count = lambda: 0
         channel.running("", _LOADING)
         shared = work.request.prepare()
-        _work(work, jobs, channel, OracleProcess(work.request.references, shared))
+        _work(work, jobs, channel, OracleProcess(work.request.references, shared), threads)
 
     return fork(run)
 
@@ -350,7 +353,7 @@ class _Over(Exception):
     """This process can do no more; another one can do what is left."""
 
 
-def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProcess) -> None:
+def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProcess, threads: int | None = None) -> None:
     """Runs jobs, and sends what they do and what comes of them."""
 
     def emit(result: Result) -> None:
@@ -370,7 +373,7 @@ def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProce
     if reason := _tell_unfit():
         raise Unfit(reason)
     with contextlib.suppress(_Over):
-        here = _Here(work, channel.mark_inside, lambda case: channel.running("", case), oracle, {oracle.pid})
+        here = _Here(work, channel.mark_inside, lambda case: channel.running("", case), oracle, {oracle.pid}, threads)
         here.run(jobs, emit, on_start)
     oracle.close()
 
@@ -397,6 +400,7 @@ class _Here:
         on_case: called with a description of what the candidate is given next.
         oracle: says what results must be; None: this process does.
         kept: the processes that checks may leave running; None: any.
+        threads: how many threads PyTorch has in calls of the candidate; None: as many as around them.
     """
 
     def __init__(
@@ -406,9 +410,10 @@ class _Here:
         on_case: Callable[[str], None] = lambda case: None,
         oracle: OracleProcess | None = None,
         kept: set[int] | None = None,
+        threads: int | None = None,
     ) -> None:
         self._work, self._on_case, self._oracle, self._kept = work, on_case, oracle, kept
-        self._guard = Guard(mark_inside)
+        self._guard, self._threads = Guard(mark_inside), threads
         self._targets: dict[torch.device, dict[str, Target]] = {}
 
     def run(
@@ -437,7 +442,9 @@ class _Here:
             self._on_case(_LOADING)
             targets = self._work.request.targets(device, self._guard)
             for target in targets.values():
-                target.call, target.wait = self._guard.wrap(target.call), self._guard.wrap_wait(target.wait)
+                target.threads = self._threads
+                target.call = self._guard.wrap(target.call, functools.partial(getattr, target, "threads"))
+                target.wait = self._guard.wrap_wait(target.wait)
                 target.oracle = self._oracle or target.oracle
                 target.on_case = lambda case: self._on_case(str(case))
                 # Several checks ask for the same gradients; of many large inputs that would be too much to keep.

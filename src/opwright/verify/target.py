@@ -45,6 +45,7 @@ class Target:
     Attributes:
         name: how it is called in messages.
         call: takes the arguments in order, returns the outputs; does not wait for a GPU.
+        threads: how many threads PyTorch has in a call, None: as many as around it. A guard obeys it.
         wait: waits until a device has done its work, in the candidate's time: a kernel may never end.
         reference: the same computation in PyTorch.
         operator: the operator behind it; None for a callable.
@@ -75,6 +76,7 @@ class Target:
     callables: Callables | None = None
     expand: bool = True
     boundaries: list[Case] | None = None
+    threads: int | None = None
     wait: Callable[[torch.device], None] = wait_for
     oracle: Oracle | OracleProcess = field(default_factory=Oracle)
     key: str = ""

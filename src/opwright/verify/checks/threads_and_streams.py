@@ -328,7 +328,7 @@ def chunks(target: Target) -> Iterator[Finding]:
             expected = expected_of(target, case)
             finding = Finding(str(case))
             for steps, count in _CHUNKS:
-                with _in_chunks(library, steps, count):
+                with _in_chunks(target, library, steps, count):
                     finding = check_call(target, case, target.inputs(case), expected)
                 if finding.message:
                     finding.message = (
@@ -339,15 +339,14 @@ def chunks(target: Target) -> Iterator[Finding]:
 
 
 @contextlib.contextmanager
-def _in_chunks(library: Any, steps: int, count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _in_chunks(target: Target, library: Any, steps: int, count: int) -> Iterator[None]:
+    before, target.threads = target.threads, count
     library.limit_chunks(steps)
     try:
         yield
     finally:
         library.limit_chunks(0)
-        torch.set_num_threads(before)
+        target.threads = before
 
 
 # Steps, threads. Vectors have a remainder in most chunks; in others they are whole.

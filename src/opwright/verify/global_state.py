@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -188,20 +188,18 @@ class Guard:
         self.mark_inside = mark_inside
         self._owner = os.getpid()
 
-    def wrap(
-        self, call: Callable[[Sequence[Any]], Any], threads: Callable[[], int | None] = lambda: None
-    ) -> Callable[[Sequence[Any]], Any]:
+    def wrap(self, call: Callable[..., Any], threads: Callable[[], int | None] = lambda: None) -> Callable[..., Any]:
         """Returns a call that notes what it changes.
 
         Args:
             threads: returns how many threads PyTorch has in a call; None: as many as around it.
         """
 
-        def call_and_compare(values: Sequence[Any]) -> Any:
+        def call_and_compare(*args: Any) -> Any:
             if torch.compiler.is_compiling():  # a traced call does not run
-                return call(values)
+                return call(*args)
             with in_threads(threads()):
-                return self.run(call, values)
+                return self.run(call, *args)
 
         return call_and_compare
 

@@ -45,6 +45,7 @@ class Target:
     Attributes:
         name: how it is called in messages.
         call: takes the arguments in order, returns the outputs; does not wait for a GPU.
+        call_with_out: takes the arguments and a tensor for each output, which it writes; None for a callable.
         threads: how many threads PyTorch has in a call, None: as many as around it. A guard obeys it.
         wait: waits until a device has done its work, in the candidate's time: a kernel may never end.
         reference: the same computation in PyTorch.
@@ -76,6 +77,7 @@ class Target:
     callables: Callables | None = None
     expand: bool = True
     boundaries: list[Case] | None = None
+    call_with_out: Callable[[Sequence[Any], Sequence[torch.Tensor]], Any] | None = None
     threads: int | None = None
     wait: Callable[[torch.device], None] = wait_for
     oracle: Oracle | OracleProcess = field(default_factory=Oracle)
@@ -505,6 +507,9 @@ def make_target(
             named = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if p.keyword_only}
             return outputs_of(contract, operator.function(*values[:positional], **named))
 
+        def call_with_out(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+            operator.call_with_out(tuple(values), outs[0] if len(outs) == 1 else tuple(outs))
+
         return Target(
             operator.declaration.qualified_name,
             call,
@@ -512,6 +517,7 @@ def make_target(
             operator,
             samples,
             effort=effort,
+            call_with_out=call_with_out,
         )
     if not callable(target) or reference is None or samples is None:
         raise CheckError(

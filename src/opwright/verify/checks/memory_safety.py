@@ -50,7 +50,7 @@ def outputs_written(target: Target) -> Iterator[Finding]:
                 outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
             values, bands = target.inputs_between_guards(case)
             random = _random_state(target.device)
-            operator.call_with_out(tuple(values), outs[0] if len(outs) == 1 else tuple(outs))
+            target.call_with_out(values, outs)
             target.wait(target.device)
             if not bands.are_intact():
                 yield Finding(str(case), _WRITES_AROUND, is_fatal=_WRITES_AROUND)
@@ -151,7 +151,7 @@ def _tell_difference(target: Target, case: Case, outs: list[torch.Tensor], resul
 def _call_with(target: Target, values: list[Any], outs: list[torch.Tensor]) -> str:
     """Calls the out variant; returns how it refuses, "" if it does not."""
     try:
-        target.operator.call_with_out(tuple(values), outs[0] if len(outs) == 1 else tuple(outs))
+        target.call_with_out(values, outs)
         target.wait(target.device)
     except DeviceLost:
         raise

@@ -78,9 +78,17 @@ def find_flag(getter: str, setter: str) -> tuple[Any, Any] | None:
     return None if read is None or write is None else (read, write)
 
 
+tracing_state = _C._get_tracing_state  # of torch.jit.trace
+
+
 def is_forward_mode() -> bool:
     """Returns whether forward-mode derivatives are being computed."""
     return forward_ad._current_level >= 0
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Returns whether forward-mode derivatives are being computed of a tensor."""
+    return is_forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 # --- the dispatcher --------------------------------------------------------------------------------------
@@ -88,6 +96,8 @@ def is_forward_mode() -> bool:
 without_keys = _C._ExcludeDispatchKeyGuard
 below_autograd = _C._AutoDispatchBelowAutograd
 below_inplace_or_view = _C._AutoDispatchBelowADInplaceOrView
+is_key_included = _C._dispatch_tls_is_dispatch_key_included  # by this thread
+PYTHON_DISPATCHER = DispatchKey.PythonDispatcher
 KEYS_AFTER_AUTOGRAD = _C._after_autograd_keyset
 KEYS_AFTER_INPLACE_OR_VIEW = _C._after_ADInplaceOrView_keyset
 has_kernel = _C._dispatch_has_kernel
@@ -98,6 +108,11 @@ direct_entry = attrgetter("_op")  # of `torch.ops.ns.name` and its overloads: wh
 schema_of = attrgetter("_schema")  # of an overload
 overload_name_of = attrgetter("_overloadname")
 OPERATOR_MODULE = OpOverload.__module__
+
+
+def forget_choices(overload: OpOverload) -> None:
+    """Forgets which kernel PyTorch's dispatcher in Python has chosen for each key."""
+    overload._dispatch_cache.clear()
 
 
 def can_decompose(overload: OpOverload) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
@@ -19,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opwright
 from opwright.dispatch import direct as direct_module
-from opwright.dispatch.direct import Direct
+from opwright.dispatch.direct import Direct, is_result
 from opwright.errors import ContractError, KernelError
 
 pytestmark = pytest.mark.compiler
@@ -74,7 +77,7 @@ class Watched:
 
     def __call__(self, *values: Any) -> Any:
         found = self._call(*values)
-        self.count += found is not None
+        self.count += is_result(found)
         return found
 
 
@@ -300,7 +303,7 @@ OPWRIGHT_KERNEL(twice, float)
 
 
 def is_direct(function: Any) -> bool:
-    return function.operator.registration.direct.call(torch.ones(2, 3), None, 1.0, 0, False, 0) is not None
+    return is_result(function.operator.registration.direct.call(torch.ones(2, 3), None, 1.0, 0, False, 0))
 
 
 def test_the_first_call_may_be_one_that_is_watched() -> None:
@@ -329,5 +332,134 @@ def test_a_pytorch_whose_objects_are_unknown_takes_the_dispatcher(monkeypatch: p
     monkeypatch.setattr(found, "direct", Direct())
     library = opwright.dispatch.kernels.library_of(scaled.operator, "cpu")
     found.direct.add(library.handle, "cpu", "cpu", scaled.operator.declaration)
-    assert found.direct.call(torch.ones(1, 1), None, 1.0, 0, False, 0) is None
+    assert found.direct.call(torch.ones(1, 1), None, 1.0, 0, False, 0) is False
     assert found.direct.call is direct_module.decline
+
+
+def test_tensors_that_are_swapped_meanwhile_are_kept(run_python) -> None:
+    """The kernel reads memory that nothing else may still hold."""
+    run_python("""
+import threading, torch
+from jaxtyping import Float
+from torch import Tensor
+import opwright
+@opwright.operator("direct_calls::slow", cpu='''
+#include <chrono>
+#include <thread>
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T> void slow(View<const T, 1> x, View<T, 1> output) {
+  if (x.size(0) > 10) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(1);
+}
+OPWRIGHT_KERNEL(slow, float)
+''')
+def slow(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    return x + 1
+
+slow(torch.zeros(2))
+slow(torch.zeros(2))
+x, results = torch.zeros(2**20), []
+thread = threading.Thread(target=lambda: results.append(slow(x)))
+thread.start()
+threading.Event().wait(0.1)
+other = torch.zeros(3)
+try:
+    torch.utils.swap_tensors(x, other)
+except RuntimeError:  # somebody else holds it: the call
+    pass
+else:
+    raise AssertionError("it was swapped")
+del other
+thread.join()
+assert torch.equal(results[0], torch.ones(2**20))
+""")
+
+
+def test_what_runs_last_in_a_process_may_call() -> None:
+    program = """
+import torch, opwright
+from jaxtyping import Float
+from torch import Tensor
+@opwright.operator("direct_calls::late", cpu='''
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T> void late(View<const T, 1> x, View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(1);
+}
+OPWRIGHT_KERNEL(late, float)
+''')
+def late(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    return x + 1
+
+late(torch.zeros(2))
+late(torch.zeros(2))
+class Last:
+    def __init__(self):
+        self.package, self.call, self.x = opwright, late, torch.zeros(2)
+    def __del__(self):
+        print(float(self.call(self.x).sum()))
+torch.last = Last()
+"""
+    # Not `run_python`, whose processes end without that.
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "2.0\n"
+
+
+def test_a_choice_beside_a_proxy_is_traced() -> None:
+    traced = torch.fx.symbolic_trace(lambda x, kind: scaled(x, kind=kind))
+    assert "scaled" in traced.code
+
+
+@pytest.mark.parametrize("trace", [
+    lambda f, x: make_fx(f, pre_dispatch=True)(x), lambda f, x: torch.jit.trace(f, (x,)),
+], ids=["pre_dispatch", "jit"])  # fmt: skip
+def test_tracers_record_the_operator_with_its_gradient(trace: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4)
+    traced = trace(lambda x: scaled(x, by=2.0)[0], x)
+    assert torch.equal(traced(x), 2 * x)
+    x.requires_grad_()
+    traced(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3, 4), 2.0))
+
+
+def test_a_first_call_in_pytorchs_python_dispatcher() -> None:
+    """It keeps its choice of a kernel, so it has to be told of one that was registered from C."""
+    early, x = declare("early"), torch.ones(2, 3)
+    with enable_python_dispatcher():
+        assert torch.equal(early(x)[0], x)
+    assert torch.equal(early(x)[0], x)
+    with enable_python_dispatcher():
+        assert torch.equal(early(x)[0], x)
+
+
+def test_no_gradient_is_recorded_in_inference_mode(direct: Watched) -> None:
+    w = torch.ones(4, requires_grad=True)
+    with torch.inference_mode(), torch.enable_grad():
+        result = scaled(scaled(torch.ones(3, 4), w)[0], w)[0]
+    assert not result.requires_grad
+
+
+@pytest.mark.parametrize("text", ["ö", "€", "𝄞"])
+def test_a_message_is_cut_between_characters(text: str) -> None:
+    """Python refuses a message that ends inside of a character."""
+    for lead in ("", "a", "ab", "abc"):
+        said = lead + 300 * text
+
+        @opwright.operator(
+            "direct_calls::failing",
+            cpu=f"""
+#include <stdexcept>
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T> void failing(View<const T, 1> x, View<T, 1> output) {{ throw std::runtime_error("{said}"); }}
+OPWRIGHT_KERNEL(failing, float)
+""",
+        )
+        def failing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+            return x + 1
+
+        for call in (failing, failing, failing.operator.registration.kernel):
+            with pytest.raises(RuntimeError, match=f"{lead}{10 * text}") as caught:
+                call(torch.ones(3))
+            assert text in str(caught.value)

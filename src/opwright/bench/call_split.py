@@ -44,6 +44,7 @@ from opwright.bench.workload import applier, one_element
 from opwright.build.probe import STEPS, load_probe
 from opwright.contract.samples import without_names
 from opwright.dispatch import kernels
+from opwright.dispatch.direct import is_result
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
 from opwright.machine import machine_card
@@ -90,7 +91,7 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
         else:
             given = _Given(operator, case.values)
             direct = operator.registration.direct
-            is_direct = direct.call(*given.coded) is not None
+            is_direct = is_result(direct.call(*given.coded))
             loops["binding"] = _loop(direct.call if is_direct else operator.kernel, given.coded)
             probe = load_probe(
                 kernels.unit_of(kernels.unit_key(operator.declaration, backend)), operator.declaration, backend

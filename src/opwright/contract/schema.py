@@ -67,7 +67,8 @@ def _arguments(contract: Contract) -> list[str]:
 
 
 def _letter(index: int) -> str:
-    return "abcdefghijklmnopqrstuvwxyz"[index]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return f"{letters[index % len(letters)]}{index // len(letters) or ''}"
 
 
 def _type(parameter: Parameter, letter: str) -> str:

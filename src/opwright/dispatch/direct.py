@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from ctypes import c_int64, c_uint64, c_void_p, pythonapi
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,6 +44,7 @@ _FUNCTIONS = {
     "release_lock": "PyEval_SaveThread",
     "take_lock": "PyEval_RestoreThread",
 }
+_Memory = TypeVar("_Memory", bound=ctypes.Structure | ctypes.Array)
 _LOCAL_KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"
 
 
@@ -69,20 +70,27 @@ class _Method(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("function", c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
 
 
-def decline(*values: Any) -> None:
-    """Leaves a call to the dispatcher."""
+def decline(*values: Any) -> bool:
+    """Leaves a call to the dispatcher, without a look at whether something watches it."""
+    return False
+
+
+def is_result(found: Any) -> bool:
+    """Returns whether what a direct call has returned is the result of a kernel."""
+    return found is not None and found is not False
 
 
 class Direct:
     """The direct calls of one registration.
 
     Attributes:
-        call: takes the arguments of a kernel; returns its results, or None where the dispatcher has to be called.
+        call: takes the arguments of a kernel; returns its results. Where the dispatcher has to be called: False, or
+            None if no mode, transform, tracer, autocast or profiler is active.
     """
 
     def __init__(self) -> None:
         self.call: Callable[..., Any] = decline
-        self._slots = (c_void_p * len(_DEVICES))()
+        self._slots = _kept((c_void_p * len(_DEVICES))())
         self._function: Callable[..., Any] | None = None
 
     def add(self, library: ctypes.PyDLL, device: str, backend: str, declaration: Declaration) -> None:
@@ -103,11 +111,11 @@ class Direct:
         """Declines calls until no mode or transform is active; then replaces itself by the function of C, if it can."""
         with torch.inference_mode(False):  # calls in inference mode do not wait
             if not _is_quiet():
-                return None
+                return False
             table = _python()
             if table is None:
                 self.call = decline
-                return None
+                return False
         if self._function is None:
             library.opwright_use_python(ctypes.byref(table))
             self._function = _make_function(library, ctypes.addressof(self._slots))
@@ -143,7 +151,6 @@ def _local_keys() -> list[int]:
 
 
 _tables: list[_Python | None] = []  # none or one
-_methods: list[_Method] = []  # Python keeps a pointer to each
 
 
 def _python() -> _Python | None:
@@ -154,7 +161,7 @@ def _python() -> _Python | None:
 
 
 def _find_out() -> _Python | None:
-    table = _Python()
+    table = _kept(_Python())
     for field, name in _FUNCTIONS.items():
         function = getattr(pythonapi if name.startswith("Py") else _pytorch(), name, None)
         if function is None:
@@ -217,10 +224,15 @@ def _plain_keys(device: str) -> list[int]:
     ]
 
 
+def _kept(memory: _Memory) -> _Memory:
+    """Keeps memory that C reads, for ever: what runs last in a process may still call an operator."""
+    pythonapi.Py_IncRef(ctypes.py_object(memory))
+    return memory
+
+
 def _make_function(library: ctypes.PyDLL, slots: int) -> Callable[..., Any]:
     """Returns the function of a library that calls the kernels at these addresses."""
     function = ctypes.cast(library.opwright_call_directly, c_void_p)
-    method = _Method(b"call_directly", function, _METH_FASTCALL, None)
-    _methods.append(method)
+    method = _kept(_Method(b"call_directly", function, _METH_FASTCALL, None))
     make = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.py_object, c_void_p)(("PyCFunction_NewEx", pythonapi))
     return make(ctypes.addressof(method), slots, None)

@@ -36,8 +36,12 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
         _torch.count_function_modes,
         _torch.are_transforms_active,
         _torch.is_any_autocast_enabled,
+        _torch.tracing_state,
+        _torch.is_key_included,
+        _torch.PYTHON_DISPATCHER,
         torch.autograd.forward_ad,
         torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
         registration.kernel,
         registration.direct,
         registration,
@@ -56,7 +60,7 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
 # What an entry point closes over. As globals, torch.compile would look them up in the author's module.
 _NAMES = (
     "_plain", "_is_traced", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast",
-    "_forward_ad", "_is_grad_enabled", "_kernel", "_direct", "_registration", "_bump_versions", "_Result",
+    "_tracing_state", "_is_key_included", "_python_dispatcher", "_forward_ad", "_is_grad_enabled", "_is_inference", "_kernel", "_direct", "_registration", "_bump_versions", "_Result",
 )  # fmt: skip
 
 
@@ -65,7 +69,7 @@ def entry_point_source(contract: Contract) -> str:
     name = contract.subject
     plain = " and ".join(_is_plain(p) for p in contract.tensors)
     wants = " or ".join(_requires_gradient(p) for p in contract.tensors if p.is_differentiable)
-    wants = f"(_is_grad_enabled() and ({wants}))" if wants else "False"
+    wants = f"_is_grad_enabled() and ({wants}) and not _is_inference()" if wants else "False"
     values = ", ".join(p.name for p in contract.parameters)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
     choices = [p.name for p in contract.parameters if p.kind == "choice"]
@@ -73,7 +77,7 @@ def entry_point_source(contract: Contract) -> str:
     kernel_values = ", ".join(coded)
     # Through `_registration`: a function from before a new declaration calls what is declared now.
     current = "_registration.current"
-    shown = "_Result(*{})" if contract.result_type is not None else "{}"
+    shown = "{}" if contract.result_type is None else "_Result({})" if len(contract.outputs) == 1 else "_Result(*{})"
     public = f"        return {shown.format(f'_registration.public({call})')}"
     explained = [
         "except (RuntimeError, KeyError, TypeError) as _error:",
@@ -83,12 +87,13 @@ def entry_point_source(contract: Contract) -> str:
     is_direct = not contract.mutated and all(p.kind == "tensor" for p in contract.tensors)
     lines = [
         f"def _call_kernel({signature_text(contract, out=False)}):",
-        *([f"    _found = _direct.call({kernel_values})"] if is_direct else ["    _found = None"]),
-        f"    return _kernel({kernel_values}) if _found is None else _found",
+        f"    _found = {f'_direct.call({kernel_values})' if is_direct else None}",
+        f"    return _kernel({kernel_values}) if _found is None or _found is False else _found",
         f"def {name}({signature_text(contract, out=bool(contract.outputs))}):",
     ]
     if contract.outputs:
         lines += ["    if out is not None:", f"        return {current}.call_with_out(({values},), out)"]
+    lines.append("    _found = False")
     if is_direct:
         lines += [
             "    if _is_traced():",  # before TorchDynamo meets a function that it does not know
@@ -96,15 +101,18 @@ def entry_point_source(contract: Contract) -> str:
             f"    if not {_torch.FORWARD_MODE_TEST}:",
             "        try:",
             f"            _found = _direct.call({kernel_values})",
+            "        except (KeyError, TypeError):",  # an unknown choice, perhaps beside a tensor of another class
+            "            pass",
             *(f"        {line}" for line in explained),
-            "        if _found is not None:",
+            "        if _found is not None and _found is not False:",
             f"            return {shown.format('_found')}",
         ]
     lines += [
         "    if _is_compiling():",
         public,
-        f"    if {plain} and not (_dispatch_modes() or _function_modes() or _transforms()",
-        f"            or _any_autocast() or {_torch.FORWARD_MODE_TEST}):",
+        f"    if {plain} and (_found is None or not (_dispatch_modes() or _function_modes() or _transforms()",
+        "            or _any_autocast() or _tracing_state() is not None or _is_key_included(_python_dispatcher)",
+        f"            or {_torch.FORWARD_MODE_TEST})):",
         "        try:",
         f"            if {wants}:",
         f"                result = {current}.gradient.record(_call_kernel, {values})",

@@ -15,6 +15,8 @@ from opwright.dispatch.launched import launch
 from opwright.dispatch.reference import Reference, tensors_in
 from opwright.dispatch.registration import Registration
 
+_NUMBERS = {"int": int, "float": float, "bool": bool}
+
 
 class Fallback:
     """The fallback of one declaration."""
@@ -29,6 +31,8 @@ class Fallback:
     ) -> None:
         self._declaration, self._registration = declaration, registration
         self._arguments, self._reference, self._errors = arguments, reference, errors
+        kinds = [_NUMBERS.get(p.kind) for p in declaration.contract.parameters]
+        self._options = [(i, kind) for i, kind in enumerate(kinds) if kind is not None]
         self._has_choices = any(p.kind == "choice" for p in declaration.contract.parameters)
 
     def run(self, values: tuple[Any, ...]) -> Any:
@@ -52,7 +56,13 @@ class Fallback:
         return self.run(self._arguments.decode(coded))
 
     def run_coded_without_kernels(self, *coded: Any) -> Any:
-        """Runs the reference, after the checks that the glue makes, with the arguments of a kernel."""
+        """Runs the reference, after the checks that the glue makes, with the arguments of a kernel.
+
+        The dispatcher has to convert options of another type than the contract's, such as an int for a float.
+        """
+        for position, kind in self._options:
+            if type(coded[position]) is not kind:
+                return self._registration.kernel(*coded)
         return self._reference.run_checked(self._arguments.decode(coded) if self._has_choices else coded)
 
     def run_coded_reference(self, *coded: Any) -> Any:

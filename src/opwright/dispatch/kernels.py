@@ -156,9 +156,11 @@ def _load(operator: Operator, key: tuple) -> bool | None:
 
 def _register(library: Registrable, backend: str, unit: Iterable[Declaration]) -> None:
     library.register(backend)
-    for declaration in unit if library.handle is not None else ():
+    for declaration in unit:
         registration = registry.registrations[declaration.qualified_name]
-        registration.direct.add(library.handle, backend, backend, declaration)
+        registration.forget_choices()
+        if library.handle is not None:
+            registration.direct.add(library.handle, backend, backend, declaration)
 
 
 def _is_unchanged(unit: Sequence[Declaration], key: tuple) -> bool:

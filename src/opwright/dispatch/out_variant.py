@@ -67,8 +67,9 @@ class OutVariant:
                     raise OutError(self._name, rule)
                 target.copy_(result)
             return out
-        if is_recorded:
-            raise OutError(self._name, "`out=` takes no part in autograd", hint="`with torch.no_grad():`")
+        if is_recorded or any(_torch.has_tangent(t) for t in [*tensors_in(values), *outs]):
+            hint = "`with torch.no_grad():`" if is_recorded else "leave `out=` out"
+            raise OutError(self._name, "`out=` takes no part in autograd", hint=hint)
         try:
             self._pass_to_public(values, outs)
         except (RuntimeError, TypeError) as error:
@@ -93,8 +94,12 @@ class OutVariant:
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def run_mutation(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Bumps the versions of the given tensors and goes on."""
-        bump_versions([kwargs[name] for name in self._out_names])
+        """Bumps the versions of all tensors that are written into, and goes on."""
+        written = [kwargs[name] for name in self._out_names]
+        if self._contract.mutated:
+            others = {name: value for name, value in kwargs.items() if name not in self._out_names}
+            written += self._arguments.mutated(self._arguments.normalize(*args, **others))
+        bump_versions(written)
         with _torch.below_inplace_or_view():
             keys = keyset & _torch.KEYS_AFTER_INPLACE_OR_VIEW
             return self._registration.public_out.redispatch(keys, *args, **kwargs)

@@ -131,7 +131,8 @@ class Registration:
         packet = getattr(found, self._name)
         self.public = packet.default
         self.public_out = packet.out if declaration.contract.outputs else None
-        self.run = self.kernel = _torch.direct_entry(getattr(found, kernel_twin(self._name, generation)).default)
+        self._twin = getattr(found, kernel_twin(self._name, generation)).default
+        self.run = self.kernel = _torch.direct_entry(self._twin)
         self._packet = packet
 
     def follow(self, operator: Any, functions: Functions) -> None:
@@ -146,6 +147,12 @@ class Registration:
         self.public.opwright_function = self._packet.opwright_function = function
         self._packet.opwright_outs = {*out_names(contract), "out"}
         self.public.__class__, self._packet.__class__ = _Overload, _Packet
+
+    def forget_choices(self) -> None:
+        """Lets PyTorch's dispatcher in Python find kernels that were registered from C."""
+        for overload in (self.public, self.public_out, self._twin):
+            if overload is not None:
+                _torch.forget_choices(overload)
 
     def entry(self) -> Callable[..., Any]:
         """Returns what calls the dispatcher's own way: as tracers see it, else without PyTorch's Python around it."""

@@ -1,6 +1,6 @@
 // Calls from Python that bypass the dispatcher: on plain tensors, without a gradient, where no
-// mode, transform, autocast or profiler is active. `opwright_call_directly` returns None for all
-// others, which then go through the dispatcher.
+// mode, transform, autocast or profiler is active. All others are left to the dispatcher, see
+// `leave`.
 //
 // A tensor's handle is the address of the pointer to its implementation, which lies in the Python
 // object. dispatch/direct.py finds out where, and passes it with the functions of Python and
@@ -124,9 +124,25 @@ static int put(const Argument* argument, PyObject* value, i32 device, int record
   return 0;
 }
 
-static PyObject* none(void) {
-  python->increase(python->none);
-  return python->none;
+// Replaces the handles of tensors by references of its own, in `held`; returns how many those are.
+// While the lock is released, another thread may give a Python object another implementation
+// (torch.utils.swap_tensors).
+static i32 hold(const Operator* op, u64* stack, Handle* held) {
+  i32 count = 0;
+  for (i32 i = 0; i < op->num_arguments; ++i) {
+    if (op->arguments[i].kind != kTensor || !stack[i]) continue;
+    if (aoti_torch_new_tensor_handle((Handle)stack[i], &held[count])) break;
+    stack[i] = (u64)held[count++];
+  }
+  return count;
+}
+
+// Leaves a call to the dispatcher: False where something may want to see it or to change it, None
+// where nothing does.
+static PyObject* leave(int watched) {
+  PyObject* result = watched ? (PyObject*)python->false_value : python->none;
+  python->increase(result);
+  return result;
 }
 
 // Returns the tensor, or a tuple of several.
@@ -152,25 +168,28 @@ __attribute__((visibility("default"))) PyObject* opwright_call_directly(PyObject
                                                                         i64 count) {
   const Slot* const* slots = python->as_pointer(self);
   i32 device = -1;
-  if (is_watched()) return none();
+  if (is_watched()) return leave(1);
   for (i64 i = 0; i < count && device < 0; ++i) {
-    if (is_tensor(values[i]) && (device = device_of(values[i])) < 0) return none();
+    if (is_tensor(values[i]) && (device = device_of(values[i])) < 0) return leave(0);
   }
   const Slot* slot = device < 0 ? 0 : slots[device];
   const Version* version = slot ? __atomic_load_n(&slot->current, __ATOMIC_ACQUIRE) : 0;
-  if (!version || !version->kernels || version->op->num_arguments != count) return none();
+  if (!version || !version->kernels || version->op->num_arguments != count) return leave(0);
   const Operator* op = version->op;
   const int records = python->is_grad_enabled();
   char message[kMessage];
   u64 stack[2 * kMaxArguments];
   for (i64 i = 0; i < count; ++i) {
-    if (!put(&op->arguments[i], values[i], device, records, &stack[i])) return none();
+    if (!put(&op->arguments[i], values[i], device, records, &stack[i])) return leave(0);
   }
+  Handle held[kMaxArguments];
+  const i32 count_held = hold(op, stack, held);
   void* lock = python->release_lock();
   const enum Outcome outcome = version->run(op, version->kernels, stack, kDirect, message);
   python->take_lock(lock);
+  for (i32 i = 0; i < count_held; ++i) aoti_torch_delete_tensor_object(held[i]);
   if (outcome == kDone) return take_results(stack, op->num_outputs);
-  if (outcome == kNotStarted) return none();
+  if (outcome == kNotStarted) return leave(0);
   python->set_error(python->runtime_error, message);
   return 0;
 }

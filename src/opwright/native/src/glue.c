@@ -240,6 +240,17 @@ static int answer(Call* call, const Kernel* kernels) {
   return empty == kSomeEmpty && (call->is_direct || call_reference(call));
 }
 
+// Python takes only UTF-8, of which a long message may have been cut inside of a character.
+static void drop_partial_character(char* text) {
+  const u64 length = __builtin_strlen(text);
+  u64 first = length;  // of the bytes that follow the last character's first
+  while (first && (text[first - 1] & 0xC0) == 0x80) --first;
+  if (!first) return;
+  const unsigned char lead = (unsigned char)text[first - 1];
+  const u64 bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+  if (length - (first - 1) < bytes) text[first - 1] = 0;
+}
+
 enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Form form,
                           char* message) {
   char own_message[kMessage];
@@ -268,6 +279,7 @@ enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack,
 
   const int failed = read(&call, tensors) || (kernels ? answer(&call, kernels) : hand_over(&call));
   release(&call, failed);
+  if (failed) drop_partial_character(call.message);
   if (failed && !message) aoti_torch_check(0, op->name, "opwright", 0, own_message);
   return !failed ? kDone : call.has_started ? kFailed : kNotStarted;
 }

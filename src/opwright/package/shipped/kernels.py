@@ -92,6 +92,7 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
             _registered.add(backend)
             for each in registry.operators.values():
                 if backend in _backends_of(each.declaration.qualified_name):
+                    each.registration.forget_choices()
                     each.registration.direct.add(library, backend, variant, each.declaration)
     return True
 

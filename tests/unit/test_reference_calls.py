@@ -1,0 +1,80 @@
+"""Calls of operators without kernels: they take what others take, and return what was declared."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from opwright import Mutates, operator
+from opwright.errors import OptionTypeError, OutError
+
+
+@operator("reference_calls::scaled")
+def scaled(x: Float[Tensor, "*batch"], by: float = 2.0) -> Float[Tensor, "*batch"]:
+    return x * by
+
+
+@pytest.mark.parametrize("by", [np.float32(2), np.int64(2), torch.tensor(2.0), True, 3, 2**70], ids=repr)
+def test_options_are_converted_as_for_kernels(by: Any) -> None:
+    assert torch.equal(scaled(torch.ones(3), by), torch.full((3,), float(by)))
+
+
+def test_options_of_a_wrong_type_are_refused() -> None:
+    with pytest.raises(OptionTypeError):
+        scaled(torch.ones(3), "2")
+
+
+def test_torchscript_traces_them() -> None:
+    traced = torch.jit.trace(scaled, (torch.ones(3),))
+    assert torch.equal(traced(torch.ones(3)), torch.full((3,), 2.0))
+
+
+class One(NamedTuple):
+    y: Float[Tensor, "n m"]
+
+
+@operator("reference_calls::one")
+def one(x: Float[Tensor, "n m"]) -> One:
+    return One(x * 2)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_named_tuple_of_one_output(rows: int) -> None:
+    assert torch.equal(one(torch.ones(rows, 2)).y, torch.full((rows, 2), 2.0))
+    x = torch.ones(rows, 2, requires_grad=True)
+    one(x).y.sum().backward()
+    assert torch.equal(x.grad, torch.full((rows, 2), 2.0))
+
+
+def test_more_outputs_than_letters() -> None:
+    names: dict[str, Any] = {"T": Float[Tensor, "n"]}
+    exec(f"def many(x: T) -> tuple[{', '.join(['T'] * 60)}]: return tuple(x + i for i in range(60))", names)
+    many = operator("reference_calls::many")(names["many"])
+    assert [int(y) for y in many(torch.zeros(1))] == list(range(60))
+    outs = tuple(torch.empty(1) for _ in range(60))
+    many(torch.zeros(1), out=outs)
+    assert [int(y) for y in outs] == list(range(60))
+
+
+def test_out_counts_the_version_of_an_argument_that_is_written() -> None:
+    @operator("reference_calls::add_to")
+    def add_to(total: Mutates[Float[Tensor, "n"]], x: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+        total.add_(x)
+        return total.sum()
+
+    w, total = torch.ones(3, requires_grad=True), torch.zeros(3)
+    result = (w * total).sum()
+    add_to(total, torch.ones(3), out=torch.empty(()))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+def test_out_takes_no_tangents() -> None:
+    with forward_ad.dual_level(), pytest.raises(OutError, match="takes no part in autograd"):
+        scaled(forward_ad.make_dual(torch.ones(3), torch.ones(3)), out=torch.empty(3))

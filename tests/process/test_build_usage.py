@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fork_server import run_opwright
 
+from opwright.build import steps
 from opwright.build.steps import run_all
 from opwright.build.usage import kernels_in, readable, steps_of
 from opwright.records import read
@@ -57,6 +58,25 @@ def test_commands_that_wait_begin_later(tmp_path: Path, monkeypatch) -> None:
     assert (first.name, second.name) == ("first", "second")
     assert first.seconds >= 0.2
     assert second.start >= first.start + first.seconds - 0.01
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a command has started is known on Linux only")
+def test_an_interrupt_ends_compilers_behind_their_driver(tmp_path: Path, monkeypatch) -> None:
+    """SIGINT for one process, unlike Ctrl-C on a terminal, reaches no compiler."""
+    pids = tmp_path / "pids"
+
+    def interrupt(running: object) -> str:
+        while not (pids.exists() and len(pids.read_text().split()) == 2):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "_wait_for_one", interrupt)
+    driver = ["sh", "-c", f"sleep 600 & echo $$ $! > {pids}; wait"]
+    with pytest.raises(KeyboardInterrupt):
+        steps.run_all({"compile": driver}, tmp_path)
+    for pid in pids.read_text().split():
+        status = Path(f"/proc/{pid}/status")
+        assert not status.exists() or "(zombie)" in status.read_text()  # an orphan that nobody has waited for
 
 
 KERNEL = '''

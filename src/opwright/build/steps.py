@@ -7,6 +7,7 @@ import errno
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -47,8 +48,32 @@ def run_all(
         StepFailed: one of them failed; the others have ended too.
         OSError: the disk is full.
     """
-    waiting = list(commands.items())
     running: dict[str, tuple[subprocess.Popen, float, Path]] = {}
+    try:
+        return _run_all(commands, work, {} if starts is None else starts, running)
+    except BaseException:  # Ctrl-C that only this process has got, say
+        for process, _, _ in running.values():
+            _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a command and, on Linux, what it has started: a compiler's driver leaves the compiler behind."""
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        for child in map(int, text.split()):
+            os.kill(child, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def _run_all(
+    commands: Mapping[str, Sequence[str]],
+    work: Path,
+    starts: dict[str, float],
+    running: dict[str, tuple[subprocess.Popen, float, Path]],
+) -> dict[str, float]:
+    waiting = list(commands.items())
     seconds: dict[str, float] = {}
     logs: list[str] = []
     failed: dict[str, str] = {}
@@ -69,9 +94,7 @@ def run_all(
             running[name] = (process, time.perf_counter(), output)
         name = _wait_for_one(running)
         process, started, output = running.pop(name)
-        seconds[name] = time.perf_counter() - started
-        if starts is not None:
-            starts[name] = started
+        seconds[name], starts[name] = time.perf_counter() - started, started
         text = output.read_text(errors="replace")
         output.unlink()
         if process.returncode < 0:

@@ -137,6 +137,8 @@ def _load(operator: Operator, key: tuple) -> bool | None:
             raise obstacle
         _check_is_taken(unit, backend)
         library = build(key)[0]
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"while `{operator.declaration.name}` was compiled for {backend}") from None
     except Exception as error:
         with registry.lock:
             if not _is_unchanged(unit, key):

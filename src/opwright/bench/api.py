@@ -23,6 +23,7 @@ from opwright.machine import machine_card
 from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.api import verify
 from opwright.verify.devices import CPU, device_of, gpus_of, is_gpu, parse_device
+from opwright.verify.runner import BUILDING
 from opwright.verify.tasks import Task
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
@@ -367,11 +368,12 @@ def refuse_unverified(
         checked = verify(target, reference, samples, **how)
     if checked.failures:
         first = checked.failures[0]
+        hint = f"`{first.repeat}`" if first.repeat else "`opwright.verify(...)` shows all failures"
         raise NotVerifiedError(
             checked.name,
             "it does not pass verify, so it is not measured",
             rows=[("check", first.title), ("case", first.input), ("found", first.message)],
-            hint=f"`{first.repeat}`" if first.repeat else "`opwright.verify(...)` shows all failures",
+            hint="" if first.input == BUILDING else hint,  # the compiler has said all
         )
     return checked
 

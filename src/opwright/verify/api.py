@@ -30,7 +30,7 @@ from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
 from opwright.verify.request import Request, list_samples, showing_warnings
-from opwright.verify.runner import Job, Result, Work, run_apart, run_here
+from opwright.verify.runner import BUILDING, Job, Result, Work, run_apart, run_here
 from opwright.verify.target import accepts, describe_refused, refusal_of, sweep_cases
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
@@ -114,6 +114,7 @@ def verify(
             on_check(result.check)
 
     in_process = _run(work, jobs, emit, Limits(timeout_s, memory_bytes) if isolated else None)
+    is_built = all(failure.input != BUILDING for result in results for failure in result.failures)
     return VerifyRecord(
         name=request.name,
         checks=[result.check for result in results],
@@ -125,7 +126,7 @@ def verify(
         effort=effort,
         only=only,
         in_process=in_process,
-        notes=[*_notes_on(request, chosen), *filter(None, [refused])],
+        notes=[*_notes_on(request, chosen, is_built), *filter(None, [refused])],
     )
 
 
@@ -143,8 +144,12 @@ def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort
     return _make_samples(contract, name, reference, effort)
 
 
-def _notes_on(request: Request, chosen: Sequence[torch.device]) -> list[str]:
-    """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown."""
+def _notes_on(request: Request, chosen: Sequence[torch.device], is_built: bool) -> list[str]:
+    """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown.
+
+    Args:
+        is_built: whether its kernels are built, or there are none.
+    """
     operators = [target for target in request.made().values() if target.operator is not None]
     declaration = operators[0].operator.declaration if operators else None
     notes = []
@@ -156,7 +161,7 @@ def _notes_on(request: Request, chosen: Sequence[torch.device]) -> list[str]:
         notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
     elif declaration is not None and declaration.precision is not None:
         notes.append(f"declared `precision`: results may err {declaration.precision}")
-    if operators:
+    if operators and is_built:
         first = operators[0].operator
         for operator in filter(None, (first, first.backward_operator)):
             notes += _notes_on_kernels(operator.declaration, chosen)

@@ -59,7 +59,7 @@ from opwright.verify.target import Target
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
 _LOADING, _NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
-_BUILDING = "while its kernels were built"
+BUILDING = "while its kernels were built"
 _MAX_MESSAGE = 600  # characters
 _MAX_DEATHS = 4  # each may have cost the whole timeout
 _SEED = 0x6F7077  # any; the caller's seed is its own
@@ -477,6 +477,8 @@ class _Here:
         try:
             if target.operator is not None and target.operator.declaration.random and job.check not in _RANDOM_CHECKS:
                 raise Skipped("it draws random numbers")
+            if target.operator is not None:  # an error of the compiler is one finding, and not one on each case
+                kernels.ensure_loaded(target.operator, job.device.type)
             with collect_undecided() as differences:
                 for finding in CHECKS[job.check](target):
                     note_changes()
@@ -553,7 +555,7 @@ def _tell_broken(error: BaseException, target: Target) -> Finding:
         message = f"the GPU accepts no more work after this call: {cause}"[:_MAX_MESSAGE]
         return Finding(case, message, is_fatal=f"a fault on {case} has ended all work on the GPU", has_ended=True)
     if isinstance(error, BuildError):
-        return Finding(_BUILDING, str(error), is_fatal="its kernels cannot be built or loaded")
+        return Finding(BUILDING, str(error), is_fatal="its kernels cannot be built or loaded")
     return Finding(case, text[:_MAX_MESSAGE] + origin(error, target))
 
 
@@ -568,7 +570,7 @@ def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding |
     # One element has no place that would tell more than a large case does.
     telling = [found for found in bad if found.pattern.startswith("only") and first.pattern == "every element"]
     pattern = f"{telling[0].pattern} of {telling[0].case}" if telling else first.pattern
-    repeat = "" if case == _BUILDING else repeat and f"{repeat} --check '{job.check}' --device {job.device}"
+    repeat = "" if case == BUILDING else repeat and f"{repeat} --check '{job.check}' --device {job.device}"
     return Failure(job.name, without_names(case), message + more, pattern, repeat, str(job.device), case)
 
 

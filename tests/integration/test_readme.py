@@ -56,7 +56,7 @@ def test_the_readme_operator_passes_verify(run_python, tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "Verified my_ops::scale_shift" in result.stderr
+    assert "Verified my_ops::scale_shift" in result.stdout
 
 
 def test_it_is_short() -> None:

@@ -158,7 +158,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     shown = capfd.readouterr()
     assert "crashed the process: SIGABRT (Aborted)" in shown.out
     assert "the candidate cannot be loaded" in shown.err
-    assert "Verified b (callable)" in shown.err
+    assert "Verified b (callable)" in shown.out
     assert torch.where is where
 
 

@@ -339,7 +339,7 @@ def test_devices_share_the_inputs_and_their_records_are_merged(monkeypatch, tmp_
     assert bench_command.bench_operators("f.py", devices="0-1", out=tmp_path) == 0
     kept = records.read(tmp_path / "f.cuda.bench.json")
     assert [(m.case, m.device) for m in kept.measurements] == [(f"f32[{n}]", f"cuda:{n % 2}") for n in range(5)]
-    assert "Measured ns::f on 5 inputs on 2 devices, EPYC" in capsys.readouterr().err
+    assert "Measured ns::f on 5 inputs on 2 devices, EPYC" in capsys.readouterr().out
 
 
 def test_what_both_devices_say_is_said_once(monkeypatch, tmp_path: Path, capsys) -> None:

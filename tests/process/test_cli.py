@@ -237,10 +237,14 @@ def test_build(command, tmp_path: Path) -> None:
 def test_verify_exit_codes(command, tmp_path: Path) -> None:
     good = command("verify", "good.py", "--check", "numerics", "--out", "records")
     assert good.returncode == 0
-    assert "Verified cli::thrice" in good.stderr
+    assert "Verified cli::thrice" in good.stdout
     bad = command("verify", "bad.py", "--check", "numerics")
     assert bad.returncode == 1
     assert "FAILED numerics" in bad.stdout
+    broken = command("verify", "broken.py", "--check", "numerics").stdout
+    assert broken.count("its kernel does not compile") == 1
+    assert "while its kernels were built" in broken
+    assert "its reference was checked" not in broken
     assert command("verify", "good.py", "--check", "nonsense").returncode == 2
     none = command("verify", "good.py", "--only", "no such case", "--check", "numerics")
     assert none.returncode == 5

@@ -143,6 +143,8 @@ def bench_operators(
             found, code = worker.measure(request, threads, shown)
         if strict and not code and any(isinstance(r, BenchRecord) and r.all_warnings for r in found):
             code = 1
+    if code == worker.INTERRUPTED:
+        say("Interrupted")
     if json and (found or not is_rank):  # the first rank has the records of all
         print_json(found)
     return code
@@ -207,10 +209,13 @@ class _Shown(worker.Watcher):
             print_bench(record, details=self._details)
         for warning in record.all_warnings:
             say(f"warning: {warning}")
+        if not record.measurements:  # why has been said
+            return
         count = len({m.device for m in record.measurements if m.device})
         on = f"{count} devices, {record.machine.device or record.machine.cpu}" if count > 1 else record.machine.device
         place = f" on {on}" if record.on_gpu or count > 1 else ""
-        say(f"Measured {record.name} on {plural(len(record.measurements), 'input')}{place} in {record.seconds:.1f} s")
+        tell = say if self._json else print
+        tell(f"Measured {record.name} on {plural(len(record.measurements), 'input')}{place} in {record.seconds:.1f} s")
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:

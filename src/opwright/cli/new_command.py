@@ -25,6 +25,7 @@ def new(name: str, *, op: bool = False) -> int:
         say(str(path))
     if op:
         operator = name.rpartition("/")[2]
+        say("note: write both kernels, or delete cpu.cpp or cuda.cu: a wheel compiles each that is there")
         say(f"next: opwright verify {path.parent / 'op.py'}::{operator}")
     else:
         around = enclosing_project(here)

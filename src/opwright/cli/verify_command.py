@@ -148,7 +148,8 @@ def verify_one(
     if only and not cases and not undecided:
         say(f'hint: no description of a case, such as "f32[7, 2] (transposed)", contains {only!r}')
     seconds = time.perf_counter() - started
-    say(f"{word} {record.name} ({ran}) on {plural(cases, 'case')}{undecided} in {seconds:.1f} s: {record.outcomes}")
+    tell = say if quiet else print
+    tell(f"{word} {record.name} ({ran}) on {plural(cases, 'case')}{undecided} in {seconds:.1f} s: {record.outcomes}")
     return record
 
 

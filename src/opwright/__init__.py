@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from opwright.verify import VerifyRecord, verify
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:

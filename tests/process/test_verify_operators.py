@@ -176,6 +176,13 @@ def test_nothing_to_verify_on_is_said(ns) -> None:
     with pytest.raises(CheckError, match=r"(?s)takes none of its inputs, as they follow.*ValueError: nothing is right"):
         verify(refusing)
 
+    @operator(f"{ns}::misspelt")
+    def misspelt(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return tensor.exp(x)  # noqa: F821
+
+    with pytest.raises(CheckError, match=r"(?s)NameError: name 'tensor' is not defined.*correct the reference"):
+        verify(misspelt)
+
 
 def test_inputs_that_the_reference_refuses_are_counted_in_a_note(ns, capsys) -> None:
     """They were dropped, and nothing said so."""

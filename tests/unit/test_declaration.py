@@ -435,6 +435,7 @@ def test_non_differentiable_outputs() -> None:
 def test_public_names() -> None:
     for public in opwright.__all__:
         assert getattr(opwright, public) is not None
+    assert set(dir(opwright)) == set(opwright.__all__)
     op = declared(lambda_reference)
     for attribute in ("backward", "samples", "sweep", "cost", "baseline", "operator"):
         assert hasattr(op, attribute)

@@ -34,6 +34,9 @@ _FULL_SEEDS = 3
 # Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
 _MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
 
+# What a reference raises whatever it is given.
+_MISTAKES = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
+
 
 @dataclass
 class Target:
@@ -250,7 +253,10 @@ class Target:
         hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"
         if not refused:
             raise CheckError(name, f"there are no {kind}", hint=hint)
-        rows = [("the first", str(refused[0])), ("it says", self._refusal_of(refused[0]))]
+        said = self._refusal_of(refused[0])
+        if said.startswith(_MISTAKES):
+            hint = "correct the reference: it raises this for any arguments"
+        rows = [("the first", str(refused[0])), ("it says", said)]
         raise CheckError(name, f"its reference takes none of its {kind}", rows=rows, hint=hint)
 
     def _is_own(self, case: Case) -> bool:

@@ -28,7 +28,7 @@ import json, sys, time, timeit
 import torch
 from jaxtyping import Float
 from torch import Tensor
-import filelock, platformdirs
+import filelock
 import opwright.build.compile, opwright.build.load, opwright.build.store
 from opwright import operator
 clock = time.perf_counter
@@ -143,6 +143,7 @@ f = declare()
 start = clock()
 got = f(z)
 first = clock() - start
+f(z)  # finds out what direct calls need
 start = clock()
 f(z)
 print(json.dumps({"seconds": first - (clock() - start)}))

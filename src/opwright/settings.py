@@ -30,9 +30,8 @@ def cache_dir() -> Path:
     named = os.environ.get("OPWRIGHT_CACHE_DIR")
     if named:
         return Path(named).expanduser().absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("opwright"))
+    caches = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return Path(caches if os.path.isabs(caches) else "~/.cache").expanduser() / "opwright"
 
 
 def store_dir() -> Path:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from pathlib import Path
 
 from opwright.build.store import Entry
 from opwright.errors import LoadError
 
 
-@dataclass
 class Library:
     """A library that is loaded, for the rest of the process: a call may still be running in it.
 
     Its kernels for a backend are the current ones from `register` until `unregister`, or another's `register`.
     """
 
-    entry: Entry
-    handle: ctypes.PyDLL
+    def __init__(self, entry: Entry, handle: ctypes.PyDLL) -> None:
+        self.entry, self.handle = entry, handle
 
     @property
     def contents(self) -> str:

@@ -22,7 +22,6 @@ import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ class RemoteStore:
         """Writes a build there; returns whether it was written."""
         if not self._may_write or self._is_lost:
             return False
-        record = json.dumps(asdict(entry.record)).encode()
+        record = json.dumps(entry.record._asdict()).encode()
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(_RECORD, record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from opwright.backends.protocol import CompiledBackend, Tool
 from opwright.backends.toolchain import Compiler, find_compiler
@@ -10,8 +10,7 @@ from opwright.build.request import Request
 from opwright.build.store import Store
 
 
-@dataclass(frozen=True)
-class Tools:
+class Tools(NamedTuple):
     """The compilers that a request needs; None where there is none.
 
     Attributes:

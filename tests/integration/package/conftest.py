@@ -98,7 +98,7 @@ def run(installed: Path):
     """Runs a program that has the wheel and torch, but neither Opwright nor what that needs."""
 
     def call(program: str, folder: Path = installed, code: int = 0) -> str:
-        head = blocker("opwright", "jaxtyping", "platformdirs", "rich", "cyclopts", "elftools")
+        head = blocker("opwright", "jaxtyping", "rich", "cyclopts", "elftools")
         text = f"{head}\nsys.path.insert(0, {str(folder)!r})\n{textwrap.dedent(program)}"
         result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
         assert result.returncode == code, result.stderr

@@ -51,8 +51,10 @@ def audit_wheel(path: Path) -> Audit:
     """Examines a wheel; nothing of it is run.
 
     Raises:
-        PackageError: it is not a wheel.
+        PackageError: it is not there, or not a wheel.
     """
+    if not path.exists():
+        raise PackageError(str(path), "there is no such file", hint="`opwright wheel` makes a wheel, in `dist`")
     parts = path.name.removesuffix(".whl").split("-")
     if path.suffix != ".whl" or len(parts) not in (5, 6) or not zipfile.is_zipfile(path):
         raise PackageError(
@@ -116,7 +118,7 @@ def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, pl
         )
     elif library.stable_torch_symbols:
         least = minimum_torch(s.name for s in library.undefined if not s.is_weak)
-        since = f", all of them in torch {least[0]}.{least[1]}" if least else ""
+        since = f", all of which torch {least[0]}.{least[1]} has" if least else ""
         torch = f"its stable ABI ({plural(len(library.stable_torch_symbols), 'function')}){since}"
     audit.facts.append((name, f"{library.size_bytes / 1e6:.2f} MB, {library.machine}"))
     audit.facts.append(("  of torch", torch))

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import opwright
-from opwright.contract.samples import Sweep
+from opwright.contract.sweep import Sweep
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.sharding_rules import signature_of

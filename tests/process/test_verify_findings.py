@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 import opwright
 from opwright.cli.verify_command import print_record
-from opwright.contract.samples import Sweep
+from opwright.contract.sweep import Sweep
 from opwright.verify import api
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.compare import compare

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opwright import bench, operator, verify
 from opwright.cli.verify_command import print_record
-from opwright.contract.samples import Sweep
+from opwright.contract.sweep import Sweep
 from opwright.errors import CheckError
 from opwright.verify.target import make_target
 

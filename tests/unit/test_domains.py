@@ -17,7 +17,7 @@ import opwright
 from opwright import Index, Mutates, NonNegative, Positive, Probability, Range, errors, operator
 from opwright.bench.workload import Workload, one_element, plans
 from opwright.contract.likely import find_likely
-from opwright.contract.samples import Sweep
+from opwright.contract.sweep import Sweep
 from opwright.testing import inputs
 
 _numbers = itertools.count()

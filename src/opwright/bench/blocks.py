@@ -13,7 +13,7 @@ from opwright.bench.environment import kept_memory
 from opwright.bench.measure import describe_case, has_gradient
 from opwright.bench.timers import calls_in_sample, no_garbage_collection
 from opwright.bench.workload import DIRECTIONS, Plan, Workload, plans
-from opwright.contract.samples import without_names
+from opwright.contract.sweep import without_names
 from opwright.dispatch.operator import Operator
 
 _SAMPLES = 15  # in a block

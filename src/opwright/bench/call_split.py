@@ -42,7 +42,7 @@ from opwright.bench.statistics import interval_of, into_blocks
 from opwright.bench.timers import in_turn, no_garbage_collection, time_on_gpu
 from opwright.bench.workload import applier, one_element
 from opwright.build.probe import STEPS, load_probe
-from opwright.contract.samples import without_names
+from opwright.contract.sweep import without_names
 from opwright.dispatch import kernels
 from opwright.dispatch.direct import is_result
 from opwright.dispatch.operator import Operator, operator_of

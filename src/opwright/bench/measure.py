@@ -17,7 +17,7 @@ from opwright.bench.timers import Timed, join
 from opwright.bench.workload import Plan, Workload, all_tensors, applier, as_list, one_element
 from opwright.contract.cost import Cost, default_cost
 from opwright.contract.dtypes import short_name
-from opwright.contract.samples import Case, without_names
+from opwright.contract.sweep import Case, without_names
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import outputs_of
 from opwright.errors import NotVerifiedError

@@ -18,7 +18,7 @@ from opwright.contract.declared import declared_cases, split_sample
 from opwright.contract.domains import Range
 from opwright.contract.fill import lay_out, shape_of, tensor_dtype
 from opwright.contract.likely import find_likely
-from opwright.contract.samples import Case, Sweep, domain_in, integers_in
+from opwright.contract.sweep import Case, Sweep, domain_in, integers_in
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError, plural

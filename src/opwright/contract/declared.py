@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright.contract.contract import MISSING, Contract
-from opwright.contract.samples import Case, tensors_in
+from opwright.contract.sweep import Case, tensors_in
 
 
 def case_from_sample(contract: Contract, sample: Any, label: str) -> Case:

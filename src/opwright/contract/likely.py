@@ -16,7 +16,7 @@ import torch
 from opwright.contract.axes import Anonymous, Variadic
 from opwright.contract.contract import Contract, Parameter
 from opwright.contract.domains import Index, NonNegative, Positive, Probability, Range
-from opwright.contract.samples import Case, Sweep, tensors_in
+from opwright.contract.sweep import Case, Sweep, tensors_in
 
 Reference = Callable[[list[Any]], Sequence[Any]]
 

@@ -16,7 +16,7 @@ from opwright.backends.registry import dispatch_keys
 
 _TOOLKIT = Path(__file__).resolve().parent.parent
 _TAKEN = ("_torch.py", "errors.py", "settings.py", "contract/*.py", "dispatch/*.py")
-_LEFT = ("contract/samples.py", "contract/fill.py", "contract/likely.py")
+_LEFT = ("contract/sweep.py", "contract/fill.py", "contract/likely.py")
 _REPLACED = {
     "__init__.py": "init.py",
     "jaxtyping.py": "jaxtyping.py",

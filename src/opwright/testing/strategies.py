@@ -14,7 +14,7 @@ from opwright.contract.contract import MISSING, Contract, Parameter, TensorType
 from opwright.contract.domains import Index, Range
 from opwright.contract.dtypes import Family
 from opwright.contract.fill import LAYOUTS, lay_out
-from opwright.contract.samples import domain_in, integers_in, nearest_in, within
+from opwright.contract.sweep import domain_in, integers_in, nearest_in, within
 from opwright.errors import CheckError
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.testing.sweep import one_operator

@@ -19,7 +19,7 @@ from opwright.contract.declaration import Declaration, read_contract
 from opwright.contract.declared import Labelled
 from opwright.contract.dtypes import family_names
 from opwright.contract.likely import find_likely, remarks_on
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.dispatch.operator import operator_of
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError

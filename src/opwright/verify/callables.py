@@ -21,7 +21,7 @@ from torch.func import functional_call
 from opwright._torch import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from opwright.contract.declared import Labelled, split_sample
 from opwright.contract.dtypes import describe, describe_undense
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.errors import CheckError, plural
 from opwright.verify.formulas import oracle_formulas
 

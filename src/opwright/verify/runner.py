@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright.contract.samples import Case, without_names
+from opwright.contract.sweep import Case, without_names
 from opwright.dispatch import kernels
 from opwright.errors import BuildError, plural
 from opwright.isolation import (

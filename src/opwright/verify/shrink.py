@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opwright._torch import tree_map
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding
 from opwright.verify.target import Target
 from opwright.verify.tensors import tensors_of

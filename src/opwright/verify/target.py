@@ -16,7 +16,7 @@ from opwright.contract.domains import Range
 from opwright.contract.fill import lay_out
 from opwright.contract.likely import find_likely
 from opwright.contract.precision import Precision
-from opwright.contract.samples import LONG, Case, Sweep
+from opwright.contract.sweep import LONG, Case, Sweep
 from opwright.dispatch import registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from opwright.contract.fill import lay_out
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, find_difference, first_line, outputs_of_reference
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.oracle_process import Output

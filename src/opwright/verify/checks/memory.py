@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import gpu_peak, wait_for

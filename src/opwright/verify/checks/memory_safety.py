@@ -10,7 +10,7 @@ import torch
 
 from opwright.contract.fill import LAYOUTS, lay_out
 from opwright.contract.memory import overlaps_itself
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,

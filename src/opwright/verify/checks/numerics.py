@@ -12,7 +12,7 @@ import torch
 
 from opwright import _torch
 from opwright.contract.memory import overlaps_itself
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.dispatch.vmap import joined_axes
 from opwright.errors import OpwrightError, plural
 from opwright.verify.checks.finding import (

@@ -14,7 +14,7 @@ from opwright import _torch
 from opwright._torch import tree_map
 from opwright.contract.axes import Fixed
 from opwright.contract.contract import Contract
-from opwright.contract.samples import Case, Sweep
+from opwright.contract.sweep import Case, Sweep
 from opwright.errors import ContractError, plural
 from opwright.verify.checks.finding import (
     Finding,

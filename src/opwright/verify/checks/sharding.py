@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright._torch import find_simulation
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.dispatch.exchange import exchange_rule
 from opwright.dispatch.fake import unpack
 from opwright.dispatch.reference import conforming

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.dispatch import kernels
 from opwright.errors import plural
 from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated

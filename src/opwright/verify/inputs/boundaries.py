@@ -19,8 +19,8 @@ from opwright.backends.registry import all_backends
 from opwright.contract.axes import Named, Variadic
 from opwright.contract.contract import Parameter
 from opwright.contract.domains import Index
-from opwright.contract.samples import Case, Fill, Sweep, domain_in
 from opwright.contract.sources import Source
+from opwright.contract.sweep import Case, Fill, Sweep, domain_in
 from opwright.errors import ContractError
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.oracle import are_finite, try_reference

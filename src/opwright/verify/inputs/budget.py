@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opwright._torch import TorchDispatchMode
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.tensors import tensors_of
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opwright.contract.fill import LAYOUTS, lay_out
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.verify.oracle import are_finite, to_oracle, try_reference
 from opwright.verify.tensors import count_elements, tensors_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opwright._torch import tree_unflatten
-from opwright.contract.samples import Case
+from opwright.contract.sweep import Case
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.oracle import are_finite, to_oracle, try_reference
 from opwright.verify.target import Target

@@ -13,7 +13,7 @@ from opwright.verify.checks.gradients import floats_of
 from opwright.verify.checks.numerics import interchangeable
 from opwright.verify.oracle import Expected, expect, to_oracle
 from opwright.verify.target import Target
-from opwright.verify.tensors import tensors_of, two_alike
+from opwright.verify.tensors import copy_of, tensors_of, two_alike
 
 Call = Callable[[Sequence[Any]], list[Any]]
 
@@ -60,15 +60,24 @@ class Kinds(list[Kind]):
     def result(
         self, name: str, needs: Callable[[Target], str] = lambda target: "", resource: str = ""
     ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-        """Adds a kind that changes each floating-point output: a function of it and of the arguments."""
+        """Adds a kind that changes each floating-point result: a function of it and of the arguments.
+
+        Results are the outputs, and of an operator that writes into its arguments those.
+        """
 
         def add(change: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
             @self.call(name, needs, resource=resource)
             def mutated(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
-                return [
-                    change(o, values) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
+                written = tensors_of(target.written(values))
+                given = copy_of(values) if written else values
+                outputs = [
+                    change(o, given) if isinstance(o, torch.Tensor) and o.is_floating_point() else o
                     for o in call(values)
                 ]
+                for tensor in written:
+                    if tensor.is_floating_point():
+                        tensor.copy_(change(tensor.clone(), given))
+                return outputs
 
             return change
 
@@ -131,6 +140,10 @@ def needs_several(target: Target) -> str:
 
 def needs_gpu(target: Target) -> str:
     return "" if target.device.type == "cuda" else "only on a GPU"
+
+
+def needs_outputs(target: Target) -> str:
+    return "no outputs" if target.contract is not None and not target.contract.outputs else ""
 
 
 def needs_large(target: Target) -> str:

@@ -300,6 +300,19 @@ def test_a_machine_that_has_died_is_not_waited_for(build, request_, tmp_path) ->
     assert build(tmp_path / "remote")
 
 
+def test_a_claim_that_ends_while_claims_are_listed(tmp_path, monkeypatch, recwarn) -> None:
+    (tmp_path / "ended").touch()
+    store = remote.RemoteStore(str(tmp_path), may_write=True)
+
+    def modified(self, entry) -> float:
+        raise FileNotFoundError(entry["name"])
+
+    monkeypatch.setattr(remote.RemoteStore, "_modified", modified)
+    assert store._first_claim(str(tmp_path)) == ""
+    assert not store._is_lost
+    assert not recwarn.list
+
+
 def test_many_machines_at_once_build_once(request_, tmp_path, monkeypatch) -> None:
     """Each with a store of its own, and all at the same moment."""
     monkeypatch.setattr(remote, "_POLL_SECONDS", 0.05)

@@ -354,6 +354,23 @@ print(torch.backends.cudnn.benchmark)
     assert run_python(program).stdout == "True\n"
 
 
+def test_flags_stay_settable_where_the_import_of_optests_forbids_it(run_python) -> None:
+    """As that of PyTorch 2.11 does."""
+    program = """
+import importlib, torch
+from opwright import _torch
+imported = importlib.import_module
+def importing(name):
+    found = imported(name)
+    torch.backends.disable_global_flags()
+    return found
+importlib.import_module = importing
+_torch.import_optests()
+torch.backends.cudnn.benchmark = True
+"""
+    run_python(program)
+
+
 def test_without_isolation_it_says_so_and_runs_here() -> None:
     calls = []
 

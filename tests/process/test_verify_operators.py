@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from jaxtyping import Float, Float32, Int, Int8, Int64
+from jaxtyping import Float, Float32, Float64, Int, Int8, Int64
 from torch import Tensor
 
 from opwright import bench, operator, verify
@@ -322,3 +322,13 @@ def test_where_pytorch_computes_its_own_mistakes_are_not_the_operators() -> None
 
     record = verify(without_kernel, checks=["boundaries"])
     assert record.passed, record.failures
+
+
+def test_gradients_of_an_operator_of_float64_alone(ns) -> None:
+    @operator(f"{ns}::squared")
+    def squared(x: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        return x * x
+
+    squared.samples(lambda: [(torch.linspace(-1, 1, 7, dtype=torch.float64),)])
+    found = outcomes(squared, "gradients", "gradient numerics")
+    assert found == {"gradients": "passed", "gradient numerics": "passed"}

@@ -201,3 +201,8 @@ def test_what_is_counted_has_its_plural() -> None:
     counts = [errors.plural(count, "case") for count in (0, 1, 2, 1412)]
     assert counts == ["0 cases", "1 case", "2 cases", "1,412 cases"]
     assert [errors.plural(count, "library", "libraries") for count in (1, 2)] == ["1 library", "2 libraries"]
+
+
+def test_a_namespace_without_a_name_is_the_callers() -> None:
+    with pytest.raises(errors.ContractError):
+        exec("attend(**given)", {"__name__": None, "attend": attend, "given": arguments(table=torch.ones(7))})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from opwright.verify.formulas import Rounding
 from opwright.verify.oracle import Expected, expect
 
 
@@ -33,3 +36,18 @@ def test_linear_allows_what_a_product_and_a_sum_allow() -> None:
         assert (wrong > expected.allowance).float().mean() > 0.8, name  # and no more than it needs
         allowed[name] = expected.allowance.mean().item()
     assert max(allowed.values()) < 2 * min(allowed.values()), allowed
+
+
+def test_a_step_that_is_a_composition_is_taken_apart_before_it_is_rounded() -> None:
+    """`matmul` is no product whose sums are rounded term by term; `mm`, which it consists of, is one."""
+    seen = []
+
+    class Recording(Rounding):
+        def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+            seen.append(func.overloadpacket)
+            return func(*args, **kwargs)
+
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    assert torch.equal(Recording().__torch_dispatch__(torch.ops.aten.matmul.default, (), (a, b)), a @ b)
+    assert torch.ops.aten.mm in seen
+    assert torch.ops.aten.matmul not in seen

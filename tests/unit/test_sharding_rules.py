@@ -6,13 +6,18 @@ the second replicated, the result sharded along dimension 1; P is a sum, Pmax a 
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sharded_operators as ops
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from opwright import _torch
+from opwright.dispatch import sharding_rules
 from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.sharding_rules import signature_of
 from opwright.errors import ShardingError
@@ -141,3 +146,18 @@ class TestDeclared:
             rules_of(scale, X, W)
         assert refused.value.rule == f"a rule of `@scale.sharding` {message}"
         assert "Shard(0)" in refused.value.hint
+
+
+def test_the_first_fake_mode_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch built with CUDA keeps a pointer into the first thread that enters one, where there is no GPU."""
+    entered = []
+
+    class Mode(FakeTensorMode):
+        def __enter__(self) -> Any:
+            entered.append(threading.current_thread())
+            return super().__enter__()
+
+    monkeypatch.setattr(_torch, "FakeTensorMode", Mode)
+    sharding_rules._enter_fake_mode.cache_clear()
+    sharding_rules._run_apart(lambda: None)
+    assert entered == [threading.current_thread()]

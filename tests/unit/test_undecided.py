@@ -282,13 +282,13 @@ def test_the_command_prints_undecided_cases_and_does_not_pass_on_them(
         )
         return (_end([record], json=False), *capsys.readouterr())
 
-    code, out, err = sampled(_digamma)
+    code, out, _ = sampled(_digamma)
     assert code == 5  # nothing is proven
     assert "undecided" in out.splitlines()[1]
     assert "UNDECIDED numerics" in out
     assert "the reference itself may be off by" in out
-    assert "Undecided: _digamma (callable) on 0 cases" in err
-    code, out, err = sampled(lambda x: torch.full_like(x, torch.nan))
+    assert "Undecided: _digamma (callable) on 0 cases" in out
+    code, *_ = sampled(lambda x: torch.full_like(x, torch.nan))
     assert code == 1
 
 

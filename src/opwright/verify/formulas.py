@@ -99,14 +99,56 @@ _STEPS[_aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention
 STABLE_FORMULAS = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu_backward}
 
 
-def oracle_formulas() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which operators in float64 are computed as an oracle should."""
+def oracle_formulas(is_under_test: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operators in float64 are computed as an oracle should.
+
+    Args:
+        is_under_test: whether float64 is the dtype under test: then what a reference casts to float32 is rounded.
+    """
     is_in_one = isinstance(_torch.current_dispatch_mode(), _OracleFormulas)
-    return contextlib.nullcontext() if is_in_one else _OracleFormulas()
+    return contextlib.nullcontext() if is_in_one else _OracleFormulas(is_under_test)
+
+
+def in_double(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a call, with float64 where float32 is asked for of a tensor in float64.
+
+    `x.float()` in a reference says how its kernels are to compute. The oracle is as exact as it can be.
+    """
+    is_cast = kwargs.get("dtype") == torch.float32 and args and isinstance(args[0], torch.Tensor)
+    return {**kwargs, "dtype": torch.float64} if is_cast and args[0].dtype == torch.float64 else kwargs
+
+
+class InDouble(TorchDispatchMode):
+    """Computes in float64 what a reference casts to float32.
+
+    Attributes:
+        has_cast: whether it does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_cast = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        kwargs = in_double(args, given)
+        self.has_cast |= kwargs is not given
+        if not self.has_cast:
+            return func(*args, **kwargs)
+        result = func(*_widen_all(func, args), **kwargs)
+        return result if tensors_of(args) else _widen(result)
 
 
 class _OracleFormulas(TorchDispatchMode):
     """Computes operators in float64 by formulas that are fit for an oracle, within another mode step by step."""
+
+    def __init__(self, is_under_test: bool) -> None:
+        super().__init__()
+        self._is_under_test = is_under_test
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -115,6 +157,10 @@ class _OracleFormulas(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         mode = _torch.current_dispatch_mode()  # this one is not current in here
+        if not self._is_under_test and (wide := in_double(args, kwargs)) is not kwargs:
+            kwargs = wide
+            if isinstance(mode, Rounding):
+                mode.round_to_single()
         args = _widen_all(func, args)
         if not args or not tensors_of(args):
             return _widen(func(*args, **kwargs))
@@ -160,6 +206,9 @@ class Rounding(TorchDispatchMode):
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls an operator that is one step, and rounds its result."""
         raise NotImplementedError
+
+    def round_to_single(self) -> None:
+        """Rounds to float32 at least from now on."""
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Computes several steps, rounded as float32 is at most, and rounds the result."""

@@ -72,6 +72,8 @@ class _Step:
         unit_before: how far that is.
         is_in_place: whether it writes into what it returns.
         is_difference: whether the result is moved by the rounding of its terms as well.
+        moves_zeros: whether a zero may be what is below the normal numbers: torch.exp and its like flush that, also in
+            the oracle. Another zero is a zero in every formula: a sum of zeros or of nothing, a product with one.
     """
 
     func: Any
@@ -80,6 +82,7 @@ class _Step:
     unit_before: float = 0.0
     is_in_place: bool = False
     is_difference: bool = False
+    moves_zeros: bool = False
 
 
 class _StochasticRounding(Rounding):
@@ -103,6 +106,9 @@ class _StochasticRounding(Rounding):
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         return self._run_and_note(self._step_of(func, args, kwargs), args, kwargs)
 
+    def round_to_single(self) -> None:
+        self.unit = min(self.unit, torch.finfo(torch.float32).eps / 2)
+
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         unit = self.unit
         self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
@@ -122,7 +128,7 @@ class _StochasticRounding(Rounding):
     def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
         """Calls an operator and moves what it takes and what it returns."""
         if step.moved is not None:
-            moved = self._move(args[step.moved], step.unit_before)
+            moved = self._move(args[step.moved], step.unit_before, False)
             args = [*args[: step.moved], moved, *args[step.moved + 1 :]]
         terms = self._rounding_of(args, kwargs) if step.is_difference else None
         result = args[0] if step.func is None else step.func(*args, **kwargs)
@@ -132,12 +138,14 @@ class _StochasticRounding(Rounding):
             return result
         if step.is_in_place:
             if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
-                result.copy_(self._move(result, step.unit))  # an in-place operator rounds what it leaves
+                result.copy_(
+                    self._move(result, step.unit, step.moves_zeros)
+                )  # an in-place operator rounds what it leaves
             return result
         if isinstance(result, (tuple, list)):
-            moved = [self._move(r, step.unit) for r in result]
+            moved = [self._move(r, step.unit, step.moves_zeros) for r in result]
             return moved if isinstance(result, list) else tuple(moved)
-        return self._move(result, step.unit)
+        return self._move(result, step.unit, step.moves_zeros)
 
     def _step_of(self, func: Any, args: Any, kwargs: Any) -> _Step:
         kind, unit = _kind_of(func), self.unit
@@ -164,7 +172,8 @@ class _StochasticRounding(Rounding):
             unit = max(unit, self._one_sign_unit(terms), self.product_unit)
         elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
-        return _Step(func, None if kind.is_exact else unit, factor, unit_before, kind.is_in_place, kind.is_difference)
+        moved_by = None if kind.is_exact else unit
+        return _Step(func, moved_by, factor, unit_before, kind.is_in_place, kind.is_difference, kind.is_flushing)
 
     def _rounding_of(self, args: Any, kwargs: Any) -> torch.Tensor:
         """Returns how far two terms are off when each is off by one rounding, in float32 at least.
@@ -201,7 +210,7 @@ class _StochasticRounding(Rounding):
         single = torch.finfo(torch.float32).eps
         return self._sum_unit(terms) if self.unit < single else single * math.sqrt(max(terms, 1))
 
-    def _move(self, value: Any, unit: float) -> Any:
+    def _move(self, value: Any, unit: float, moves_zeros: bool) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in _ORACLES:
             return value
         if value.is_meta or _torch.is_zero_tensor(value):  # zeros without memory, as the derivative of torch.round
@@ -210,15 +219,16 @@ class _StochasticRounding(Rounding):
             steps = [self._steps(value) for _ in range(2)]
             return value + torch.complex(*steps).mul_(unit).mul_(value.abs())
         factors = self._factors(value, unit)
-        # torch.exp and its like flush what is below the normal numbers to zero, also in the oracle.
-        tiny = self._where_tiny(value)
+        tiny = self._where_tiny(value, moves_zeros)
         moved = factors * value
         return moved if tiny is None else torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
 
-    def _where_tiny(self, value: torch.Tensor) -> torch.Tensor | None:
+    def _where_tiny(self, value: torch.Tensor, moves_zeros: bool) -> torch.Tensor | None:
         if self.known_tiny is not None and not next(self.known_tiny):
             return None
         tiny = value.abs() < _TINY
+        if not moves_zeros:
+            tiny &= value != 0
         self.has_tiny.append(bool(tiny.any()))
         return tiny if self.has_tiny[-1] else None
 
@@ -278,6 +288,7 @@ class _Kind:
     is_exact: bool
     is_in_place: bool
     is_difference: bool
+    is_flushing: bool
 
 
 class _NotesSingle(_torch.TorchDispatchMode):
@@ -323,6 +334,7 @@ def _kind_of(func: Any) -> _Kind:
         packet in _EXACT or any(not alias.is_write for alias in aliases),
         bool(aliases),
         packet in _DIFFERENCES,
+        packet in _FLUSHING,
     )
 
 
@@ -365,6 +377,10 @@ _SUMS = _POOLS | packets(
 _PUTS = packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
 SCATTERED_SUMS = _PUTS | packets("index_add index_add_ scatter_add scatter_add_")
 _DIFFERENCES = packets("add sub add_ sub_")
+_FLUSHING = packets(
+    "exp exp_ exp2 expm1 sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp erfc prod cumprod "
+    "_softmax special_erfcx"
+)
 _LONG_PRODUCTS = packets("prod cumprod")
 _TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")
 _NORMALIZATIONS = packets("_softmax _log_softmax logsumexp native_layer_norm")

@@ -47,11 +47,11 @@ from opwright.isolation import (
 )
 from opwright.records import CaseError, Check, Failure, Undecided, builtins_of
 from opwright.typed_json import decode
-from opwright.verify.checks import CHECKS, TRACING, group_of, place_of
+from opwright.verify.checks import CALLING, CHECKS, TRACING, group_of, place_of
 from opwright.verify.checks.finding import Finding, Skipped, first_line, origin
 from opwright.verify.compare import collect_undecided
 from opwright.verify.devices import DeviceLost, is_gpu, is_lost
-from opwright.verify.global_state import Guard
+from opwright.verify.global_state import Guard, in_threads
 from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.request import NotPortable, Request, pack, unpack
 from opwright.verify.shrink import shrink
@@ -185,6 +185,7 @@ def _start_fork(processes: int, work: Work, jobs: Sequence[Job]) -> Start:
     def run(channel: Channel) -> None:
         _settle_in()
         # Workers share the cores: where one waits for a thread that another keeps from running, all take twice as long.
+        # So the oracle and the checks of calls have few; calls of the candidate have all.
         threads = torch.get_num_threads()
         torch.set_num_threads(max(1, threads // processes))
         if torch.version.cuda is not None:  # it cannot use the GPU of its parent, so it sees none
@@ -479,7 +480,8 @@ class _Here:
                 raise Skipped("it draws random numbers")
             if target.operator is not None:  # an error of the compiler is one finding, and not one on each case
                 kernels.ensure_loaded(target.operator, job.device.type)
-            with collect_undecided() as differences:
+            is_calling = CHECKS[job.check].group in CALLING
+            with in_threads(None if is_calling else self._threads), collect_undecided() as differences:
                 for finding in CHECKS[job.check](target):
                     note_changes()
                     finding.undecided = "" if finding.message else "; ".join(dict.fromkeys(differences))

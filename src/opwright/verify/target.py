@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from opwright.errors import CheckError, OpwrightError, plural
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
+from opwright.verify.formulas import InDouble
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.values import derived_cases
 from opwright.verify.oracle import few_threads, to_oracle
@@ -434,6 +436,16 @@ class Target:
             if accepted:
                 return accepted
         return self.small_cases(dtype)
+
+    @functools.cached_property
+    def casts_to_single(self) -> bool:
+        """Whether its reference computes in float32 what it is given in float64, as after `x.float()`."""
+        mode = InDouble()
+        with contextlib.suppress(Exception), torch.no_grad():
+            values = to_oracle(next(iter(self.tiny_cases(torch.float64))).values)
+            with mode:
+                self.reference(values)
+        return mode.has_cast
 
     def run_cases(self) -> list[Case]:
         """Returns a small input and a large one: for the checks of how calls run, not of what they compute."""

@@ -82,6 +82,8 @@ CHECKS: dict[str, Check] = {
 # Groups that need neither torch._dynamo nor gradients start first. Short ones start last, so that the processes end at
 # about the same time.
 _ORDER = "calls", "backward: calls", "gradients", "backward: boundaries", "pytorch", "boundaries"
+# Groups that call the candidate through its target alone, which says how many threads it has in a call.
+CALLING = frozenset({"calls", "boundaries"})
 TRACING = frozenset({"gradients", "pytorch"})  # groups that need torch._dynamo
 
 

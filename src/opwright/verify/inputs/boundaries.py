@@ -248,9 +248,9 @@ def _option_cases(target: Target) -> Iterator[Case]:
             case = made(value)
             if value == usual[name] or not _fits_contract(target, case):
                 continue
-            taken = _takes(target, case)
-            if taken and target.contract.find_outside(case.values) is not None:
+            if target.contract.find_outside(case.values) is not None:  # also one that is refused: nobody may give it
                 continue
+            taken = _takes(target, case)
             if (taken is False and _is_refused(target, case)) or (
                 taken and (abs(value) < 2 or _is_finite(target, case))
             ):

@@ -69,10 +69,10 @@ def derived_cases(
         """Whether -inf in an argument gives what ever larger negative numbers tend to, as it does where it is a mask."""
         large = [v.clamp(min=-_LARGE) if i == at else v for i, v in enumerate(to_oracle(list(case.values)))]
         # Infinite results are those of rows that are masked as a whole, and reduced.
-        axes = case.values[at].ndim
-        return all(
+        axes, pairs = case.values[at].ndim, compare_exactly(case.values, large)
+        return bool(pairs) and all(  # of what only writes into its arguments nothing is known
             torch.allclose(_bound(a), _bound(b), rtol=1e-6, atol=1e-6) and (a.ndim < axes or bool(a.isfinite().all()))
-            for a, b in compare_exactly(case.values, large)
+            for a, b in pairs
         )
 
     for case in given:

@@ -1,0 +1,180 @@
+"""Operators of people who have not read the project's tests: right ones that were accused, wrong ones that passed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+import torch
+from jaxtyping import BFloat16, Bool, Float, Float32, Int64
+from torch import Tensor
+
+from opwright import Index, Range, operator, verify
+
+pytestmark = pytest.mark.compiler
+
+HEAD = """
+#include <cmath>
+#include <vector>
+#include <opwright/kernel.h>
+using opwright::View;
+"""
+
+
+def check(function) -> None:
+    record = verify(function)
+    assert record.passed, [(f.check, f.case, f.message) for f in record.failures]
+
+
+def test_a_sum_in_float32_of_products_in_bfloat16(ns) -> None:
+    """`x.float()` rounded the oracle to float32 as well, which then allowed nothing for another order of a sum."""
+
+    @operator(f"{ns}::dot", cpu=HEAD + """
+    void dot(View<const opwright::bfloat16, 2> x, View<const opwright::bfloat16, 1> w, View<float, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        float sum = 0;
+        for (int64_t j = 0; j < x.size(1); ++j) sum += float(x(i, j)) * float(w(j));
+        output(i) = sum;
+      }
+    }
+    OPWRIGHT_KERNEL(dot)""")  # fmt: skip
+    def dot(x: BFloat16[Tensor, "*m k"], w: BFloat16[Tensor, "k"]) -> Float32[Tensor, "*m"]:
+        return (x.float() * w.float()).sum(-1)
+
+    check(dot)
+
+
+def test_a_norm_that_casts_as_models_do(ns) -> None:
+    @operator(f"{ns}::norm", cpu=HEAD + """
+    template <typename T> void norm(View<const T, 2> x, View<const T, 1> w, View<T, 2> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        float squares = 0;
+        for (int64_t j = 0; j < x.size(1); ++j) squares += float(x(i, j)) * float(x(i, j));
+        const float scale = 1 / std::sqrt(squares / x.size(1) + 1e-6f);
+        for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = T(float(T(float(x(i, j)) * scale)) * float(w(j)));
+      }
+    }
+    OPWRIGHT_KERNEL(norm, float, opwright::bfloat16)""")  # fmt: skip
+    def norm(x: Float[Tensor, "*b n"], w: Float[Tensor, "n"]) -> Float[Tensor, "*b n"]:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return w * wide.to(x.dtype)
+
+    check(norm)
+
+
+def test_a_sum_with_a_part_for_each_thread(ns) -> None:
+    """A compiled call and a gradient had another number of threads than a plain call."""
+
+    @operator(f"{ns}::total", cpu=HEAD + """
+    template <typename T> void total(View<const T, 1> x, View<T, 0> output) {
+      const int64_t n = x.size(0), parts = opwright::num_threads();
+      std::vector<double> sums(parts);
+      opwright::parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t part = begin; part < end; ++part)
+          for (int64_t i = n * part / parts; i < n * (part + 1) / parts; ++i) sums[part] += float(x(i));
+      });
+      float sum = 0;
+      for (const double each : sums) sum += float(each);
+      output() = T(sum);
+    }
+    OPWRIGHT_KERNEL(total, float)""")  # fmt: skip
+    def total(x: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+        return x.sum()
+
+    check(total)
+
+
+def test_a_mean_of_nothing_is_nan(ns) -> None:
+    """Finite differences of NaN were compared."""
+
+    @operator(f"{ns}::masked_mean")
+    def masked_mean(x: Float[Tensor, "*b n"], mask: Bool[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+        return torch.where(mask, x, 0.0).sum(-1) / mask.sum(-1)
+
+    check(masked_mean)
+
+
+def test_samples_that_are_not_finite(ns) -> None:
+    @operator(f"{ns}::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    double.samples(lambda: [(torch.randn(7),), (torch.tensor([1.0, float("nan"), float("inf")]),)])
+    check(double)
+
+
+def test_an_option_outside_of_its_range_is_never_given(ns) -> None:
+    @operator(f"{ns}::count")
+    def count(
+        x: Annotated[Int64[Tensor, "n"], Index("bins")], bins: Annotated[int, Range(1, 100)] = 7
+    ) -> Int64[Tensor, "bins"]:
+        assert bins > 0 or x.device.type == "meta"
+        return torch.zeros(bins, dtype=torch.int64).scatter_add(0, x, torch.ones_like(x))
+
+    check(count)
+
+
+def test_decay_in_place_by_another_formula() -> None:
+    """At -inf one formula gives NaN; of a function that returns nothing, its variations were compared with nothing."""
+
+    def decay(p: Tensor) -> None:
+        p.mul_(1 - 1e-5)
+
+    def reference(p: Tensor) -> None:
+        p.sub_(1e-5 * p)
+
+    record = verify(decay, reference=reference, samples=[(torch.randn(30),)])
+    assert record.passed, record.failures
+
+
+# --- wrong ones ---------------------------------------------------------------------------------------------
+
+
+NORM = (
+    HEAD
+    + """
+template <typename T> void norm(View<const T, 2> x, View<T, 2> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    TYPE squares = TYPE(0);
+    for (int64_t j = 0; j < x.size(1); ++j) squares = TYPE(float(squares) + float(x(i, j)) * float(x(i, j)));
+    const float scale = 1 / std::sqrt(float(squares) / x.size(1) + 1e-6f);
+    for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = T(float(x(i, j)) * scale);
+  }
+}
+OPWRIGHT_KERNEL(norm, opwright::bfloat16)
+"""
+)
+
+
+@pytest.mark.parametrize(("accumulator", "passes"), [("float", True), ("T", False)])
+def test_a_cast_in_the_reference_is_no_leave_to_accumulate_in_16_bits(ns, accumulator: str, passes: bool) -> None:
+    @operator(f"{ns}::norm", cpu=NORM.replace("TYPE", accumulator))
+    def norm(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    assert verify(norm, checks=["numerics"]).passed == passes
+
+
+@pytest.mark.parametrize(("name", "reference", "kernel"), [
+    ("mean", lambda a: a.sum(-1) / a.shape[-1], "sum / a.size(1)"),
+    ("inverse", lambda a: a.sum(-1) / a.square().sum(-1).sqrt(), "sum / std::sqrt(squares)"),
+])  # fmt: skip
+def test_zero_where_pytorch_divides_zero_by_zero(ns, name: str, reference, kernel: str) -> None:
+    """Rounding was thought to decide whether a quotient of sums of nothing is NaN."""
+
+    @operator(f"{ns}::{name}", cpu=HEAD + f"""
+    template <typename T> void {name}(View<const T, 2> a, View<T, 1> output) {{
+      for (int64_t i = 0; i < a.size(0); ++i) {{
+        double sum = 0, squares = 0;
+        for (int64_t j = 0; j < a.size(1); ++j) sum += a(i, j), squares += double(a(i, j)) * a(i, j);
+        output(i) = squares == 0 ? T(0) : T({kernel});
+      }}
+    }}
+    OPWRIGHT_KERNEL({name}, float)""")  # fmt: skip
+    def function(a: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+        return reference(a)
+
+    record = verify(function, checks=["numerics", "boundaries"])
+    assert "got 0, expected nan" in record.failures[0].message

@@ -50,7 +50,8 @@ def test_every_check_runs_in_order(command, tmp_path: Path) -> None:
     assert [check["name"] for check in record["checks"]] == list(CHECKS)
     assert record["effort"] == "default"
     assert record["in_process"] == ""
-    rows = [line for line in result.stdout.splitlines()[1:] if line]
+    *rows, verdict = [line for line in result.stdout.splitlines()[1:] if line]
+    assert verdict.startswith("Verified verify_command::thrice (cpu) on ")
     assert [row.split("  ")[0] for row in rows] == list(CHECKS)
     skipped = {check["name"] for check in record["checks"] if check["outcome"] == "skipped"}
     assert {"side stream", "other device", "graph"} <= skipped

@@ -17,6 +17,7 @@ import opwright
 from opwright.cli.verify_command import print_record
 from opwright.contract.sweep import Sweep
 from opwright.verify import api
+from opwright.verify.checks import Check
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.compare import compare
 from opwright.verify.oracle import expect
@@ -339,7 +340,7 @@ def test_what_was_found_before_a_skip_counts(monkeypatch: pytest.MonkeyPatch) ->
         yield Finding("a case", "it is wrong")
         raise Skipped("for the rest there is no time")
 
-    monkeypatch.setitem(api.CHECKS, "numerics", check)
+    monkeypatch.setitem(api.CHECKS, "numerics", Check(check, check))
     record = opwright.verify(gelu, reference=gelu, samples=samples, checks=["numerics"])
     assert [failure.message for failure in record.failures] == ["it is wrong"]
 

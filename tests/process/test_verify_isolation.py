@@ -362,7 +362,8 @@ from opwright import _torch
 imported = importlib.import_module
 def importing(name):
     found = imported(name)
-    torch.backends.disable_global_flags()
+    if name.endswith(".optests"):
+        torch.backends.disable_global_flags()
     return found
 importlib.import_module = importing
 _torch.import_optests()

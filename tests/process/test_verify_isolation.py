@@ -360,8 +360,8 @@ def test_flags_stay_settable_where_the_import_of_optests_forbids_it(run_python) 
 import importlib, torch
 from opwright import _torch
 imported = importlib.import_module
-def importing(name, *package):
-    found = imported(name, *package)
+def importing(name, *args, **kwargs):
+    found = imported(name, *args, **kwargs)
     if name.endswith(".optests"):
         torch.backends.disable_global_flags()
     return found

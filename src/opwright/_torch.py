@@ -225,7 +225,8 @@ def import_optests() -> ModuleType:
     """
     is_allowed = not torch.backends.flags_frozen()
     optests = importlib.import_module("torch.testing._internal.optests")
-    torch.backends.__allow_nonbracketed_mutation_flag = is_allowed
+    # Not as an attribute: what `torch.backends` is now was put in the place of the module that reads it.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = is_allowed
     return optests
 
 

@@ -31,7 +31,7 @@ def cache_dir() -> Path:
     if named:
         return Path(named).expanduser().absolute()
     caches = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return Path(caches if os.path.isabs(caches) else "~/.cache").expanduser() / "opwright"
+    return Path(caches if os.path.isabs(caches) else os.path.expanduser("~/.cache")) / "opwright"
 
 
 def store_dir() -> Path:

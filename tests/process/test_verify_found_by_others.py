@@ -128,6 +128,40 @@ def test_decay_in_place_by_another_formula() -> None:
     assert record.passed, record.failures
 
 
+@pytest.mark.parametrize("reference", [
+    lambda x: x / (x.view(torch.int32) & 0x7F800000).view(torch.float32),
+    lambda x: (x / (x.view(torch.int32) & 0x7F800000).view(torch.float32)).sum(-1),
+], ids=["bits", "sum of bits"])  # fmt: skip
+def test_a_reference_that_reads_the_bits_of_float32(reference) -> None:
+    samples = [(torch.randn(5, 8),)]
+    record = verify(reference, reference=lambda x: reference(x.float()), samples=samples, checks=["numerics"])
+    assert record.passed, record.failures
+    wrong = verify(
+        lambda x: torch.zeros_like(reference(x)),
+        reference=lambda x: reference(x.float()),
+        samples=samples,
+        checks=["numerics"],
+    )
+    assert not wrong.passed
+
+
+def test_what_is_computed_beside_a_cast_is_rounded_as_ever() -> None:
+    """Beside a mean in float32, products in bfloat16 were held to float32."""
+
+    def shifted(x: Tensor, y: Tensor) -> Tensor:
+        mean = x.float().mean(-1, keepdim=True).to(x.dtype)
+        return x * y + (x - y * mean)
+
+    def reference(x: Tensor, y: Tensor) -> Tensor:
+        mean = x.float().mean(-1, keepdim=True).to(x.dtype)
+        return (x * y + x) - y * mean
+
+    torch.manual_seed(0)
+    samples = [(torch.randn(128, 128).bfloat16(), torch.randn(128, 128).bfloat16())]
+    record = verify(shifted, reference=reference, samples=samples, checks=["numerics"])
+    assert record.passed, record.failures
+
+
 # --- wrong ones ---------------------------------------------------------------------------------------------
 
 

@@ -59,12 +59,19 @@ def run_all(
 
 def _end(process: subprocess.Popen) -> None:
     """Ends a command and, on Linux, what it has started: a compiler's driver leaves the compiler behind."""
-    with contextlib.suppress(OSError, ValueError):
-        text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    if process.poll() is None:
+        _kill_below(process.pid)
+        process.kill()
+        process.wait()
+
+
+def _kill_below(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         for child in map(int, text.split()):
-            os.kill(child, signal.SIGKILL)
-    process.kill()
-    process.wait()
+            _kill_below(child)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def _run_all(

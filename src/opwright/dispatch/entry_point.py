@@ -60,7 +60,8 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
 # What an entry point closes over. As globals, torch.compile would look them up in the author's module.
 _NAMES = (
     "_plain", "_is_traced", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast",
-    "_tracing_state", "_is_key_included", "_python_dispatcher", "_forward_ad", "_is_grad_enabled", "_is_inference", "_kernel", "_direct", "_registration", "_bump_versions", "_Result",
+    "_tracing_state", "_is_key_included", "_python_dispatcher", "_forward_ad", "_is_grad_enabled", "_is_inference",
+    "_kernel", "_direct", "_registration", "_bump_versions", "_Result",
 )  # fmt: skip
 
 

@@ -99,17 +99,17 @@ _STEPS[_aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention
 STABLE_FORMULAS = {_aten.gelu.default: _gelu, _aten.gelu_backward.default: _gelu_backward}
 
 
-def oracle_formulas(is_under_test: bool = False) -> contextlib.AbstractContextManager[Any]:
+def oracle_formulas(widens_casts: bool = False) -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operators in float64 are computed as an oracle should.
 
     Args:
-        is_under_test: whether float64 is the dtype under test: then what a reference casts to float32 is rounded.
+        widens_casts: whether what a reference casts to float32 stays in float64, as in `WidenCasts`.
     """
     is_in_one = isinstance(_torch.current_dispatch_mode(), _OracleFormulas)
-    return contextlib.nullcontext() if is_in_one else _OracleFormulas(is_under_test)
+    return contextlib.nullcontext() if is_in_one else _OracleFormulas(widens_casts)
 
 
-def in_double(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _widen_cast(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of a call, with float64 where float32 is asked for of a tensor in float64.
 
     `x.float()` in a reference says how its kernels are to compute. The oracle is as exact as it can be.
@@ -118,11 +118,18 @@ def in_double(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "dtype": torch.float64} if is_cast and args[0].dtype == torch.float64 else kwargs
 
 
-class InDouble(TorchDispatchMode):
+class NeedsSingle(Exception):
+    """A reference reads the bits of what it has cast to float32."""
+
+
+class WidenCasts(TorchDispatchMode):
     """Computes in float64 what a reference casts to float32.
 
     Attributes:
         has_cast: whether it does.
+
+    Raises:
+        NeedsSingle: it cannot be computed so.
     """
 
     def __init__(self) -> None:
@@ -135,10 +142,12 @@ class InDouble(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        kwargs = in_double(args, given)
+        kwargs = _widen_cast(args, given)
         self.has_cast |= kwargs is not given
         if not self.has_cast:
             return func(*args, **kwargs)
+        if func is _aten.view.dtype and args[0].is_floating_point():
+            raise NeedsSingle
         result = func(*_widen_all(func, args), **kwargs)
         return result if tensors_of(args) else _widen(result)
 
@@ -146,9 +155,9 @@ class InDouble(TorchDispatchMode):
 class _OracleFormulas(TorchDispatchMode):
     """Computes operators in float64 by formulas that are fit for an oracle, within another mode step by step."""
 
-    def __init__(self, is_under_test: bool) -> None:
+    def __init__(self, widens_casts: bool) -> None:
         super().__init__()
-        self._is_under_test = is_under_test
+        self._widens_casts = widens_casts
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -157,10 +166,18 @@ class _OracleFormulas(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         mode = _torch.current_dispatch_mode()  # this one is not current in here
-        if not self._is_under_test and (wide := in_double(args, kwargs)) is not kwargs:
-            kwargs = wide
-            if isinstance(mode, Rounding):
-                mode.round_to_single()
+        if self._widens_casts and isinstance(mode, Rounding):
+            wide = _widen_cast(args, kwargs)
+            floats = [t for t in tensors_of([args, kwargs]) if t.is_floating_point()]
+            is_single = wide is not kwargs or (bool(floats) and all(_is_single(t) for t in floats))
+            with mode.in_single_steps() if is_single else contextlib.nullcontext():
+                result = self._compute(mode, func, args, wide)
+            for tensor in tensors_of(result):
+                tensor.opwright_is_single = is_single
+            return result
+        return self._compute(mode, func, args, kwargs)
+
+    def _compute(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         args = _widen_all(func, args)
         if not args or not tensors_of(args):
             return _widen(func(*args, **kwargs))
@@ -169,6 +186,11 @@ class _OracleFormulas(TorchDispatchMode):
         if isinstance(mode, Rounding) and func in _STEPS_IN_SINGLE:
             return mode.in_single(_STEPS_IN_SINGLE[func], *args, **kwargs)
         return (_STEPS if isinstance(mode, Rounding) else STABLE_FORMULAS).get(func, func)(*args, **kwargs)
+
+
+def _is_single(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor in float64 stands for one that a reference computes in float32."""
+    return getattr(tensor, "opwright_is_single", False)
 
 
 def _widen_all(func: Any, args: Sequence[Any]) -> Sequence[Any]:
@@ -207,8 +229,9 @@ class Rounding(TorchDispatchMode):
         """Calls an operator that is one step, and rounds its result."""
         raise NotImplementedError
 
-    def round_to_single(self) -> None:
-        """Rounds to float32 at least from now on."""
+    def in_single_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which steps are rounded to float32 at least."""
+        return contextlib.nullcontext()
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Computes several steps, rounded as float32 is at most, and rounds the result."""

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from opwright.contract.precision import Factor, Precision
-from opwright.verify.formulas import InDouble, Overflow, oracle_formulas
+from opwright.verify.formulas import Overflow, WidenCasts, oracle_formulas
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
 from opwright.verify.rounding import computes_in_single, round_at_random
 from opwright.verify.tensors import copy_of, tensors_of
@@ -201,9 +201,9 @@ def expect(
     """
     with few_threads(values):
         eager = reference([copy_of(v) for v in values])
-        exact = _compute_exactly(reference, values, eager)
+        exact, widens_casts = _compute_exactly(reference, values, eager)
         nudged = _compute_nudged(reference, values)
-    refinement = Refinement(reference, values, exact, eager, seed, precision)
+    refinement = Refinement(reference, values, exact, eager, seed, precision, widens_casts)
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):
         if value is None or plain is None:
@@ -221,19 +221,22 @@ def expect(
     return found
 
 
-def _compute_exactly(reference: Reference, values: Sequence[Any], eager: Sequence[Any]) -> Sequence[Any]:
-    """Returns what a reference gives in float64, also where it casts to float32; `eager`: what PyTorch gives."""
+def _compute_exactly(reference: Reference, values: Sequence[Any], eager: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+    """Returns what a reference gives in float64, and whether that is so where it casts to float32.
+
+    A reference may need float32, for its bits for example: then it raises, or returns other shapes.
+
+    Args:
+        eager: what PyTorch gives.
+    """
     if not _has_double(values):
-        mode = InDouble()
-        with (
-            contextlib.suppress(Exception),
-            mode,
-        ):  # one that needs float32, for its bits say, raises or has another form
+        mode = WidenCasts()
+        with contextlib.suppress(Exception), mode:
             found = reference([to_oracle(v) for v in values])
             shapes = [[t.shape for t in tensors_of(outputs)] for outputs in (found, eager)]
             if not mode.has_cast or shapes[0] == shapes[1]:
-                return found
-    return reference([to_oracle(v) for v in values])
+                return found, mode.has_cast
+    return reference([to_oracle(v) for v in values]), False
 
 
 def _has_double(values: Sequence[Any]) -> bool:
@@ -360,8 +363,9 @@ class Refinement:
         eager: Sequence[Any],
         seed: int,
         precision: Precision | None = None,
+        widens_casts: bool = False,
     ) -> None:
-        self.eager = eager
+        self.eager, self._widens_casts = eager, widens_casts
         self.factor = precision.factor if isinstance(precision, Factor) else 1.0
         self._reference, self._values, self._exact, self._seed = reference, values, exact, seed
         self.moves = _Moves(self._in_steps, values, exact, eager, seed, precision)
@@ -416,8 +420,7 @@ class Refinement:
 
     def _in_steps(self, values: Sequence[Any]) -> Sequence[Any]:
         """Calls the reference, an operator that is several steps in one step by step: the candidate may take them so."""
-        is_oracle = _has_double(values) and not _has_double(self._values)
-        with oracle_formulas(is_under_test=not is_oracle):
+        with oracle_formulas(self._widens_casts and _has_double(values)):
             return self._reference(values)
 
     @functools.cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import random
@@ -73,7 +74,7 @@ class _Step:
         is_in_place: whether it writes into what it returns.
         is_difference: whether the result is moved by the rounding of its terms as well.
         moves_zeros: whether a zero may be what is below the normal numbers: torch.exp and its like flush that, also in
-            the oracle. Another zero is a zero in every formula: a sum of zeros or of nothing, a product with one.
+            the oracle. Another zero is a zero in every formula: a sum of zeros or of nothing, a product with a zero.
     """
 
     func: Any
@@ -106,16 +107,19 @@ class _StochasticRounding(Rounding):
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         return self._run_and_note(self._step_of(func, args, kwargs), args, kwargs)
 
-    def round_to_single(self) -> None:
-        self.unit = min(self.unit, torch.finfo(torch.float32).eps / 2)
-
-    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    @contextlib.contextmanager
+    def in_single_steps(self) -> Iterator[None]:
         unit = self.unit
         self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
         try:
-            result = formula(*args, **kwargs)
+            yield
         finally:
             self.unit = unit
+
+    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        unit = self.unit
+        with self.in_single_steps():
+            result = formula(*args, **kwargs)
         with _torch.pause_dispatch_mode():  # this one: its own arithmetic is not to be rounded
             return self._run_and_note(_Step(None, unit), (result,), {})
 
@@ -378,8 +382,8 @@ _PUTS = packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
 SCATTERED_SUMS = _PUTS | packets("index_add index_add_ scatter_add scatter_add_")
 _DIFFERENCES = packets("add sub add_ sub_")
 _FLUSHING = packets(
-    "exp exp_ exp2 expm1 sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp erfc prod cumprod "
-    "_softmax special_erfcx"
+    "exp exp_ exp2 exp2_ expm1 expm1_ sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp "
+    "erfc prod cumprod cumprod_ _softmax special_erfcx"
 )
 _LONG_PRODUCTS = packets("prod cumprod")
 _TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")

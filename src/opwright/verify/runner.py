@@ -146,7 +146,11 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
     for job in jobs:
         groups.setdefault(group_of(job.prefix, job.check) if processes > 1 else "", []).append(job)
     told: set[str] = set()
-    start = functools.partial(_start_fork, processes, work) if is_fork else functools.partial(start_anew, work)
+    start = (
+        functools.partial(_start_fork, min(processes, len(groups)), work)
+        if is_fork
+        else functools.partial(start_anew, work)
+    )
     lanes = {name: _Lane(work, groups[name], limits, start, told) for name in sorted(groups, key=place_of)}
     running = [lane for name, lane in lanes.items() if name not in TRACING][:processes]
     waiting = [lane for lane in lanes.values() if lane not in running]
@@ -443,8 +447,8 @@ class _Here:
             self._on_case(_LOADING)
             targets = self._work.request.targets(device, self._guard)
             for target in targets.values():
-                target.threads = self._threads
-                threads = functools.partial(getattr, target, "threads")
+                target.threads.count = self._threads
+                threads = functools.partial(getattr, target.threads, "count")
                 target.call = self._guard.wrap(target.call, threads)
                 if target.call_with_out is not None:
                     target.call_with_out = self._guard.wrap(target.call_with_out, threads)
@@ -479,7 +483,9 @@ class _Here:
             if target.operator is not None and target.operator.declaration.random and job.check not in _RANDOM_CHECKS:
                 raise Skipped("it draws random numbers")
             if target.operator is not None:  # an error of the compiler is one finding, and not one on each case
+                self._on_case(BUILDING)
                 kernels.ensure_loaded(target.operator, job.device.type)
+                self._on_case("")
             is_calling = CHECKS[job.check].group in CALLING
             with in_threads(None if is_calling else self._threads), collect_undecided() as differences:
                 for finding in CHECKS[job.check](target):

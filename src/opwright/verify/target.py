@@ -25,7 +25,7 @@ from opwright.errors import CheckError, OpwrightError, plural
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
-from opwright.verify.formulas import InDouble
+from opwright.verify.formulas import WidenCasts
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.values import derived_cases
 from opwright.verify.oracle import few_threads, to_oracle
@@ -41,6 +41,13 @@ _MISTAKES = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundErr
 
 
 @dataclass
+class CallThreads:
+    """How many threads PyTorch has in a call; None: as many as around it."""
+
+    count: int | None = None
+
+
+@dataclass
 class Target:
     """One thing under test, on one device.
 
@@ -51,7 +58,7 @@ class Target:
         name: how it is called in messages.
         call: takes the arguments in order, returns the outputs; does not wait for a GPU.
         call_with_out: takes the arguments and a tensor for each output, which it writes; None for a callable.
-        threads: how many threads PyTorch has in a call, None: as many as around it. A guard obeys it.
+        threads: how many threads PyTorch has in a call. A guard obeys it, also for copies of this target.
         wait: waits until a device has done its work, in the candidate's time: a kernel may never end.
         reference: the same computation in PyTorch.
         operator: the operator behind it; None for a callable.
@@ -83,7 +90,7 @@ class Target:
     expand: bool = True
     boundaries: list[Case] | None = None
     call_with_out: Callable[[Sequence[Any], Sequence[torch.Tensor]], Any] | None = None
-    threads: int | None = None
+    threads: CallThreads = field(default_factory=CallThreads)
     wait: Callable[[torch.device], None] = wait_for
     oracle: Oracle | OracleProcess = field(default_factory=Oracle)
     key: str = ""
@@ -440,7 +447,7 @@ class Target:
     @functools.cached_property
     def casts_to_single(self) -> bool:
         """Whether its reference computes in float32 what it is given in float64, as after `x.float()`."""
-        mode = InDouble()
+        mode = WidenCasts()
         with contextlib.suppress(Exception), torch.no_grad():
             values = to_oracle(next(iter(self.tiny_cases(torch.float64))).values)
             with mode:

@@ -251,7 +251,8 @@ def _is_same(got: torch.Tensor, wanted: torch.Tensor, is_single: bool) -> bool:
     if not wanted.is_floating_point() or not wanted.numel():
         return torch.equal(got, wanted)
     # Half of the digits: rounding takes far fewer, a wrong rule all of them.
-    tolerance = math.sqrt(max(torch.finfo(dtype).eps for dtype in (wanted.dtype, *[torch.float32] * is_single)))
+    eps = torch.finfo(wanted.dtype).eps
+    tolerance = math.sqrt(max(eps, torch.finfo(torch.float32).eps) if is_single else eps)
     largest = float(wanted.nan_to_num(0, 0, 0).abs().max())
     return torch.allclose(got, wanted, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 

@@ -340,13 +340,13 @@ def chunks(target: Target) -> Iterator[Finding]:
 
 @contextlib.contextmanager
 def _in_chunks(target: Target, library: Any, steps: int, count: int) -> Iterator[None]:
-    before, target.threads = target.threads, count
+    before, target.threads.count = target.threads.count, count
     library.limit_chunks(steps)
     try:
         yield
     finally:
         library.limit_chunks(0)
-        target.threads = before
+        target.threads.count = before
 
 
 # Steps, threads. Vectors have a remainder in most chunks; in others they are whole.

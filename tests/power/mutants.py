@@ -118,7 +118,7 @@ def _try(column: str, target: Target, kind: Kind, checks: Sequence[str]) -> Muta
         checks = [name for name in checks if name not in ("memory", "leaks") or name == kind.resource]
     guard = Guard()
     mutated = replace(target, _cases=target.cases())
-    mutated.call = guard.wrap(kind.make(target), lambda: mutated.threads.count)
+    mutated.call = guard.wrap(kind.make(target), mutated.threads)
     check, message = _find_failure(mutated, checks, guard)
     if kind is _RIGHT:
         outcome = "failed" if check else "passed"

@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -161,6 +162,13 @@ def read_passing_state(device: torch.device) -> dict[str, Any]:
     return found
 
 
+@dataclass
+class CallThreads:
+    """How many threads PyTorch has in a call; None: as many as around it."""
+
+    count: int | None = None
+
+
 @contextlib.contextmanager
 def in_threads(count: int | None) -> Iterator[None]:
     """Gives PyTorch so many threads; None: as many as it has."""
@@ -188,17 +196,13 @@ class Guard:
         self.mark_inside = mark_inside
         self._owner = os.getpid()
 
-    def wrap(self, call: Callable[..., Any], threads: Callable[[], int | None] = lambda: None) -> Callable[..., Any]:
-        """Returns a call that notes what it changes.
-
-        Args:
-            threads: returns how many threads PyTorch has in a call; None: as many as around it.
-        """
+    def wrap(self, call: Callable[..., Any], threads: CallThreads | None = None) -> Callable[..., Any]:
+        """Returns a call that notes what it changes, with as many threads as `threads` says at that moment."""
 
         def call_and_compare(*args: Any) -> Any:
             if torch.compiler.is_compiling():  # a traced call does not run
                 return call(*args)
-            with in_threads(threads()):
+            with in_threads(threads and threads.count):
                 return self.run(call, *args)
 
         return call_and_compare

@@ -448,10 +448,9 @@ class _Here:
             targets = self._work.request.targets(device, self._guard)
             for target in targets.values():
                 target.threads.count = self._threads
-                threads = functools.partial(getattr, target.threads, "count")
-                target.call = self._guard.wrap(target.call, threads)
+                target.call = self._guard.wrap(target.call, target.threads)
                 if target.call_with_out is not None:
-                    target.call_with_out = self._guard.wrap(target.call_with_out, threads)
+                    target.call_with_out = self._guard.wrap(target.call_with_out, target.threads)
                 target.wait = self._guard.wrap_wait(target.wait)
                 target.oracle = self._oracle or target.oracle
                 target.on_case = lambda case: self._on_case(str(case))

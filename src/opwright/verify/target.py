@@ -26,6 +26,7 @@ from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
 from opwright.verify.formulas import WidenCasts
+from opwright.verify.global_state import CallThreads
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.values import derived_cases
 from opwright.verify.oracle import few_threads, to_oracle
@@ -38,13 +39,6 @@ _MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
 
 # What a reference raises whatever it is given.
 _MISTAKES = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
-
-
-@dataclass
-class CallThreads:
-    """How many threads PyTorch has in a call; None: as many as around it."""
-
-    count: int | None = None
 
 
 @dataclass

@@ -259,7 +259,7 @@ def test_what_the_reference_leaves_behind_too_is_not_the_candidates() -> None:
     found = leaks_of(keeping(10**9), reference=keeping(10**9))
     assert found.outcome == "skipped"
     assert re.fullmatch(
-        r"in this process 200 calls leave \d+ .* behind, .* each when the reference is called, too", found.reason
+        r"in this process 800 calls leave \d+ .* behind, .* each when the reference is called, too", found.reason
     )
 
 

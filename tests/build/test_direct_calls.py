@@ -336,31 +336,36 @@ def test_a_pytorch_whose_objects_are_unknown_takes_the_dispatcher(monkeypatch: p
     assert found.direct.call is direct_module.decline
 
 
-def test_tensors_that_are_swapped_meanwhile_are_kept(run_python) -> None:
-    """The kernel reads memory that nothing else may still hold."""
-    run_python("""
-import threading, torch
+PLUS_ONE = """
+import threading, torch, opwright
 from jaxtyping import Float
 from torch import Tensor
-import opwright
-@opwright.operator("direct_calls::slow", cpu='''
+@opwright.operator("direct_calls::plus_one", cpu='''
 #include <chrono>
 #include <thread>
 #include <opwright/kernel.h>
 using opwright::View;
-template <typename T> void slow(View<const T, 1> x, View<T, 1> output) {
+template <typename T> void plus_one(View<const T, 1> x, View<T, 1> output) {
   if (x.size(0) > 10) std::this_thread::sleep_for(std::chrono::milliseconds(300));
   for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(1);
 }
-OPWRIGHT_KERNEL(slow, float)
+OPWRIGHT_KERNEL(plus_one, float)
 ''')
-def slow(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+def plus_one(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     return x + 1
 
-slow(torch.zeros(2))
-slow(torch.zeros(2))
+plus_one(torch.zeros(2))
+plus_one(torch.zeros(2))
+"""
+
+
+def test_tensors_that_are_swapped_meanwhile_are_kept(run_python) -> None:
+    """The kernel reads memory that nothing else may still hold."""
+    run_python(
+        PLUS_ONE
+        + """
 x, results = torch.zeros(2**20), []
-thread = threading.Thread(target=lambda: results.append(slow(x)))
+thread = threading.Thread(target=lambda: results.append(plus_one(x)))
 thread.start()
 threading.Event().wait(0.1)
 other = torch.zeros(3)
@@ -373,34 +378,22 @@ else:
 del other
 thread.join()
 assert torch.equal(results[0], torch.ones(2**20))
-""")
+"""
+    )
 
 
 def test_what_runs_last_in_a_process_may_call() -> None:
-    program = """
-import torch, opwright
-from jaxtyping import Float
-from torch import Tensor
-@opwright.operator("direct_calls::late", cpu='''
-#include <opwright/kernel.h>
-using opwright::View;
-template <typename T> void late(View<const T, 1> x, View<T, 1> output) {
-  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(1);
-}
-OPWRIGHT_KERNEL(late, float)
-''')
-def late(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    return x + 1
-
-late(torch.zeros(2))
-late(torch.zeros(2))
+    program = (
+        PLUS_ONE
+        + """
 class Last:
     def __init__(self):
-        self.package, self.call, self.x = opwright, late, torch.zeros(2)
+        self.package, self.call, self.x = opwright, plus_one, torch.zeros(2)
     def __del__(self):
         print(float(self.call(self.x).sum()))
 torch.last = Last()
 """
+    )
     # Not `run_python`, whose processes end without that.
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "2.0\n"

@@ -1,4 +1,4 @@
-"""Operators of people who have not read the project's tests: right ones that were accused, wrong ones that passed."""
+"""Operators written without knowledge of these tests: right ones that verify accused, wrong ones that it passed."""
 
 from __future__ import annotations
 

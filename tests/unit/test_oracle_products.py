@@ -39,7 +39,7 @@ def test_linear_allows_what_a_product_and_a_sum_allow() -> None:
 
 
 def test_a_step_that_is_a_composition_is_taken_apart_before_it_is_rounded() -> None:
-    """`matmul` is no product whose sums are rounded term by term; `mm`, which it consists of, is one."""
+    """The sums in `mm` are rounded term by term. Those in `matmul` are not, so it is taken apart into `mm`."""
     seen = []
 
     class Recording(Rounding):

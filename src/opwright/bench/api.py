@@ -373,7 +373,7 @@ def refuse_unverified(
             checked.name,
             "it does not pass verify, so it is not measured",
             rows=[("check", first.title), ("case", first.input), ("found", first.message)],
-            hint="" if first.input == BUILDING else hint,  # the compiler has said all
+            hint="" if first.input == BUILDING else hint,  # the compiler's message says what to correct
         )
     return checked
 

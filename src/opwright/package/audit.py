@@ -118,7 +118,7 @@ def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, pl
         )
     elif library.stable_torch_symbols:
         least = minimum_torch(s.name for s in library.undefined if not s.is_weak)
-        since = f", all of which torch {least[0]}.{least[1]} has" if least else ""
+        since = f", available from torch {least[0]}.{least[1]} on" if least else ""
         torch = f"its stable ABI ({plural(len(library.stable_torch_symbols), 'function')}){since}"
     audit.facts.append((name, f"{library.size_bytes / 1e6:.2f} MB, {library.machine}"))
     audit.facts.append(("  of torch", torch))

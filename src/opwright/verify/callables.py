@@ -24,6 +24,7 @@ from opwright.contract.dtypes import describe, describe_undense
 from opwright.contract.sweep import Case
 from opwright.errors import CheckError, plural
 from opwright.verify.formulas import oracle_formulas
+from opwright.verify.tensors import has_double
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ def case_of(label: str, sample: Any, parameters: Sequence[torch.Tensor] = ()) ->
     complex_at = frozenset(i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor) and v.is_complex())
     values = [torch.view_as_real(v.resolve_conj()) if i in complex_at else v for i, v in enumerate(leaves)]
     options = {name: v for name, v in kwargs.items() if isinstance(v, (bool, int, float, str, type(None)))}
-    return Case(label, (*values, *parameters, Assembly(spec, len(leaves), complex_at, _has_double(values))), options)
+    return Case(label, (*values, *parameters, Assembly(spec, len(leaves), complex_at, has_double(values))), options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Callables:
         return oracle_formulas() if self._is_oracle(values) else contextlib.nullcontext()
 
     def _is_oracle(self, values: Sequence[Any]) -> bool:
-        return _has_double(values) and not values[-1].is_double
+        return has_double(values) and not values[-1].is_double
 
     def call(self, values: Sequence[Any]) -> list[Any]:
         """Calls the candidate with the values of a case; returns the leaves of its result.
@@ -322,10 +323,6 @@ def _flatten_into(value: Any, key: str, name: str, outputs: list[Any], keys: lis
 def _describe(keys: list[str]) -> str:
     names = [key for key in dict.fromkeys(keys) if key]
     return f"{plural(len(keys), 'output')}" + (f" under {', '.join(names)}" if names else "")
-
-
-def _has_double(values: Iterable[Any]) -> bool:
-    return any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in values)
 
 
 def _storages(values: Iterable[Any]) -> set[int]:

@@ -119,7 +119,7 @@ def _widen_cast(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class NeedsSingle(Exception):
-    """A reference reads the bits of what it has cast to float32."""
+    """Raised where a reference reads the bits of a tensor that it has cast to float32."""
 
 
 class WidenCasts(TorchDispatchMode):

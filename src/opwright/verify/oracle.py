@@ -25,9 +25,10 @@ import torch
 
 from opwright.contract.precision import Factor, Precision
 from opwright.verify.formulas import Overflow, WidenCasts, oracle_formulas
+from opwright.verify.global_state import in_threads
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
 from opwright.verify.rounding import computes_in_single, round_at_random
-from opwright.verify.tensors import copy_of, tensors_of
+from opwright.verify.tensors import copy_of, count_elements, has_double, tensors_of
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
 _MULTIPLE = 4.0
@@ -229,7 +230,7 @@ def _compute_exactly(reference: Reference, values: Sequence[Any], eager: Sequenc
     Args:
         eager: what PyTorch gives.
     """
-    if not _has_double(values):
+    if not has_double(values):
         mode = WidenCasts()
         with contextlib.suppress(Exception), mode:
             found = reference([to_oracle(v) for v in values])
@@ -239,28 +240,16 @@ def _compute_exactly(reference: Reference, values: Sequence[Any], eager: Sequenc
     return reference([to_oracle(v) for v in values]), False
 
 
-def _has_double(values: Sequence[Any]) -> bool:
-    return any(t.dtype == torch.float64 for t in tensors_of(values))
-
-
-@contextlib.contextmanager
-def few_threads(values: Sequence[Any]) -> Iterator[None]:
-    """Lets PyTorch compute in one thread where the tensors are small.
+def few_threads(values: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which PyTorch computes in one thread if the tensors are small.
 
     A parallel loop over so few elements saves microseconds, and costs milliseconds wherever another process has the
     core that its second thread waits for.
     """
-    threads = torch.get_num_threads()
     # Of other threads the number is not theirs alone.
     is_small = threading.current_thread() is threading.main_thread()
-    is_small = is_small and sum(t.numel() for t in tensors_of(values)) < _FEW_ELEMENTS
-    if is_small:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if is_small:
-            torch.set_num_threads(threads)
+    is_small = is_small and count_elements(values) < _FEW_ELEMENTS
+    return in_threads(1 if is_small else None)
 
 
 _FEW_ELEMENTS = 2**19
@@ -420,7 +409,7 @@ class Refinement:
 
     def _in_steps(self, values: Sequence[Any]) -> Sequence[Any]:
         """Calls the reference, an operator that is several steps in one step by step: the candidate may take them so."""
-        with oracle_formulas(self._widens_casts and _has_double(values)):
+        with oracle_formulas(self._widens_casts and has_double(values)):
             return self._reference(values)
 
     @functools.cached_property

@@ -27,6 +27,11 @@ def count_elements(values: Any) -> int:
     return sum(t.numel() for t in tensors_of(values))
 
 
+def has_double(values: Any) -> bool:
+    """Returns whether a tensor among values is float64."""
+    return any(tensor.dtype == torch.float64 for tensor in tensors_of(values))
+
+
 def copy_of(value: Any, device: torch.device | None = None) -> Any:
     """Returns a copy, its tensors on `device`, else where they are; strides and offset are kept.
 

@@ -240,7 +240,8 @@ static int answer(Call* call, const Kernel* kernels) {
   return empty == kSomeEmpty && (call->is_direct || call_reference(call));
 }
 
-// Python takes only UTF-8, of which a long message may have been cut inside of a character.
+// Python refuses a message that is not valid UTF-8. A long one may end in the middle of a
+// character.
 static void drop_partial_character(char* text) {
   const u64 length = __builtin_strlen(text);
   u64 first = length;  // of the bytes that follow the last character's first

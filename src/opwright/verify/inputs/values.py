@@ -70,7 +70,7 @@ def derived_cases(
         large = [v.clamp(min=-_LARGE) if i == at else v for i, v in enumerate(to_oracle(list(case.values)))]
         # Infinite results are those of rows that are masked as a whole, and reduced.
         axes, pairs = case.values[at].ndim, compare_exactly(case.values, large)
-        return bool(pairs) and all(  # of what only writes into its arguments nothing is known
+        return bool(pairs) and all(  # a function that only writes into its arguments returns nothing to compare
             torch.allclose(_bound(a), _bound(b), rtol=1e-6, atol=1e-6) and (a.ndim < axes or bool(a.isfinite().all()))
             for a, b in pairs
         )

@@ -157,7 +157,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     assert end.value.code == 1
     shown = capfd.readouterr()
     assert "crashed the process: SIGABRT (Aborted)" in shown.out
-    assert "the candidate cannot be loaded" in shown.err
+    assert "the candidate cannot be loaded" in shown.out
     assert "Verified b (callable)" in shown.out
     assert torch.where is where
 

@@ -66,6 +66,7 @@ push_function_mode = _C._push_on_torch_function_stack
 pop_function_mode = _C._pop_torch_function_stack
 pop_dispatch_mode = _python_dispatch._pop_mode
 pause_dispatch_mode = _python_dispatch._pop_mode_temporarily
+disable_dispatch_modes = _python_dispatch._disable_current_modes
 current_dispatch_mode = _python_dispatch._get_current_dispatch_mode
 set_grad_enabled = _C._set_grad_enabled
 saved_tensor_hooks = _C._autograd._top_saved_tensors_default_hooks

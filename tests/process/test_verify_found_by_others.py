@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import BFloat16, Bool, Float, Float32, Int64
@@ -212,3 +214,64 @@ def test_zero_where_pytorch_divides_zero_by_zero(ns, name: str, reference, kerne
 
     record = verify(function, checks=["numerics", "boundaries"])
     assert "got 0, expected nan" in record.failures[0].message
+
+
+def numpy_sigmoid_unit(x):
+    a = x.numpy()
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(a / (1 + np.exp(a.dtype.type(-1.702) * a)))
+
+
+def python_norm(x):
+    return torch.tensor([math.sqrt(sum(v * v for v in row)) for row in x.tolist()], dtype=x.dtype)
+
+
+ROWS, TOTALS = (f"(x: Float[Tensor, 'b n']) -> Float[Tensor, '{axes}']" for axes in ("b n", "b"))
+
+
+@pytest.mark.parametrize(
+    ("reference", "contract", "right", "wrong"),
+    [
+        (numpy_sigmoid_unit, ROWS, lambda x: x * torch.sigmoid(1.702 * x), lambda x: x * torch.sigmoid(1.70201 * x)),
+        (python_norm, TOTALS, lambda x: x.norm(dim=-1), lambda x: x[..., : max(x.shape[-1] & ~1, 1)].norm(dim=-1)),
+    ],
+)
+def test_references_in_numpy_and_in_python(reference, contract, right, wrong) -> None:
+    """What is computed there is rounded where verify does not see it."""
+    for candidate, is_right in ((right, True), (wrong, False)):
+        record = verify(candidate, reference, contract=contract, checks=["numerics"])
+        assert record.passed is is_right, [(f.case, f.message) for f in record.failures]
+
+
+def test_a_running_logsumexp_of_a_largest_number_and_a_sum() -> None:
+    """Near zero it has the digits of the largest number, which PyTorch's has too."""
+
+    def running(x):
+        rows = x if x.dtype == torch.float64 else x.float()
+        largest, total, found = torch.full_like(rows[:, :1], -math.inf), torch.zeros_like(rows[:, :1]), [rows[:, :0]]
+        for value in (rows[:, i : i + 1] for i in range(x.shape[1])):
+            last, largest = largest, torch.maximum(largest, value)
+            finite = largest.nan_to_num(0.0, 0.0, 0.0)
+            total = total * torch.exp(last - finite) + torch.exp(value - finite)
+            found.append(torch.log(total) + finite)
+        return torch.cat(found, -1).to(x.dtype)
+
+    record = verify(running, lambda x: torch.logcumsumexp(x, -1), contract=ROWS, checks=["numerics"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_equal_terms_added_one_after_the_other() -> None:
+    """They are rounded alike, so the error grows with their number and not with its root."""
+
+    def added(table, index):
+        rows = table[index] if table.dtype == torch.float64 else table[index].float()
+        totals = np.cumsum(torch.cat([rows.new_zeros(1, rows.shape[1]), rows]).numpy(), 0)  # in order, in this dtype
+        return torch.from_numpy(totals[-1]).to(table.dtype)
+
+    record = verify(
+        added,
+        lambda table, index: table[index].sum(0),
+        contract="(table: Float[Tensor, 'v d'], index: Int64[Tensor, 'n']) -> Float[Tensor, 'd']",
+        checks=["numerics"],
+    )
+    assert record.passed, [(f.case, f.message) for f in record.failures]

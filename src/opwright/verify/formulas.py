@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from opwright import _torch
 from opwright._torch import TorchDispatchMode, get_decompositions, tree_leaves, tree_map
@@ -56,6 +57,14 @@ _STEPS_IN_SINGLE = get_decompositions(
         _aten.native_layer_norm,
     ]
 )
+
+
+def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    largest = x.cummax(dim).values.nan_to_num(0.0, 0.0, 0.0)
+    return torch.log(torch.exp(torch.logcumsumexp(x, dim) - largest)) + largest
+
+
+_STEPS_IN_SINGLE[_aten.logcumsumexp.default] = _logcumsumexp
 _HALF_ROOT, _TANH = math.sqrt(0.5), (math.sqrt(2 / math.pi), 0.044715)
 
 
@@ -238,6 +247,24 @@ class Rounding(TorchDispatchMode):
         raise NotImplementedError
 
 
+class Leaving(TorchFunctionMode):
+    """Changes floating-point numbers as they leave PyTorch: no mode sees what NumPy or Python computes of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LEAVING and args[0].dtype == torch.float64:
+            with _torch.disable_dispatch_modes():
+                args = (self.change(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+    def change(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns what leaves in place of a tensor in float64."""
+        raise NotImplementedError
+
+
+_LEAVING = {
+    *(torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__),
+    *(torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__float__),
+}
 _is_composite = functools.cache(_torch.can_decompose)
 _SUMS = packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add index_add addmv")
 _SQUARES = packets("var var_mean std linalg_vector_norm")
@@ -299,6 +326,19 @@ class Overflow(Rounding):
         """Returns whether an operator adds up inputs unchanged; other sums must be infinite where the reference is."""
         tensors = [a for a in tree_leaves(list(args)) if isinstance(a, torch.Tensor)]
         return any(_torch.address_of(t.untyped_storage()) in self._inputs for t in tensors)
+
+
+class OverflowLeaving(Leaving):
+    """Lets NaN leave in place of numbers whose squares, or sums of them, have no room; or of infinities."""
+
+    def __init__(self, overflow: Overflow) -> None:
+        super().__init__()
+        self._overflow = overflow
+
+    def change(self, value: torch.Tensor) -> torch.Tensor:
+        most = math.sqrt(self._overflow.largest / _ROOM_OF_SUMS)
+        is_over = value.isinf() if self._overflow.is_of_infinities else value.abs() > most
+        return value.masked_fill(is_over, math.nan) if math.isnan(self._overflow.fill) else value
 
 
 def _sizes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

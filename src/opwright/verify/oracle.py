@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from opwright.contract.precision import Factor, Precision
-from opwright.verify.formulas import Overflow, WidenCasts, oracle_formulas
+from opwright.verify.formulas import Overflow, OverflowLeaving, WidenCasts, oracle_formulas
 from opwright.verify.global_state import in_threads
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
 from opwright.verify.rounding import computes_in_single, round_at_random
@@ -403,7 +403,8 @@ class Refinement:
         found = []
         for kind in kinds:
             values = [to_oracle(v) for v in self._values]
-            with few_threads(self._values), Overflow(largest, inputs=tensors_of(values), **kind):
+            overflow = Overflow(largest, inputs=tensors_of(values), **kind)
+            with few_threads(self._values), OverflowLeaving(overflow), overflow:
                 found.append(self._in_steps(values))
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright.contract.contract import Contract
+from opwright.contract.contract import Contract, Output
 from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.fake import pack
@@ -123,9 +123,9 @@ def conforming(contract: Contract, reference: Callable[..., Any]) -> Callable[[S
         ):
             return result
         made = []
-        for output in outputs_of(contract, result):
+        for declared, output in zip(contract.outputs, outputs_of(contract, result), strict=True):
             if output is None:
-                output = next(tensors_in(values)).new_empty(0)
+                output = absent_gradient(contract, declared, values)
             elif not output.is_contiguous() or _storage(output) in taken:
                 output = output.clone(memory_format=torch.contiguous_format)
             taken.add(_storage(output))
@@ -133,6 +133,14 @@ def conforming(contract: Contract, reference: Callable[..., Any]) -> Callable[[S
         return pack(made)
 
     return run
+
+
+def absent_gradient(contract: Contract, output: Output, values: Sequence[Any]) -> torch.Tensor:
+    """Returns what stands for the gradient of an optional input that a call does not have."""
+    bindings = contract.bind(dict(zip([p.name for p in contract.parameters], values, strict=True)))
+    first = next(tensors_in(values))
+    is_bound = output.type.family.is_single or output.type.family.name in bindings.dtypes
+    return first.new_empty(0, dtype=contract.output_dtype(output, bindings) if is_bound else first.dtype)
 
 
 def tensors_in(values: Sequence[Any]):

@@ -11,6 +11,7 @@ import torch
 from opwright.contract.fill import LAYOUTS, lay_out
 from opwright.contract.memory import overlaps_itself
 from opwright.contract.sweep import Case
+from opwright.dispatch.reference import absent_gradient
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,
@@ -42,8 +43,8 @@ def outputs_written(target: Target) -> Iterator[Finding]:
     with torch.no_grad():
         for _, case in target.cases():
             buffers, outs = [], []
-            for like in target.reference(copy_of(case.values)):
-                like = tensors_of(case.values)[0].new_empty(0) if like is None else like
+            for declared, like in zip(operator.contract.outputs, target.reference(copy_of(case.values)), strict=True):
+                like = absent_gradient(operator.contract, declared, case.values) if like is None else like
                 size = like.numel() + 2 * _GUARD
                 buffer = torch.full((size,), _poison(like.dtype), dtype=like.dtype, device=target.device)
                 buffers.append(buffer)
@@ -89,9 +90,10 @@ def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], re
 
 def _try_layouts(target: Target, case: Case) -> Iterator[tuple[str, str]]:
     """Yields layouts of `out=` with what is wrong with the call, "" where nothing is."""
+    contract, given = target.operator.contract, target.inputs(case)
     results = [
-        tensors_of(case.values)[0].new_empty(0, device=target.device) if r is None else r
-        for r in target.run(target.inputs(case))
+        absent_gradient(contract, declared, given) if result is None else result
+        for declared, result in zip(contract.outputs, target.run(given), strict=True)
     ]
     for layout in LAYOUTS:
         if layout == "expanded":

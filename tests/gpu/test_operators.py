@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from jaxtyping import Float, Float32
 from opwright_ops import LSTM
 from opwright_ops.bias_gelu.op import bias_gelu, bias_gelu_backward
 from opwright_ops.d_sigmoid.op import d_sigmoid
 from opwright_ops.lstm.op import lstm
 from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
+from opwright_ops.norm import op as norm_operators
+from torch import Tensor
 
 import opwright
+from opwright import operator
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,46 @@ def test_a_row_of_a_norm_has_the_same_bits_in_every_batch(n: int, dtype: torch.d
         for row in (x[20:21], shifted[None]):
             for found, whole in zip(call(row, g[20:21]), wholes, strict=True):
                 assert torch.equal(found[0], whole[20])
+
+
+NARROW = """
+#include <opwright/kernel.h>
+#include "FOLDER/gpu_backward.cuh"
+using namespace opwright_ops;
+
+template <typename T>
+void narrow(View<const T, 2> grad_output, View<const T, 2> input, View<const float, 1> weight,
+            View<T, 2> grad_input, View<float, 1> grad_weight, View<float, 1> grad_bias,
+            cudaStream_t stream) {
+  Backward<T, float> p{.rows = input.size(0), .n = input.size(1), .grad_output = rows_of(grad_output),
+                .input = rows_of(input), .weight = columns_of(weight), .eps = 1e-5f,
+                .grad_input = rows_of(grad_input)};
+  opwright::Device device = opwright::current_device();
+  device.shared_bytes = 99 << 10;
+  norm_backward<Norm::layer>(p, are_aligned(input, grad_output, grad_input, weight), grad_weight,
+                                grad_bias, stream, device);
+}
+OPWRIGHT_KERNEL(narrow, float, opwright::bfloat16)
+"""
+
+
+def test_norms_where_a_block_has_less_shared_memory() -> None:
+    """As on GPUs of compute capability 8.6, 8.9 and 12.0: 99 KiB, where this one has 227."""
+    folder = str(Path(norm_operators.__file__).parent)
+
+    @operator("narrow_gpu::narrow", cuda=NARROW.replace("FOLDER", folder))
+    def narrow(
+        grad_output: Float[Tensor, "m n"], input: Float[Tensor, "m n"], weight: Float32[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "m n"], Float32[Tensor, "n"], Float32[Tensor, "n"]]:
+        return norm_operators.WITH_FLOAT32_WEIGHT.layer_norm_backward(grad_output, input, weight, weight)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for n in (40, 200, 768, 4096, 5001, 12_288, 16_384, 40_000, 140_000):
+            x, g = torch.randn(2, 41, n, device="cuda").to(dtype)
+            weight = torch.randn(n, device="cuda")
+            torch.testing.assert_close(
+                narrow(g, x, weight), narrow.operator.declaration.reference(g, x, weight), rtol=1e-5, atol=1e-4 * n**0.5
+            )
 
 
 @pytest.mark.parametrize("approximate", ["tanh", "none"])

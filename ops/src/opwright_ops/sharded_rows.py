@@ -19,14 +19,7 @@ from opwright_ops.cross_entropy.op import (
     total_loss,
     total_loss_backward,
 )
-from opwright_ops.norm.op import (
-    add_rms_norm,
-    add_rms_norm_backward,
-    layer_norm,
-    layer_norm_backward,
-    rms_norm,
-    rms_norm_backward,
-)
+from opwright_ops.norm.op import OF_ONE_TYPE, WITH_FLOAT32_WEIGHT
 from opwright_ops.softmax.op import softmax, softmax_backward
 from opwright_ops.tensors import widened
 
@@ -171,7 +164,6 @@ def _scaled(x: Tensor, scale: Tensor, weight: Tensor | None) -> Tensor:
     return y if weight is None else y * weight
 
 
-@rms_norm.exchange("n")
 def _rms_norm(ranks, input, weight, *, eps):
     x = widened(input)
     scale = torch.rsqrt(ranks.sum(x.square().sum(-1)) / ranks.size + eps)
@@ -189,25 +181,21 @@ def _rms_norm_gradients(ranks: Any, grad_output: Tensor, input: Tensor, weight: 
     return grad_input, None if weight is None else _sum_of_rows(grad * y).to(weight.dtype)
 
 
-@rms_norm_backward.exchange("n")
 def _rms_norm_backward(ranks, grad_output, input, weight, *, eps):
     grad_input, grad_weight = _rms_norm_gradients(ranks, grad_output, input, weight, eps)
     return grad_input.to(input.dtype), grad_weight
 
 
-@add_rms_norm.exchange("n")
 def _add_rms_norm(ranks, input, residual, weight, *, eps):
     total = input + residual
     return _rms_norm(ranks, total, weight, eps=eps), total
 
 
-@add_rms_norm_backward.exchange("n")
 def _add_rms_norm_backward(ranks, grad_output, grad_sum, weight, sum, *, eps):
     to_sum, grad_weight = _rms_norm_gradients(ranks, grad_output, sum, weight, eps)
     return (to_sum + widened(grad_sum)).to(sum.dtype), grad_weight
 
 
-@layer_norm.exchange("n")
 def _layer_norm(ranks, input, weight, bias, *, eps):
     x = widened(input)
     centred = x - (ranks.sum(x.sum(-1)) / ranks.size)[..., None]
@@ -216,7 +204,6 @@ def _layer_norm(ranks, input, weight, bias, *, eps):
     return (y if bias is None else y + bias).to(input.dtype)
 
 
-@layer_norm_backward.exchange("n")
 def _layer_norm_backward(ranks, grad_output, input, weight, bias, *, eps):
     x, grad = widened(input), widened(grad_output)
     to_y = grad if weight is None else grad * weight
@@ -229,3 +216,12 @@ def _layer_norm_backward(ranks, grad_output, input, weight, bias, *, eps):
     grad_weight = None if weight is None else _sum_of_rows(grad * y).to(weight.dtype)
     grad_bias = None if bias is None else _sum_of_rows(grad).to(bias.dtype)
     return grad_input.to(input.dtype), grad_weight, grad_bias
+
+
+for norms in (OF_ONE_TYPE, WITH_FLOAT32_WEIGHT):
+    norms.rms_norm.exchange("n")(_rms_norm)
+    norms.rms_norm_backward.exchange("n")(_rms_norm_backward)
+    norms.add_rms_norm.exchange("n")(_add_rms_norm)
+    norms.add_rms_norm_backward.exchange("n")(_add_rms_norm_backward)
+    norms.layer_norm.exchange("n")(_layer_norm)
+    norms.layer_norm_backward.exchange("n")(_layer_norm_backward)

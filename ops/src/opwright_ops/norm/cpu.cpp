@@ -34,23 +34,30 @@ S scale_of(S squares, int64_t n, double eps) {
   return S(1) / S(__builtin_sqrt(squares / S(n) + S(eps)));
 }
 
-// A weight or bias as adjacent elements; null where there is none.
-template <typename T>
-const T* columns_of(const View<const T, 1>& view) {
-  if (!view.defined() || view.is_contiguous()) return view.data();
-  T* copy = opwright::scratch<T>(view.size(0));
-  for (int64_t i = 0; i < view.size(0); ++i) copy[i] = view(i);
+// A weight or bias as adjacent elements that are read beside those of T; null where there is none.
+template <typename C, typename W>
+const C* copy_of(const View<const W, 1>& view) {
+  if (!view.defined()) return nullptr;
+  C* copy = opwright::scratch<C>(view.size(0));
+  for (int64_t i = 0; i < view.size(0); ++i) copy[i] = C(view(i));
   return copy;
 }
+template <typename T, typename W>
+const auto* columns_of(const View<const W, 1>& view) {
+  if constexpr (sizeof(T) == sizeof(double) && sizeof(W) < sizeof(double))
+    return copy_of<double>(view);
+  else
+    return view.is_contiguous() ? view.data() : copy_of<W>(view);
+}
 
-template <Norm kNorm, typename T>
-void forward(View<const T, 2> input, View<const T, 2> residual, View<const T, 1> weight,
-             View<const T, 1> bias, double eps, View<T, 2> output, View<T, 2> sum) {
+template <Norm kNorm, typename T, typename W>
+void forward(View<const T, 2> input, View<const T, 2> residual, View<const W, 1> weight,
+             View<const W, 1> bias, double eps, View<T, 2> output, View<T, 2> sum) {
   using S = compute_t<T>;
   const int64_t n = input.size(1);
   input = with_adjacent_columns(input);
   if (residual.defined()) residual = with_adjacent_columns(residual);
-  const T *weights = columns_of(weight), *biases = columns_of(bias);
+  const auto *weights = columns_of<T>(weight), *biases = columns_of<T>(bias);
   opwright::parallel_for(input.size(0), opwright::grain_of(n), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = input.data() + row * input.stride(0);
@@ -90,8 +97,8 @@ void forward(View<const T, 2> input, View<const T, 2> residual, View<const T, 1>
 }
 
 // Adds the rows of a count x n matrix in pairs, and writes them to `to`.
-template <typename T>
-void write_sums(compute_t<T>* sums, int64_t count, int64_t pitch, const View<T, 1>& to) {
+template <typename S, typename W>
+void write_sums(S* sums, int64_t count, int64_t pitch, const View<W, 1>& to) {
   if (!to.defined()) return;
   opwright::parallel_for(to.size(0), opwright::grain_of(count), [&](int64_t begin, int64_t end) {
     for (int64_t step = 1; step < count; step *= 2) {
@@ -100,19 +107,19 @@ void write_sums(compute_t<T>* sums, int64_t count, int64_t pitch, const View<T, 
         for (int64_t c = begin; c < end; ++c) into[c] += from[c];
       }
     }
-    for (int64_t c = begin; c < end; ++c) to(c) = T(sums[c]);
+    for (int64_t c = begin; c < end; ++c) to(c) = W(sums[c]);
   });
 }
 
-template <Norm kNorm, typename T>
+template <Norm kNorm, typename T, typename W>
 void backward(View<const T, 2> grad_output, View<const T, 2> grad_sum, View<const T, 2> input,
-              View<const T, 1> weight, double eps, View<T, 2> grad_input, View<T, 1> grad_weight,
-              View<T, 1> grad_bias) {
+              View<const W, 1> weight, double eps, View<T, 2> grad_input, View<W, 1> grad_weight,
+              View<W, 1> grad_bias) {
   using S = compute_t<T>;
   const int64_t rows = input.size(0), n = input.size(1);
   input = with_adjacent_columns(input), grad_output = with_adjacent_columns(grad_output);
   if (grad_sum.defined()) grad_sum = with_adjacent_columns(grad_sum);
-  const T* weights = columns_of(weight);
+  const auto* weights = columns_of<T>(weight);
   int64_t parts = rows * n / kPartElements;
   parts = parts < 1 ? 1 : parts > kMaxParts ? kMaxParts : parts;
   if (parts > rows) parts = rows;
@@ -160,44 +167,44 @@ void backward(View<const T, 2> grad_output, View<const T, 2> grad_sum, View<cons
   write_sums(sums + parts * n, parts, n, grad_bias);
 }
 
-template <typename T>
-void rms_norm(View<const T, 2> input, View<const T, 1> weight, double eps, View<T, 2> output) {
-  forward<Norm::rms>(input, View<const T, 2>{}, weight, View<const T, 1>{}, eps, output,
+template <typename T, typename W = T>
+void rms_norm(View<const T, 2> input, View<const W, 1> weight, double eps, View<T, 2> output) {
+  forward<Norm::rms>(input, View<const T, 2>{}, weight, View<const W, 1>{}, eps, output,
                      View<T, 2>{});
 }
 
-template <typename T>
+template <typename T, typename W = T>
 void rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
-                       View<const T, 1> weight, double eps, View<T, 2> grad_input,
-                       View<T, 1> grad_weight) {
+                       View<const W, 1> weight, double eps, View<T, 2> grad_input,
+                       View<W, 1> grad_weight) {
   backward<Norm::rms>(grad_output, View<const T, 2>{}, input, weight, eps, grad_input, grad_weight,
-                      View<T, 1>{});
+                      View<W, 1>{});
 }
 
-template <typename T>
-void add_rms_norm(View<const T, 2> input, View<const T, 2> residual, View<const T, 1> weight,
+template <typename T, typename W = T>
+void add_rms_norm(View<const T, 2> input, View<const T, 2> residual, View<const W, 1> weight,
                   double eps, View<T, 2> output, View<T, 2> sum) {
-  forward<Norm::rms>(input, residual, weight, View<const T, 1>{}, eps, output, sum);
+  forward<Norm::rms>(input, residual, weight, View<const W, 1>{}, eps, output, sum);
 }
 
-template <typename T>
+template <typename T, typename W = T>
 void add_rms_norm_backward(View<const T, 2> grad_output, View<const T, 2> grad_sum,
-                           View<const T, 1> weight, View<const T, 2> sum, double eps,
-                           View<T, 2> grad_input, View<T, 1> grad_weight) {
+                           View<const W, 1> weight, View<const T, 2> sum, double eps,
+                           View<T, 2> grad_input, View<W, 1> grad_weight) {
   backward<Norm::rms>(grad_output, grad_sum, sum, weight, eps, grad_input, grad_weight,
-                      View<T, 1>{});
+                      View<W, 1>{});
 }
 
-template <typename T>
-void layer_norm(View<const T, 2> input, View<const T, 1> weight, View<const T, 1> bias, double eps,
+template <typename T, typename W = T>
+void layer_norm(View<const T, 2> input, View<const W, 1> weight, View<const W, 1> bias, double eps,
                 View<T, 2> output) {
   forward<Norm::layer>(input, View<const T, 2>{}, weight, bias, eps, output, View<T, 2>{});
 }
 
-template <typename T>
+template <typename T, typename W = T>
 void layer_norm_backward(View<const T, 2> grad_output, View<const T, 2> input,
-                         View<const T, 1> weight, View<const T, 1>, double eps,
-                         View<T, 2> grad_input, View<T, 1> grad_weight, View<T, 1> grad_bias) {
+                         View<const W, 1> weight, View<const W, 1>, double eps,
+                         View<T, 2> grad_input, View<W, 1> grad_weight, View<W, 1> grad_bias) {
   backward<Norm::layer>(grad_output, View<const T, 2>{}, input, weight, eps, grad_input,
                         grad_weight, grad_bias);
 }
@@ -208,3 +215,26 @@ OPWRIGHT_KERNEL(add_rms_norm, float, double, opwright::half, opwright::bfloat16)
 OPWRIGHT_KERNEL(add_rms_norm_backward, float, double, opwright::half, opwright::bfloat16)
 OPWRIGHT_KERNEL(layer_norm, float, double, opwright::half, opwright::bfloat16)
 OPWRIGHT_KERNEL(layer_norm_backward, float, double, opwright::half, opwright::bfloat16)
+
+// The same with a weight and a bias of float.
+template <typename T>
+constexpr auto& rms_norm_float32_weight = rms_norm<T, float>;
+template <typename T>
+constexpr auto& rms_norm_float32_weight_backward = rms_norm_backward<T, float>;
+template <typename T>
+constexpr auto& add_rms_norm_float32_weight = add_rms_norm<T, float>;
+template <typename T>
+constexpr auto& add_rms_norm_float32_weight_backward = add_rms_norm_backward<T, float>;
+template <typename T>
+constexpr auto& layer_norm_float32_weight = layer_norm<T, float>;
+template <typename T>
+constexpr auto& layer_norm_float32_weight_backward = layer_norm_backward<T, float>;
+
+OPWRIGHT_KERNEL(rms_norm_float32_weight, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(rms_norm_float32_weight_backward, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(add_rms_norm_float32_weight, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(add_rms_norm_float32_weight_backward, float, double, opwright::half,
+                opwright::bfloat16)
+OPWRIGHT_KERNEL(layer_norm_float32_weight, float, double, opwright::half, opwright::bfloat16)
+OPWRIGHT_KERNEL(layer_norm_float32_weight_backward, float, double, opwright::half,
+                opwright::bfloat16)

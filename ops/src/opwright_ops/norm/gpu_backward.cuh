@@ -6,11 +6,11 @@
 
 namespace opwright_ops {
 
-template <typename T>
+template <typename T, typename W>
 struct Backward {
   int64_t rows, n;
   RowsOf<const T> grad_output, grad_sum, input;
-  Columns<T> weight;
+  Columns<W> weight;
   compute_t<T> eps;
   RowsOf<T> grad_input;
   // Sums of the columns: blocks x kinds x pitch, the kinds being weight and bias.
@@ -18,6 +18,7 @@ struct Backward {
   int64_t pitch;
   int32_t cluster;
   int32_t held;  // packs of a thread
+  bool stages_weight;
   // Where a row does not fit: its mean and its scale, for the sums of the columns.
   compute_t<T>* moments;
 };
@@ -92,8 +93,8 @@ class Ahead {
   int threads_, row_ = 0;
 };
 
-template <typename T, Norm kNorm, int kPacks, bool kIsCluster>
-__global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel(Backward<T> p) {
+template <typename T, typename W, Norm kNorm, int kPacks, bool kIsCluster>
+__global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel(Backward<T, W> p) {
   using S = compute_t<T>;
   using Part = Slice<T, kPacks>;
   using Group = Team<S, kIsCluster, kNorm == Norm::layer ? 4 : 2>;
@@ -123,14 +124,20 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   // All teams go as far, those without a row too: some share a warp.
   const int64_t end = (p.rows + teams - 1) / teams * teams;
   Ahead<T, Part::kHeld, kNorm == Norm::add_rms ? 3 : 2> ahead(shared_bytes, threads, thread);
-  // The weight, in shared memory for all teams of the block.
-  Pack<T, N>* weights =
-      reinterpret_cast<Pack<T, N>*>(shared_bytes + ahead.bytes(threads)) + threadIdx.x;
-  if (Part::kIsHeld && p.weight.data) {
-    if (threadIdx.y == 0) {
+  // The weight, in shared memory for all teams of the block. One of T always has room there.
+  constexpr int M = kPackWidth<W> < N ? kPackWidth<W> : N;
+  const bool is_staged = Part::kIsHeld && (sizeof(W) == sizeof(T) || p.stages_weight);
+  Pack<W, M>* weights =
+      reinterpret_cast<Pack<W, M>*>(shared_bytes + ahead.bytes(threads)) + threadIdx.x;
+  if constexpr (Part::kIsHeld) {
+    if (p.weight.data && is_staged && threadIdx.y == 0) {
       const Part part(p.n, team);
       part.each([&](int k, Index column) {
-        weights[k * blockDim.x] = opwright::load_pack<N>(p.weight.data + column);
+        OPWRIGHT_UNROLL
+        for (int i = 0; i < N / M; ++i) {
+          weights[(k * (N / M) + i) * blockDim.x] =
+              opwright::load_pack<M>(p.weight.data + column + i * M);
+        }
       });
     }
     __syncthreads();
@@ -169,10 +176,17 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
     const auto weigh = [&](int k, Index column, S(&g)[N]) {
       if (!p.weight.data) return;
       S w[N];
-      if constexpr (Part::kIsHeld)
-        opwright::unpack(weights[k * blockDim.x], w);
-      else
+      if (is_staged) {
+        OPWRIGHT_UNROLL
+        for (int i = 0; i < N / M; ++i) {
+          compute_t<W> part[M];
+          opwright::unpack(weights[(k * (N / M) + i) * blockDim.x], part);
+          OPWRIGHT_UNROLL
+          for (int j = 0; j < M; ++j) w[i * M + j] = part[j];
+        }
+      } else {
         mine.values(p.weight, column, w);
+      }
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) g[j] *= w[j];
     };
@@ -300,9 +314,9 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
 
 // The gradients of weight and bias where rows do not fit: one thread for each column, over the rows
 // of a part.
-template <typename T>
+template <typename T, typename W>
 __global__ void __launch_bounds__(256)
-    column_gradient_kernel(Backward<T> p, int kinds, int64_t rows) {
+    column_gradient_kernel(Backward<T, W> p, int kinds, int64_t rows) {
   using S = compute_t<T>;
   opwright::wait_for_previous();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -322,11 +336,10 @@ __global__ void __launch_bounds__(256)
 }
 
 // weight[c] and bias[c]: the sums of column c over `count` blocks.
-template <typename T>
+template <typename S, typename W>
 __global__ void __launch_bounds__(256)
-    gradient_sum_kernel(const compute_t<T>* partial, int32_t count, int kinds, int64_t pitch,
-                        int64_t n, T* weight, int64_t weight_stride, T* bias, int64_t bias_stride) {
-  using S = compute_t<T>;
+    gradient_sum_kernel(const S* partial, int32_t count, int kinds, int64_t pitch, int64_t n,
+                        W* weight, int64_t weight_stride, W* bias, int64_t bias_stride) {
   __shared__ S shared[256 / kWarp][kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
@@ -349,75 +362,96 @@ __global__ void __launch_bounds__(256)
   }
   shared[warp][lane] = sum;
   __syncthreads();
-  T* to = kind == 0 ? weight : bias;
+  W* to = kind == 0 ? weight : bias;
   if (warp > 0 || column >= n || !to) return;
   sum = 0;
   for (int w = 0; w < warps; ++w) sum += shared[w][lane];
-  to[column * (kind == 0 ? weight_stride : bias_stride)] = T(sum);
+  to[column * (kind == 0 ? weight_stride : bias_stride)] = W(sum);
 }
 
-template <typename T, Norm kNorm>
-void norm_backward(Backward<T> p, bool is_aligned, View<T, 1> grad_weight, View<T, 1> grad_bias,
-                   cudaStream_t stream) {
+template <Norm kNorm, typename T, typename W>
+void norm_backward(Backward<T, W> p, bool is_aligned, View<W, 1> grad_weight, View<W, 1> grad_bias,
+                   cudaStream_t stream,
+                   const opwright::Device& device = opwright::current_device()) {
   using S = compute_t<T>;
   constexpr int N = kPackWidth<T>, kPacks = kBackwardPacks;
-  constexpr int kKinds = kNorm == Norm::layer ? 2 : 1;
-  const auto device = opwright::current_device();
+  constexpr int kKinds = kNorm == Norm::layer ? 2 : 1, kTensors = kNorm == Norm::add_rms ? 3 : 2;
   const int64_t packs = (p.n + N - 1) / N;
   const bool has_sums = grad_weight.defined() || grad_bias.defined();
   p.pitch = (p.n + 7) / 8 * 8;
-  p.cluster = 1;
   int64_t count = 0;
-  const auto start = [&](auto kernel, int held, int threads, int teams, size_t bytes) {
+  // Starts a kernel for rows of a cluster, in as many teams as shared memory has room for, and
+  // returns true if that is one at least.
+  const auto start = [&]<int kHeld, bool kIsHeld, bool kIsCluster>(int cluster, int threads,
+                                                                   int teams) {
+    using Group = Team<S, kIsCluster, kNorm == Norm::layer ? 4 : 2>;
+    const size_t room = device.shared_bytes - sizeof(S) * Group::slots(backward_threads(kHeld));
+    const size_t values = size_t{N} * kHeld * threads;
+    const auto bytes_of = [&](bool stages_weight) {
+      const size_t of_rows = kIsHeld ? Ahead<T, kHeld, kTensors>::bytes(threads * teams) : 0;
+      const size_t of_weight = stages_weight ? values * sizeof(W) : 0;
+      const size_t of_sums = has_sums ? kKinds * values * sizeof(S) * teams : 0;
+      return of_rows + of_weight > of_sums ? of_rows + of_weight : of_sums;
+    };
+    p.stages_weight = kIsHeld && p.weight.data;
+    while (teams > 1 && bytes_of(p.stages_weight) > room) --teams;
+    if (sizeof(W) > sizeof(T) && bytes_of(p.stages_weight) > room) p.stages_weight = false;
+    const size_t bytes = bytes_of(p.stages_weight);
+    if (bytes > room) return false;
     const int64_t wanted = (p.rows + teams - 1) / teams;
-    int64_t groups = int64_t{device.multiprocessors} / p.cluster;
+    int64_t groups = int64_t{device.multiprocessors} / cluster;
     // No more than share the rows evenly: a last round for a few would take as long as the others.
     const int64_t rounds = groups > 0 ? (wanted + groups - 1) / groups : wanted;
     groups = (wanted + rounds - 1) / rounds;
     if (has_sums) p.partial = opwright::scratch<S>(groups * kKinds * p.pitch);
-    count = groups, p.held = held;
-    const size_t for_sums = has_sums ? size_t(kKinds) * held * N * sizeof(S) * threads * teams : 0;
-    launch(kernel, groups * p.cluster, dim3(threads, teams), p.cluster,
-           bytes > for_sums ? bytes : for_sums, stream, p);
+    count = groups, p.held = kHeld, p.cluster = cluster;
+    launch(norm_backward_kernel < T, W, kNorm, kIsHeld ? kHeld : 0, kIsCluster >, groups * cluster,
+           dim3(threads, teams), cluster, bytes, stream, p);
+    return true;
   };
-  constexpr bool kHolds = sizeof(T) < 8;
-  const auto choose = [&]<int kHeld, bool kIsCluster>(int threads, int teams) {
-    if (kHolds && is_aligned)
-      start(
-          norm_backward_kernel < T, kNorm, kHolds ? kHeld : 0, kIsCluster >, kHeld, threads, teams,
-          Ahead < T, kHeld,
-          kNorm == Norm::add_rms ? 3 : 2 > ::bytes(threads * teams) + size_t{16} * kHeld * threads);
-    else
-      start(norm_backward_kernel<T, kNorm, 0, kIsCluster>, kHeld, threads, teams, 0);
+  const auto start_any = [&]<bool kIsHeld>() {
+    if (packs <= kWarp) {
+      const int threads = power_of_two(packs);
+      return start.template operator()<1, kIsHeld, false>(1, threads, kMaxThreads / threads);
+    }
+    constexpr int kMost = backward_threads(kPacks);
+    const int most_cluster = device.capability >= 90 ? kMaxCluster : 1;
+    for (int cluster = 1; cluster <= most_cluster; cluster *= 2) {
+      const int64_t each = (packs + cluster - 1) / cluster;
+      if (each > int64_t{kPacks} * kMost) continue;
+      const int threads = whole_warps((each + kPacks - 1) / kPacks);
+      if (cluster == 1 ? start.template operator()<kPacks, kIsHeld, false>(1, threads,
+                                                                           teams_in(kMost, threads))
+                       : start.template operator()<kPacks, kIsHeld, true>(cluster, threads, 1))
+        return true;
+    }
+    return false;
   };
-  constexpr int kMost = backward_threads(kPacks);
-  if (packs <= kWarp) {
-    const int threads = power_of_two(packs);
-    choose.template operator()<1, false>(threads, kMaxThreads / threads);
-  } else if (packs <= kPacks * kMost) {
-    const int threads = whole_warps((packs + kPacks - 1) / kPacks);
-    choose.template operator()<kPacks, false>(threads, teams_in(kMost, threads));
-  } else if (device.capability >= 90 && packs <= int64_t{kPacks} * kMost * kMaxCluster) {
-    p.cluster = power_of_two((packs + kPacks * kMost - 1) / (kPacks * kMost));
-    const int64_t each = (packs + p.cluster - 1) / p.cluster;
-    choose.template operator()<kPacks, true>(whole_warps((each + kPacks - 1) / kPacks), 1);
-  } else {
+  bool is_started = false;
+  if constexpr (sizeof(T) < 8) {
+    if (is_aligned) is_started = start_any.template operator()<true>();
+  }
+  if (!is_started) is_started = start_any.template operator()<false>();
+  if (!is_started) {
+    p.cluster = 1;
     if (has_sums) p.moments = opwright::scratch<S>(2 * p.rows);
-    launch(norm_backward_kernel<T, kNorm, 0, false>, p.rows, dim3(kMost), 1, 0, stream, p);
+    launch(norm_backward_kernel<T, W, kNorm, 0, false>, p.rows, dim3(backward_threads(kPacks)), 1,
+           0, stream, p);
     if (!has_sums) return;
     const int64_t across = (p.n + 255) / 256, depth = 64;
     count = (p.rows + depth - 1) / depth < 65535 ? (p.rows + depth - 1) / depth : 65535;
     const int64_t rows = (p.rows + count - 1) / count;
     p.partial = opwright::scratch<S>(count * kKinds * p.pitch);
-    opwright::launch_behind(column_gradient_kernel<T>, dim3(unsigned(across), unsigned(count)),
+    opwright::launch_behind(column_gradient_kernel<T, W>, dim3(unsigned(across), unsigned(count)),
                             dim3(256), 0, stream, p, kKinds, rows);
   }
   if (!has_sums) return;
-  const auto data = [](const View<T, 1>& view) { return view.defined() ? view.data() : nullptr; };
-  opwright::launch_behind(gradient_sum_kernel<T>, dim3(unsigned((p.n + kWarp - 1) / kWarp), kKinds),
-                          dim3(256), 0, stream, p.partial, int32_t(count), kKinds, p.pitch, p.n,
-                          data(grad_weight), grad_weight.defined() ? grad_weight.stride(0) : 0,
-                          data(grad_bias), grad_bias.defined() ? grad_bias.stride(0) : 0);
+  const auto data = [](const View<W, 1>& view) { return view.defined() ? view.data() : nullptr; };
+  opwright::launch_behind(gradient_sum_kernel<S, W>,
+                          dim3(unsigned((p.n + kWarp - 1) / kWarp), kKinds), dim3(256), 0, stream,
+                          p.partial, int32_t(count), kKinds, p.pitch, p.n, data(grad_weight),
+                          grad_weight.defined() ? grad_weight.stride(0) : 0, data(grad_bias),
+                          grad_bias.defined() ? grad_bias.stride(0) : 0);
 }
 
 }  // namespace opwright_ops

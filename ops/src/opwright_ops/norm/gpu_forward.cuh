@@ -7,17 +7,17 @@ namespace opwright_ops {
 
 enum class Norm { rms, add_rms, layer };
 
-template <typename T>
+template <typename T, typename W>
 struct Forward {
   int64_t rows, n;
   RowsOf<const T> input, residual;
-  Columns<T> weight, bias;
+  Columns<W> weight, bias;
   compute_t<T> eps;
   RowsOf<T> output, sum;
 };
 
-template <typename T, Norm kNorm, int kPacks>
-__global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(Forward<T> p) {
+template <typename T, typename W, Norm kNorm, int kPacks>
+__global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(Forward<T, W> p) {
   using S = compute_t<T>;
   using Part = Slice<T, kPacks>;
   using Index = typename Part::Index;
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
   });
 }
 
-template <typename T, Norm kNorm>
-void norm_forward(const Forward<T>& p, bool is_aligned, cudaStream_t stream) {
+template <Norm kNorm, typename T, typename W>
+void norm_forward(const Forward<T, W>& p, bool is_aligned, cudaStream_t stream) {
   const int64_t packs = (p.n + kPackWidth<T> - 1) / kPackWidth<T>;
   const int multiprocessors = opwright::current_device().multiprocessors;
   const auto start = [&](auto kernel, int threads) {
@@ -110,9 +110,9 @@ void norm_forward(const Forward<T>& p, bool is_aligned, cudaStream_t stream) {
   constexpr bool kHolds = sizeof(T) < 8;
   const auto choose = [&]<int kPacks>(int threads) {
     if (kHolds && is_aligned)
-      start(norm_kernel < T, kNorm, kHolds ? kPacks : 0 >, threads);
+      start(norm_kernel < T, W, kNorm, kHolds ? kPacks : 0 >, threads);
     else
-      start(norm_kernel<T, kNorm, 0>, threads);
+      start(norm_kernel<T, W, kNorm, 0>, threads);
   };
   if (packs <= kWarp)
     choose.template operator()<1>(power_of_two(packs));
@@ -121,7 +121,7 @@ void norm_forward(const Forward<T>& p, bool is_aligned, cudaStream_t stream) {
   else if (packs <= 8 * kMaxThreads)
     choose.template operator()<8>(whole_warps((packs + 7) / 8));
   else
-    start(norm_kernel<T, kNorm, 0>, kMaxThreads);
+    start(norm_kernel<T, W, kNorm, 0>, kMaxThreads);
 }
 
 }  // namespace opwright_ops

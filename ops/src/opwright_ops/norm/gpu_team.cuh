@@ -27,9 +27,9 @@ inline constexpr int kMaxCluster = 8;
 inline constexpr int kMaxTeams = 15;
 
 // A weight or a bias: one value for each column, or none.
-template <typename T>
+template <typename W>
 struct Columns {
-  const T* data;
+  const W* data;
   int64_t stride;
 };
 
@@ -221,11 +221,19 @@ struct Slice {
     else
       opwright::unpack(load_tail<N>(row, column, n), to);
   }
-  __device__ OPWRIGHT_INLINE void values(const Columns<T>& of, Index column, S (&to)[N]) const {
-    if constexpr (kIsHeld)
-      opwright::unpack(opwright::load_pack<N>(of.data + column), to);
-    else
-      opwright::unpack(load_tail<N>(of.data, column, n, of.stride), to);
+  template <typename W>
+  __device__ OPWRIGHT_INLINE void values(const Columns<W>& of, Index column, S (&to)[N]) const {
+    constexpr int M = kPackWidth<W> < N ? kPackWidth<W> : N;
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N; i += M) {
+      compute_t<W> values[M];
+      if constexpr (kIsHeld)
+        opwright::unpack(opwright::load_pack<M>(of.data + column + i), values);
+      else
+        opwright::unpack(load_tail<M>(of.data, column + i, n, of.stride), values);
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < M; ++j) to[i + j] = values[j];
+    }
   }
   __device__ OPWRIGHT_INLINE void store(T* row, Index column, const S (&values)[N]) const {
     const auto pack = opwright::pack_of<T>(values);
@@ -294,8 +302,8 @@ bool are_aligned(const Views&... views) {
   return (is_aligned(views) && ...);
 }
 
-template <typename T>
-Columns<T> columns_of(const View<const T, 1>& view) {
+template <typename W>
+Columns<W> columns_of(const View<const W, 1>& view) {
   return {view.data(), view.stride(0)};
 }
 

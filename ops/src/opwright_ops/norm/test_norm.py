@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opwright
-from opwright_ops.norm import add_rms_norm, layer_norm, rms_norm
+from opwright_ops.norm import LayerNorm, RMSNorm, add_rms_norm, layer_norm, rms_norm
+from opwright_ops.norm.op import WITH_FLOAT32_WEIGHT
 
 # Each test runs on a CPU and on a GPU.
 pytestmark = pytest.mark.usefixtures("device")
@@ -73,6 +74,42 @@ def test_against_float64(name: str, dtype: torch.dtype) -> None:
         for found, theirs, wanted in zip(differentiate(NORMS[name], inputs), own, exact, strict=True):
             allowed = torch.finfo(dtype).eps * wanted.abs().max() + 2 * (theirs.double() - wanted).abs().max()
             assert (found.double() - wanted).abs().max() <= allowed, (n, found.shape)
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_of_16_bits_with_a_weight_in_float32(name: str, dtype: torch.dtype) -> None:
+    """Results have the type of the rows, gradients of the columns their own; one rounding each."""
+    for n in WIDTHS:
+        inputs = inputs_of(name, 5, n, torch.float32)
+        count = len(inputs) - COLUMNS[name]
+        inputs = [*(t.to(dtype) for t in inputs[:count]), *inputs[count:]]
+        found = differentiate(NORMS[name], inputs)
+        assert [t.dtype for t in found] == [*([dtype] * count), *(t.dtype for t in inputs)]
+        # In float32 from the same numbers; the sum that is normalised is rounded to 16 bits.
+        singles = [t.float() for t in inputs]
+        if count == 2:
+            singles[:2] = (inputs[0] + inputs[1]).float(), torch.zeros_like(singles[0])
+        for ours, wanted in zip(found, differentiate(NORMS[name], singles), strict=True):
+            rounding = torch.finfo(ours.dtype).eps * wanted.abs() + torch.finfo(ours.dtype).tiny
+            allowed = rounding + 2e-5 * wanted.abs().max()
+            assert ((ours.float() - wanted).abs() <= allowed).all(), (n, ours.shape)
+
+
+def test_a_weight_of_another_type_is_refused() -> None:
+    x = torch.randn(3, 8).half()
+    for weight in (torch.randn(8).double(), torch.randn(8).bfloat16()):
+        with pytest.raises(opwright.errors.DtypeError, match="`weight` must have the dtype of `input`"):
+            rms_norm(x, weight)
+    with pytest.raises(opwright.errors.DtypeError, match="bias"):
+        layer_norm(x, torch.randn(8), torch.randn(8).half())
+
+
+@pytest.mark.parametrize("Norm", [RMSNorm, LayerNorm])
+def test_modules_in_float32_take_rows_of_16_bits(Norm: Any) -> None:
+    norm, x = Norm(64, eps=1e-5), torch.randn(3, 64).bfloat16()
+    assert norm(x).dtype == torch.bfloat16
+    torch.testing.assert_close(norm(x).float(), norm(x.float()), rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -164,9 +201,10 @@ def test_shapes() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", [*NORMS, *(f"{name}_float32_weight" for name in NORMS)])
 def test_verify(name: str, device: str) -> None:
+    norm = NORMS.get(name) or getattr(WITH_FLOAT32_WEIGHT, name.removesuffix("_float32_weight"))
     with torch.device("cpu"):
-        record = opwright.verify(NORMS[name], devices=[device])
+        record = opwright.verify(norm, devices=[device])
     assert record.passed, record.failures
     assert device in record.backends

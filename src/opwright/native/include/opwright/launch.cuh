@@ -9,13 +9,14 @@ namespace opwright {
 
 struct Device {
   int multiprocessors = 0;
-  int capability = 0;  // 90 is compute capability 9.0
+  int capability = 0;    // 90 is compute capability 9.0
+  int shared_bytes = 0;  // that a block can have, if its kernel asks for them
 };
 
-// The current device's properties, asked for once. A race between threads writes the same twice.
+// The current device's properties, asked for once by each thread.
 inline Device current_device() {
   constexpr int kDevices = 64;
-  static Device known[kDevices];
+  static thread_local Device known[kDevices];
   int index = 0;
   check(cudaGetDevice(&index) == cudaSuccess, "no current CUDA device");
   Device device = index < kDevices ? known[index] : Device{};
@@ -24,6 +25,7 @@ inline Device current_device() {
     cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, index);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+    cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
     device.capability = major * 10 + minor;
     if (index < kDevices) known[index] = device;
   }

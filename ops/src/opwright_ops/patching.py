@@ -29,7 +29,7 @@ class Patch:
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Puts back what was replaced. The parameters are the same all along."""
+        """Puts back what was replaced, with the parameters that it has now."""
         while self._undo:
             self._undo.pop()()
         self.replaced = {}
@@ -51,12 +51,14 @@ def patch(model: nn.Module) -> Patch:
     """
     done = Patch()
     made: dict[nn.Module, nn.Module] = {}
+    changed: dict[nn.Module, str] = {}
     for name, module in [*model.named_modules(remove_duplicate=False)]:
         kind = type(module)
         if kind in _CLASSES:
-            module.__class__ = _CLASSES[kind]
+            module.__class__, changed[module] = _CLASSES[kind], kind.__name__
             done._undo.append(lambda module=module, kind=kind: setattr(module, "__class__", kind))
-            done.replaced[name] = kind.__name__
+        if module in changed:
+            done.replaced[name] = changed[module]
         elif kind is nn.LSTM:
             _replace_lstm(model, name, module, made, done)
     return done
@@ -66,8 +68,11 @@ def _replace_lstm(model: nn.Module, name: str, module: nn.LSTM, made: dict[nn.Mo
     if not name:
         done.left[name] = "it is the model itself: `LSTM.from_torch(model)` returns another one"
         return
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if any(hooks for attribute, hooks in vars(module).items() if attribute.endswith("_hooks")):
         done.left[name] = "it has hooks, which would not be called"
+        return
+    if module._buffers or module._modules or set(module._parameters) != set(module._flat_weights_names):
+        done.left[name] = "it has other parameters, buffers or modules than nn.LSTM has"
         return
     if module not in made:
         try:
@@ -78,5 +83,13 @@ def _replace_lstm(model: nn.Module, name: str, module: nn.LSTM, made: dict[nn.Mo
     parent, _, child = name.rpartition(".")
     holder = model.get_submodule(parent)
     setattr(holder, child, made[module])
-    done._undo.append(lambda: setattr(holder, child, module))
+    done._undo.append(lambda: _put_back(module, made[module], holder, child))
     done.replaced[name] = "LSTM"
+
+
+def _put_back(module: nn.LSTM, made: nn.Module, holder: nn.Module, child: str) -> None:
+    """Puts an nn.LSTM where it was: with the parameters that were loaded since, in the same mode."""
+    for name, parameter in made.named_parameters():
+        setattr(module, name, parameter)
+    module.train(made.training)
+    setattr(holder, child, module)

@@ -57,6 +57,7 @@ def test_a_module_that_two_places_share_stays_one() -> None:
     assert model["a"] is model["b"]
     assert model["c"] is model["d"] is norm
     assert (type(model["a"]), type(norm)) == (LSTM, LayerNorm)
+    assert done.replaced == {"a": "LSTM", "b": "LSTM", "c": "LayerNorm", "d": "LayerNorm"}
     done.undo()
     assert model["a"] is model["b"] is rnn
     assert type(norm) is nn.LayerNorm
@@ -72,6 +73,13 @@ def test_what_is_left() -> None:
     done = opwright_ops.patch(model)
     assert str(done) == "replaced nothing\nleft `hooked`: it has hooks, which would not be called"
     assert type(model["own"]) is Own
+    renaming, buffered = nn.LSTM(3, 3), nn.LSTM(3, 3)
+    renaming.register_load_state_dict_pre_hook(lambda *_: None)
+    buffered.register_buffer("h0", torch.zeros(1, 3))
+    assert opwright_ops.patch(nn.ModuleDict({"a": renaming, "b": buffered})).left == {
+        "a": "it has hooks, which would not be called",
+        "b": "it has other parameters, buffers or modules than nn.LSTM has",
+    }
     alone = nn.LSTM(3, 3)
     assert opwright_ops.patch(alone).left == {
         "": "it is the model itself: `LSTM.from_torch(model)` returns another one"
@@ -92,14 +100,43 @@ def test_what_the_operators_do_not_take_is_pytorchs(module: type[nn.Module]) -> 
     plain = module(6)
     model = nn.Sequential(copy.deepcopy(plain))
     opwright_ops.patch(model)
-    for x in (torch.randn(2, 5), torch.randn(2, 1), torch.randn(2, 6).double(), torch.randn(2, 6).bfloat16()):
+    jagged = torch.nested.nested_tensor([torch.randn(2, 6), torch.randn(3, 6)], layout=torch.jagged)
+    complex_numbers = torch.randn(2, 6, dtype=torch.complex64)
+    for x in (torch.randn(2, 5), torch.randn(2, 1), torch.randn(2, 6).double(), complex_numbers, jagged):
         found, wanted = result_of(model, x), result_of(plain, x)
+        if isinstance(wanted, Tensor) and wanted.is_nested:
+            found, wanted = found.values(), wanted.values()
         assert found == wanted if isinstance(wanted, str) else torch.equal(found, wanted)
 
 
-def test_the_default_eps_of_rms_norm() -> None:
-    x = torch.full((1, 4), 1e-4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_the_default_eps_of_rms_norm(dtype: torch.dtype) -> None:
+    """It is that of the type that is computed in: float32 for 16 bits."""
+    x = torch.full((1, 4), 1e-3, dtype=dtype)
     model = nn.Sequential(nn.RMSNorm(4, elementwise_affine=False))
     wanted = model(x)
     opwright_ops.patch(model)
     torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("module", [nn.RMSNorm, nn.LayerNorm])
+def test_autocast_on_a_cpu_leaves_16_bits(module: type[nn.Module]) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6), module(6, eps=1e-5)), torch.randn(2, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = model(x)
+        opwright_ops.patch(model)
+        torch.testing.assert_close(model(x), wanted)
+
+
+def test_undo_keeps_what_was_loaded_and_the_mode() -> None:
+    model = nn.Sequential(nn.LSTM(4, 4, 2, dropout=0.5))
+    done = opwright_ops.patch(model)
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()}, assign=True)
+    model.eval()
+    loaded = dict(model.named_parameters())
+    done.undo()
+    assert type(model[0]) is nn.LSTM
+    assert not model[0].training
+    assert all(value is loaded[name] for name, value in model.named_parameters())
+    assert not model(torch.randn(3, 1, 4))[0].any()

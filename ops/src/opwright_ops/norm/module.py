@@ -2,49 +2,68 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from opwright_ops.norm.op import layer_norm, rms_norm
+from opwright_ops.norm.norm import layer_norm, rms_norm
 
 
 def _takes(module: nn.RMSNorm | nn.LayerNorm, input: Tensor) -> bool:
     """Returns whether the operators take an input; PyTorch computes, or refuses, what they do not."""
+    if input.is_nested or input.layout != torch.strided or not input.is_floating_point():
+        return False
     dims = len(module.normalized_shape)
     if tuple(input.shape[-dims:]) != tuple(module.normalized_shape):
         return False
     weight = module.weight
-    return weight is None or weight.dtype == input.dtype or torch.is_autocast_enabled(input.device.type)
+    if weight is None or weight.dtype == input.dtype or torch.is_autocast_enabled(input.device.type):
+        return True
+    return weight.dtype == torch.float32 and input.dtype in (torch.float16, torch.bfloat16)
+
+
+def _as_in_pytorch(input: Tensor) -> AbstractContextManager[Any]:
+    """Returns a context with PyTorch's autocast of norms: on CPUs it has none."""
+    if input.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        return torch.autocast("cpu", enabled=False)
+    return nullcontext()
 
 
 class RMSNorm(nn.RMSNorm):
     """Takes the place of nn.RMSNorm: the same parameters, state_dict, arguments and results, by `rms_norm`.
 
-    An input of another dtype than the weight is left to PyTorch.
+    An input of another dtype than the weight is left to PyTorch, unless it has 16 bits and the weight is float32.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last axes, those of `normalized_shape`."""
         if not _takes(self, x):
             return super().forward(x)
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        if len(self.normalized_shape) == 1:
-            return rms_norm(x, self.weight, eps=eps)
-        weight = None if self.weight is None else self.weight.flatten()
-        return rms_norm(x.flatten(-len(self.normalized_shape)), weight, eps=eps).view(x.shape)
+        eps = self.eps
+        if eps is None:  # that of the type that is computed in
+            eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        with _as_in_pytorch(x):
+            if len(self.normalized_shape) == 1:
+                return rms_norm(x, self.weight, eps=eps)
+            weight = None if self.weight is None else self.weight.flatten()
+            return rms_norm(x.flatten(-len(self.normalized_shape)), weight, eps=eps).view(x.shape)
 
 
 class LayerNorm(nn.LayerNorm):
     """Takes the place of nn.LayerNorm: the same parameters, state_dict, arguments and results, by `layer_norm`.
 
-    An input of another dtype than the weight is left to PyTorch.
+    An input of another dtype than the weight is left to PyTorch, unless it has 16 bits and the weight is float32.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalises the last axes, those of `normalized_shape`."""
         if not _takes(self, input):
             return super().forward(input)
-        if len(self.normalized_shape) == 1:
-            return layer_norm(input, self.weight, self.bias, eps=self.eps)
-        weight, bias = (None if p is None else p.flatten() for p in (self.weight, self.bias))
-        return layer_norm(input.flatten(-len(self.normalized_shape)), weight, bias, eps=self.eps).view(input.shape)
+        with _as_in_pytorch(input):
+            if len(self.normalized_shape) == 1:
+                return layer_norm(input, self.weight, self.bias, eps=self.eps)
+            weight, bias = (None if p is None else p.flatten() for p in (self.weight, self.bias))
+            rows = input.flatten(-len(self.normalized_shape))
+            return layer_norm(rows, weight, bias, eps=self.eps).view(input.shape)

@@ -111,8 +111,14 @@ class AdamW(Optimizer):
             self.param_groups.pop()
             refuse(TypeError, "params", rule, ("got", shown(param)), hint=hint, subject="AdamW")
 
+    # What load_state_dict loads, as its hooks have left it, and the options that this optimizer had.
+    _loading: tuple[Mapping[str, Any], list[dict[str, Any]]] | None = None
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if self._loading is not None:
+            self._take_loaded(*self._loading)
+            return
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 if name != "lr":
@@ -126,14 +132,31 @@ class AdamW(Optimizer):
         """Loads the state of this optimizer or of torch.optim.AdamW.
 
         States are converted to `state_dtype`; PyTorch would convert them to the type of the parameter.
+
+        Raises:
+            ValueError: it is of other groups, or of parameters of other shapes.
         """
         own = [{name: group[name] for name in _OWN} for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, saved, kept in zip(self.param_groups, state_dict["param_groups"], own, strict=True):
+
+        def keep(_: Optimizer, given: Mapping[str, Any]) -> None:  # the last of the hooks
+            self._loading = given, own
+
+        handle = self.register_load_state_dict_pre_hook(keep)
+        try:
+            super().load_state_dict(state_dict)  # calls __setstate__
+        finally:
+            handle.remove()
+            self._loading = None
+
+    def _take_loaded(self, given: Mapping[str, Any], own: list[dict[str, Any]]) -> None:
+        for group, saved, kept in zip(self.param_groups, given["param_groups"], own, strict=True):
             group.update({name: value for name, value in kept.items() if name not in saved})
+            for name, value in self.defaults.items():
+                if name != "lr":
+                    group.setdefault(name, value)
             for param, key in zip(group["params"], saved["params"], strict=True):
-                if key in state_dict["state"]:
-                    self.state[param] = self._place(param, state_dict["state"][key], group)
+                if key in given["state"]:
+                    self.state[param] = self._place(param, given["state"][key], group)
 
     def _place(self, param: Tensor, kept: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a copy of the state of a parameter, in the types and on the devices that a step reads."""
@@ -143,6 +166,9 @@ class AdamW(Optimizer):
         dtype = group["state_dtype"] or param.dtype
         for name in _STATES:
             if name in kept:
+                if kept[name].shape != param.shape:
+                    rows = ("parameter", shown(param)), (name, shown(kept[name]))
+                    refuse(ValueError, "state_dict", "is of a parameter of another shape", *rows, subject="AdamW")
                 made = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
                 placed[name] = made.copy_(kept[name])
         return placed

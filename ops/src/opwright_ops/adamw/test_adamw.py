@@ -407,3 +407,32 @@ def test_verify(op: Any, device: str) -> None:
         record = opwright.verify(op, devices=[device])
     assert record.passed, record.failures
     assert device in record.backends
+
+
+def test_hooks_of_load_state_dict() -> None:
+    """What hooks before and behind the loading change is what is loaded."""
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = AdamW([param])
+    param.grad = torch.ones(2)
+    optimizer.step()
+    state = optimizer.state_dict()
+
+    def change(_: Any, given: Any) -> Any:
+        return {**given, "state": {0: {**given["state"][0], "exp_avg": torch.full((2,), 7.0)}}}
+
+    before = optimizer.register_load_state_dict_pre_hook(change)
+    optimizer.load_state_dict(state)
+    assert optimizer.state[param]["exp_avg"].tolist() == [7, 7]
+    before.remove()
+    optimizer.register_load_state_dict_post_hook(lambda made: made.state[param]["exp_avg"].fill_(9))
+    optimizer.load_state_dict(state)
+    assert optimizer.state[param]["exp_avg"].tolist() == [9, 9]
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    small, large = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(4, 4))
+    optimizer = AdamW([small])
+    small.grad = torch.ones(4)
+    optimizer.step()
+    with pytest.raises(ValueError, match="`state_dict` is of a parameter of another shape"):
+        AdamW([large]).load_state_dict(optimizer.state_dict())

@@ -22,7 +22,8 @@ constexpr int64_t kPart = 4096;
 // of the elements themselves.
 template <typename S>
 struct Part {
-  S origin, exponentials, elements;
+  S origin, exponentials;
+  double elements;
 };
 
 template <typename S>
@@ -34,13 +35,16 @@ Part<compute_t<T>> part_of(const T* row, int64_t n) {
   // Not infinite: exp(inf - origin) is still inf, and exp(-inf - origin) is 0.
   S origin = opwright::largest_along(row, n);
   origin = origin > kLargest<S> ? kLargest<S> : origin < -kLargest<S> ? -kLargest<S> : origin;
+  // What all elements may have in common would take the digits of the rest of their sum.
+  const S first = n > 0 ? S(row[0]) : S(0);
+  const S base = first < kLargest<S> / 4 && first > -kLargest<S> / 4 ? first : S(0);
   S sums[2];
   opwright::sums_along<T>(n, sums, [&]<typename R>(int64_t at, R(&to)[2]) {
     const R x = read<R>(row + at);
     to[0] += opwright::exp(x - origin);
-    if constexpr (kHasElements) to[1] += x;
+    if constexpr (kHasElements) to[1] += x - base;
   });
-  return {origin, sums[0], sums[1]};
+  return {origin, sums[0], double(sums[1]) + double(base) * double(n)};
 }
 
 inline bool is_any_row(int64_t) { return true; }

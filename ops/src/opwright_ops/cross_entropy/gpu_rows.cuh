@@ -56,7 +56,7 @@ __device__ OPWRIGHT_INLINE float exp_of_term(float x) {
 }
 
 // The sum of exp(x - origin) over a part of a row, where origin is its largest element or the
-// number nearest to that, and the sum of the elements themselves.
+// number nearest to that, and the sum of what the elements are more than `base`.
 template <typename S, bool kHasElements>
 struct Sums {
   S origin = -kLargest<S>, exponentials = 0, elements = 0;
@@ -70,9 +70,9 @@ struct Sums {
       origin = most;
     }
   }
-  __device__ OPWRIGHT_INLINE void add(S x) {
+  __device__ OPWRIGHT_INLINE void add(S x, S base) {
     exponentials += exp_of_term(x - origin);
-    if constexpr (kHasElements) elements += x;
+    if constexpr (kHasElements) elements += x - base;
   }
   __device__ OPWRIGHT_INLINE void merge(const Sums& other) {
     const S most = fmax(origin, other.origin);
@@ -100,6 +100,14 @@ __device__ OPWRIGHT_INLINE void merge_lanes(Sums<S, kHasElements>& sums, int cou
   }
 }
 
+// What all elements of a row may have in common: it would take the digits of the rest of their sum.
+template <typename T>
+__device__ OPWRIGHT_INLINE compute_t<T> base_of(const T* row, int64_t n) {
+  using S = compute_t<T>;
+  const S first = n > 0 ? S(row[0]) : S(0);
+  return first < kLargest<S> / 4 && first > -kLargest<S> / 4 ? first : S(0);
+}
+
 // Sums of a row, by the threads of a warp or of a block: thread `id` of `threads`. Pack p of a row
 // belongs to thread p % threads wherever the row lies, so that it has the same bits everywhere.
 template <bool kIsAligned, bool kHasElements, typename T>
@@ -109,6 +117,7 @@ __device__ OPWRIGHT_INLINE Sums<compute_t<T>, kHasElements> sums_of(const T* row
   constexpr int N = kPackWidth<T>;
   using Packs = Pack<T, N>[kAtOnce];
   Sums<S, kHasElements> sums;
+  const S base = kHasElements ? base_of(row, n) : S(0);
   const int64_t packs = n / N;
   const auto fetch = [&](int64_t first, Packs& loaded) {
     OPWRIGHT_UNROLL
@@ -134,7 +143,7 @@ __device__ OPWRIGHT_INLINE Sums<compute_t<T>, kHasElements> sums_of(const T* row
       S x[N];
       opwright::unpack(loaded[k], x);
       OPWRIGHT_UNROLL
-      for (int j = 0; j < N; ++j) sums.add(x[j]);
+      for (int j = 0; j < N; ++j) sums.add(x[j], base);
     }
   };
   const int64_t step = kAtOnce * threads;
@@ -144,7 +153,7 @@ __device__ OPWRIGHT_INLINE Sums<compute_t<T>, kHasElements> sums_of(const T* row
   if (behind < n) {
     const S x = row[behind];
     sums.raise(x);
-    sums.add(x);
+    sums.add(x, base);
   }
   for (int64_t first = id; first < packs; first += 2 * step) {
     fetch(first + step, ahead);
@@ -182,10 +191,13 @@ __global__ void __launch_bounds__(kThreads)
     merge_lanes(sums, kWarp);
   }
   if (threadIdx.x != 0 || !is_row) return;
-  if (is_read)
-    end(row, from, double(sums.origin) + log(double(sums.exponentials)), double(sums.elements));
-  else if constexpr (End::kSkipsRows)
+  if (is_read) {
+    const double base = End::kHasElements ? double(base_of(from, n)) : 0.0;
+    end(row, from, double(sums.origin) + log(double(sums.exponentials)),
+        double(sums.elements) + base * double(n));
+  } else if constexpr (End::kSkipsRows) {
     end.empty(row);
+  }
 }
 
 template <typename T, typename End>

@@ -54,11 +54,16 @@ def cross_entropy(
     Raises:
         IndexError: on the CPU, where a target is neither a class nor `ignore_index`. On a GPU that is a failed
             assertion of the device, as in PyTorch.
-        ValueError: `reduction` is unknown; `inplace_backward` is asked for a leaf, whose values would be lost.
+        ValueError: `reduction` is unknown; `label_smoothing` is not from 0 to 1; `inplace_backward` is asked for a leaf
+            or a view of one, whose values would be lost.
     """
     if reduction not in ("mean", "sum", "none"):
         rows = ("got", repr(reduction)), ("expected", '"mean", "sum" or "none"')
         refuse(ValueError, "reduction", "is unknown", *rows, subject="cross_entropy")
+    if not 0 <= label_smoothing <= 1:
+        refuse(
+            ValueError, "label_smoothing", "must be from 0 to 1", ("got", str(label_smoothing)), subject="cross_entropy"
+        )
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     if inplace_backward and torch.is_grad_enabled() and logits.requires_grad:
         loss = _losses_with_inplace_backward(logits, target, options)
@@ -72,11 +77,12 @@ def cross_entropy(
 
 
 def _losses_with_inplace_backward(logits: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
-    if logits.is_leaf:
+    base = logits if logits._base is None else logits._base
+    if base.is_leaf and base.requires_grad:
         refuse(
             ValueError,
             "inplace_backward=True",
-            "would overwrite `logits`, which is a leaf",
+            "would overwrite `logits`, which is a leaf" + ("" if base is logits else "'s memory: a view of it"),
             hint="omit `inplace_backward`, or pass logits that a model computed",
             subject="cross_entropy",
         )

@@ -81,7 +81,7 @@ def row_cross_entropy(
     picked = x.gather(-1, torch.where(is_counted, target, 0)[..., None])[..., 0].double()
     loss = normalizer - (1 - label_smoothing) * picked
     if label_smoothing:
-        loss = loss - label_smoothing * x.mean(-1).double()
+        loss = loss - label_smoothing * x.mean(-1, dtype=torch.float64)
     if z_loss:
         loss = loss + z_loss * normalizer.square()
     return RowLosses(torch.where(is_counted, loss, 0.0), normalizer)

@@ -257,3 +257,25 @@ def test_verify(name) -> None:
     record = opwright.verify(name)
     assert record.passed, record.failures
     assert record.backends == ["cpu"]
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1e4])
+def test_smoothed_labels_of_logits_with_an_offset(offset: float) -> None:
+    """The sum of the logits of a row would lose what they differ by."""
+    torch.manual_seed(0)
+    logits, target = torch.randn(16, 4000) + offset, torch.randint(4000, (16,))
+    found = cross_entropy(logits, target, label_smoothing=1.0, reduction="none")
+    wanted = F.cross_entropy(logits.double(), target, label_smoothing=1.0, reduction="none")
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
+
+
+def test_a_label_smoothing_outside_of_0_to_1_is_refused() -> None:
+    for smoothing in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="`label_smoothing` must be from 0 to 1"):
+            cross_entropy(torch.randn(2, 3), torch.tensor([0, 1]), label_smoothing=smoothing)
+
+
+def test_a_backward_in_place_is_refused_for_a_view_of_a_leaf() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 3, 5))
+    with pytest.raises(ValueError, match="a view of it"):
+        cross_entropy(weight.flatten(0, 1), torch.zeros(6, dtype=torch.long), inplace_backward=True)

@@ -75,6 +75,15 @@ def test_out_counts_the_version_of_an_argument_that_is_written() -> None:
         result.backward()
 
 
+def test_the_registered_out_variant_takes_no_gradients() -> None:
+    """It returned a result without one."""
+    x, out = torch.ones(3, requires_grad=True), torch.empty(3)
+    with pytest.raises(OutError, match="takes no part in autograd"):
+        torch.ops.reference_calls.scaled(x, out=out)
+    with torch.no_grad():
+        assert torch.ops.reference_calls.scaled(x, out=out) is out
+
+
 def test_out_takes_no_tangents() -> None:
     with forward_ad.dual_level(), pytest.raises(OutError, match="takes no part in autograd"):
         scaled(forward_ad.make_dual(torch.ones(3), torch.ones(3)), out=torch.empty(3))

@@ -68,8 +68,7 @@ class OutVariant:
                 target.copy_(result)
             return out
         if is_recorded or any(_torch.has_tangent(t) for t in [*tensors_in(values), *outs]):
-            hint = "`with torch.no_grad():`" if is_recorded else "leave `out=` out"
-            raise OutError(self._name, "`out=` takes no part in autograd", hint=hint)
+            raise self._refuse_autograd("`with torch.no_grad():`" if is_recorded else "leave `out=` out")
         try:
             self._pass_to_public(values, outs)
         except (RuntimeError, TypeError) as error:
@@ -94,7 +93,13 @@ class OutVariant:
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def run_mutation(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Bumps the versions of all tensors that are written into, and goes on."""
+        """Bumps the versions of all tensors that are written into, and goes on.
+
+        Raises:
+            OutError: one of the tensors needs a gradient, which this variant has not.
+        """
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in([*args, *kwargs.values()])):
+            raise self._refuse_autograd("`with torch.no_grad():`")
         written = [kwargs[name] for name in self._out_names]
         if self._contract.mutated:
             others = {name: value for name, value in kwargs.items() if name not in self._out_names}
@@ -148,6 +153,9 @@ class OutVariant:
                 rows=[(one, describe(tensor)), (other, describe(other_tensor))],
                 hint="a tensor of its own for each result",
             )
+
+    def _refuse_autograd(self, hint: str) -> OutError:
+        return OutError(self._name, "`out=` takes no part in autograd", hint=hint)
 
     def _make_error(self, result: str, tensor: torch.Tensor, expected: str) -> OutError:
         return OutError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,12 +44,11 @@ def outputs_written(target: Target) -> Iterator[Finding]:
     with torch.no_grad():
         for _, case in target.cases():
             buffers, outs = [], []
-            for declared, like in zip(operator.contract.outputs, target.reference(copy_of(case.values)), strict=True):
-                like = absent_gradient(operator.contract, declared, case.values) if like is None else like
-                size = like.numel() + 2 * _GUARD
-                buffer = torch.full((size,), _poison(like.dtype), dtype=like.dtype, device=target.device)
+            for shape, dtype in _outputs_of(target, case):
+                size = math.prod(shape)
+                buffer = torch.full((size + 2 * _GUARD,), _poison(dtype), dtype=dtype, device=target.device)
                 buffers.append(buffer)
-                outs.append(buffer[_GUARD : _GUARD + like.numel()].view(like.shape))
+                outs.append(buffer[_GUARD : _GUARD + size].view(shape))
             values, bands = target.inputs_between_guards(case)
             random = _random_state(target.device)
             target.call_with_out(values, outs)
@@ -73,6 +73,15 @@ def outputs_written(target: Target) -> Iterator[Finding]:
                 yield Finding(f"{case}, {what}", message, is_fatal=is_damage)
                 if is_damage:
                     return
+
+
+def _outputs_of(target: Target, case: Case) -> list[tuple[Sequence[int], torch.dtype]]:
+    """Returns the shape and dtype of each output: from the contract, or the reference where only the data know it."""
+    contract = target.operator.contract
+    if contract.data_dependent:
+        return [(t.shape, t.dtype) for t in target.reference(copy_of(case.values))]
+    bindings = contract.bind(dict(zip([p.name for p in contract.parameters], case.values, strict=True)))
+    return [(contract.output_shape(o, bindings), contract.output_dtype(o, bindings)) for o in contract.outputs]
 
 
 def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> Finding:

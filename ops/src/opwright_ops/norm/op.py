@@ -47,7 +47,7 @@ class Norms(NamedTuple):
 def _declare(suffix: str, Weight: Any) -> Norms:
     """Declares the operators for weights and biases of a family."""
 
-    @operator(f"opwright_ops::rms_norm{suffix}", autocast="float32", batch_invariant=True)
+    @operator("opwright_ops::rms_norm" + suffix, autocast="float32", batch_invariant=True)
     def rms_norm(
         input: Float[Tensor, "*batch n"], weight: Weight[Tensor, "n"] | None = None, *, eps: float = 1e-6
     ) -> Float[Tensor, "*batch n"]:
@@ -85,7 +85,7 @@ def _declare(suffix: str, Weight: Any) -> Norms:
         return F.rms_norm(input, input.shape[-1:], weight, eps)
 
     @operator(
-        f"opwright_ops::add_rms_norm{suffix}",
+        "opwright_ops::add_rms_norm" + suffix,
         autocast="float32",
         batch_invariant=True,
         shared_gradients=[("input", "residual")],
@@ -128,7 +128,7 @@ def _declare(suffix: str, Weight: Any) -> Norms:
         total = input + residual
         return F.rms_norm(total, total.shape[-1:], weight, eps), total
 
-    @operator(f"opwright_ops::layer_norm{suffix}", autocast="float32", batch_invariant=True)
+    @operator("opwright_ops::layer_norm" + suffix, autocast="float32", batch_invariant=True)
     def layer_norm(
         input: Float[Tensor, "*batch n"],
         weight: Weight[Tensor, "n"] | None = None,

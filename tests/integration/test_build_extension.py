@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from extension_modules import source
 
 from opwright.cpp_extension import BuildExtension, CppExtension
 
@@ -63,8 +64,7 @@ def build(project: Path, **environment: str) -> str:
     return result.stderr
 
 
-def value(project: Path) -> str:
-    program = "import torch, built; print(*built.value())"
+def value(project: Path, program: str = "import torch, built; print(*built.value())") -> str:
     result = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -161,3 +161,31 @@ def test_it_is_pytorchs_class_too() -> None:
     from torch.utils import cpp_extension
 
     assert issubclass(BuildExtension, cpp_extension.BuildExtension)
+
+
+PARALLEL = """
+from setuptools import setup
+from opwright.cpp_extension import BuildExtension, CppExtension
+setup(
+    name="many",
+    ext_modules=[CppExtension(f"many{i}", [f"{i}/{n}.cpp" for n in ("main", "a", "b")],
+                              define_macros=[("VALUE", i)]) for i in range(4)],
+    cmdclass={"build_ext": BuildExtension},
+    options={"build_ext": {"parallel": 2}},
+)
+"""
+
+
+def test_extensions_built_by_several_threads(tmp_path: Path) -> None:
+    """Each of the threads replaced the `compile` of one compiler: sources were compiled with another's macros."""
+    main = source("a() + b()").replace("#include", "int a(); int b();\n#include", 1)
+    project = tmp_path / "project"
+    for i in range(4):
+        (project / str(i)).mkdir(parents=True)
+        (project / str(i) / "main.cpp").write_text(f"// {i}\n{main}")
+        for name in "ab":
+            (project / str(i) / f"{name}.cpp").write_text(f"int {name}() {{ return 10 * VALUE; }}\n")
+    (project / "setup.py").write_text(PARALLEL)
+    build(project)
+    program = "import torch; print(*[__import__(f'many{i}').value() for i in range(4)])"
+    assert value(project, program) == "0 20 40 60"

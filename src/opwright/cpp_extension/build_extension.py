@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
 _LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
+_building = (
+    threading.Lock()
+)  # held while a compiler, which the threads of `build_ext -j` share, compiles for one extension
 
 
 def CppExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) -> setuptools.Extension:
@@ -109,14 +113,15 @@ class BuildExtension(torchs.BuildExtension):
         if not _is_own() or getattr(extension, "opwright_leaves", False):
             super().build_extension(extension)
             return
-        own = vars(self.compiler).get("compile")
-        self.compiler.compile = lambda *args, **kwargs: self._compile(extension, *args, **kwargs)
-        try:
-            super().build_extension(extension)
-        finally:
-            del self.compiler.compile
-            if own:
-                self.compiler.compile = own
+        with _building:  # one extension after another; the sources of each are compiled side by side
+            own = vars(self.compiler).get("compile")
+            self.compiler.compile = lambda *args, **kwargs: self._compile(extension, *args, **kwargs)
+            try:
+                super().build_extension(extension)
+            finally:
+                del self.compiler.compile
+                if own:
+                    self.compiler.compile = own
 
     def _compile(
         self,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from opwright.cpp_extension import bindings, libraries
+from opwright.cpp_extension.build_directory import put
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
 from opwright.cpp_extension.objects import BindingsFailed, Source, torch_folder
 from opwright.errors import ExtensionError
@@ -40,7 +39,7 @@ def load(
     """Builds and loads a C++ or CUDA extension: `torch.utils.cpp_extension.load`, kept by content.
 
     Args:
-        build_directory: where the result is put beside the store; by default only in the store.
+        build_directory: where the result is put and loaded from; by default it stays in the store.
 
     Returns:
         The module; with `is_python_module=False` the path of the library, which is loaded; with
@@ -186,42 +185,20 @@ class _Options:
         return self.text("cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", _read(name, file, path), path=path)
 
 
-def _finish(extension: Any, build_directory: Any, verbose: bool) -> ModuleType | str:
+def _finish(extension: Extension, build_directory: Any, verbose: bool) -> ModuleType | str:
     entry, is_new = build(extension)
-    if verbose:
-        state = f"built in {entry.record.seconds['all']:.1f} s" if is_new else "taken from the cache"
-        print(f"{extension.name}: {state}: {entry.library}", file=sys.stderr)
-    path = entry.library
+    place = contextlib.nullcontext(entry.library)
     if build_directory is not None:
-        suffix = "" if extension.kind == "program" else ".so"
-        path = _export(entry.library, Path(build_directory), f"{extension.name}{suffix}")
-    if extension.kind == "program":
+        place = put(entry, Path(build_directory), extension.name, is_program=extension.kind == "program")
+    with place as path:
+        if verbose:
+            state = f"built in {entry.record.seconds['all']:.1f} s" if is_new else "taken from the cache"
+            print(f"{extension.name}: {state}: {path}", file=sys.stderr)
+        if extension.kind == "module":
+            return libraries.load_module(extension.name, path)
+        if extension.kind == "library":
+            libraries.load_library(extension.name, path)
         return str(path)
-    if extension.kind == "library":
-        libraries.load_library(extension.name, entry.library)
-        return str(path)
-    return libraries.load_module(extension.name, entry.library)
-
-
-def _export(product: Path, folder: Path, name: str) -> Path:
-    """Puts a copy where the caller wants it, all at once: a process that has the old one open keeps it."""
-    temporary = ""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-        os.close(handle)
-        shutil.copy(product, temporary)
-        os.replace(temporary, folder / name)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise ExtensionError(
-            name,
-            "it cannot be put into `build_directory`",
-            rows=[("got", str(folder)), ("reason", error.strerror or str(error))],
-            hint="another `build_directory`, or none: it is in the cache",
-        ) from error
-    return folder / name
 
 
 def _is_torchs(with_sycl: bool | None, files: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _lock = threading.RLock()
 _loaded: dict[str, _Library] = {}  # by path
+_imported: dict[str, Path] = {}  # where the module is that has a name to itself
 _kept_alive: dict[str, torch.library.Library] = {}  # by qualified name of an operator
 
 
@@ -71,9 +73,7 @@ def load_module(name: str, path: Path) -> ModuleType:
         LoadError: it cannot be loaded, or is not a module of this name.
     """
     load_library(name, path)
-    # pybind11 3 returns the module that it made first for the name of a spec. Each library has a name of its own, of
-    # which Python asks the last part for: PyInit_<name>.
-    spec = importlib.util.spec_from_file_location(f"opwright_{digest_of(bytes(path))}.{name}", path)
+    spec = importlib.util.spec_from_file_location(_spec_name(name, path), path)
     assert spec is not None
     assert spec.loader is not None
     try:
@@ -84,6 +84,19 @@ def load_module(name: str, path: Path) -> ModuleType:
         raise import_error(name, path, error) from error
     spec.name, module.__package__ = name, ""
     return module
+
+
+def _spec_name(name: str, path: Path) -> str:
+    """Returns a name for the spec of a module, whose last part Python asks the library for: PyInit_<name>.
+
+    pybind11 3 returns the module that it made first for the name of a spec, so each library has a name of its own.
+    The one that `import name` would find has that name itself: an import is then given the same module.
+    """
+    other = sys.modules.get(name)
+    is_free = other is None or getattr(other, "__file__", None) == str(path)
+    if path.stem == name and is_free and _imported.setdefault(name, path) == path:
+        return name
+    return f"opwright_{digest_of(bytes(path))}.{name}"
 
 
 def _open(name: str, path: Path) -> _Library:

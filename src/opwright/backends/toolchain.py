@@ -51,6 +51,20 @@ def dependencies_flag(flags: Sequence[str]) -> str:
     return "-MD" if named or any(os.environ.get(name) for name in INCLUDE_VARIABLES[1:]) else "-MMD"
 
 
+@functools.cache
+def header_folders(compiler: str) -> tuple[Path, ...]:
+    """Returns where a compiler has headers of its own, those of C and C++ among them."""
+    environment = {name: value for name, value in os.environ.items() if name not in INCLUDE_VARIABLES}
+    command = [compiler, "-x", "c++", "-E", "-v", os.devnull]
+    try:
+        result = subprocess.run(command, env={**environment, "LC_ALL": "C"}, capture_output=True, text=True)
+    except OSError:
+        return ()
+    listed = result.stderr.partition("#include <...> search starts here:")[2].partition("End of search list")[0]
+    folders = [os.path.normpath(line.strip()) for line in listed.splitlines() if line.startswith(" ")]
+    return tuple(Path(folder) for folder in folders if folder != "/usr/local/include")
+
+
 @dataclass(frozen=True)
 class Compiler:
     """A C++ compiler: how to call it, and an identity that changes when it is updated."""

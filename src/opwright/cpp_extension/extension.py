@@ -18,6 +18,7 @@ from opwright.build.changes import Watch, build_unchanged
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
+from opwright.cpp_extension.flag_paths import linked_files
 from opwright.cpp_extension.objects import Objects, Source, torch_folder
 from opwright.errors import ExtensionError, NoCompilerError, NoNvccError
 
@@ -124,6 +125,9 @@ def _build(
     )
     found, seconds = objects.compile(extension.sources, use_pch=extension.use_pch)
     library = _torch_libraries(extension, compiler, nvcc, store, work)
+    linked = [path for path in linked_files(extension.ldflags) if not path.is_relative_to(torch_folder())]
+    for path in linked:
+        watch.look(path)
     link = [compiler.path, *(str(entry.library) for entry in found), *_link_flags(extension, nvcc, library)]
     try:
         seconds |= run_all({"link": [*link, "-o", store.product]}, work)
@@ -131,12 +135,13 @@ def _build(
         raise text_error(
             extension.name, objects.texts(extension.sources), failed.step, failed.output, failed.log
         ) from None
+    digests = watch.digests(linked)
     seconds["all"] = time.perf_counter() - start
     record = BuildRecord(
         request=extension.key,
         library=digest_of((work / store.product).read_bytes()),
         compiler=compiler.identity,
-        files=_files(extension.sources, found),
+        files=_files(extension.sources, found) | {str(path): digest for path, digest in digests.items()},
         operators=[],
         seconds=seconds,
         created=time.time(),

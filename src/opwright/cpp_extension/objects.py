@@ -21,7 +21,7 @@ from pathlib import Path
 from opwright import settings
 from opwright.backends import cuda
 from opwright.backends.cuda import Nvcc
-from opwright.backends.toolchain import Compiler
+from opwright.backends.toolchain import INCLUDE_VARIABLES, Compiler, header_folders
 from opwright.build.changes import FileChanged, Watch
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
@@ -29,7 +29,7 @@ from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.cpp_extension import precompiled
 from opwright.cpp_extension.headers import EXTENSION, WHOLE, needs_whole, prefix_of
 
-_FORMAT = "extension 2"
+_FORMAT = "extension 3"
 _NAME = "TORCH_EXTENSION_NAME"
 _CPP_SUFFIXES = (".cpp", ".cc", ".cxx", ".C", ".c++", ".cp", ".CPP")
 # A lighter header may be why a source fails that says one of these; PyTorch's own then decides.
@@ -86,6 +86,7 @@ class Source:
             own.append(str(self.path))
         if self.language == "cuda":
             own.append(os.environ.get("NVCC_APPEND_FLAGS", ""))
+        own += [f"{name}={os.environ[name]}" for name in INCLUDE_VARIABLES if os.environ.get(name)]
         parts = [_FORMAT, *own, *torch_identity(), headers_digest(), self.prefix, self.text]
         return digest_of("\0".join(parts).encode())[:40]
 
@@ -214,17 +215,27 @@ class Objects:
         uses_name = bool(source.name) and _NAME in source.text
         included = []
         body = (self.work / f"{index}.d").read_text().replace("\\\n", " ").split(":", 1)[1]
-        apart = [self.store.root / "headers", self.work, EXTENSION, *([self.nvcc.root] if self.nvcc else [])]
+        apart = self._headers_apart()
         for word in re.findall(r"(?:\\[ #]|\S)+", body):
             name = re.sub(r"\\([ #])", r"\1", word).replace("$$", "$")
             full = Path(os.path.normpath(self.work / name))
-            if full == source.path or any(full.is_relative_to(folder) for folder in apart):
+            if full == source.path or str(full).startswith(apart):
                 continue
             included.append(full)
             uses_name |= bool(source.name) and _NAME.encode() in full.read_bytes()
         digests = self.watch.digests([*([source.path] if source.path else []), *included])
         _check([source])
         return {_place(path, source.roots): digests[path] for path in included}, uses_name
+
+    def _headers_apart(self) -> tuple[str, ...]:
+        """Returns where headers are that the key stands for, by versions of what they belong to: starts of paths."""
+        folders = [self.store.root / "headers", self.work, EXTENSION, *system_includes(self.nvcc), Path("/usr/include")]
+        folders += [self.nvcc.root] if self.nvcc else []
+        folders += [
+            folder for compiler in {self.compiler.path, self.host} if compiler for folder in header_folders(compiler)
+        ]
+        # GCC shortens the names of headers of the system where links allow it.
+        return tuple({f"{path}/" for folder in folders for path in (folder, os.path.realpath(folder))})
 
     # --- compiling ---------------------------------------------------------------------------------------
 
@@ -303,7 +314,7 @@ class Objects:
         path = self.path(source, index)
         if source.path is None:
             (self.work / path).write_text(source.text)
-        tail = ["-MMD", "-MF", f"{index}.d", "-c", str(path), "-o", f"{index}.o"]
+        tail = ["-MD", "-MF", f"{index}.d", "-c", str(path), "-o", f"{index}.o"]
         if source.language == "cpp":
             # Thousands of errors follow from a wrong -std.
             tail = ["-fmax-errors=100", *([] if path.suffix in _CPP_SUFFIXES else ["-x", "c++"]), *tail]

@@ -118,6 +118,12 @@ def test_an_error_at_the_line_of_the_author(project: Path) -> None:
     assert "1 compiled, 3 taken" in build(project)  # those that were right are kept
 
 
+def test_a_source_that_is_not_utf8(project: Path) -> None:
+    (project / "a/k.cpp").write_bytes(b"int a() { return '\xe9' & 255; }\n")
+    build(project)
+    assert value(project).startswith("233 2 3")
+
+
 def failure(project: Path) -> str:
     with pytest.raises(AssertionError) as caught:
         build(project)

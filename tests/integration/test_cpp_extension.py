@@ -216,8 +216,13 @@ def test_bad_arguments(call, message: str) -> None:
 
 def test_a_source_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "latin.cpp"
-    path.write_bytes(b"// \xe9\n")
-    with pytest.raises(ExtensionError, match="not UTF-8"):
+    for value in (b"\xe9", b"\xea"):
+        path.write_bytes(
+            b"// \xe9\n" + source("(unsigned char)LETTER").encode().replace(b"LETTER", b"'" + value + b"'")
+        )
+        assert load("latin", str(path)).value() == value[0]
+    path.write_bytes(b"// \xe9\nint x = nonsense; // \xe9\n")
+    with pytest.raises(CompileError, match=r"(?s)latin.cpp:2: .*nonsense; // \ufffd"):
         load("latin", str(path))
 
 

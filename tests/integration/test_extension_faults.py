@@ -118,12 +118,6 @@ def test_a_name_that_is_no_identifier(store: Path, project: Path, name: object) 
         inline(name, 1)
 
 
-def test_a_source_that_is_not_utf8(store: Path, project: Path) -> None:
-    (project / "latin.cpp").write_bytes(b"// caf\xe9\n")
-    with refused(store, project, errors.ExtensionError, r"(?s)not UTF-8.*latin\.cpp.*iconv"):
-        load("latin", str(project / "latin.cpp"))
-
-
 def test_a_string_that_is_not_utf8(store: Path, project: Path) -> None:
     with refused(store, project, errors.ExtensionError, "UTF-8"):
         load_inline("surrogate", "// \udce9\n" + source(1), no_implicit_headers=True)

@@ -14,7 +14,7 @@ from typing import Any
 from opwright.cpp_extension import bindings, libraries
 from opwright.cpp_extension.build_directory import put
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
-from opwright.cpp_extension.objects import BindingsFailed, Source, torch_folder
+from opwright.cpp_extension.objects import BindingsFailed, Source, read_source, torch_folder
 from opwright.errors import ExtensionError
 
 _CUDA_SUFFIXES = (".cu", ".cuh")
@@ -221,17 +221,10 @@ def _check_name(name: str) -> None:
 
 def _read(name: str, file: str, path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_source(path)
     except (FileNotFoundError, IsADirectoryError):
         raise ExtensionError(
             name, "there is no such source", rows=[("got", file), ("at", str(path))], hint="check the path"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ExtensionError(
-            name,
-            "the source is not UTF-8",
-            rows=[("source", file), ("reason", str(error))],
-            hint=f"`iconv -t utf-8 {file}`",
         ) from None
 
 

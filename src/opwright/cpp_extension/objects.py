@@ -39,6 +39,11 @@ _MAY_NEED_WHOLE = re.compile(
 )
 
 
+def read_source(path: Path) -> str:
+    """Returns the text of a source; bytes that are not UTF-8, as compilers allow, are surrogates."""
+    return path.read_text(encoding="utf-8", errors="surrogateescape")
+
+
 @dataclass(frozen=True)
 class Source:
     """A source of an extension, and how it is compiled.
@@ -64,7 +69,7 @@ class Source:
 
     def as_it_is_now(self) -> Source:
         """Returns the source with the text that its file has now."""
-        return replace(self, text=self.path.read_text(encoding="utf-8")) if self.path else self
+        return replace(self, text=read_source(self.path)) if self.path else self
 
     @property
     def suffix(self) -> str:
@@ -88,7 +93,7 @@ class Source:
             own.append(os.environ.get("NVCC_APPEND_FLAGS", ""))
         own += [f"{name}={os.environ[name]}" for name in INCLUDE_VARIABLES if os.environ.get(name)]
         parts = [_FORMAT, *own, *torch_identity(), headers_digest(), self.prefix, self.text]
-        return digest_of("\0".join(parts).encode())[:40]
+        return digest_of("\0".join(parts).encode(errors="surrogateescape"))[:40]
 
 
 @functools.cache
@@ -174,7 +179,10 @@ class Objects:
     def texts(self, sources: Sequence[Source]) -> dict[str, tuple[str, str]]:
         """Returns what each source is called, and its text, by the path that compilers name."""
         parts = {name: (name, text) for source in sources for name, text in source.parts}
-        return parts | {str(self.path(s, i)): (str(s.path or "your source"), s.text) for i, s in enumerate(sources)}
+        for i, source in enumerate(sources):
+            text = source.text.encode(errors="surrogateescape").decode(errors="replace")
+            parts[str(self.path(source, i))] = (str(source.path or "your source"), text)
+        return parts
 
     def path(self, source: Source, index: int) -> Path:
         """Returns what a compiler, which runs in `work`, is given: the same in every build, so that ccache knows it."""

@@ -118,6 +118,16 @@ def test_an_error_in_a_header_of_ones_own(tmp_path: Path) -> None:
     expect([r"own\.h:2: 'nonsense'", r">    2 \|   return nonsense;"], caught.value)
 
 
+def test_warnings_of_the_compiler(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    (tmp_path / "k.cpp").write_text(f"// {tmp_path}\n#warning to whom it may concern\n")
+    (tmp_path / "l.cpp").write_text("nonsense\n")
+    with pytest.raises(BuildError):
+        load("warns", [tmp_path / "k.cpp", tmp_path / "l.cpp"], is_python_module=False, verbose=True)
+    assert "k.cpp:2:2: warning: #warning to whom" in capfd.readouterr().err
+    load("warns", [tmp_path / "k.cpp"], is_python_module=False, verbose=True)
+    assert "to whom" not in capfd.readouterr().err  # it was compiled the first time
+
+
 def test_two_sources_with_one_function(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.cpp").write_text("\nint f(int x) { return x; }\n")

@@ -124,6 +124,12 @@ def test_a_source_that_is_not_utf8(project: Path) -> None:
     assert value(project).startswith("233 2 3")
 
 
+def test_warnings_of_the_compiler_are_shown(project: Path) -> None:
+    (project / "a/k.cpp").write_text("#warning to whom it may concern\nint a() { return 1; }\n")
+    assert "a/k.cpp:1:2: warning: #warning to whom it may concern" in build(project)
+    assert "to whom" not in build(project)  # nothing was compiled
+
+
 def failure(project: Path) -> str:
     with pytest.raises(AssertionError) as caught:
         build(project)

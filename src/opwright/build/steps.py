@@ -35,7 +35,10 @@ class StepFailed(Exception):
 
 
 def run_all(
-    commands: Mapping[str, Sequence[str]], work: Path, starts: dict[str, float] | None = None
+    commands: Mapping[str, Sequence[str]],
+    work: Path,
+    starts: dict[str, float] | None = None,
+    outputs: dict[str, str] | None = None,
 ) -> dict[str, float]:
     """Runs commands side by side, at most OPWRIGHT_JOBS at a time; returns the seconds of each.
 
@@ -43,6 +46,7 @@ def run_all(
 
     Args:
         starts: gets when each began, by time.perf_counter.
+        outputs: gets what each said.
 
     Raises:
         StepFailed: one of them failed; the others have ended too.
@@ -50,7 +54,7 @@ def run_all(
     """
     running: dict[str, tuple[subprocess.Popen, float, Path]] = {}
     try:
-        return _run_all(commands, work, {} if starts is None else starts, running)
+        return _run_all(commands, work, {} if starts is None else starts, {} if outputs is None else outputs, running)
     except BaseException:  # Ctrl-C that only this process has got, say
         for process, _, _ in running.values():
             _end(process)
@@ -78,6 +82,7 @@ def _run_all(
     commands: Mapping[str, Sequence[str]],
     work: Path,
     starts: dict[str, float],
+    outputs: dict[str, str],
     running: dict[str, tuple[subprocess.Popen, float, Path]],
 ) -> dict[str, float]:
     waiting = list(commands.items())
@@ -106,6 +111,7 @@ def _run_all(
         output.unlink()
         if process.returncode < 0:
             text += f"{commands[name][0]}: killed by signal {-process.returncode}\n"
+        outputs[name] = text
         logs.append(f"$ {shlex.join(commands[name])}\n{text}")
         if process.returncode != 0:
             failed[name] = text

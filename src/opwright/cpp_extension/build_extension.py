@@ -165,7 +165,7 @@ class BuildExtension(torchs.BuildExtension):
         def compile_all(watch: Watch) -> tuple[list[Entry], dict[str, float]]:
             now = [source.as_it_is_now() for source in made]
             with store.work() as work:
-                compiling = Objects(extension.name, compiler, nvcc, store, work, watch)
+                compiling = Objects(extension.name, compiler, nvcc, store, work, watch, shows_warnings=True)
                 compile_commands.record(
                     compile_commands.from_compiler(command, work, path) for path, command in compiling.commands(now)
                 )

@@ -34,6 +34,7 @@ class Extension:
         ldflags: the caller's own.
         kind: "module", "library" or "program".
         use_pch: precompile PyTorch's headers first, however long it takes.
+        shows_warnings: print what compilers say of sources that compile.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Extension:
     with_cuda: bool = False
     kind: str = "module"
     use_pch: bool = False
+    shows_warnings: bool = False
     roots: list[Path] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +121,7 @@ def _build(
     extension: Extension, compiler: Compiler, nvcc: cuda.Nvcc | None, store: Store, work: Path, watch: Watch
 ) -> Entry:
     start = time.perf_counter()
-    objects = Objects(extension.name, compiler, nvcc, store, work, watch)
+    objects = Objects(extension.name, compiler, nvcc, store, work, watch, shows_warnings=extension.shows_warnings)
     compile_commands.record(
         compile_commands.from_compiler(command, work, path) for path, command in objects.commands(extension.sources)
     )

@@ -71,6 +71,7 @@ def load(
         words(name, "extra_ldflags", _list(extra_ldflags)),
         has_cuda if with_cuda is None else with_cuda,
         "program" if is_standalone else "module" if is_python_module else "library",
+        shows_warnings=verbose,
     )
     return _finish(extension, build_directory, verbose)
 
@@ -143,6 +144,7 @@ def load_inline(
             bool(cuda) if with_cuda is None else with_cuda,
             "module" if is_python_module else "library",
             use_pch,
+            verbose,
         )
 
     try:

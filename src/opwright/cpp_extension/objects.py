@@ -126,12 +126,22 @@ class Objects:
         subject: the extension's name, for errors.
         work: a directory of this build alone.
         watch: of the files that are compiled.
+        shows_warnings: what compilers say of sources that compile is printed.
     """
 
     def __init__(
-        self, subject: str, compiler: Compiler, nvcc: Nvcc | None, store: Store, work: Path, watch: Watch
+        self,
+        subject: str,
+        compiler: Compiler,
+        nvcc: Nvcc | None,
+        store: Store,
+        work: Path,
+        watch: Watch,
+        *,
+        shows_warnings: bool = False,
     ) -> None:
         self.subject, self.compiler, self.nvcc, self.work, self.watch = subject, compiler, nvcc, work, watch
+        self.shows_warnings = shows_warnings
         self.store = Store(store.root, "objects")
         self.launcher = _launcher()
         self.host = cuda.host_compiler(nvcc, compiler, store.identities) if nvcc else ""
@@ -262,8 +272,9 @@ class Objects:
         ready = self._ready(headers, use_pch)
         commands = {str(i): self._command(sources[i], i, headers[i], ready=ready, whole=whole) for i in indices}
         failed: dict[int, str] = {}
+        outputs: dict[str, str] = {}
         try:
-            taken = run_all(commands, self.work) if commands else {}
+            taken = run_all(commands, self.work, outputs=outputs) if commands else {}
         except StepFailed as error:
             failed, taken = {int(i): text for i, text in error.outputs.items()}, error.seconds
         for i in [i for i in taken if not all((self.work / f"{i}.{end}").exists() for end in "od")]:
@@ -272,6 +283,8 @@ class Objects:
         for i, s in taken.items():
             found[int(i)] = self._keep(sources[int(i)], int(i), s)
             seconds[f"source{i}"] = s
+            if self.shows_warnings:
+                print(outputs[i], end="", file=sys.stderr)
         return failed
 
     def _header(self, source: Source) -> precompiled.Header | None:

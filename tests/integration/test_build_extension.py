@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -128,6 +129,15 @@ def test_warnings_of_the_compiler_are_shown(project: Path) -> None:
     (project / "a/k.cpp").write_text("#warning to whom it may concern\nint a() { return 1; }\n")
     assert "a/k.cpp:1:2: warning: #warning to whom it may concern" in build(project)
     assert "to whom" not in build(project)  # nothing was compiled
+
+
+def test_an_optional_extension_that_does_not_compile(project: Path) -> None:
+    """The error was Opwright's, which setuptools did not take for one of a compiler."""
+    other = 'CppExtension("absent", ["absent.cpp"], optional=True), CppExtension("built"'
+    (project / "setup.py").write_text(SETUP.replace('CppExtension("built"', other, 1))
+    (project / "absent.cpp").write_text("nonsense\n")
+    assert re.search('building extension "absent" failed: `absent`: .*OPW202', build(project))
+    assert value(project) == "1 2 3 a b 5"
 
 
 def failure(project: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import setuptools
 import torch
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 from torch.utils import cpp_extension as torchs
 
 from opwright.backends import cuda
@@ -118,6 +119,8 @@ class BuildExtension(torchs.BuildExtension):
             self.compiler.compile = lambda *args, **kwargs: self._compile(extension, *args, **kwargs)
             try:
                 super().build_extension(extension)
+            except BuildError as error:  # setuptools goes on without an optional extension for errors of its own
+                raise CompileError(str(error)) from error
             finally:
                 del self.compiler.compile
                 if own:

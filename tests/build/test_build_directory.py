@@ -12,7 +12,7 @@ import pytest
 from extension_modules import inline, source
 
 from opwright.build.store import digest_of
-from opwright.cpp_extension import load_inline
+from opwright.cpp_extension import load, load_inline
 
 pytestmark = pytest.mark.compiler
 
@@ -25,7 +25,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 """
 LIBRARY = """
 import sys, torch
-from opwright.cpp_extension import load_inline
+from opwright.cpp_extension import load, load_inline
 text = '#include <torch/csrc/stable/library.h>\\nSTABLE_TORCH_LIBRARY(in_folder, m) { m.def("f(int x) -> int"); }\\n'
 options = dict(no_implicit_headers=True, is_python_module=False, build_directory=sys.argv[1])
 path = load_inline("operators", text, **options)
@@ -72,3 +72,10 @@ def test_a_library_beside_the_module(tmp_path: Path) -> None:
         load_inline("beside", text, no_implicit_headers=True, build_directory=tmp_path, extra_ldflags=flags).value()
         == 7
     )
+
+
+@pytest.mark.parametrize("name", ["my-lib", "1.5"])
+def test_a_library_whose_name_is_none_of_a_module(name: str, tmp_path: Path) -> None:
+    (tmp_path / "k.cpp").write_text("int value = 1;\n")
+    path = load(name, tmp_path / "k.cpp", is_python_module=False, build_directory=tmp_path)
+    assert path == str(tmp_path / f"{name}.so")

@@ -118,6 +118,12 @@ def test_a_name_that_is_no_identifier(store: Path, project: Path, name: object) 
         inline(name, 1)
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a\n", "-a", None])
+def test_a_name_that_is_none_of_a_file(store: Path, project: Path, name: str | None) -> None:
+    with refused(store, project, errors.ExtensionError, "must be one of a file"):
+        load(name, str(project / "k.cpp"), is_python_module=False)
+
+
 def test_a_string_that_is_not_utf8(store: Path, project: Path) -> None:
     with refused(store, project, errors.ExtensionError, "UTF-8"):
         load_inline("surrogate", "// \udce9\n" + source(1), no_implicit_headers=True)

@@ -59,7 +59,7 @@ def load(
         )  # fmt: skip
     if is_python_module and is_standalone:
         raise ValueError("`is_python_module` and `is_standalone` are mutually exclusive.")
-    _check_name(name)
+    _check_name(name, is_module=is_python_module)
     if not files:
         raise ExtensionError(name, "there is no source", hint='`load("name", ["source.cpp"])`')
     has_cuda = any(file.endswith(_CUDA_SUFFIXES) for file in files)
@@ -115,7 +115,7 @@ def load_inline(
             with_cuda, with_sycl, is_python_module, with_pytorch_error_handling, keep_intermediates, use_pch,
             no_implicit_headers,
         )  # fmt: skip
-    _check_name(name)
+    _check_name(name, is_module=is_python_module or functions is not None)
     cpp, cuda = _list(cpp_sources), _list(cuda_sources)
     options = _Options(name, name, extra_cflags, extra_cuda_cflags, extra_include_paths)
     with_headers = not no_implicit_headers
@@ -212,11 +212,13 @@ def _is_torchs(with_sycl: bool | None, files: Sequence[str]) -> bool:
     return torch.version.hip is not None
 
 
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+def _check_name(name: str, *, is_module: bool) -> None:
+    """Refuses what cannot be the name of a module, or else of a file."""
+    pattern = r"[A-Za-z_]\w*" if is_module else r"\w[^/\\\s\0]*"
+    if not isinstance(name, str) or not re.fullmatch(pattern, name, re.ASCII):
         raise ExtensionError(
             str(name),
-            "the name of an extension must be an identifier",
+            "the name of an extension must be an identifier" if is_module else "the name must be one of a file",
             hint=f"`{re.sub(r'[^0-9A-Za-z_]+', '_', str(name)).strip('_') or 'my_extension'}`",
         )
 

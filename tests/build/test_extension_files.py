@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extension_modules import source
@@ -62,3 +63,22 @@ def test_no_header_of_compilers_python_and_torch_is_compared(tmp_path: Path, mon
     assert load_inline("own_headers", text, no_implicit_headers=True).value() == 5
     records = list(settings.store_dir().glob("objects/*/*/record.json"))
     assert [json.loads(record.read_text())["files"] for record in records] == [{}]
+
+
+@pytest.mark.parametrize("folder", [None, "build"])
+def test_relative_paths_of_flags(folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were relative to a directory of the build, where there is nothing."""
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / (folder or ".")
+    (base / "include").mkdir(parents=True)
+    (base / "include" / "number.h").write_text("#define NUMBER 4\n")
+    (base / "before.h").write_text("#define BEFORE 50\n")
+    write_archive(base / "include" / "libq.a", 600)
+    text = '#include <number.h>\nextern "C" int number();\n' + source("NUMBER + BEFORE + number()")
+    options: dict[str, Any] = {
+        "extra_cflags": ["-Iinclude", "-include", "before.h"],
+        "extra_ldflags": ["-L include -lq"],
+        "build_directory": folder,
+        "no_implicit_headers": True,
+    }
+    assert load_inline("relative", text, **options).value() == 654

@@ -140,6 +140,18 @@ def test_an_optional_extension_that_does_not_compile(project: Path) -> None:
     assert value(project) == "1 2 3 a b 5"
 
 
+def test_relative_paths_of_flags(project: Path) -> None:
+    flags = '"-DFROM_CXX=5", "-isystem", "later", "-include", "before.h"'
+    (project / "setup.py").write_text(SETUP.replace('"-DFROM_CXX=5"', flags))
+    (project / "later").mkdir()
+    (project / "later" / "number.h").write_text("#define NUMBER 4\n")
+    (project / "before.h").write_text("#define BEFORE 50\n")
+    (project / "a/k.cpp").write_text("#include <number.h>\nint a() { return NUMBER + BEFORE; }\n")
+    (project / "c.c").write_text("int c_value(void) { return 3; }\n")
+    build(project)
+    assert value(project) == "54 2 3 a b 5"
+
+
 def failure(project: Path) -> str:
     with pytest.raises(AssertionError) as caught:
         build(project)

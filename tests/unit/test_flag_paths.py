@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opwright.cpp_extension.flag_paths import linked_files
+from opwright.cpp_extension.flag_paths import absolute, linked_files
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,20 @@ def test_files_that_a_link_depends_on(flags: list[str], expected: list[str], tmp
         (tmp_path / name).touch()
     found = linked_files([flag.format(tmp_path) for flag in flags])
     assert sorted(found) == sorted(tmp_path / name for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["-Iinc", "-I", "inc", "-I../inc"], ["-I{}/inc", "-I", "{}/inc", "-I{}/../inc"]),
+        (["-isystem", "inc", "-isysteminc", "-iquote", "inc"], ["-isystem", "{}/inc", "-isystem{}/inc", "-iquote", "{}/inc"]),
+        (["-include", "pre.h", "-includepre.h", "-imacros", "pre.h"], ["-include", "{}/pre.h", "-include{}/pre.h", "-imacros", "{}/pre.h"]),
+        (["-include", "vector", "-includevector"], ["-include", "vector", "-includevector"]),
+        (["-Llib", "-L", "lib", "-lm", "lib"], ["-L{}/lib", "-L", "{}/lib", "-lm", "lib"]),
+        (["-Xcompiler", "-isystem", "-Xcompiler", "a"], ["-Xcompiler", "-isystem", "-Xcompiler", "a"]),
+        (["-I/inc", "-I=inc", "-DI", "-O2", "-I"], ["-I/inc", "-I=inc", "-DI", "-O2", "-I"]),
+    ],
+)  # fmt: skip
+def test_paths_of_flags_become_absolute(flags: list[str], expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "pre.h").touch()
+    assert absolute(flags, str(tmp_path)) == [flag.format(tmp_path) for flag in expected]

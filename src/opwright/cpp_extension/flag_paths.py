@@ -8,6 +8,30 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+_HEADERS = ("-include", "-imacros")  # looked for in the current directory, then where others are
+_OPTIONS = ("-I", "-L", "-isystem", "-iquote", "-idirafter", *_HEADERS)
+
+
+def absolute(flags: Sequence[str], folder: str) -> list[str]:
+    """Returns flags that name paths from a directory, for compilers that run in another one."""
+    found: list[str] = []
+    for before, flag in zip(["", *flags], flags, strict=False):
+        option = next((option for option in _OPTIONS if flag.startswith(option)), "")
+        if before in _OPTIONS and not flag.startswith("-"):
+            found.append(_absolute(before, flag, folder))
+        elif option and flag != option:
+            found.append(option + _absolute(option, flag[len(option) :], folder))
+        else:
+            found.append(flag)
+    return found
+
+
+def _absolute(option: str, path: str, folder: str) -> str:
+    full = os.path.join(folder, path)
+    if path.startswith(("=", "$")) or (option in _HEADERS and not os.path.isfile(full)):
+        return path
+    return full
+
 
 def linked_files(flags: Sequence[str]) -> list[Path]:
     """Returns the files whose content a link with these flags depends on: those named by a path, and static `-l`s.
@@ -18,11 +42,9 @@ def linked_files(flags: Sequence[str]) -> list[Path]:
     found = [word for word in words if os.path.isabs(word) and os.path.isfile(word)]
     folders = [after for flag, after in itertools.pairwise(flags) if flag == "-L"]
     folders += [flag[2:] for flag in flags if flag.startswith("-L")]
-    is_static = any(re.search(r"-B?static\b", flag) for flag in flags)
+    endings = ["a"] if any(re.search(r"-B?static\b", flag) for flag in flags) else ["so", "a"]
     for name in [flag[2:] for flag in flags if flag.startswith("-l")]:
-        names = (
-            [name[1:]] if name.startswith(":") else [f"lib{name}.a"] if is_static else [f"lib{name}.so", f"lib{name}.a"]
-        )
+        names = [name[1:]] if name.startswith(":") else [f"lib{name}.{ending}" for ending in endings]
         places = [os.path.join(folder, each) for folder in folders if folder for each in names]
         first = next(filter(os.path.isfile, places), "")
         found += [first] if first and not first.endswith(f"/lib{name}.so") else []

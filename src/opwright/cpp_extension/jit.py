@@ -14,6 +14,7 @@ from typing import Any
 from opwright.cpp_extension import bindings, libraries
 from opwright.cpp_extension.build_directory import put
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
+from opwright.cpp_extension.flag_paths import absolute
 from opwright.cpp_extension.objects import BindingsFailed, Source, read_source, torch_folder
 from opwright.errors import ExtensionError
 
@@ -64,11 +65,12 @@ def load(
         raise ExtensionError(name, "there is no source", hint='`load("name", ["source.cpp"])`')
     has_cuda = any(file.endswith(_CUDA_SUFFIXES) for file in files)
     own_name = "" if is_standalone else name
-    options = _Options(name, own_name, extra_cflags, extra_cuda_cflags, extra_include_paths)
+    folder = _folder(build_directory)
+    options = _Options(name, own_name, extra_cflags, extra_cuda_cflags, extra_include_paths, folder)
     extension = Extension(
         name,
         [options.file(name, file) for file in files],
-        words(name, "extra_ldflags", _list(extra_ldflags)),
+        absolute(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
         has_cuda if with_cuda is None else with_cuda,
         "program" if is_standalone else "module" if is_python_module else "library",
         shows_warnings=verbose,
@@ -117,7 +119,8 @@ def load_inline(
         )  # fmt: skip
     _check_name(name, is_module=is_python_module or functions is not None)
     cpp, cuda = _list(cpp_sources), _list(cuda_sources)
-    options = _Options(name, name, extra_cflags, extra_cuda_cflags, extra_include_paths)
+    folder = _folder(build_directory)
+    options = _Options(name, name, extra_cflags, extra_cuda_cflags, extra_include_paths, folder)
     with_headers = not no_implicit_headers
 
     def extension(apart: bool) -> Extension:
@@ -140,7 +143,7 @@ def load_inline(
         return Extension(
             name,
             sources,
-            words(name, "extra_ldflags", _list(extra_ldflags)),
+            absolute(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
             bool(cuda) if with_cuda is None else with_cuda,
             "module" if is_python_module else "library",
             use_pch,
@@ -158,12 +161,13 @@ class _Options:
 
     Args:
         name: what TORCH_EXTENSION_NAME stands for; "": it is not defined.
+        folder: the directory that paths in flags are relative to.
     """
 
-    def __init__(self, subject: str, name: str, cflags: Any, cuda_cflags: Any, include_paths: Any) -> None:
+    def __init__(self, subject: str, name: str, cflags: Any, cuda_cflags: Any, include_paths: Any, folder: str) -> None:
         self.name = name
-        self.cflags = words(subject, "extra_cflags", _list(cflags))
-        self.cuda_cflags = words(subject, "extra_cuda_cflags", _list(cuda_cflags))
+        self.cflags = absolute(words(subject, "extra_cflags", _list(cflags)), folder)
+        self.cuda_cflags = absolute(words(subject, "extra_cuda_cflags", _list(cuda_cflags)), folder)
         given = [Path(os.path.abspath(path)) for path in _list(include_paths)]
         torchs = torch_folder()  # whose headers are found without it, and lighter ones before them
         self.folders = tuple(path for path in given if not path.is_relative_to(torchs))
@@ -201,6 +205,11 @@ def _finish(extension: Extension, build_directory: Any, verbose: bool) -> Module
         if extension.kind == "library":
             libraries.load_library(extension.name, path)
         return str(path)
+
+
+def _folder(build_directory: Any) -> str:
+    """Returns the directory that paths in flags are relative to: that in which PyTorch runs ninja, or else this one."""
+    return os.path.abspath(os.curdir if build_directory is None else build_directory)
 
 
 def _is_torchs(with_sycl: bool | None, files: Sequence[str]) -> bool:

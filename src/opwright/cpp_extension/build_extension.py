@@ -29,9 +29,8 @@ from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
 _LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
-_building = (
-    threading.Lock()
-)  # held while a compiler, which the threads of `build_ext -j` share, compiles for one extension
+# Held while the compiler, which the threads of `build_ext -j` share, compiles for one extension.
+_building = threading.Lock()
 
 
 def CppExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) -> setuptools.Extension:

@@ -95,6 +95,9 @@ class Ahead {
 
 template <typename T, typename W, Norm kNorm, int kPacks, bool kIsCluster>
 __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel(Backward<T, W> p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if constexpr (kIsCluster) return;  // never called: no clusters, so no code for them
+#endif
   using S = compute_t<T>;
   using Part = Slice<T, kPacks>;
   using Group = Team<S, kIsCluster, kNorm == Norm::layer ? 4 : 2>;

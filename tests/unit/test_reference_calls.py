@@ -87,3 +87,19 @@ def test_the_registered_out_variant_takes_no_gradients() -> None:
 def test_out_takes_no_tangents() -> None:
     with forward_ad.dual_level(), pytest.raises(OutError, match="takes no part in autograd"):
         scaled(forward_ad.make_dual(torch.ones(3), torch.ones(3)), out=torch.empty(3))
+
+
+def test_a_backward_takes_options_in_any_order() -> None:
+    """One in front of a tensor has no default and no keyword there; PyTorch refused such a schema."""
+
+    @operator("reference_calls::powers")
+    def powers(x: Float[Tensor, "n"], by: float = 3.0, *, scale: float = 1.0) -> Float[Tensor, "n"]:
+        return scale * by * x
+
+    @powers.backward
+    def powers_backward(grad_output, scale, by, x):
+        return grad_output * scale * by + 0 * x
+
+    x = torch.ones(2, requires_grad=True)
+    assert torch.autograd.grad(powers(x).sum(), x)[0].tolist() == [3, 3]
+    assert torch.autograd.grad(powers(x, 2.0, scale=5.0).sum(), x)[0].tolist() == [10, 10]

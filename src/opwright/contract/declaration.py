@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -262,7 +262,7 @@ def declare_backward(
             rows=[("got", ", ".join(names)), ("known", ", ".join(known))],
             hint=f"`def {reference.__name__}({expected}, {inputs}):`",
         )
-    parameters = tuple(known[name] for name in names)
+    parameters = _in_order(known[name] for name in names)
     lists = [p.name for p in forward.contract.parameters if p.kind == "tensors" and p.is_differentiable]
     if lists:
         raise BackwardError(
@@ -328,6 +328,18 @@ def _backward_parameters(contract: Contract) -> dict[str, Parameter]:
     for output in contract.outputs:
         known.setdefault(output.name, Parameter(output.name, "tensor", output.type))
     return known
+
+
+def _in_order(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """Returns the parameters of a backward in its own order; no signature has an option in front of an argument.
+
+    An option in front of a tensor is an argument like that: autograd passes all.
+    """
+    found: list[Parameter] = []
+    for parameter in reversed([*parameters]):
+        is_in_front = any(not p.keyword_only and p.default is MISSING for p in found)
+        found.append(parameter._replace(default=MISSING, keyword_only=False) if is_in_front else parameter)
+    return tuple(reversed(found))
 
 
 def _names_in(axis: Axis) -> Sequence[str]:

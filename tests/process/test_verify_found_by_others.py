@@ -275,3 +275,45 @@ def test_equal_terms_added_one_after_the_other() -> None:
         checks=["numerics"],
     )
     assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_a_sum_may_start_from_a_positive_zero(ns) -> None:
+    """0 + -0 + -0 is 0, where the reference has -0."""
+
+    @operator(f"{ns}::mix", cpu=HEAD + """
+    template <typename T> void mix(View<const T, 1> x, View<const T, 1> y, View<const T, 1> w, View<T, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        T sum = 0;
+        sum += w(0) * x(i);
+        sum += w(1) * y(i);
+        output(i) = sum;
+      }
+    }
+    OPWRIGHT_KERNEL(mix, float, double)""")  # fmt: skip
+    def mix(x: Float[Tensor, "n"], y: Float[Tensor, "n"], w: Float[Tensor, "2"]) -> Float[Tensor, "n"]:
+        return w[0] * x + w[1] * y
+
+    check(mix)
+
+
+def test_a_gradient_that_is_not_the_derivative(ns) -> None:
+    """A reference says what the gradient is; finite differences of a rounding are 0."""
+
+    @operator(f"{ns}::round_straight_through")
+    def round_straight_through(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + (x.round() - x).detach()
+
+    record = verify(round_straight_through)
+    assert record.passed, [(f.check, f.case, f.message) for f in record.failures]
+    skipped = {c.name: c.reason for c in record.checks if c.outcome == "skipped"}
+    assert skipped["gradients"] == "the gradient of its reference is not the derivative, as after `detach`"
+
+
+def test_a_reference_that_takes_no_empty_part(ns) -> None:
+    """A rank may have none of an axis; PyTorch's Fourier transform refuses that."""
+
+    @operator(f"{ns}::spectrum")
+    def spectrum(x: Annotated[Float32[Tensor, "*b 8"], Range(-10, 10)]) -> Float32[Tensor, "*b 5"]:
+        return torch.fft.rfft(x).abs()
+
+    check(spectrum)

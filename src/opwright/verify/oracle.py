@@ -27,7 +27,8 @@ from opwright.contract.precision import Factor, Precision
 from opwright.verify.formulas import Overflow, OverflowLeaving, WidenCasts, oracle_formulas
 from opwright.verify.global_state import in_threads
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
-from opwright.verify.rounding import computes_in_single, round_at_random
+from opwright.verify.operator_watch import OperatorWatch
+from opwright.verify.rounding import ADDING, computes_in_single, round_at_random
 from opwright.verify.tensors import copy_of, count_elements, has_double, tensors_of
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
@@ -257,7 +258,10 @@ _NUDGE = 2.0**-100
 
 
 def _compute_nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
-    """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
+    """Returns the outputs for inputs whose negative zeros are tiny negative numbers.
+
+    None where there are none, or the reference adds: a kernel may start its sum from a positive zero.
+    """
     has_zeros = False
 
     def nudge(value: Any) -> Any:
@@ -273,7 +277,11 @@ def _compute_nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any
         return moved
 
     inputs = [nudge(v) for v in values]
-    return reference(inputs) if has_zeros else None
+    if not has_zeros:
+        return None
+    with OperatorWatch() as watch:
+        nudged = reference(inputs)
+    return nudged if ADDING.isdisjoint(watch.operators) else None
 
 
 def _signed_zeros(
@@ -282,8 +290,7 @@ def _signed_zeros(
     """Returns where a zero must be negative, because it follows a negative zero at its place in an input.
 
     Underflow gives negative zeros too, and so may a product with zero: there the sign depends on the formula. This
-    does not apply to an output that becomes negative with the input, at least a sixteenth as fast. Sums may start from
-    a positive zero, and are not required to be negative: their shapes differ from those of their terms.
+    does not apply to an output that becomes negative with the input, at least a sixteenth as fast.
     """
     of_input = torch.zeros_like(exact, dtype=torch.bool)
     for value in tensors_of(values):

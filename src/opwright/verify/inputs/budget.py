@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from opwright._torch import TorchDispatchMode
 from opwright.contract.sweep import Case
+from opwright.verify.operator_watch import OperatorWatch
 from opwright.verify.oracle import few_threads, to_oracle
-from opwright.verify.tensors import tensors_of
 
 PART = 8
 
@@ -54,23 +53,3 @@ def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: f
         if taken <= seconds:
             return False
     return True
-
-
-class OperatorWatch(TorchDispatchMode):
-    """Notes the operators of PyTorch that are called, and the size of the largest tensor that one makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators: list[Any] = []
-        self.largest = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.operators.append(func.overloadpacket)
-        made = tensors_of(result if isinstance(result, (list, tuple)) else [result])
-        self.largest = max([self.largest, *(t.numel() for t in made)])
-        return result

@@ -13,7 +13,7 @@ from typing import Literal
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
@@ -276,7 +276,7 @@ def test_a_source_that_exports_nothing_is_refused(tmp_path: Path) -> None:
 
 DECLARING = '''
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from opwright import operator
 
 @operator("QUALIFIED", cpu="""SOURCE""")
@@ -323,3 +323,17 @@ def test_the_last_ten_logs_stay_in_the_store(tmp_path: Path, monkeypatch: pytest
     assert elsewhere.parent != folder
     assert elsewhere.read_text() == "log 12"
     elsewhere.unlink()
+
+
+def test_a_template_where_no_tensor_has_more_than_one_dtype() -> None:
+    @operator(f"compile_errors{next(_numbers)}::doubled", cpu="""
+    #include <opwright/kernel.h>
+    using opwright::View;
+    template <typename T> void doubled(View<const T, 1> x, View<T, 1> y) {}
+    OPWRIGHT_KERNEL(doubled, int64_t)""")  # fmt: skip
+    def doubled(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        return 2 * x
+
+    with pytest.raises(errors.CompileError, match="`doubled` is a template, and none of its tensors has") as caught:
+        doubled(torch.ones(2, dtype=torch.int64))
+    assert "`OPWRIGHT_KERNEL(doubled)`" in str(caught.value)

@@ -55,6 +55,8 @@ _HELP = [
 ]
 # What g++ and nvcc say of an enumerator, and g++ of an enum, that there is not.
 _NO_ENUMERATOR = re.compile(r"['‘]\w+['’] is not a member of ['‘](\w+)['’]|enum \"(\w+)\" has no member")
+# What g++ and nvcc say of a template where a function is expected.
+_NOT_A_FUNCTION = re.compile("cannot resolve address of overloaded function|which instance of function template")
 _INCLUDE = re.compile(r"#include <[^>]+>")
 _UNDECLARED = re.compile(r"['‘](\w+)['’] (?:has not been|was not) declared")
 
@@ -101,6 +103,9 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     elif exported is not None and re.search(rf"['‘\"]{exported}['’\"] (was not declared|is undefined)", text):
         text = f"there is no function `{exported}` above it"
         hint = "a kernel has the name of its operator; `opwright inspect TARGET` prints how it is declared"
+    elif exported is not None and _NOT_A_FUNCTION.search(text):
+        text = f"`{exported}` is a template, and none of its tensors has more than one dtype"
+        hint = f"a function with these types, and `OPWRIGHT_KERNEL({exported})`; `opwright inspect TARGET` prints it"
     elif text.startswith(_DECLARED_AS):
         at, text = _at_function(request, at, exported, text)
         excerpt = _excerpt(request, *at)

@@ -12,6 +12,7 @@ from jaxtyping import BFloat16, Bool, Float, Float32, Int64
 from torch import Tensor
 
 from opwright import Index, Range, operator, verify
+from opwright.testing import assert_matches
 
 pytestmark = pytest.mark.compiler
 
@@ -317,3 +318,68 @@ def test_a_reference_that_takes_no_empty_part(ns) -> None:
         return torch.fft.rfft(x).abs()
 
     check(spectrum)
+
+
+def test_a_matrix_that_grows_with_the_square_of_an_axis(ns) -> None:
+    """Parts of a long axis were made to see what it costs: 16,385 times 16,385 numbers, several times over."""
+
+    @operator(f"{ns}::form", cpu=HEAD + """
+    template <typename T> void form(View<const T, 2> x, View<const T, 2> w, View<T, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        double sum = 0;
+        for (int64_t a = 0; a < x.size(1); ++a)
+          for (int64_t b = 0; b < x.size(1); ++b) sum += double(x(i, a)) * double(w(a, b)) * double(x(i, b));
+        output(i) = T(sum);
+      }
+    }
+    OPWRIGHT_KERNEL(form, float)""")  # fmt: skip
+    def form(
+        x: Annotated[Float[Tensor, "*b s"], Range(-10, 10)], w: Annotated[Float[Tensor, "s s"], Range(-10, 10)]
+    ) -> Float[Tensor, "*b"]:
+        return ((x @ w) * x).sum(-1)
+
+    record = verify(form, checks=["boundaries"], memory_bytes=2 << 30)
+    assert record.passed, [(f.check, f.case, f.message) for f in record.failures]
+
+
+def test_rounding_decides_between_a_number_and_infinity() -> None:
+    """Where PyTorch gets a number in bfloat16, and the oracle infinity, a kernel may get one too."""
+
+    def prune(s):
+        return torch.where(s >= s.amax(-1, keepdim=True) - 1.25, s, -torch.inf)
+
+    assert_matches(prune(CLOSE), prune, CLOSE)
+    with pytest.raises(AssertionError):
+        assert_matches(torch.zeros_like(CLOSE), prune, CLOSE)
+
+
+CLOSE = torch.tensor([[-0.326171875, -1.578125]], dtype=torch.bfloat16)
+
+
+def test_options_that_the_forward_refuses_are_none_of_the_backward(ns) -> None:
+    @operator(f"{ns}::shrink")
+    def shrink(x: Float[Tensor, "n"], by: int = 3) -> Float[Tensor, "n"]:
+        if not 2 <= by <= 8:
+            raise ValueError("by must be from 2 to 8")
+        return x / (by - 1)
+
+    @shrink.backward
+    def shrink_backward(grad_output, x, by):
+        return grad_output / (by - 1)
+
+    check(shrink)
+
+
+def test_a_reference_that_vmap_cannot_map_is_not_mapped(ns) -> None:
+    @operator(f"{ns}::longest")
+    def longest(x: Int64[Tensor, "n"]) -> Int64[Tensor, ""]:
+        best = run = 0
+        values = x.tolist()
+        for before, value in zip([None, *values], values, strict=False):
+            run = run + 1 if value == before else 1
+            best = max(best, run)
+        return torch.tensor(best)
+
+    record = verify(longest, checks=["vmap", "backward: vmap"])
+    assert not record.failures, [(f.check, f.case, f.message) for f in record.failures]
+    assert "cannot be mapped" in record.checks[0].reason

@@ -70,7 +70,7 @@ def verify(
         contract: the parameters and the result of a callable, as
             `"(x: Float[Tensor, '*b n'], *, eps: float = 1e-5) -> Float[Tensor, '*b n']"`, in place of samples: the
             inputs are then those of an operator with this contract.
-        checks: names of the checks to run; all by default.
+        checks: names of the checks to run, as "numerics" or "backward: numerics"; all by default.
         only: run only cases whose description contains this text.
         quick: has no effect, and is kept for programs that pass it: the default is as quick.
         full: the same checks on more inputs, in minutes.
@@ -92,7 +92,7 @@ def verify(
     """
     started = time.time()
     wanted = set(checks) if checks is not None else None
-    for name in sorted((wanted or set()) - set(CHECKS)):
+    for name in sorted(name for name in wanted or () if name.removeprefix("backward: ") not in CHECKS):
         raise unknown_check("verify", name)
     if quick and full:
         raise CheckError("verify", "`quick` and `full` exclude each other", hint="leave one out")
@@ -104,8 +104,13 @@ def verify(
     request = target if is_made else Request(target, reference, list_samples(samples), effort, expand)
     work = Work(request, only, request.command)
     chosen = _devices(request, devices)
-    names = [name for name in CHECKS if wanted is None or name in wanted]
-    jobs = [Job(prefix, name, device) for device in chosen for prefix in request.prefixes for name in names]
+    jobs = [
+        Job(prefix, name, device)
+        for device in chosen
+        for prefix in request.prefixes
+        for name in CHECKS
+        if wanted is None or not wanted.isdisjoint((name, prefix + name))
+    ]
     results: list[Result] = []
 
     def emit(result: Result) -> None:

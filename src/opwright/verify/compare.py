@@ -157,6 +157,7 @@ def _ratio_of(value: torch.Tensor, expected: Expected, error: torch.Tensor) -> t
         ),
     )
     same = same | (expected.overflowed & ~is_value)  # an intermediate result has no room
+    same = same | (expected.stays_finite & is_value)
     if expected.is_unsettled is not None:
         same = same | (expected.is_unsettled & (exact.isnan() | value.isnan()))
     if expected.is_loose:

@@ -56,6 +56,7 @@ class Expected:
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
         overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
+        stays_finite: where it gets a number in place of an infinity: rounding may decide between the two.
         bias: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
         is_loose: whether NaN and infinities are as right as each other.
@@ -72,6 +73,7 @@ class Expected:
     allowance: torch.Tensor
     ulp: torch.Tensor
     overflowed: torch.Tensor
+    stays_finite: torch.Tensor
     dtype: torch.dtype
     bias: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
@@ -145,6 +147,7 @@ class Expected:
             allowance=torch.maximum(self.allowance, expected.allowance),
             ulp=expected.ulp,
             overflowed=expected.overflowed,
+            stays_finite=expected.stays_finite,
             bias=expected.bias,
             doubt=torch.where(is_known, 0.0, self.doubt),
             reason="in more digits the reference is another function than in float64",
@@ -322,7 +325,8 @@ def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Ex
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
     overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
-    expected = Expected(exact, allowance, ulp, overflowed, plain.dtype)
+    stays_finite = exact.isinf() & plain.isfinite()
+    expected = Expected(exact, allowance, ulp, overflowed, stays_finite, plain.dtype)
     expected.bias = measure_bias(plain.double(), expected)
     return expected
 

@@ -19,6 +19,7 @@ from opwright.backends.registry import all_backends
 from opwright.contract.axes import Named, Variadic
 from opwright.contract.contract import Parameter
 from opwright.contract.domains import Index
+from opwright.contract.fill import shape_of
 from opwright.contract.sources import Source
 from opwright.contract.sweep import Case, Fill, Sweep, domain_in
 from opwright.errors import ContractError
@@ -41,7 +42,7 @@ def boundary_cases(target: Target) -> Iterator[Case]:
     yield from _index_cases(target)
     yield from _special_cases(target)
     yield from _size_cases(target)
-    yield from _option_cases(target)
+    yield from (case for case in _option_cases(target) if _forward_takes(target, case))
 
 
 # --- ranges ------------------------------------------------------------------------------------------------
@@ -372,6 +373,16 @@ def _place_everywhere(values: torch.Tensor, special: torch.Tensor) -> None:
     values.view(-1)[at] = special[(at + at // len(special)) % len(special)]
 
 
+def _forward_takes(target: Target, case: Case) -> bool:
+    """Returns whether the operator that this is the backward of takes its arguments, where it has all of them."""
+    forward = target.forward()
+    if forward is None:
+        return True
+    (contract, reference), given = forward, dict(zip(case.names, case.values, strict=True))
+    needed = [p.name for p in contract.parameters]
+    return not given.keys() >= set(needed) or try_reference(reference, [given[name] for name in needed]) is not None
+
+
 def _is_cheap(target: Target, case: Case) -> bool:
     """Returns whether the reference takes a case, in little time."""
     try:
@@ -406,6 +417,13 @@ def _size_cases(target: Target) -> Iterator[Case]:
         label = ", ".join(f"{size} along {axis}" for axis, size in sizes.items())
         return _made(maker, label, dtype, dict.fromkeys(axes, 2) | sizes, options=chosen or next(options))
 
+    def fits(sizes: dict[str, int]) -> bool:
+        """Returns whether no tensor is large: of a square of one axis, a part alone may take gigabytes."""
+        batch = (sizes.get(BATCH, 2 if BATCH in axes else 1),)
+        named = maker.option_sets()[0] | maker.base_sizes() | dict.fromkeys(axes, 2) | sizes
+        tensors = target.contract.tensors
+        return all(math.prod(shape_of(p.type, named, batch)) <= _MAX_ELEMENTS for p in tensors)
+
     for axis in axes:
         for size in _TILES:
             if not _is_cheap(target, made(main, {axis: size})):
@@ -425,7 +443,7 @@ def _size_cases(target: Target) -> Iterator[Case]:
     for size in _sizes_in(source) if source else ():
         for axis in axes:
             for near in (size - 1, size, size + 1, 2 * size):
-                if not _is_cheap(target, made(main, {axis: near})):
+                if not fits({axis: near}) or not _is_cheap(target, made(main, {axis: near})):
                     break
                 yield made(main, {axis: near})
     tiles = _sizes_in(source, tried=())[:_MAX_TILES] if source and len(axes) > 1 else ()
@@ -436,6 +454,8 @@ def _size_cases(target: Target) -> Iterator[Case]:
         if _is_cheap(target, case):
             yield case
     for axis in axes:
+        if not fits({axis: _MANY}):
+            continue
         usual = maker.option_sets()[0]
         parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
         if not is_too_large(target.reference, parts, _MAX_MADE, lambda part: not _is_cheap(target, part)):
@@ -467,6 +487,7 @@ _MAX_TILES = 6  # that are tried in pairs
 _TILES_OF_OTHERS = (64, 192, 256, 1024)  # in the last dtype, whose vectors are the longest
 _MAX_SQUARE = 384
 _MANY = 2**17 + 3  # along one axis
+_MAX_ELEMENTS = 2**25  # of an input
 _MAX_MADE = 2**22  # elements of a tensor that the reference makes on the way
 
 

@@ -1,6 +1,6 @@
 """Norms on a GPU beside eager and torch.compile: time with a cold L2, and the share of a copy of the same bytes.
 
-    python benchmarks/norm_cuda.py [--dtype bfloat16] [--without compile] [--only rms_norm]
+    python benchmarks/norm_cuda.py [--dtype bfloat16] [--weight float32] [--without compile] [--only rms_norm]
 
 A copy moves the bytes that an operator must move: what it reads and writes, each once. The backward goes through
 `torch.autograd.grad`; below 100 us some of it is the host.
@@ -65,12 +65,14 @@ def time_one(call: Call, inputs: Sequence[torch.Tensor], grads: Sequence[torch.T
     return forward, micros(lambda: torch.autograd.grad(outputs, leaves, grads, retain_graph=True))
 
 
-def compare(name: str, rows: int, n: int, dtype: torch.dtype, without: Sequence[str]) -> list[dict[str, float]]:
+def compare(
+    name: str, rows: int, n: int, dtype: torch.dtype, weight: torch.dtype, without: Sequence[str]
+) -> list[dict[str, float]]:
     """Times a norm beside others on one shape, and shows it; returns the shares of a copy, forward and backward."""
     norm = NORMS[name]
     matrices = [torch.randn(rows, n, device="cuda", dtype=dtype) for _ in range(4)]
     count = norm.forward_passes // 2
-    inputs = [*matrices[:count], *(torch.randn(n, device="cuda", dtype=dtype) for _ in range(norm.columns))]
+    inputs = [*matrices[:count], *(torch.randn(n, device="cuda", dtype=weight) for _ in range(norm.columns))]
     copies = [copy_micros(passes, rows, n, dtype) for passes in (norm.forward_passes, norm.backward_passes)]
     torch.compiler.reset()
     candidates = {"opwright": norm.ours, "eager": norm.eager, "compile": torch.compile(norm.eager, dynamic=False)}
@@ -103,14 +105,18 @@ def figures_of(name: str, kind: str, shares: Sequence[Sequence[dict[str, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--weight", help="the type of weights and biases, if not that of the rows")
     parser.add_argument("--without", nargs="*", default=[], choices=["eager", "compile"])
     parser.add_argument("--only", nargs="*", default=list(NORMS), choices=list(NORMS))
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
+    weight = getattr(torch, options.weight or options.dtype)
     shares = {
-        (name, rows, n): compare(name, rows, n, dtype, options.without) for rows, n in SHAPES for name in options.only
+        (name, rows, n): compare(name, rows, n, dtype, weight, options.without)
+        for rows, n in SHAPES
+        for name in options.only
     }
-    kind = options.dtype
+    kind = options.dtype + (f", weights {options.weight}" if options.weight else "")
     figures = [
         figure
         for name in options.only

@@ -10,7 +10,7 @@ namespace opwright {
 struct Device {
   int multiprocessors = 0;
   int capability = 0;    // 90 is compute capability 9.0
-  int shared_bytes = 0;  // that a block can have, if its kernel asks for them
+  int shared_bytes = 0;  // the most of a block, if its kernel asks for them
 };
 
 // The current device's properties, asked for once by each thread.

@@ -244,6 +244,21 @@ def test_references_in_numpy_and_in_python(reference, contract, right, wrong) ->
         assert record.passed is is_right, [(f.case, f.message) for f in record.failures]
 
 
+def test_a_reference_that_writes_through_numpy() -> None:
+    """What it wrote was lost where it wrote into a copy, and then anything passed."""
+
+    def twice(x):
+        out = torch.empty_like(x)
+        np.multiply(x.numpy(), 2, out=out.numpy())
+        return out
+
+    x = torch.randn(64)
+    assert_matches(2 * x, twice, x)
+    for wrong in (2.5 * x, 0 * x):
+        with pytest.raises(AssertionError):
+            assert_matches(wrong, twice, x)
+
+
 def test_a_running_logsumexp_of_a_largest_number_and_a_sum() -> None:
     """Near zero it has the digits of the largest number, which PyTorch's has too."""
 
@@ -257,8 +272,11 @@ def test_a_running_logsumexp_of_a_largest_number_and_a_sum() -> None:
             found.append(torch.log(total) + finite)
         return torch.cat(found, -1).to(x.dtype)
 
-    record = verify(running, lambda x: torch.logcumsumexp(x, -1), contract=ROWS, checks=["numerics"])
+    reference = lambda x: torch.logcumsumexp(x, -1)  # noqa: E731
+    record = verify(running, reference, contract=ROWS, checks=["numerics"])
     assert record.passed, [(f.case, f.message) for f in record.failures]
+    record = verify(lambda x: running(x) * (1 + 1e-4), reference, contract=ROWS, checks=["numerics"])
+    assert not record.passed
 
 
 def test_equal_terms_added_one_after_the_other() -> None:
@@ -269,13 +287,17 @@ def test_equal_terms_added_one_after_the_other() -> None:
         totals = np.cumsum(torch.cat([rows.new_zeros(1, rows.shape[1]), rows]).numpy(), 0)  # in order, in this dtype
         return torch.from_numpy(totals[-1]).to(table.dtype)
 
-    record = verify(
-        added,
-        lambda table, index: table[index].sum(0),
-        contract="(table: Float[Tensor, 'v d'], index: Int64[Tensor, 'n']) -> Float[Tensor, 'd']",
-        checks=["numerics"],
-    )
-    assert record.passed, [(f.case, f.message) for f in record.failures]
+    for candidate, is_right in (
+        (added, True),
+        (lambda table, index: added(table, index[: max(len(index) - 1, 1)]), False),
+    ):
+        record = verify(
+            candidate,
+            lambda table, index: table[index].sum(0),
+            contract="(table: Float[Tensor, 'v d'], index: Int64[Tensor, 'n']) -> Float[Tensor, 'd']",
+            checks=["numerics"],
+        )
+        assert record.passed is is_right, [(f.case, f.message) for f in record.failures]
 
 
 def test_a_sum_may_start_from_a_positive_zero(ns) -> None:
@@ -295,6 +317,10 @@ def test_a_sum_may_start_from_a_positive_zero(ns) -> None:
         return w[0] * x + w[1] * y
 
     check(mix)
+    x = torch.tensor([-0.0, 1.0])
+    both = lambda x: (x.clone(), x.sum())  # noqa: E731
+    with pytest.raises(AssertionError, match="got 0, expected -0"):  # of a copy beside a sum
+        assert_matches((x + 0.0, x.sum()), both, x)
 
 
 def test_a_gradient_that_is_not_the_derivative(ns) -> None:
@@ -304,6 +330,15 @@ def test_a_gradient_that_is_not_the_derivative(ns) -> None:
     def round_straight_through(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x + (x.round() - x).detach()
 
+    @operator(f"{ns}::round_twice_as_steep")
+    def round_twice_as_steep(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + (x.round() - x).detach()
+
+    @round_twice_as_steep.backward
+    def round_twice_as_steep_backward(grad_output, x):
+        return 2 * grad_output
+
+    assert "gradient numerics" in {f.check for f in verify(round_twice_as_steep).failures}
     record = verify(round_straight_through)
     assert record.passed, [(f.check, f.case, f.message) for f in record.failures]
     skipped = {c.name: c.reason for c in record.checks if c.outcome == "skipped"}
@@ -350,7 +385,7 @@ def test_rounding_decides_between_a_number_and_infinity() -> None:
 
     assert_matches(prune(CLOSE), prune, CLOSE)
     with pytest.raises(AssertionError):
-        assert_matches(torch.zeros_like(CLOSE), prune, CLOSE)
+        assert_matches(torch.tensor([[-0.326171875, 1000.0]], dtype=torch.bfloat16), prune, CLOSE)
 
 
 CLOSE = torch.tensor([[-0.326171875, -1.578125]], dtype=torch.bfloat16)

@@ -122,8 +122,12 @@ def test_the_default_eps_of_rms_norm(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("module", [nn.RMSNorm, nn.LayerNorm])
 def test_autocast_on_a_cpu_leaves_16_bits(module: type[nn.Module]) -> None:
-    model, x = nn.Sequential(nn.Linear(6, 6), module(6, eps=1e-5)), torch.randn(2, 6)
+    narrow, x = nn.Sequential(module(6, eps=1e-5).bfloat16()), torch.randn(2, 6)
+    model = nn.Sequential(nn.Linear(6, 6), module(6, eps=1e-5))
     with torch.autocast("cpu", torch.bfloat16):
+        plain = result_of(narrow, x)
+        opwright_ops.patch(narrow)
+        assert str(result_of(narrow, x)) == str(plain)
         wanted = model(x)
         opwright_ops.patch(model)
         torch.testing.assert_close(model(x), wanted)

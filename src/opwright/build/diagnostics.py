@@ -103,9 +103,13 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     elif exported is not None and re.search(rf"['‘\"]{exported}['’\"] (was not declared|is undefined)", text):
         text = f"there is no function `{exported}` above it"
         hint = "a kernel has the name of its operator; `opwright inspect TARGET` prints how it is declared"
-    elif exported is not None and _NOT_A_FUNCTION.search(text):
-        text = f"`{exported}` is a template, and none of its tensors has more than one dtype"
-        hint = f"a function with these types, and `OPWRIGHT_KERNEL({exported})`; `opwright inspect TARGET` prints it"
+    elif (
+        exported is not None
+        and _NOT_A_FUNCTION.search(text)
+        and any(d.name == exported and d.contract.scalar_family is None for d in request.unit)
+    ):
+        text = f"`{exported}` must be a function, not a template: each of its tensors has a single dtype"
+        hint = f"write a function with these types, and `OPWRIGHT_KERNEL({exported})`; `opwright inspect` prints both"
     elif text.startswith(_DECLARED_AS):
         at, text = _at_function(request, at, exported, text)
         excerpt = _excerpt(request, *at)

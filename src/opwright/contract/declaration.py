@@ -331,9 +331,10 @@ def _backward_parameters(contract: Contract) -> dict[str, Parameter]:
 
 
 def _in_order(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
-    """Returns the parameters of a backward in its own order; no signature has an option in front of an argument.
+    """Returns the parameters of a backward in the order of its function.
 
-    An option in front of a tensor is an argument like that: autograd passes all.
+    An option before a tensor loses its default and becomes positional: a schema has no default before an argument
+    without one, and autograd passes every argument.
     """
     found: list[Parameter] = []
     for parameter in reversed([*parameters]):

@@ -40,9 +40,9 @@ def put(entry: Entry, folder: Path, name: str, *, is_program: bool) -> Iterator[
         file = next(file for file in names if is_program or _is_free(folder / file, entry))
         for each in {newest, file}:
             _put(entry, folder, each)
+        yield folder / file
         if not is_program:
             _loaded[folder / file] = entry.record.library
-        yield folder / file
 
 
 def _make(folder: Path, name: str) -> Path:

@@ -96,7 +96,7 @@ class OutVariant:
         """Bumps the versions of all tensors that are written into, and goes on.
 
         Raises:
-            OutError: one of the tensors needs a gradient, which this variant has not.
+            OutError: one of the tensors requires a gradient; this variant computes none.
         """
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in([*args, *kwargs.values()])):
             raise self._refuse_autograd("`with torch.no_grad():`")

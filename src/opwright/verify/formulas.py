@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from opwright import _torch
 from opwright._torch import TorchDispatchMode, get_decompositions, tree_leaves, tree_map
+from opwright.contract.memory import overlaps_itself
 from opwright.verify.tensors import tensors_of
 
 _aten = torch.ops.aten
@@ -252,8 +253,12 @@ class Leaving(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LEAVING and args[0].dtype == torch.float64:
-            with _torch.disable_dispatch_modes():
-                args = (self.change(args[0]), *args[1:])
+            with _torch.disable_dispatch_modes(), torch.no_grad():
+                changed = self.change(args[0])
+                if func in _READ_AS_NUMBERS or overlaps_itself(args[0]):
+                    args = (changed, *args[1:])
+                else:  # in its own memory, through which an array may be written
+                    args[0].copy_(changed)
         return func(*args, **(kwargs or {}))
 
     def change(self, value: torch.Tensor) -> torch.Tensor:
@@ -261,10 +266,8 @@ class Leaving(TorchFunctionMode):
         raise NotImplementedError
 
 
-_LEAVING = {
-    *(torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__),
-    *(torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__float__),
-}
+_READ_AS_NUMBERS = {torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__float__}
+_LEAVING = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, *_READ_AS_NUMBERS}
 _is_composite = functools.cache(_torch.can_decompose)
 _SUMS = packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add index_add addmv")
 _SQUARES = packets("var var_mean std linalg_vector_norm")

@@ -27,8 +27,7 @@ from opwright.contract.precision import Factor, Precision
 from opwright.verify.formulas import Overflow, OverflowLeaving, WidenCasts, oracle_formulas
 from opwright.verify.global_state import in_threads
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
-from opwright.verify.operator_watch import OperatorWatch
-from opwright.verify.rounding import ADDING, computes_in_single, round_at_random
+from opwright.verify.rounding import PositiveSums, computes_in_single, round_at_random
 from opwright.verify.tensors import copy_of, count_elements, has_double, tensors_of
 
 # A kernel may err this many times what PyTorch itself errs on that element ...
@@ -56,7 +55,7 @@ class Expected:
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
         overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
-        stays_finite: where it gets a number in place of an infinity: rounding may decide between the two.
+        finite: what it gets where the exact value is infinite, NaN elsewhere: rounding may decide between the two.
         bias: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
         is_loose: whether NaN and infinities are as right as each other.
@@ -73,7 +72,7 @@ class Expected:
     allowance: torch.Tensor
     ulp: torch.Tensor
     overflowed: torch.Tensor
-    stays_finite: torch.Tensor
+    finite: torch.Tensor
     dtype: torch.dtype
     bias: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
@@ -147,7 +146,7 @@ class Expected:
             allowance=torch.maximum(self.allowance, expected.allowance),
             ulp=expected.ulp,
             overflowed=expected.overflowed,
-            stays_finite=expected.stays_finite,
+            finite=expected.finite,
             bias=expected.bias,
             doubt=torch.where(is_known, 0.0, self.doubt),
             reason="in more digits the reference is another function than in float64",
@@ -208,6 +207,9 @@ def expect(
         eager = reference([copy_of(v) for v in values])
         exact, widens_casts = _compute_exactly(reference, values, eager)
         nudged = _compute_nudged(reference, values)
+        if nudged is not None:
+            with PositiveSums():
+                positive_sums = reference([to_oracle(v) for v in values])
     refinement = Refinement(reference, values, exact, eager, seed, precision, widens_casts)
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):
@@ -221,7 +223,8 @@ def expect(
             if not is_narrow:
                 expected = expected.whole()
             if nudged is not None:
-                expected.is_negative_zero = _signed_zeros(expected.exact, plain, nudged[i], values)
+                zeros = _signed_zeros(expected.exact, plain, nudged[i], values)
+                expected.is_negative_zero = zeros & positive_sums[i].signbit()
             found.append(expected)
     return found
 
@@ -261,10 +264,7 @@ _NUDGE = 2.0**-100
 
 
 def _compute_nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
-    """Returns the outputs for inputs whose negative zeros are tiny negative numbers.
-
-    None where there are none, or the reference adds: a kernel may start its sum from a positive zero.
-    """
+    """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
     has_zeros = False
 
     def nudge(value: Any) -> Any:
@@ -282,9 +282,7 @@ def _compute_nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any
     inputs = [nudge(v) for v in values]
     if not has_zeros:
         return None
-    with OperatorWatch() as watch:
-        nudged = reference(inputs)
-    return nudged if ADDING.isdisjoint(watch.operators) else None
+    return reference(inputs)
 
 
 def _signed_zeros(
@@ -325,8 +323,8 @@ def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Ex
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
     overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
-    stays_finite = exact.isinf() & plain.isfinite()
-    expected = Expected(exact, allowance, ulp, overflowed, stays_finite, plain.dtype)
+    finite = torch.where(exact.isinf() & plain.isfinite(), plain.double(), math.nan)
+    expected = Expected(exact, allowance, ulp, overflowed, finite, plain.dtype)
     expected.bias = measure_bias(plain.double(), expected)
     return expected
 

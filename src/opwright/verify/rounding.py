@@ -346,6 +346,20 @@ class _Kind:
     is_flushing: bool
 
 
+class PositiveSums(_torch.TorchDispatchMode):
+    """Makes zeros that are sums positive, as those are that start from 0."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _ADDING and isinstance(result, torch.Tensor) and result.is_floating_point():
+            result.add_(0.0)
+        return result
+
+
 class _NotesSingle(_torch.TorchDispatchMode):
     """Notes whether an operator rounds its result to float32 or a shorter type."""
 
@@ -435,7 +449,7 @@ _LONG_SUM = 256  # terms
 _PUTS = packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
 SCATTERED_SUMS = _PUTS | packets("index_add index_add_ scatter_add scatter_add_")
 _DIFFERENCES = packets("add sub add_ sub_")
-ADDING = _DIFFERENCES | _SUMS | _PRODUCTS | SCATTERED_SUMS | packets("rsub addcmul addcdiv lerp convolution")
+_ADDING = _DIFFERENCES | _SUMS | _PRODUCTS | SCATTERED_SUMS | packets("rsub addcmul addcdiv lerp convolution")
 _FLUSHING = packets(
     "exp exp_ exp2 exp2_ expm1 expm1_ sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp "
     "erfc prod cumprod cumprod_ _softmax special_erfcx"

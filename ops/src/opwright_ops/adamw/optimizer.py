@@ -139,6 +139,7 @@ class AdamW(Optimizer):
         own = [{name: group[name] for name in _OWN} for group in self.param_groups]
 
         def keep(_: Optimizer, given: Mapping[str, Any]) -> None:  # the last of the hooks
+            self._check_shapes(given)
             self._loading = given, own
 
         handle = self.register_load_state_dict_pre_hook(keep)
@@ -147,6 +148,15 @@ class AdamW(Optimizer):
         finally:
             handle.remove()
             self._loading = None
+
+    def _check_shapes(self, given: Mapping[str, Any]) -> None:
+        for group, saved in zip(self.param_groups, given["param_groups"], strict=False):
+            for param, key in zip(group["params"], saved["params"], strict=False):
+                for name in _STATES:
+                    state = given["state"].get(key, {}).get(name)
+                    if state is not None and state.shape != param.shape:
+                        rows = ("parameter", shown(param)), (name, shown(state))
+                        refuse(ValueError, "state_dict", "is of a parameter of another shape", *rows, subject="AdamW")
 
     def _take_loaded(self, given: Mapping[str, Any], own: list[dict[str, Any]]) -> None:
         for group, saved, kept in zip(self.param_groups, given["param_groups"], own, strict=True):
@@ -166,9 +176,6 @@ class AdamW(Optimizer):
         dtype = group["state_dtype"] or param.dtype
         for name in _STATES:
             if name in kept:
-                if kept[name].shape != param.shape:
-                    rows = ("parameter", shown(param)), (name, shown(kept[name]))
-                    refuse(ValueError, "state_dict", "is of a parameter of another shape", *rows, subject="AdamW")
                 made = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
                 placed[name] = made.copy_(kept[name])
         return placed

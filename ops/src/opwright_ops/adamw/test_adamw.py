@@ -435,4 +435,5 @@ def test_a_state_of_another_shape_is_refused() -> None:
     small.grad = torch.ones(4)
     optimizer.step()
     with pytest.raises(ValueError, match="`state_dict` is of a parameter of another shape"):
-        AdamW([large]).load_state_dict(optimizer.state_dict())
+        (other := AdamW([large])).load_state_dict(optimizer.state_dict())
+    assert not other.state[large]

@@ -6,6 +6,8 @@
 #include <opwright/math.h>
 #include <opwright/scratch.h>
 
+#include "base.h"
+
 namespace opwright_ops {
 
 using opwright::along;
@@ -35,9 +37,9 @@ Part<compute_t<T>> part_of(const T* row, int64_t n) {
   // Not infinite: exp(inf - origin) is still inf, and exp(-inf - origin) is 0.
   S origin = opwright::largest_along(row, n);
   origin = origin > kLargest<S> ? kLargest<S> : origin < -kLargest<S> ? -kLargest<S> : origin;
-  // What all elements may have in common would take the digits of the rest of their sum.
-  const S first = n > 0 ? S(row[0]) : S(0);
-  const S base = first < kLargest<S> / 4 && first > -kLargest<S> / 4 ? first : S(0);
+  // What all elements may have in common would take the digits of the rest of their sum: the median
+  // of three, so that no single outlier is taken for it.
+  const S base = n > 0 ? opwright_ops::base_of(S(row[0]), S(row[n / 2]), S(row[n - 1])) : S(0);
   S sums[2];
   opwright::sums_along<T>(n, sums, [&]<typename R>(int64_t at, R(&to)[2]) {
     const R x = read<R>(row + at);

@@ -10,6 +10,8 @@
 #include <opwright/vector.cuh>
 #include <opwright/view.h>
 
+#include "base.h"
+
 namespace opwright_ops {
 
 using opwright::compute_t;
@@ -101,11 +103,11 @@ __device__ OPWRIGHT_INLINE void merge_lanes(Sums<S, kHasElements>& sums, int cou
 }
 
 // What all elements of a row may have in common: it would take the digits of the rest of their sum.
+// The median of three, so that no single outlier is taken for it.
 template <typename T>
 __device__ OPWRIGHT_INLINE compute_t<T> base_of(const T* row, int64_t n) {
   using S = compute_t<T>;
-  const S first = n > 0 ? S(row[0]) : S(0);
-  return first < kLargest<S> / 4 && first > -kLargest<S> / 4 ? first : S(0);
+  return n > 0 ? opwright_ops::base_of(S(row[0]), S(row[n / 2]), S(row[n - 1])) : S(0);
 }
 
 // Sums of a row, by the threads of a warp or of a block: thread `id` of `threads`. Pack p of a row

@@ -78,11 +78,13 @@ def cross_entropy(
 
 def _losses_with_inplace_backward(logits: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:
     base = logits if logits._base is None else logits._base
-    if base.is_leaf and base.requires_grad:
+    if logits.is_leaf or (base.is_leaf and base.requires_grad):
         refuse(
             ValueError,
             "inplace_backward=True",
-            "would overwrite `logits`, which is a leaf" + ("" if base is logits else "'s memory: a view of it"),
+            "would overwrite `logits`, which is a leaf"
+            if logits.is_leaf
+            else "would overwrite a leaf: `logits` is a view of it",
             hint="omit `inplace_backward`, or pass logits that a model computed",
             subject="cross_entropy",
         )

@@ -277,5 +277,20 @@ def test_a_label_smoothing_outside_of_0_to_1_is_refused() -> None:
 
 def test_a_backward_in_place_is_refused_for_a_view_of_a_leaf() -> None:
     weight = torch.nn.Parameter(torch.zeros(2, 3, 5))
-    with pytest.raises(ValueError, match="a view of it"):
+    with pytest.raises(ValueError, match="is a view of it"):
         cross_entropy(weight.flatten(0, 1), torch.zeros(6, dtype=torch.long), inplace_backward=True)
+    leaf = torch.zeros(9, 5)[:6].requires_grad_()  # a view of what needs no gradient
+    with pytest.raises(ValueError, match="which is a leaf"):
+        cross_entropy(leaf, torch.zeros(6, dtype=torch.long), inplace_backward=True)
+
+
+@pytest.mark.parametrize("outlier", [-1e4, -1e9, -1e37, 1e4])
+@pytest.mark.parametrize("at", [0, 2000, 3999])
+def test_smoothed_labels_beside_one_outlier(outlier: float, at: int) -> None:
+    """Such as a class that is masked."""
+    torch.manual_seed(0)
+    logits, target = torch.randn(4, 4000) + 10, torch.randint(1, 1999, (4,))
+    logits[:, at] = outlier
+    found = cross_entropy(logits, target, label_smoothing=1.0, reduction="none")
+    wanted = F.cross_entropy(logits.double(), target, label_smoothing=1.0, reduction="none")
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)

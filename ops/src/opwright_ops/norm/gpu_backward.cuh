@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   // All teams go as far, those without a row too: some share a warp.
   const int64_t end = (p.rows + teams - 1) / teams * teams;
   Ahead<T, Part::kHeld, kNorm == Norm::add_rms ? 3 : 2> ahead(shared_bytes, threads, thread);
-  // The weight, in shared memory for all teams of the block. One of T always has room there.
+  // The weight, in shared memory for all teams of the block. One of T is always there: see start.
   constexpr int M = kPackWidth<W> < N ? kPackWidth<W> : N;
   const bool is_staged = Part::kIsHeld && (sizeof(W) == sizeof(T) || p.stages_weight);
   Pack<W, M>* weights =
@@ -388,7 +388,8 @@ void norm_backward(Backward<T, W> p, bool is_aligned, View<W, 1> grad_weight, Vi
   const auto start = [&]<int kHeld, bool kIsHeld, bool kIsCluster>(int cluster, int threads,
                                                                    int teams) {
     using Group = Team<S, kIsCluster, kNorm == Norm::layer ? 4 : 2>;
-    const size_t room = device.shared_bytes - sizeof(S) * Group::slots(backward_threads(kHeld));
+    const size_t room =
+        device.shared_bytes - sizeof(S) * Group::slots(backward_threads(kIsHeld ? kHeld : 0));
     const size_t values = size_t{N} * kHeld * threads;
     const auto bytes_of = [&](bool stages_weight) {
       const size_t of_rows = kIsHeld ? Ahead<T, kHeld, kTensors>::bytes(threads * teams) : 0;
@@ -397,7 +398,8 @@ void norm_backward(Backward<T, W> p, bool is_aligned, View<W, 1> grad_weight, Vi
       return of_rows + of_weight > of_sums ? of_rows + of_weight : of_sums;
     };
     p.stages_weight = kIsHeld && p.weight.data;
-    while (teams > 1 && bytes_of(p.stages_weight) > room) --teams;
+    const int whole_warp = threads < kWarp ? kWarp / threads : 1;  // of teams
+    while (teams > whole_warp && bytes_of(p.stages_weight) > room) teams -= whole_warp;
     if (sizeof(W) > sizeof(T) && bytes_of(p.stages_weight) > room) p.stages_weight = false;
     const size_t bytes = bytes_of(p.stages_weight);
     if (bytes > room) return false;

@@ -19,7 +19,9 @@ def _takes(module: nn.RMSNorm | nn.LayerNorm, input: Tensor) -> bool:
     if tuple(input.shape[-dims:]) != tuple(module.normalized_shape):
         return False
     weight = module.weight
-    if weight is None or weight.dtype == input.dtype or torch.is_autocast_enabled(input.device.type):
+    if weight is None or weight.dtype == input.dtype:
+        return True
+    if input.device.type != "cpu" and torch.is_autocast_enabled(input.device.type):
         return True
     return weight.dtype == torch.float32 and input.dtype in (torch.float16, torch.bfloat16)
 

@@ -20,13 +20,18 @@ def _norms_for(input: Any, columns: Any) -> Norms:
     return WITH_FLOAT32_WEIGHT if is_mixed and not torch.is_autocast_enabled(input.device.type) else OF_ONE_TYPE
 
 
-def rms_norm(input: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6) -> Tensor:
+def _into(out: Any) -> dict[str, Any]:
+    return {} if out is None else {"out": out}
+
+
+def rms_norm(input: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
     """Divides each row by the root of its mean square, and multiplies it by `weight`.
 
     Args:
         input: (..., n), float32, float64, float16 or bfloat16, of any strides.
         weight: (n,), the gain of each column, of the type of `input`, or float32 beside 16 bits; 1 without it.
         eps: is added to the mean square.
+        out: takes the result.
 
     Returns:
         A tensor of the shape and type of `input`; under autocast float32.
@@ -40,19 +45,25 @@ def rms_norm(input: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6) 
     Source:
         Zhang and Sennrich, arXiv:1910.07467, eq. 4.
     """
-    if weight is None or getattr(weight, "dtype", None) is getattr(input, "dtype", None):
+    if out is None and (weight is None or getattr(weight, "dtype", None) is getattr(input, "dtype", None)):
         return op.rms_norm(input, weight, eps=eps)
-    return _norms_for(input, weight).rms_norm(input, weight, eps=eps)
+    return _norms_for(input, weight).rms_norm(input, weight, eps=eps, **_into(out))
 
 
 def add_rms_norm(
-    input: Tensor, residual: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> AddRmsNormOutputs:
     """Adds `residual` to `input`, and returns `rms_norm` of the sum, and the sum.
 
     Args:
         input, residual: (..., n), of one type.
         weight, eps: as for `rms_norm`.
+        out: two tensors that take the results.
 
     Returns:
         `output` and `sum`, of the shape and type of `input`.
@@ -63,12 +74,19 @@ def add_rms_norm(
     Raises:
         DtypeError, ShapeError: `residual` or `weight` does not fit.
     """
-    if weight is None or getattr(weight, "dtype", None) is getattr(input, "dtype", None):
+    if out is None and (weight is None or getattr(weight, "dtype", None) is getattr(input, "dtype", None)):
         return op.add_rms_norm(input, residual, weight, eps=eps)
-    return _norms_for(input, weight).add_rms_norm(input, residual, weight, eps=eps)
+    return _norms_for(input, weight).add_rms_norm(input, residual, weight, eps=eps, **_into(out))
 
 
-def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    out: Tensor | None = None,
+) -> Tensor:
     """Subtracts from each row its mean, divides it by its standard deviation, and scales and shifts it.
 
     Args:
@@ -76,6 +94,7 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
         weight: (n,), the gain of each column, of the type of `input`, or float32 beside 16 bits; 1 without it.
         bias: (n,), is added to each column, of the type of `weight`; 0 without it.
         eps: is added to the variance, which is the mean of the squares.
+        out: takes the result.
 
     Returns:
         A tensor of the shape and type of `input`; under autocast float32.
@@ -91,9 +110,9 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
         Ba, Kiros and Hinton, arXiv:1607.06450, eq. 4.
     """
     columns = bias if weight is None else weight
-    if columns is None or getattr(columns, "dtype", None) is getattr(input, "dtype", None):
+    if out is None and (columns is None or getattr(columns, "dtype", None) is getattr(input, "dtype", None)):
         return op.layer_norm(input, weight, bias, eps=eps)
-    return _norms_for(input, columns).layer_norm(input, weight, bias, eps=eps)
+    return _norms_for(input, columns).layer_norm(input, weight, bias, eps=eps, **_into(out))
 
 
 # So that verify, bench and tests take these functions, too.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import opwright
 from opwright_ops.norm import LayerNorm, RMSNorm, add_rms_norm, layer_norm, rms_norm
+from opwright_ops.norm.module import _takes
 from opwright_ops.norm.op import WITH_FLOAT32_WEIGHT
 
 # Each test runs on a CPU and on a GPU.
@@ -96,6 +97,18 @@ def test_rows_of_16_bits_with_a_weight_in_float32(name: str, dtype: torch.dtype)
             assert ((ours.float() - wanted).abs() <= allowed).all(), (n, ours.shape)
 
 
+def test_results_are_written_to_out() -> None:
+    x, weight = torch.randn(3, 8).half(), torch.randn(8)
+    for given in (weight, weight.half()):
+        out = torch.empty_like(x), torch.empty_like(x)
+        assert rms_norm(x, given, out=out[0]) is out[0]
+        assert torch.equal(out[0], rms_norm(x, given))
+        add_rms_norm(x, x, given, out=out)
+        assert torch.equal(out[1], x + x)
+        layer_norm(x, given, out=out[0])
+        assert torch.equal(out[0], layer_norm(x, given))
+
+
 def test_a_weight_of_another_type_is_refused() -> None:
     x = torch.randn(3, 8).half()
     for weight in (torch.randn(8).double(), torch.randn(8).bfloat16()):
@@ -108,6 +121,7 @@ def test_a_weight_of_another_type_is_refused() -> None:
 @pytest.mark.parametrize("Norm", [RMSNorm, LayerNorm])
 def test_modules_in_float32_take_rows_of_16_bits(Norm: Any) -> None:
     norm, x = Norm(64, eps=1e-5), torch.randn(3, 64).bfloat16()
+    assert _takes(norm, x)
     assert norm(x).dtype == torch.bfloat16
     torch.testing.assert_close(norm(x).float(), norm(x.float()), rtol=2**-8, atol=0)
 

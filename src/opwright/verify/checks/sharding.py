@@ -127,9 +127,10 @@ def _hold(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> 
         ]
         message = _compare(target, signature, rule, calls, wanted)
     except Exception as error:  # whatever a kernel may raise on such parts
-        parts = [signature.arrange([each[rank] for each in pieces]) for rank in range(ranks)]
-        if any(try_reference(target.reference, part) is None for part in parts):
-            return Finding(label)  # an empty part, which the operator does not take
+        for each in ([piece[rank] for piece in pieces] for rank in range(ranks)):
+            is_empty = any(part.numel() == 0 for part in each)
+            if is_empty and try_reference(target.reference, signature.arrange(each)) is None:
+                return Finding(label)  # an empty part, which the operator does not take
         return Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
     return Finding(label, message and message + _reason(signature, rule))
 

@@ -208,8 +208,9 @@ def expect(
         exact, widens_casts = _compute_exactly(reference, values, eager)
         nudged = _compute_nudged(reference, values)
         if nudged is not None:
-            with PositiveSums():
-                positive_sums = reference([to_oracle(v) for v in values])
+            given = [to_oracle(v) for v in values]
+            with PositiveSums(tensors_of(given)):
+                positive_sums = reference(given)
     refinement = Refinement(reference, values, exact, eager, seed, precision, widens_casts)
     found: list[Expected | torch.Tensor | None] = []
     for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):

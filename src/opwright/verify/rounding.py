@@ -347,7 +347,15 @@ class _Kind:
 
 
 class PositiveSums(_torch.TorchDispatchMode):
-    """Makes zeros that are sums positive, as those are that start from 0."""
+    """Makes zeros that are sums positive, as those are that start from 0; but for the sum of two inputs, which does not.
+
+    Args:
+        inputs: the tensors that the computation is given.
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._inputs = {_torch.address_of(t.untyped_storage()) for t in inputs}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -356,7 +364,9 @@ class PositiveSums(_torch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ADDING and isinstance(result, torch.Tensor) and result.is_floating_point():
-            result.add_(0.0)
+            terms = {_torch.address_of(t.untyped_storage()) for t in tensors_of(args)}
+            if func.overloadpacket not in _DIFFERENCES or not terms <= self._inputs:
+                result.add_(0.0)
         return result
 
 

@@ -1,4 +1,4 @@
-"""Operators written without knowledge of these tests: right ones that verify accused, wrong ones that it passed."""
+"""Operators by authors who had not read these tests: right ones that verify refused, and wrong ones that it passed."""
 
 from __future__ import annotations
 

@@ -31,8 +31,10 @@ def test_files_that_a_link_depends_on(flags: list[str], expected: list[str], tmp
     ("flags", "expected"),
     [
         (["-Iinc", "-I", "inc", "-I../inc"], ["-I{}/inc", "-I", "{}/inc", "-I{}/../inc"]),
-        (["-isystem", "inc", "-isysteminc", "-iquote", "inc"], ["-isystem", "{}/inc", "-isystem{}/inc", "-iquote", "{}/inc"]),
-        (["-include", "pre.h", "-includepre.h", "-imacros", "pre.h"], ["-include", "{}/pre.h", "-include{}/pre.h", "-imacros", "{}/pre.h"]),
+        (["-isystem", "inc", "-isysteminc"], ["-isystem", "{}/inc", "-isystem{}/inc"]),
+        (["-iquote", "inc"], ["-iquote", "{}/inc"]),
+        (["-include", "pre.h", "-includepre.h"], ["-include", "{}/pre.h", "-include{}/pre.h"]),
+        (["-imacros", "pre.h"], ["-imacros", "{}/pre.h"]),
         (["-include", "vector", "-includevector"], ["-include", "vector", "-includevector"]),
         (["-Llib", "-L", "lib", "-lm", "lib"], ["-L{}/lib", "-L", "{}/lib", "-lm", "lib"]),
         (["-Xcompiler", "-isystem", "-Xcompiler", "a"], ["-Xcompiler", "-isystem", "-Xcompiler", "a"]),

@@ -246,7 +246,7 @@ class Objects:
         return {_place(path, source.roots): digests[path] for path in included}, uses_name
 
     def _headers_apart(self) -> tuple[str, ...]:
-        """Returns where headers are that the key stands for, by versions of what they belong to: starts of paths."""
+        """Returns starts of paths of the headers that are not compared, since versions in the key stand for them."""
         folders = [self.store.root / "headers", self.work, EXTENSION, *system_includes(self.nvcc), Path("/usr/include")]
         folders += [self.nvcc.root] if self.nvcc else []
         folders += [

@@ -347,7 +347,7 @@ class _Kind:
 
 
 class PositiveSums(_torch.TorchDispatchMode):
-    """Makes zeros that are sums positive, as those are that start from 0; but for the sum of two inputs, which does not.
+    """Makes sums that are zero positive, as those that start from 0 are. A sum of two inputs starts from one of them.
 
     Args:
         inputs: the tensors that the computation is given.

@@ -116,13 +116,14 @@ class AdamW(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self._loading is not None:
-            self._take_loaded(*self._loading)
-            return
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 if name != "lr":
                     group.setdefault(name, value)
+        if self._loading is not None:
+            self._take_loaded(*self._loading)
+            return
+        for group in self.param_groups:
             for param in group["params"]:
                 kept = self.state.get(param)
                 if kept:
@@ -161,9 +162,6 @@ class AdamW(Optimizer):
     def _take_loaded(self, given: Mapping[str, Any], own: list[dict[str, Any]]) -> None:
         for group, saved, kept in zip(self.param_groups, given["param_groups"], own, strict=True):
             group.update({name: value for name, value in kept.items() if name not in saved})
-            for name, value in self.defaults.items():
-                if name != "lr":
-                    group.setdefault(name, value)
             for param, key in zip(group["params"], saved["params"], strict=True):
                 if key in given["state"]:
                     self.state[param] = self._place(param, given["state"][key], group)

@@ -58,7 +58,7 @@ __device__ OPWRIGHT_INLINE float exp_of_term(float x) {
 }
 
 // The sum of exp(x - origin) over a part of a row, where origin is its largest element or the
-// number nearest to that, and the sum of what the elements are more than `base`.
+// number nearest to that, and the sum of the differences between the elements and `base`.
 template <typename S, bool kHasElements>
 struct Sums {
   S origin = -kLargest<S>, exponentials = 0, elements = 0;

@@ -279,7 +279,7 @@ def test_a_backward_in_place_is_refused_for_a_view_of_a_leaf() -> None:
     weight = torch.nn.Parameter(torch.zeros(2, 3, 5))
     with pytest.raises(ValueError, match="is a view of it"):
         cross_entropy(weight.flatten(0, 1), torch.zeros(6, dtype=torch.long), inplace_backward=True)
-    leaf = torch.zeros(9, 5)[:6].requires_grad_()  # a view of what needs no gradient
+    leaf = torch.zeros(9, 5)[:6].requires_grad_()  # and a view of a tensor without a gradient
     with pytest.raises(ValueError, match="which is a leaf"):
         cross_entropy(leaf, torch.zeros(6, dtype=torch.long), inplace_backward=True)
 

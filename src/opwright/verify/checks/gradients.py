@@ -85,7 +85,8 @@ def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
         raise Skipped("float64 is not among its dtypes")
     if target.casts_to_single:
         raise Skipped("its reference casts to float32: too coarse for finite differences")
-    cases, ran, judged, differs = target.tiny_cases(torch.float64), False, False, False
+    cases, ran = target.tiny_cases(torch.float64), False
+    has_finding = has_other_gradient = False
     # Last bits that vary are far below what gradcheck itself allows.
     varies = 0.0 if target.operator.declaration.deterministic else _VARIES
     for case in cases:
@@ -98,22 +99,22 @@ def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
                 continue  # there are no finite differences
             ran = True
             check(call, inputs, raise_exception=True, check_batched_grad=False, fast_mode=is_large, nondet_tol=varies)
-            judged = True
+            has_finding = True
             yield Finding(str(case))
         except Exception as error:
             ran = True
             if is_lost(target.device):
                 raise DeviceLost(str(error)) from error
             if isinstance(error, GradcheckError) and not _is_derivative(target, case, check, is_large):
-                differs = True
+                has_other_gradient = True
                 continue
-            judged = True
+            has_finding = True
             yield Finding(
                 str(case),
                 _tell_mismatch(str(error), *_names_for(check, target, case, len(inputs), len(outputs)))
                 or first_line(error, 3),
             )
-    if differs and not judged:
+    if has_other_gradient and not has_finding:
         raise Skipped("the gradient of its reference is not the derivative, as after `detach`")
     if cases and not ran:
         raise Skipped("no output is float64 where its inputs are, and finite: there are no finite differences")

@@ -118,7 +118,7 @@ def _from_exact(value: Any, actual: Any) -> Any:
     exact = value.detach().double()
     ulp = ulp_of(exact, actual.dtype)
     nowhere = torch.zeros_like(exact, dtype=torch.bool)
-    return Expected(exact, _ULP * ulp, ulp, nowhere, nowhere, actual.dtype)
+    return Expected(exact, _ULP * ulp, ulp, nowhere, actual.dtype)
 
 
 def _compare_all(got: Sequence[Any], wanted: Sequence[Any], names: Sequence[str]) -> tuple[str, str, str] | None:

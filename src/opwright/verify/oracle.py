@@ -55,7 +55,8 @@ class Expected:
         allowance: largest absolute error that passes, per element.
         ulp: the unit in the last place of the output's dtype at `exact`.
         overflowed: where PyTorch itself gets NaN or an infinity in this dtype that is not right.
-        finite: what it gets where the exact value is infinite, NaN elsewhere: rounding may decide between the two.
+        finite_value: what it gets where the exact value is infinite, NaN elsewhere, since rounding may decide between
+            the two; None: nowhere.
         bias: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
         is_loose: whether NaN and infinities are as right as each other.
@@ -72,8 +73,8 @@ class Expected:
     allowance: torch.Tensor
     ulp: torch.Tensor
     overflowed: torch.Tensor
-    finite: torch.Tensor
     dtype: torch.dtype
+    finite_value: torch.Tensor | None = None
     bias: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
     is_loose: bool = False
@@ -146,7 +147,7 @@ class Expected:
             allowance=torch.maximum(self.allowance, expected.allowance),
             ulp=expected.ulp,
             overflowed=expected.overflowed,
-            finite=expected.finite,
+            finite_value=expected.finite_value,
             bias=expected.bias,
             doubt=torch.where(is_known, 0.0, self.doubt),
             reason="in more digits the reference is another function than in float64",
@@ -324,8 +325,10 @@ def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Ex
     error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
     allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
     overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
-    finite = torch.where(exact.isinf() & plain.isfinite(), plain.double(), math.nan)
-    expected = Expected(exact, allowance, ulp, overflowed, finite, plain.dtype)
+    expected = Expected(exact, allowance, ulp, overflowed, plain.dtype)
+    is_finite = exact.isinf() & plain.isfinite()
+    if bool(is_finite.any()):
+        expected.finite_value = torch.where(is_finite, plain.double(), math.nan)
     expected.bias = measure_bias(plain.double(), expected)
     return expected
 

@@ -260,6 +260,7 @@ def write_environment() -> None:
 
 OTHERS = {
     "CXX": "the C++ compiler, where `OPWRIGHT_CXX` names none",
+    "MAX_JOBS": "compilers running at the same time, where `OPWRIGHT_JOBS` is not set",
     "CUDA_HOME": "the CUDA toolkit, before PATH and Python's packages",
     "TORCH_CUDA_ARCH_LIST": "GPU architectures of extensions, as PyTorch reads it",
     "NVCC_APPEND_FLAGS": "flags that nvcc adds by itself",

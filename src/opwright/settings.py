@@ -50,9 +50,15 @@ def cxxflags() -> tuple[str, ...]:
 
 
 def jobs() -> int:
-    """Returns how many compilers may run at the same time."""
+    """Returns how many compilers may run at the same time.
+
+    MAX_JOBS limits those of `torch.utils.cpp_extension`, which ignores what is not a positive number.
+    """
     text = os.environ.get("OPWRIGHT_JOBS")
     if not text:
+        of_torch = os.environ.get("MAX_JOBS", "")
+        if of_torch.isdigit() and int(of_torch) > 0:
+            return int(of_torch)
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not text.isdigit() or int(text) < 1:
         raise SettingError("OPWRIGHT_JOBS", "must be a positive number", rows=[("got", repr(text))])

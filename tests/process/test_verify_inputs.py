@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pytest
 import torch
@@ -312,6 +312,63 @@ def test_options_are_negative_zero_and_extreme(ns, place: str, is_right: bool) -
         return x[..., (torch.arange(n) - by % max(n, 1)) % max(n, 1)]
 
     assert (failure_of(roll, "boundaries") == "") == is_right
+
+
+POWER = """
+#include <opwright/kernel.h>
+template <typename T>
+void power(opwright::View<const T, 1> x, int64_t exponent, double scale, opwright::View<T, 1> output) {
+  static thread_local double first = scale;
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    double product = SCALE;
+    for (int64_t k = 0; k < LIMIT; ++k) product *= double(x(i));
+    output(i) = T(product);
+  }
+}
+OPWRIGHT_KERNEL(power, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "scale", "is_right"),
+    [
+        ("exponent", "scale", True),
+        ("(exponent < 3 ? exponent : 3)", "scale", False),  # large ones are not finite
+        ("exponent", "first", False),
+    ],
+)
+def test_small_integers_and_a_number_that_is_kept(ns, limit: str, scale: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::power", cpu=POWER.replace("LIMIT", limit).replace("SCALE", scale))
+    def power(
+        x: Float[Tensor, "n"], exponent: Annotated[int, opwright.NonNegative] = 2, scale: float = 0.5
+    ) -> Float[Tensor, "n"]:
+        return scale * x**exponent
+
+    assert (failure_of(power, "numerics", "boundaries") == "") == is_right
+
+
+SUM_OF_LIST = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void sum_of(opwright::List<View<const T, 1>> xs, View<T, 1> output) {
+  for (int64_t i = 0; i < output.size(0); ++i) {
+    double sum = 0;
+    for (int64_t k = 0; k < LENGTH; ++k) sum += double(xs[k](i));
+    output(i) = T(sum);
+  }
+}
+OPWRIGHT_KERNEL(sum_of, float)
+"""
+
+
+@pytest.mark.parametrize(("length", "is_right"), [("xs.size()", True), ("(xs.size() < 64 ? xs.size() : 64)", False)])
+def test_long_lists(ns, length: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::sum_of", cpu=SUM_OF_LIST.replace("LENGTH", length))
+    def sum_of(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
+        return torch.stack(xs).sum(0)
+
+    assert (failure_of(sum_of, "boundaries") == "") == is_right
 
 
 def test_a_kernel_may_take_an_option_that_overflows_in_the_reference(ns) -> None:

@@ -323,7 +323,7 @@ class Sweep:
                 values = [usual] if p.name in self.names else [usual, usual + 1 if usual >= 0 else usual - 1]
             elif p.kind == "float":
                 usual = 0.5 if p.default is MISSING else p.default
-                values = [usual, 0.5 * usual + 0.25]
+                values = [usual, 0.5 * usual + 0.25 if usual != 0.5 else 0.75]
             else:
                 continue
             if isinstance(p.domain, Range):
@@ -354,6 +354,7 @@ class Sweep:
         every: str | None = None,
         absent: frozenset[str] | set[str] = frozenset(),
         filled: Mapping[str, Fill] | None = None,
+        length: int = 3,
     ) -> Case:
         """Returns a case with these sizes and options.
 
@@ -363,6 +364,7 @@ class Sweep:
             apart: whether those are spread over the tensor.
             every: the tensor that gets every finite value of a 16-bit type.
             filled: what makes the values of a tensor, in place of random numbers, by name.
+            length: of each list of tensors.
         """
         generator = torch.Generator().manual_seed(self.seed)
         special = special or {}
@@ -374,7 +376,7 @@ class Sweep:
             elif parameter.name in absent:
                 values.append(None)
             else:
-                count = 3 if parameter.kind == "tensors" else 1
+                count = length if parameter.kind == "tensors" else 1
                 own = layout if isinstance(layout, str) else layout.get(parameter.name, "contiguous")
                 shift = special.get(parameter.name)
                 fill = (filled or {}).get(parameter.name)
@@ -397,7 +399,7 @@ class Sweep:
                 values.append(made if parameter.kind == "tensors" else made[0])
         if self.forward is not None:
             is_special = bool(special) and not apart
-            values = self._with_outputs(values, dtype, sizes, batch, options, scale, is_special)
+            values = self._with_outputs(values, dtype, sizes, batch, options, scale, is_special, length)
         return Case(label, tuple(values), dict(options), tuple(p.name for p in self.contract.parameters))
 
     def _with_outputs(
@@ -409,6 +411,7 @@ class Sweep:
         options: Mapping[str, Any],
         scale: float,
         special: bool,
+        length: int,
     ) -> list[Any]:
         """Returns the arguments of a backward with those that are outputs of its operator computed."""
         contract, reference = self.forward
@@ -420,9 +423,8 @@ class Sweep:
         maker = Sweep(contract, self.seed + 1)
         chosen = maker.option_sets()[0] | dict(options)
         places = {p.name: 7 * i for i, p in enumerate(contract.tensors)} if special else None
-        made = maker.make(
-            "forward", dtype, maker.base_sizes() | dict(sizes), batch, chosen, scale=scale, special=places
-        )
+        named = maker.base_sizes() | dict(sizes)
+        made = maker.make("forward", dtype, named, batch, chosen, scale=scale, special=places, length=length)
         arguments = [given.get(p.name, v) for p, v in zip(contract.parameters, made.values, strict=True)]
         try:
             with torch.no_grad():

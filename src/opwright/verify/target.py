@@ -497,7 +497,7 @@ def describe_refused(name: str, refused: Sequence[Case], accepted: int, why: str
 
 def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
     """Returns whether the values of a case are within the domains of a contract, and the reference takes them."""
-    copied = [v.clone() if isinstance(v, torch.Tensor) else v for v in case.values]
+    copied = copy_of(case.values)
     try:
         if contract.find_outside(case.values) is not None:
             return False

@@ -42,6 +42,7 @@ def boundary_cases(target: Target) -> Iterator[Case]:
     yield from _index_cases(target)
     yield from _special_cases(target)
     yield from _size_cases(target)
+    yield from _list_cases(target)
     yield from (case for case in _option_cases(target) if _forward_takes(target, case))
 
 
@@ -245,7 +246,8 @@ def _option_cases(target: Target) -> Iterator[Case]:
         if found is None:
             continue
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
-        for value in dict.fromkeys((0, -1, 1, found.low, found.high, *limits)):
+        small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
+        for value in dict.fromkeys((0, -1, 1, *small, found.low, found.high, *limits)):
             case = made(value)
             if value == usual[name] or not _fits_contract(target, case):
                 continue
@@ -268,6 +270,7 @@ def _fits_contract(target: Target, case: Case) -> bool:
     return True
 
 
+_SMALL_INTEGERS = (2, 3, 4, 5, 8, 17)  # where a kernel has code for some values, or a table
 _MAX_LIMIT = 2**31  # farther from 0 the limit is one of the arithmetic of the reference, which a kernel need not have
 
 
@@ -491,6 +494,21 @@ _MAX_ELEMENTS = 2**25  # of an input
 _MAX_MADE = 2**22  # elements of a tensor that the reference makes on the way
 
 
+# --- lists -------------------------------------------------------------------------------------------------
+
+
+def _list_cases(target: Target) -> Iterator[Case]:
+    """Yields lists of one tensor, and of more than a kernel may have room for."""
+    maker = target.make_sweep()
+    if any(parameter.kind == "tensors" for parameter in target.contract.parameters):
+        for length in _LENGTHS:
+            case = _made(maker, f"lists of {length}", main_dtype(target), {BATCH: 3}, length=length)
+            if target.accepts(case):
+                yield case
+
+
+_LENGTHS = (1, 2, 4, 5, 9, 65)
+
 # --- making cases ------------------------------------------------------------------------------------------
 
 
@@ -507,11 +525,13 @@ def _made(
     sizes: dict[str, int],
     filled: dict[str, Fill] | None = None,
     options: dict[str, Any] | None = None,
+    length: int = 3,
 ) -> Case:
     """Returns a case with these sizes of its axes, that of the variadic ones among them."""
     maker.seed = zlib.crc32(label.encode())  # else one row is the same in all sizes
     named = maker.base_sizes() | {name: size for name, size in sizes.items() if name in maker.long_axes()}
-    return maker.make(label, dtype, named, (sizes.get(BATCH, 1),), options or maker.option_sets()[0], filled=filled)
+    chosen = options or maker.option_sets()[0]
+    return maker.make(label, dtype, named, (sizes.get(BATCH, 1),), chosen, filled=filled, length=length)
 
 
 def _axis_names(parameter: Parameter) -> list[str]:

@@ -347,6 +347,30 @@ def test_small_integers_and_a_number_that_is_kept(ns, limit: str, scale: str, is
     assert (failure_of(power, "numerics", "boundaries") == "") == is_right
 
 
+COLUMN_SUMS = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void column_sums(View<const T, 2> x, View<T, 1> output) {
+  for (int64_t j = 0; j < x.size(1); ++j) {
+    SUM sum = 0;
+    for (int64_t i = 0; i < x.size(0); ++i) sum = SUM(float(sum) + float(x(i, j)));
+    output(j) = T(sum);
+  }
+}
+OPWRIGHT_KERNEL(column_sums, float, opwright::bfloat16)
+"""
+
+
+@pytest.mark.parametrize(("kept_in", "is_right"), [("float", True), ("T", False)])
+def test_a_sum_of_many_rows_in_16_bits(ns, kept_in: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::column_sums", cpu=COLUMN_SUMS.replace("SUM", kept_in))
+    def column_sums(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "n"]:
+        return x.flatten(0, -2).sum(0) if x.dim() > 1 else x + 0
+
+    assert (failure_of(column_sums, "numerics") == "") == is_right
+
+
 SUM_OF_LIST = """
 #include <opwright/kernel.h>
 using opwright::View;

@@ -81,22 +81,27 @@ class Range:
         is_inside = (wide > self.low if self.excludes_low else wide >= self.low) & (wide <= self.high)
         if self.low == 0:
             is_inside &= ~value.signbit()
-        return is_inside & wide.isfinite()
+        return is_inside if self.is_bounded else is_inside & wide.isfinite()
 
     def fold(self, values: torch.Tensor) -> torch.Tensor:
         """Returns floating-point numbers with those outside reflected at the ends; the others stay."""
+        is_outside = ~self.mask_of(values)
+        outside = values[is_outside]
+        if not outside.numel():
+            return values
         low, high = self.ends(values.dtype)
-        reflected = values
+        reflected = outside
         if self.is_bounded:
             width = max(high - low, torch.finfo(values.dtype).tiny)
-            around = torch.remainder(values - low, 2 * width)
+            around = torch.remainder(outside - low, 2 * width)
             reflected = low + torch.minimum(around, 2 * width - around)
         elif math.isfinite(self.low):
-            reflected = low + (values - low).abs()
+            reflected = low + (outside - low).abs()
         elif math.isfinite(self.high):
-            reflected = high - (high - values).abs()
-        reflected = reflected.nan_to_num(low).clamp(low, high) + 0.0  # no negative zero
-        return torch.where(self.mask_of(values), values, reflected)
+            reflected = high - (high - outside).abs()
+        folded = values.clone()
+        folded[is_outside] = reflected.nan_to_num(low).clamp(low, high) + 0.0  # no negative zero
+        return folded
 
 
 @dataclass(frozen=True)

@@ -198,10 +198,22 @@ class Sweep:
             for layout in LAYOUTS if is_full else LAYOUTS[1:2]:
                 yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
             yield self.make("large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1))
-            if self._has_variadic:
-                # Two columns: of one, softmax and its like are constant.
-                small = {name: size if name in self._int_sizes() else 2 for name, size in large.items()}
-                yield self.make("many rows", dtype, small, (_MANY_ROWS,), first)
+        # Two columns: of one, softmax and its like are constant.
+        two = {name: size if name in self._int_sizes() else 2 for name, size in large.items()}
+        if self._has_variadic and (is_main or is_full):
+            yield self.make("many rows", dtype, two, (_MANY_ROWS,), first)
+        if self._is_summed_over_batch and (is_full or dtype == dtypes[-1]):
+            positive = {p.name: _positive for p in self.contract.tensors if p.type.family.has_floats}
+            yield self.make("many rows of positive numbers", dtype, two, (_MANY_ROWS,), first, filled=positive)
+
+    @property
+    def _is_summed_over_batch(self) -> bool:
+        """Whether an output has no batch axes where an input has them.
+
+        A sum of many rows may be kept in 16 bits. One of positive numbers then stays behind; one of any is small
+        beside its terms, and may err as much.
+        """
+        return self._has_variadic and any(output.type.variadic_at is None for output in self.contract.outputs)
 
     def long_axes(self) -> list[str]:
         """Returns the named axes that may have any size."""
@@ -473,6 +485,10 @@ class Sweep:
         if parameter.mutated and layout == "expanded":
             layout = "contiguous"  # writing through stride 0 has no defined result
         return lay_out(fill, shape, layout)
+
+
+def _positive(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.5).to(dtype)
 
 
 def _cover_pairs(chosen: list[list[Any]], every: Sequence[list[Any]], least: int) -> list[list[Any]]:

@@ -420,16 +420,16 @@ def _size_cases(target: Target) -> Iterator[Case]:
         label = ", ".join(f"{size} along {axis}" for axis, size in sizes.items())
         return _made(maker, label, dtype, dict.fromkeys(axes, 2) | sizes, options=chosen or next(options))
 
-    def fits(sizes: dict[str, int]) -> bool:
-        """Returns whether no tensor is large: of a square of one axis, a part alone may take gigabytes."""
+    def fits(sizes: dict[str, int], most: int = _MAX_ELEMENTS) -> bool:
+        """Returns whether no tensor is large: the square of one axis soon takes gigabytes."""
         batch = (sizes.get(BATCH, 2 if BATCH in axes else 1),)
         named = maker.option_sets()[0] | maker.base_sizes() | dict.fromkeys(axes, 2) | sizes
         tensors = target.contract.tensors
-        return all(math.prod(shape_of(p.type, named, batch)) <= _MAX_ELEMENTS for p in tensors)
+        return all(math.prod(shape_of(p.type, named, batch)) <= most for p in tensors)
 
     for axis in axes:
         for size in _TILES:
-            if not _is_cheap(target, made(main, {axis: size})):
+            if not fits({axis: size}, _MAX_TILED) or not _is_cheap(target, made(main, {axis: size})):
                 break
             is_whole = target.effort == "full" or size.bit_count() == 1
             for near in (size - 1, size, size + 1) if is_whole else (size, size + next(beside)):
@@ -490,7 +490,7 @@ _MAX_TILES = 6  # that are tried in pairs
 _TILES_OF_OTHERS = (64, 192, 256, 1024)  # in the last dtype, whose vectors are the longest
 _MAX_SQUARE = 384
 _MANY = 2**17 + 3  # along one axis
-_MAX_ELEMENTS = 2**25  # of an input
+_MAX_ELEMENTS, _MAX_TILED = 2**25, 2**22  # elements of an input: of one long axis, of all tiles
 _MAX_MADE = 2**22  # elements of a tensor that the reference makes on the way
 
 

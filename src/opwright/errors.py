@@ -194,7 +194,10 @@ class NameTakenError(DeclarationError):
 
 
 class KernelFileError(DeclarationError):
-    """A kernel was named in the declaration, and the file does not exist."""
+    """A kernel was named in the declaration, and the file does not exist.
+
+    The path is relative to the file of the declaration. A kernel may also be the source itself: a text of several lines.
+    """
 
     code = "OPW008"
 
@@ -218,13 +221,20 @@ class ContractError(OpwrightError):
 
 
 class NotATensorError(ContractError, TypeError):
-    """An argument is not a tensor where one is expected, or it is a sparse or a nested tensor."""
+    """An argument is not a tensor where one is expected, or it is a sparse or a nested tensor.
+
+    `torch.as_tensor(...)` makes one of a number, a list or an array, and `x.to_dense()` of a sparse tensor.
+    """
 
     code = "OPW101"
 
 
 class RankError(ContractError, ValueError):
-    """A tensor has too few or too many dimensions."""
+    """A tensor has too few or too many dimensions.
+
+    The annotation says how many there are; `*batch n` takes any number in front of the last. `x.unsqueeze(0)` and
+    `x.flatten(0, 1)` change the number.
+    """
 
     code = "OPW102"
 
@@ -246,7 +256,10 @@ class ShapeError(ContractError, ValueError):
 
 
 class DeviceError(ContractError, ValueError):
-    """The tensors of one call are on different devices."""
+    """The tensors of one call are on different devices.
+
+    `x.to(weight.device)` moves one.
+    """
 
     code = "OPW105"
 
@@ -258,7 +271,11 @@ class OptionError(ContractError, ValueError):
 
 
 class OptionTypeError(ContractError, TypeError):
-    """An option has the wrong type: a string or a tensor where the declaration says `float`, `int` or `bool`."""
+    """An option has the wrong type: a string or a tensor where the declaration says `float`, `int` or `bool`.
+
+    A tensor of one element is taken as a number, and gets no gradient. For a gradient, declare a tensor without axes:
+    `Float[Tensor, ""]`.
+    """
 
     code = "OPW110"
 
@@ -275,7 +292,10 @@ class OutError(ContractError, ValueError):
 
 
 class NotDifferentiableError(ContractError, RuntimeError):
-    """A gradient was asked of an operator that has none, as one that mutates its arguments."""
+    """A gradient was asked of an operator that has none, as one that mutates its arguments.
+
+    Call it under `torch.no_grad()`, or with `x.detach()`.
+    """
 
     code = "OPW108"
 
@@ -320,7 +340,10 @@ class NoCompilerError(BuildError):
 
 
 class CompileError(BuildError):
-    """A kernel does not compile. The first error is shown at the author's own line; the log has all."""
+    """A kernel does not compile. The first error is shown at the author's own line; the log has all.
+
+    `opwright inspect TARGET` prints the signature that the kernel must have. Without the file, the reference runs.
+    """
 
     code = "OPW202"
 
@@ -332,7 +355,10 @@ class ExtensionError(BuildError, ValueError):
 
 
 class KernelError(OpwrightError, RuntimeError):
-    """A kernel gave up while running, through `opwright::check` or an exception of its own."""
+    """A kernel gave up while running, through `opwright::check` or an exception of its own.
+
+    The message is the kernel's: it says which input it does not take.
+    """
 
     code = "OPW203"
 
@@ -376,7 +402,10 @@ class StoreOwnerError(BuildError):
 
 
 class LoadError(BuildError, ImportError):
-    """A built library cannot be loaded."""
+    """A built library cannot be loaded.
+
+    `opwright doctor FILE.so` says why, for example that another library is missing.
+    """
 
     code = "OPW206"
 
@@ -456,13 +485,19 @@ class TargetError(CheckError):
 
 
 class SettingError(CheckError, ValueError):
-    """An environment variable or a flag has a value that it cannot have."""
+    """An environment variable or a flag has a value that it cannot have.
+
+    The message says which, and what it can be. `opwright COMMAND --help` lists the flags.
+    """
 
     code = "OPW303"
 
 
 class RecordError(CheckError):
-    """A record is damaged, was written by a newer version of Opwright, or cannot be written."""
+    """A record is damaged, was written by a newer version of Opwright, or cannot be written.
+
+    `opwright verify --out` and `opwright bench --out` write a new one.
+    """
 
     code = "OPW304"
 
@@ -499,7 +534,10 @@ class PackBuildError(CheckError):
 
 
 class RecordingError(CheckError):
-    """The command whose kernels were to be recorded cannot be run."""
+    """The command whose kernels were to be recorded cannot be run.
+
+    Try it without `opwright pack record` first.
+    """
 
     code = "OPW308"
 

@@ -55,11 +55,16 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
     if name:
         named = [o for o in found if name in (o.declaration.name, o.declaration.qualified_name)]
         if not named:
+            backward = next(
+                (o for o in found if o.backward_operator and o.backward_operator.declaration.name == name), None
+            )
             raise TargetError(
                 target,
-                f"there is no operator `{name}`",
+                f"`{name}` is a backward" if backward else f"there is no operator `{name}`",
                 rows=[("there", ", ".join(o.declaration.name for o in found) or "none")],
-                hint=_nearest(place, name, found) or f"`opwright list {place}`",
+                hint=f"its checks are among those of `{place}::{backward.declaration.name}`"
+                if backward
+                else _nearest(place, name, found) or f"`opwright list {place}`",
             )
         return named
     if not found:
@@ -74,7 +79,9 @@ def _nearest(place: str, name: str, found: Sequence[Operator]) -> str:
 
 
 def _is_file(place: str) -> bool:
-    return place.endswith(".py") or place.startswith(".") or "/" in place or Path(place).is_file()
+    path = Path(place)
+    is_folder = (path / "op.py").is_file() and not (path / "__init__.py").is_file()
+    return place.endswith(".py") or place.startswith(".") or "/" in place or path.is_file() or is_folder
 
 
 def _import_file(place: str) -> str:

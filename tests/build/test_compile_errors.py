@@ -69,6 +69,7 @@ MISTAKES = {
     "missing header": ('#include "nowhere.h"\n' + GOOD, 1),
     "missing header of the algorithms": (GOOD.replace("T(2 *", "std::sort(&output(0), &output(0)), T(2 *"), 6),
     "missing header of a container": (GOOD.replace("  for", "  std::unordered_set<int> seen;\n  for"), 6),
+    "missing header of Opwright": (GOOD.replace("T(2 *", "T(opwright::sigmoid(2.f) *"), 6),
     "missing brace": (GOOD.replace("  for", "  if (true) {\n  for"), 9),
     "pytorch header": ("#include <torch/extension.h>\n" + GOOD, 1),
 }
@@ -81,6 +82,7 @@ HINTS = {
     "half of PyTorch": "half precision is `opwright::half`",
     "missing header of the algorithms": "`#include <algorithm>`",
     "missing header of a container": "`#include <unordered_set>`",
+    "missing header of Opwright": "`#include <opwright/math.h>` has `opwright::sigmoid`",
     "missing brace": "a `}` is missing above that line",
     "pytorch header": "kernels see no PyTorch header",
     "missing header": "includes are found beside the source",

@@ -209,6 +209,10 @@ def test_a_backward_without_a_kernel_is_told(command, tmp_path: Path) -> None:
     assert backward == "cpu: none (pair.py exports no `twice_backward`); the reference runs"
     verified = command("verify", "pair.py", "--check", "gradient numerics").stdout
     assert "note: `twice_backward` has no cpu kernel: its reference was checked\n" in verified
+    assert "(cpu) on" in verified
+    named = command("verify", "pair.py::twice_backward")
+    assert (named.returncode, named.stdout) == (2, "")
+    assert "hint: its checks are among those of `pair.py::twice`" in named.stderr
 
 
 @pytest.mark.compiler
@@ -226,6 +230,11 @@ def test_build(command, tmp_path: Path) -> None:
     plain = command("build", "plain.py", OPWRIGHT_CACHE_DIR=store)
     assert (plain.returncode, plain.stdout) == (5, "")
     assert "Nothing to build: there are no kernels" in plain.stderr
+    (tmp_path / "plain.cpp").touch()
+    where = f'looked for: cpu.cpp, cuda.cu and triton.py in {tmp_path}; `plain.cpp` there needs `cpu="plain.cpp"`'
+    for verb in ("build", "inspect", "verify"):
+        told = command(verb, "plain.py", *(("--check", "copy") if verb == "verify" else ()))
+        assert where in told.stdout + told.stderr
     broken = command("build", "broken.py", OPWRIGHT_CACHE_DIR=store)
     assert broken.returncode == 2
     assert broken.stdout == ""
@@ -273,6 +282,14 @@ def test_targets(command, tmp_path: Path) -> None:
         assert text in result.stderr
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
+
+
+def test_a_folder_is_named_without_a_slash(command, tmp_path: Path) -> None:
+    """Its other files are not imported: one that imports `op` would not find it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "op.py").write_text(OPERATOR.format(name="inner", expression=""))
+    (tmp_path / "mine" / "use.py").write_text("from op import inner\n")
+    assert "cli::inner" in command("list", "mine").stdout
 
 
 @pytest.mark.parametrize("verb", ["verify", "bench", "build", "list", "inspect"])

@@ -37,6 +37,10 @@ def message(error: pytest.ExceptionInfo) -> str:
     return text
 
 
+def no_annotation_of_a_number(x: Float[Tensor, "n"], scale=1.5) -> Float[Tensor, "n"]:
+    return x * scale
+
+
 def no_annotation(x) -> Float[Tensor, "n"]:
     return x * 2
 
@@ -205,7 +209,7 @@ def unknown_batch(x: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
 
 REFUSED = {
     errors.AnnotationError: [
-        no_annotation, bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
+        no_annotation, no_annotation_of_a_number, bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
         literal_numbers, bad_default, unbound_family, nothing_done, no_tensor, list_of_numbers,
         pair_of_numbers, list_of_results, any_number_of_results, number_as_result, optional_result,
         tuple_of_tensors, numpy_array,
@@ -407,6 +411,24 @@ def test_backward_signatures(snapshot: SnapshotAssertion) -> None:
 
     with pytest.raises(errors.BackwardError, match="one gradient for each"):
         op.backward(too_many)
+
+
+def test_backward_results(snapshot: SnapshotAssertion) -> None:
+    def scaled(x: Float[Tensor, "*b n"], gate: Float[Tensor, "n"], beta: float = 1.0) -> Float[Tensor, "*b n"]:
+        return x * gate * beta
+
+    op = declared(scaled)
+    for wrong in (
+        lambda grad_output, x, gate, beta: (grad_output * gate * beta, grad_output * x * beta),
+        lambda grad_output, x, gate, beta: (
+            grad_output * gate * beta,
+            (grad_output * x).sum_to_size(gate.shape).double(),
+        ),
+        lambda grad_output, gate, beta: (grad_output * gate * beta, None, None),
+    ):
+        with pytest.raises(errors.ReferenceError) as caught:
+            op.backward(wrong)
+        assert message(caught) == snapshot
 
 
 def test_non_differentiable_outputs() -> None:

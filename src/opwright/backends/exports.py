@@ -35,6 +35,12 @@ def find_exports(source: Source) -> dict[str, list[str]] | None:
     return {name: [t.strip() for t in types.split(",") if t.strip()] for name, types in _EXPORT.findall(code)}
 
 
+def may_export(source: Source, name: str) -> bool:
+    """Returns whether a source has a kernel of this name, as far as its text tells."""
+    exports = find_exports(source)
+    return exports is None or name in exports
+
+
 def without_comments(text: str) -> str:
     """Returns C++ without its comments; lines stay lines."""
     return _COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), text)

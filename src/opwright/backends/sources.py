@@ -48,6 +48,19 @@ def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | Non
     return found
 
 
+def tell_where(file: str) -> str:
+    """Returns where the kernels of a declaration in `file` are looked for, and what names a source that lies there."""
+    folder = Path(file).parent
+    files = {backend.file_name: backend for backend in all_backends().values()}
+    *names, last = files
+    text = f"looked for: {', '.join(names)} and {last} in {folder}"
+    for path in sorted(folder.glob("*.*")):
+        backend = next((b for name, b in files.items() if path.suffix == Path(name).suffix != ".py"), None)
+        if backend is not None and path.name not in files:
+            return f'{text}; `{path.name}` there needs `{backend.name}="{path.name}"` in the declaration'
+    return text
+
+
 def _language(backend: Backend, path: Path) -> Backend:
     """Returns the backend of the same device whose files end as this one, which the declaration gave to another."""
     if path.suffix == Path(backend.file_name).suffix:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.backends.exports import without_comments
+from opwright.backends.toolchain import NATIVE
 from opwright.build.causes import Failure, find_cause
 from opwright.build.glue import enumerator, enums_of, kernel_signature
 from opwright.build.parameters import line_of_function, parameters_of, tell_difference
@@ -58,6 +59,10 @@ _NO_ENUMERATOR = re.compile(r"['‘]\w+['’] is not a member of ['‘](\w+)['�
 # What g++ and nvcc say of a template where a function is expected.
 _NOT_A_FUNCTION = re.compile("cannot resolve address of overloaded function|which instance of function template")
 _INCLUDE = re.compile(r"#include <[^>]+>")
+_UNKNOWN = re.compile(
+    r"['‘\"](\w+)['’\"] (?:is not a member of ['‘]opwright|that depend|was not declared|is undefined)"
+    r'|namespace "opwright" has no member "(\w+)"'
+)
 _UNDECLARED = re.compile(r"['‘](\w+)['’] (?:has not been|was not) declared")
 
 
@@ -89,7 +94,7 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     text = first["text"].removeprefix("static assertion failed: ")
     text = re.sub(r'^static assertion failed with "(.*)"$', r"\1", text)
     hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "") or _enum_hint(request, text)
-    hint = hint or _include_hint(messages, first)
+    hint = hint or _include_hint(messages, first) or _header_hint(text)
     excerpt = _excerpt(request, at[0], at[1])
     exported = unknown[0] if unknown else next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
     names = [d.name for d in request.unit]
@@ -188,6 +193,21 @@ def _include_hint(messages: list[re.Match[str]], first: re.Match[str]) -> str:
     """Returns the `#include` that g++ asks for in its notes on an error, if it does."""
     notes = itertools.takewhile(lambda m: m["kind"] == "note", messages[messages.index(first) + 1 :])
     return next((f"`{found[0]}`" for m in notes if (found := _INCLUDE.search(m["text"]))), "")
+
+
+def _header_hint(text: str) -> str:
+    """Returns the header of Opwright that has a name which an error says is unknown; "" if none has it."""
+    if not (unknown := _UNKNOWN.search(text)):
+        return ""
+    name = unknown[1] or unknown[2]
+    function, type_ = rf"(?:[\w:]+(?:<.*>)?[*&]* +)+{name}\(", rf"(?:template <.*> )?(?:struct|using|class) {name}\b"
+    definition = re.compile(rf"^(?:{function}|{type_})", re.MULTILINE)
+    folder = NATIVE / "include" / "opwright"
+    for header in sorted(path for path in folder.glob("*.*") if "_" not in path.name):
+        texts = [path.read_text() for path in (header, *folder.glob(f"{header.stem}_*"))]  # parts of it
+        if any(map(definition.search, texts)):
+            return f"`#include <opwright/{header.name}>` has `opwright::{name}`"
+    return ""
 
 
 def _enum_hint(request: Request, text: str) -> str:

@@ -47,6 +47,7 @@ def build_operators(
             --no-compile-commands leaves the file alone (OPWRIGHT_WITHOUT=compile_commands).
     """
     from opwright import settings
+    from opwright.backends.sources import tell_where
     from opwright.dispatch import kernels
 
     if compile_commands is not None:
@@ -55,9 +56,12 @@ def build_operators(
     remote = _remote_store() if push else None
     started = time.perf_counter()
     built, cached, libraries = 0, 0, []
-    units = kernels.libraries_of(_find(target))
+    operators = _find(target)
+    units = kernels.libraries_of(operators)
     if not units:
         say("Nothing to build: there are no kernels, and every call runs the reference")
+        for file in dict.fromkeys(operator.declaration.file for operator in operators):
+            say(f"hint: {tell_where(file)}")
     for keys in units:
         # Before the build: what does not compile is to be opened in an editor.
         written = [str(path) for path in _write_commands(keys, target)] if compile_commands else []

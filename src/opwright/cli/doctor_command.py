@@ -33,7 +33,7 @@ def _machine(json: bool) -> int:
         print_json([{**asdict(finding), "part": part} for part, found in parts.items() for finding in found])
     else:
         _print(parts["operators"])
-        print("\nextensions (torch/extension.h, pybind11)")
+        print("\nextensions (torch/extension.h, pybind11), not operators")
         _print(parts["extensions"])
     found = [finding for part in parts.values() for finding in part]
     return 2 if any(finding.state in ("missing", "wrong") for finding in found) else 0

@@ -15,7 +15,7 @@ def explain(code: str | None = None) -> int:
     """Explain an error code, or list them all.
 
     Args:
-        code: Such as OPW104.
+        code: Such as OPW104, or 104.
     """
     errors = all_errors()
     if code is None:
@@ -23,8 +23,9 @@ def explain(code: str | None = None) -> int:
             summary = (inspect.getdoc(cls) or "").partition("\n")[0]
             print(f"{name}  {summary}")
         return 0
-    found = errors.get(code.upper())
+    code = f"OPW{code}" if code.isdigit() else code.upper()
+    found = errors.get(code)
     if found is None:
         raise TargetError(code, "there is no such error code", hint="`opwright explain` lists them all")
-    print(f"{code.upper()}  {found.__name__}\n\n{inspect.getdoc(found)}")
+    print(f"{code}  {found.__name__}\n\n{inspect.getdoc(found)}")
     return 0

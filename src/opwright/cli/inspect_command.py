@@ -28,6 +28,7 @@ def inspect_operators(
         json: Print the contract as JSON.
     """
     from opwright.backends.registry import device_types
+    from opwright.backends.sources import tell_where
     from opwright.build.glue import glue_text, header_text, kernel_signature
     from opwright.contract.schema import out_schema_of, schema_of
     from opwright.dispatch import kernels
@@ -72,9 +73,8 @@ def inspect_operators(
             print()
         rows = [(key, value) for key, value in fact.items() if isinstance(value, str)]
         told = {
-            "kernels": [
-                _tell_kernel(operator.declaration.name, *each) for each in operator.declaration.sources.items()
-            ],
+            "kernels": [_tell_kernel(operator.declaration.name, *each) for each in operator.declaration.sources.items()]
+            or [f"none; {tell_where(operator.declaration.file)}"],
             "arguments": [f"{name}: {type_}" for name, type_ in fact["arguments"].items()],
             "outputs": [f"{name}: {type_}" for name, type_ in fact["outputs"].items()],
         }

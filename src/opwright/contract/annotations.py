@@ -79,7 +79,9 @@ def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:
         raise AnnotationError(
             subject,
             f"`{name}` has no annotation",
-            hint=f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]',
+            hint=f"`{parameter.replace(annotation=type(parameter.default))}`"
+            if isinstance(parameter.default, (bool, int, float))
+            else f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]',
         )
     default = MISSING if parameter.default is inspect.Parameter.empty else parameter.default
     common = {"default": default, "keyword_only": parameter.kind is parameter.KEYWORD_ONLY}

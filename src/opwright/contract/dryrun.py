@@ -18,7 +18,7 @@ import torch
 from opwright import _torch
 from opwright._torch import TorchDispatchMode
 from opwright.contract.axes import Computed, Named, Variadic, names_in
-from opwright.contract.contract import MISSING, Contract, TensorType
+from opwright.contract.contract import MISSING, Contract, Output, TensorType
 from opwright.contract.declaration import Declaration
 from opwright.contract.dtypes import describe
 from opwright.errors import (
@@ -205,6 +205,16 @@ def _only_equal(declaration: Declaration, tried: Mapping[str, Any], refusal: str
     )
 
 
+def _hint_on_output(declaration: Declaration, output: Output, got: Any, shape: tuple[int, ...]) -> str:
+    if declaration.forward is None:
+        return f"change the annotation `{output.type}` or the reference"
+    name = output.name.removeprefix("grad_")
+    if isinstance(got, torch.Tensor) and tuple(got.shape) != shape:
+        given = f"{name}.shape" if name in [p.name for p in declaration.contract.tensors] else str(shape)
+        return f"it has the shape of `{name}`: `.sum_to_size({given})` sums over what was broadcast"
+    return f"a gradient has the shape and dtype of its input, `{name}`"
+
+
 def _data_dependent(declaration: Declaration, data_operator: str) -> DataDependentShapeError:
     output = declaration.contract.outputs[0]
     return DataDependentShapeError(
@@ -242,12 +252,14 @@ def _check_result(declaration: Declaration, values: dict[str, Any], result: Any)
         order = ", ".join(output.name for output in contract.outputs)
         raise ReferenceError(
             name,
-            "the reference does not return what its annotation says",
+            f"the reference does not return {'its gradients' if declaration.forward else 'what its annotation says'}",
             rows=[
                 ("got", got),
                 ("expected", f"{len(contract.outputs)}: " + ", ".join(str(o.type) for o in contract.outputs)),
             ],
-            hint="write the computation in PyTorch and return it" if result is None else f"`return {order}`",
+            hint="write the computation in PyTorch and return it"
+            if result is None
+            else f"`return {order}`" + ("; options have no gradients" if declaration.forward else ""),
         )
     for output, got in zip(contract.outputs, outputs, strict=True):
         if got is None and output.gradient_of:
@@ -258,13 +270,14 @@ def _check_result(declaration: Declaration, values: dict[str, Any], result: Any)
             bound = ", ".join(f"{k} = {v}" for k, v in bindings.sizes.items())
             raise ReferenceError(
                 name,
-                f"the reference's `{output.name}` breaks its annotation",
+                f"the reference's `{output.name}` "
+                + ("has another shape or dtype than its input" if declaration.forward else "breaks its annotation"),
                 rows=[
                     *((p.name, describe(values[p.name])) for p in contract.tensors),
                     (output.name, describe(got)),
                     ("expected", expected, bound),
                 ],
-                hint=f"change the annotation `{output.type}` or the reference",
+                hint=_hint_on_output(declaration, output, got, shape),
             )
 
 

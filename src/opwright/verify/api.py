@@ -11,7 +11,8 @@ from typing import Any
 import jaxtyping
 import torch
 
-from opwright.backends.exports import find_exports
+from opwright.backends.exports import may_export
+from opwright.backends.sources import tell_where
 from opwright.contract import domains
 from opwright.contract.annotations import Mutates
 from opwright.contract.contract import Contract
@@ -168,6 +169,8 @@ def _notes_on(request: Request, chosen: Sequence[torch.device], is_built: bool) 
         notes.append(f"declared `precision`: results may err {declaration.precision}")
     if operators and is_built:
         first = operators[0].operator
+        if not first.declaration.sources:
+            notes.append(f"it has no kernels: its reference was checked; {tell_where(first.declaration.file)}")
         for operator in filter(None, (first, first.backward_operator)):
             notes += _notes_on_kernels(operator.declaration, chosen)
     for target in operators:
@@ -180,8 +183,7 @@ def _notes_on_kernels(declaration: Declaration, chosen: Sequence[torch.device]) 
     notes = []
     for device in dict.fromkeys(device.type for device in chosen):
         source = declaration.sources.get(device)
-        exports = None if source is None else find_exports(source)
-        if exports is not None and declaration.name not in exports:
+        if source is not None and not may_export(source, declaration.name):
             notes.append(f"`{declaration.name}` has no {device} kernel: its reference was checked")
     return notes
 
@@ -216,13 +218,15 @@ def _devices(request: Request, named: Iterable[str | torch.device] | None) -> li
     return devices_for(request.operator, given) if request.operator is not None else [device_of(given)]
 
 
-def _backends(results: Iterable[Result]) -> list[str]:
-    """Returns what ran on each device: its kernels, if any of the checks has loaded some."""
-    found: dict[str, str] = {}
-    for result in results:
-        if result.backend and found.get(result.check.device) in (None, "reference"):
-            found[result.check.device] = result.backend
-    return list(dict.fromkeys(found.values()))
+def _backends(results: Sequence[Result]) -> list[str]:
+    """Returns what ran: kernels or references of the operator, and kernels of its backward."""
+    named = [result.backend for result in results if result.backend]
+    counted = [
+        result.backend
+        for result in results
+        if result.check.cases and not (result.check.name.startswith("backward: ") and result.backend == "reference")
+    ]
+    return list(dict.fromkeys([backend for backend in counted if backend] or named[-1:]))
 
 
 _DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright.backends.exports import may_export
 from opwright.contract.sweep import Case, without_names
 from opwright.dispatch import kernels
 from opwright.errors import BuildError, plural
@@ -299,6 +300,7 @@ def try_out(function: Callable[[], Any], timeout_s: float) -> str:
 
     def run(channel: Channel) -> None:
         _settle_in()
+        faulthandler.enable(file=2, all_threads=False)
         channel.mark_inside(True)
         with contextlib.suppress(Exception):
             function()
@@ -342,11 +344,10 @@ def run_request() -> None:
 
 
 def _settle_in() -> None:
-    """Prepares a worker: what it leaves running is found, a crash is reported, its random numbers are its own."""
+    """Prepares a worker: what it leaves running is found, its random numbers are its own."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of what the candidate forks become its children
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
-    faulthandler.enable(file=2, all_threads=False)
     gc.freeze()  # the parent's objects are not looked at again, so their pages stay shared
     torch.default_generator.manual_seed(_SEED)
     # Pools of workers of the parent's torch.compile are not here, and new ones would be left behind.
@@ -377,6 +378,8 @@ def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProce
 
     if reason := _tell_unfit():
         raise Unfit(reason)
+    if work.request.operator is None:  # the Python stack says nothing of a kernel
+        faulthandler.enable(file=2, all_threads=False)
     with contextlib.suppress(_Over):
         here = _Here(work, channel.mark_inside, lambda case: channel.running("", case), oracle, {oracle.pid}, threads)
         here.run(jobs, emit, on_start)
@@ -582,11 +585,11 @@ def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding |
 
 
 def _backend(target: Target, device: torch.device) -> str:
-    operator = target.operator
-    if operator is None:
+    if target.operator is None:
         return "callable"
-    behind = [o for o in (operator, operator.backward_operator) if o is not None]
-    return device.type if any(kernels.is_loaded(o, device.type) for o in behind) else "reference"
+    declaration, name = target.operator.declaration, device.type
+    has_own = name in declaration.sources and may_export(declaration.sources[name], declaration.name)
+    return name if has_own and kernels.is_loaded(target.operator, name) else "reference"
 
 
 # --- what a check leaves running ----------------------------------------------------------------------------------

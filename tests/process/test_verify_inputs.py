@@ -347,28 +347,32 @@ def test_small_integers_and_a_number_that_is_kept(ns, limit: str, scale: str, is
     assert (failure_of(power, "numerics", "boundaries") == "") == is_right
 
 
-COLUMN_SUMS = """
+WEIGHT_GRADIENT = """
+#include <cmath>
 #include <opwright/kernel.h>
 using opwright::View;
 template <typename T>
-void column_sums(View<const T, 2> x, View<T, 1> output) {
+void weight_gradient(View<const T, 2> grad_output, View<const T, 2> x, View<T, 1> grad_weight) {
   for (int64_t j = 0; j < x.size(1); ++j) {
     SUM sum = 0;
-    for (int64_t i = 0; i < x.size(0); ++i) sum = SUM(float(sum) + float(x(i, j)));
-    output(j) = T(sum);
+    for (int64_t i = 0; i < x.size(0); ++i) {
+      const float v = float(x(i, j));
+      sum = SUM(float(sum) + float(grad_output(i, j)) * v / (1 + std::exp(-v)));
+    }
+    grad_weight(j) = T(sum);
   }
 }
-OPWRIGHT_KERNEL(column_sums, float, opwright::bfloat16)
+OPWRIGHT_KERNEL(weight_gradient, float, opwright::bfloat16)
 """
 
 
 @pytest.mark.parametrize(("kept_in", "is_right"), [("float", True), ("T", False)])
 def test_a_sum_of_many_rows_in_16_bits(ns, kept_in: str, is_right: bool) -> None:
-    @opwright.operator(f"{ns}::column_sums", cpu=COLUMN_SUMS.replace("SUM", kept_in))
-    def column_sums(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "n"]:
-        return x.flatten(0, -2).sum(0) if x.dim() > 1 else x + 0
+    @opwright.operator(f"{ns}::weight_gradient", cpu=WEIGHT_GRADIENT.replace("SUM", kept_in))
+    def weight_gradient(grad_output: Float[Tensor, "*batch n"], x: Float[Tensor, "*batch n"]) -> Float[Tensor, "n"]:
+        return (grad_output * x * torch.sigmoid(x)).sum_to_size(x.shape[-1:])
 
-    assert (failure_of(column_sums, "numerics") == "") == is_right
+    assert (failure_of(weight_gradient, "numerics") == "") == is_right
 
 
 SUM_OF_LIST = """

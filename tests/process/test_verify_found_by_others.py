@@ -8,11 +8,13 @@ from typing import Annotated
 import numpy as np
 import pytest
 import torch
-from jaxtyping import BFloat16, Bool, Float, Float32, Int64
+from jaxtyping import BFloat16, Bool, Float, Float32, Int8, Int64
 from torch import Tensor
 
-from opwright import Index, Range, operator, verify
+from opwright import Index, Mutates, Range, operator, verify
 from opwright.testing import assert_matches
+from opwright.verify.inputs.boundaries import boundary_cases
+from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
 
@@ -418,3 +420,87 @@ def test_a_reference_that_vmap_cannot_map_is_not_mapped(ns) -> None:
     record = verify(longest, checks=["vmap", "backward: vmap"])
     assert not record.failures, [(f.check, f.case, f.message) for f in record.failures]
     assert "cannot be mapped" in record.checks[0].reason
+
+
+@pytest.mark.parametrize(("weight", "is_right"), [("1 - decay", True), ("1.001 - decay", False)])
+def test_the_other_formula_of_a_blend(ns, weight: str, is_right: bool) -> None:
+    """PyTorch's `lerp` was one step, which rounds once; and NaN for an infinite average, where a sum is infinite."""
+
+    @operator(f"{ns}::blend", cpu=HEAD + f"""
+    template <typename T> void blend(View<T, 1> average, View<const T, 1> value, double decay) {{
+      for (int64_t i = 0; i < average.size(0); ++i)
+        average(i) = T(float(decay) * float(average(i)) + float({weight}) * float(value(i)));
+    }}
+    OPWRIGHT_KERNEL(blend, float, opwright::bfloat16)""")  # fmt: skip
+    def blend(average: Mutates[Float[Tensor, "*s"]], value: Float[Tensor, "*s"], decay: float = 0.9) -> None:
+        average.lerp_(value, 1 - decay)
+
+    record = verify(blend, checks=["numerics"])
+    assert record.passed == is_right, [(f.case, f.message) for f in record.failures]
+
+
+@pytest.mark.parametrize(("function", "is_right"), [("nearbyint", True), ("round", False), ("floor", False)])
+def test_integers_that_rounding_decides(ns, function: str, is_right: bool) -> None:
+    """In float16 the quotient is rounded to 41.5, and that to 42; a kernel that divides in float32 gets 41."""
+
+    @operator(f"{ns}::quantize", cpu=HEAD + f"""
+    template <typename T> void quantize(View<const T, 2> x, View<const T, 1> scale, View<int8_t, 2> output) {{
+      for (int64_t i = 0; i < x.size(0); ++i)
+        for (int64_t j = 0; j < x.size(1); ++j) {{
+          const float q = std::{function}(float(x(i, j)) / float(scale(i)));
+          output(i, j) = std::isnan(q) ? 0 : int8_t(q < -127 ? -127 : q > 127 ? 127 : q);
+        }}
+    }}
+    OPWRIGHT_KERNEL(quantize, float, opwright::half)""")  # fmt: skip
+    def quantize(
+        x: Float[Tensor, "*b n"], scale: Annotated[Float[Tensor, "*b"], Range(0.01, 4.0)]
+    ) -> Int8[Tensor, "*b n"]:
+        return (x / scale[..., None]).nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
+
+    record = verify(quantize, checks=["numerics", "boundaries"])
+    assert record.passed == is_right, [(f.case, f.message) for f in record.failures]
+
+
+def test_indices_that_a_forward_returns_are_no_inputs_of_its_own(ns) -> None:
+    """They were drawn for the backward from sizes that the forward does not give."""
+
+    @operator(f"{ns}::route", non_differentiable=["output1"])
+    def route(
+        logits: Float[Tensor, "*b e"], k: Annotated[int, Range(1, 4)] = 2
+    ) -> tuple[Float[Tensor, "*b k"], Int64[Tensor, "*b k"]]:
+        largest, order = logits.sort(dim=-1, descending=True, stable=True)
+        return torch.softmax(largest[..., :k], -1), order[..., :k].clone()
+
+    @route.backward
+    def route_backward(grad_output0, logits, output0, output1):
+        grad = output0 * (grad_output0 - (output0 * grad_output0).sum(-1, keepdim=True))
+        return torch.zeros_like(logits).scatter(-1, output1, grad)
+
+    record = verify(route, checks=["boundaries"])
+    assert record.passed, [(f.check, f.case, f.message) for f in record.failures]
+
+
+def test_tables_of_many_axes_stay_small(ns) -> None:
+    """A cache of 16 x 16 x 65,601 x 16 numbers ended the process of the oracle."""
+
+    @operator(f"{ns}::write_at")
+    def write_at(
+        cache: Mutates[Float[Tensor, "b h s d"]],
+        new: Float[Tensor, "b h t d"],
+        position: Annotated[Int64[Tensor, "t"], Index("s")],
+    ) -> None:
+        cache.index_copy_(2, position, new)
+
+    for case in boundary_cases(make_target(write_at, None, None)):
+        assert max(t.numel() for t in case.values) <= 2**25, case.label
+
+
+def test_a_batch_whose_gradient_pytorch_refuses(ns) -> None:
+    @operator(f"{ns}::shuffle")
+    def shuffle(x: Float[Tensor, "b 12 h w"]) -> Float[Tensor, "b 3 2*h 2*w"]:
+        return torch.nn.functional.pixel_shuffle(x, 2)
+
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        shuffle(torch.zeros(0, 12, 2, 2, requires_grad=True)).sum().backward()
+    record = verify(shuffle, checks=["gradient numerics"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]

@@ -23,7 +23,7 @@ from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError, plural
 from opwright.verify.compare import compare
-from opwright.verify.oracle import Expected, expect, with_room
+from opwright.verify.oracle import Discrete, Expected, expect, with_room
 from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of
 
@@ -410,12 +410,11 @@ def _is_near(got: Sequence[Any], plain: Sequence[Any]) -> bool:
     return len(got) == len(plain)
 
 
-def _difference(result: Any, wanted: Expected | torch.Tensor | None, *, is_gradient: bool) -> str:
+def _difference(result: Any, wanted: Expected | Discrete | None, *, is_gradient: bool) -> str:
     if not isinstance(result, torch.Tensor) or wanted is None:
         return "" if wanted is None else f"got {type(result).__name__}, expected a tensor"
-    shape = (wanted if isinstance(wanted, torch.Tensor) else wanted.exact).shape
-    if result.shape != shape:
-        return f"shape {list(result.shape)}, expected {list(shape)}"
+    if result.shape != wanted.exact.shape:
+        return f"shape {list(result.shape)}, expected {list(wanted.exact.shape)}"
     if is_gradient:
         wanted = with_room(wanted)
     message = compare(result.detach(), wanted).message

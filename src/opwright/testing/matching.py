@@ -14,7 +14,7 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, align, plural
 from opwright.testing.arguments import Inputs
 from opwright.verify.compare import compare
-from opwright.verify.oracle import Expected, expect, ulp_of
+from opwright.verify.oracle import Discrete, Expected, expect, ulp_of
 
 _ULP = 4.0  # what every element is allowed; see docs/decisions/0003-allowances.md
 
@@ -107,7 +107,7 @@ def _from_exact(value: Any, actual: Any) -> Any:
             hint="`torch.as_tensor(...)`, or a function and its arguments",
         )
     if not actual.is_floating_point() or not value.is_floating_point():
-        return value
+        return Discrete(value, value)
     if torch.finfo(value.dtype).eps >= torch.finfo(actual.dtype).eps and actual.dtype != torch.float64:
         raise CheckError(
             "assert_matches",
@@ -129,7 +129,7 @@ def _compare_all(got: Sequence[Any], wanted: Sequence[Any], names: Sequence[str]
         name = f"`{names[i]}`" if i < len(names) else f"result {i}" if len(got) > 1 else "the result"
         if expected is None:
             continue
-        shape = list(expected.exact.shape if isinstance(expected, Expected) else expected.shape)
+        shape = list(expected.exact.shape)
         if not isinstance(value, torch.Tensor) or list(value.shape) != shape or value.dtype != expected.dtype:
             like = torch.empty(0, dtype=expected.dtype).new_empty(shape, device="meta")
             return name, f"got {describe(value)}, expected {describe(like).removesuffix(' meta')}", ""

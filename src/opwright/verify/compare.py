@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from opwright.errors import plural
-from opwright.verify.oracle import MAX_BIAS, Expected, few_threads, measure_bias
+from opwright.verify.oracle import MAX_BIAS, Discrete, Expected, few_threads, measure_bias
 
 
 @dataclass
@@ -52,19 +52,17 @@ def collect_undecided() -> Iterator[list[str]]:
         _collected.pop()
 
 
-def compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
+def compare(got: torch.Tensor, expected: Expected | Discrete) -> Difference:
     """Returns how far an output, on any device, is from what it must be.
 
     What seems wrong is compared again with how far the oracle may be off; and if nothing in it is farther off than
     that, with the oracle in more digits.
     """
     with few_threads([got]):
-        return _compare(
-            got.to(expected.device if isinstance(expected, torch.Tensor) else expected.exact.device), expected
-        )
+        return _compare(got.to(expected.exact.device), expected)
 
 
-def _compare(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
+def _compare(got: torch.Tensor, expected: Expected | Discrete) -> Difference:
     found = _compare_once(got, expected)
     if found.message and isinstance(expected, Expected) and expected.is_narrow:
         for wider in expected.widen():
@@ -94,11 +92,11 @@ def note_undecided(text: str) -> None:
         _collected[-1].append(text)
 
 
-def _compare_once(got: torch.Tensor, expected: Expected | torch.Tensor) -> Difference:
-    if isinstance(expected, torch.Tensor):
-        wrong = got != expected
+def _compare_once(got: torch.Tensor, expected: Expected | Discrete) -> Difference:
+    if isinstance(expected, Discrete):
+        wrong = (got != expected.eager) & (got != expected.exact)
         ratio = math.inf if bool(wrong.any()) else 0.0
-        return Difference(0.0, ratio, _describe_exact(got, expected, wrong), pattern_of(wrong))
+        return Difference(0.0, ratio, _describe_exact(got, expected.eager, wrong), pattern_of(wrong))
     if not got.numel():
         return Difference(0.0, 0.0)
     exact, value = expected.exact, got.double()
@@ -162,8 +160,10 @@ def _ratio_of(value: torch.Tensor, expected: Expected, error: torch.Tensor) -> t
         same = same | ((value - expected.finite_value).abs() <= 8 * unit)
     if expected.is_unsettled is not None:
         same = same | (expected.is_unsettled & (exact.isnan() | value.isnan()))
+    if expected.is_infinite_input:
+        same = same | (exact.isnan() & value.isinf())
     if expected.is_loose:
-        same = same | (exact.isinf() & value.isnan()) | (exact.isnan() & value.isinf())
+        same = same | (exact.isinf() & value.isnan())
     ratio = torch.where(is_value & is_exact & is_rounded, error / expected.allowance, torch.where(same, 0.0, math.inf))
     ratio = torch.where(near_limit & same, 0.0, ratio)
     if expected.is_negative_zero is not None:

@@ -45,8 +45,27 @@ _STEPS = get_decompositions(
         _aten.native_layer_norm_backward,
         _aten.mish,
         _aten.mish_backward,
+        *map(
+            functools.partial(getattr, _aten),
+            "addcdiv addcmul binary_cross_entropy binary_cross_entropy_backward elu elu_backward glu glu_backward "
+            "grid_sampler_2d hardsigmoid hardsigmoid_backward hardswish hardswish_backward huber_loss "
+            "huber_loss_backward lerp log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 mse_loss "
+            "mse_loss_backward sigmoid_backward silu_backward smooth_l1_loss smooth_l1_loss_backward softplus_backward "
+            "tanh_backward upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d".split(),
+        ),
     ]
 )
+
+
+def _in_place(formula: Callable[..., torch.Tensor], written: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return written.copy_(formula(written, *args, **kwargs))
+
+
+for _packet in (_aten.lerp, _aten.addcmul, _aten.addcdiv):
+    for _overload in (getattr(_packet, name) for name in _packet.overloads()):
+        _twin = getattr(getattr(_aten, f"{_packet.__name__}_"), _overload._overloadname, None)
+        if _overload in _STEPS and _twin is not None:
+            _STEPS[_twin] = functools.partial(_in_place, _STEPS[_overload])
 # Those that PyTorch computes in float32 at least, and rounds at the end.
 _STEPS_IN_SINGLE = get_decompositions(
     [

@@ -59,7 +59,9 @@ class Expected:
             the two; None: nowhere.
         bias: the mean distance of PyTorch's results from the correctly rounded ones, upwards and outwards.
         is_negative_zero: where a zero must be negative; None: nowhere.
-        is_loose: whether NaN and infinities are as right as each other.
+        is_infinite_input: whether an input holds infinities. Then an infinity is as right as NaN, which a + x (b - a)
+            is for an infinite a, and a (1 - x) + b x is not.
+        is_loose: whether NaN is as right as an infinity, too.
         doubt: how far `exact` itself may be off, per element; None until `with_doubt`.
         reason: why it may be off.
         refinement: computes the doubt, and the output in more digits; None for exact values.
@@ -77,6 +79,7 @@ class Expected:
     finite_value: torch.Tensor | None = None
     bias: tuple[float, float] = (0.0, 0.0)
     is_negative_zero: torch.Tensor | None = None
+    is_infinite_input: bool = False
     is_loose: bool = False
     doubt: torch.Tensor | None = None
     reason: str = ""
@@ -154,6 +157,26 @@ class Expected:
         )
 
 
+@dataclass(frozen=True)
+class Discrete:
+    """What the oracle says about an output of integers or of truth values: the one or the other is right.
+
+    They differ where rounding decides: of two logits that are equal in bfloat16 and not in float32, either may be the
+    largest.
+
+    Attributes:
+        eager: what PyTorch gives in the dtype under test.
+        exact: what it gives in float64.
+    """
+
+    eager: torch.Tensor
+    exact: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.eager.dtype
+
+
 def to_oracle(value: Any) -> Any:
     """Returns an argument as the oracle takes it: a copy, floating-point tensors in float64, with their strides.
 
@@ -195,8 +218,8 @@ def expect(
     seed: int = 0,
     is_narrow: bool = False,
     precision: Precision | None = None,
-) -> list[Expected | torch.Tensor | None]:
-    """Returns what each output must be; outputs that are not floating-point come as they must be exactly.
+) -> list[Expected | Discrete | None]:
+    """Returns what each output must be; of integers the oracle and PyTorch are right.
 
     Args:
         reference: the computation; takes the arguments, returns the outputs.
@@ -212,16 +235,18 @@ def expect(
             given = [to_oracle(v) for v in values]
             with PositiveSums(tensors_of(given)):
                 positive_sums = reference(given)
+    is_infinite = any(bool(t.isinf().any()) for t in tensors_of(values) if t.is_floating_point())
     refinement = Refinement(reference, values, exact, eager, seed, precision, widens_casts)
-    found: list[Expected | torch.Tensor | None] = []
+    found: list[Expected | Discrete | None] = []
     for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):
         if value is None or plain is None:
             found.append(None)
         elif not plain.is_floating_point():
-            found.append(plain)
+            found.append(Discrete(plain, value if value.shape == plain.shape else plain))
         else:
             expected = refinement.allow(value.double(), plain, torch.zeros(()))
             expected.refinement, expected.output, expected.is_narrow = refinement, i, True
+            expected.is_infinite_input = is_infinite
             if not is_narrow:
                 expected = expected.whole()
             if nudged is not None:
@@ -333,7 +358,7 @@ def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Ex
     return expected
 
 
-def with_room(expected: Expected | torch.Tensor | None, share: float = 0.0) -> Any:
+def with_room(expected: Expected | Discrete | None, share: float = 0.0) -> Any:
     """Allows a gradient some units in the last place of the largest one, and at least this share of it.
 
     A backward may compute from what the forward has saved, and that is rounded: of 1 - sigmoid(5), say, no digit

@@ -23,7 +23,7 @@ import torch
 
 from opwright.isolation import Fork, end_with_parent
 from opwright.verify.compare import Difference, collect_undecided, compare, note_undecided
-from opwright.verify.oracle import Expected, expect, few_threads, with_room
+from opwright.verify.oracle import Discrete, Expected, expect, few_threads, with_room
 from opwright.verify.tensors import storage_bytes
 
 # Takes a target, values and further arguments; returns the outputs. It is a function of a module, so that the other
@@ -41,7 +41,7 @@ class Question:
         values: its inputs, in the dtype under test.
         arguments: what it takes beside the target and the values.
         is_narrow: whether the whole allowance is computed only if a result seems wrong.
-        is_loose: whether NaN and infinities are as right as each other.
+        is_loose: whether NaN is as right as an infinity.
         room: share of the largest result that every one may err by; None: no more than the allowance.
     """
 
@@ -67,7 +67,7 @@ class Oracle:
     """The oracle in this process."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Expected | torch.Tensor] = {}
+        self._known: dict[int, Expected | Discrete] = {}
         self._numbers = itertools.count()
 
     def expect(self, target: Any, question: Question) -> list[Output | None]:
@@ -83,14 +83,13 @@ class Oracle:
         with torch.no_grad():
             return compare(got.detach(), self._known[wanted.number])
 
-    def keep(self, expected: Expected | torch.Tensor | None) -> Output | None:
+    def keep(self, expected: Expected | Discrete | None) -> Output | None:
         """Keeps an expected output until `forget`; returns its description, or None for one that is absent."""
         if expected is None:
             return None
         number = next(self._numbers)
         self._known[number] = expected
-        exact = expected if isinstance(expected, torch.Tensor) else expected.exact
-        return Output(number, exact.shape, expected.dtype, exact.device)
+        return Output(number, expected.exact.shape, expected.dtype, expected.exact.device)
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Frees what is kept under some numbers."""
@@ -98,7 +97,7 @@ class Oracle:
             self._known.pop(number, None)
 
 
-def _expect(target: Any, question: Question) -> list[Expected | torch.Tensor | None]:
+def _expect(target: Any, question: Question) -> list[Expected | Discrete | None]:
     def compute(values: Sequence[Any]) -> Sequence[Any]:
         return question.computation(target, values, *question.arguments)
 

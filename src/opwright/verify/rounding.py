@@ -459,7 +459,13 @@ _LONG_SUM = 256  # terms
 _PUTS = packets("index_put index_put_ _unsafe_index_put _index_put_impl_")
 SCATTERED_SUMS = _PUTS | packets("index_add index_add_ scatter_add scatter_add_")
 _DIFFERENCES = packets("add sub add_ sub_")
-_ADDING = _DIFFERENCES | _SUMS | _PRODUCTS | SCATTERED_SUMS | packets("rsub addcmul addcdiv lerp convolution")
+_ADDING = (
+    _DIFFERENCES
+    | _SUMS
+    | _PRODUCTS
+    | SCATTERED_SUMS
+    | packets("rsub addcmul addcdiv lerp addcmul_ addcdiv_ lerp_ convolution")
+)
 _FLUSHING = packets(
     "exp exp_ exp2 exp2_ expm1 expm1_ sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp "
     "erfc prod cumprod cumprod_ _softmax special_erfcx"

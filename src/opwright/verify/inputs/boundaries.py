@@ -128,9 +128,11 @@ def _index_cases(target: Target) -> Iterator[Case]:
     """
     maker = target.make_sweep()
     dtype = main_dtype(target)
+    of_forward = {output.name for output in maker.forward[0].outputs} if maker.forward else set()
     for parameter in target.contract.tensors:
         own = parameter.type.family.dtypes[0]
-        if parameter.kind != "tensor" or own.is_floating_point or own == torch.bool:
+        is_given = parameter.kind == "tensor" and parameter.name not in of_forward  # else it is computed
+        if not is_given or own.is_floating_point or own == torch.bool:
             continue
         info = torch.iinfo(own)
 
@@ -165,6 +167,8 @@ def _index_cases(target: Target) -> Iterator[Case]:
         axis = next((name for name, size in sizes.items() if size == found.high + 1), None)
         if is_index and axis is not None and axis not in _axis_names(parameter):
             long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
+            if _largest(target, long) > _MAX_ELEMENTS:
+                long = dict.fromkeys(sizes, 2) | {axis: _TABLE_ROWS}
             ends = found._replace(high=_TABLE_ROWS - 1, low=-_TABLE_ROWS if found.low == -sizes[axis] else found.low)
             for values in _spread_over(ends, _count(maker, parameter, dtype, long)):
                 case = filled(values, long, f"over {_TABLE_ROWS} rows")
@@ -422,10 +426,7 @@ def _size_cases(target: Target) -> Iterator[Case]:
 
     def fits(sizes: dict[str, int], most: int = _MAX_ELEMENTS) -> bool:
         """Returns whether no tensor is large: the square of one axis soon takes gigabytes."""
-        batch = (sizes.get(BATCH, 2 if BATCH in axes else 1),)
-        named = maker.option_sets()[0] | maker.base_sizes() | dict.fromkeys(axes, 2) | sizes
-        tensors = target.contract.tensors
-        return all(math.prod(shape_of(p.type, named, batch)) <= most for p in tensors)
+        return _largest(target, dict.fromkeys(axes, 2) | sizes) <= most
 
     for axis in axes:
         for size in _TILES:
@@ -510,6 +511,13 @@ def _list_cases(target: Target) -> Iterator[Case]:
 _LENGTHS = (1, 2, 4, 5, 9, 65)
 
 # --- making cases ------------------------------------------------------------------------------------------
+
+
+def _largest(target: Target, sizes: dict[str, int]) -> int:
+    """Returns how many elements the largest input has in a case of these sizes."""
+    maker = target.make_sweep()
+    named = maker.option_sets()[0] | maker.base_sizes() | sizes
+    return max(math.prod(shape_of(p.type, named, (sizes.get(BATCH, 1),))) for p in target.contract.tensors)
 
 
 def main_dtype(target: Target) -> torch.dtype | None:

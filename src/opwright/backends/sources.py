@@ -49,16 +49,20 @@ def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | Non
 
 
 def tell_where(file: str) -> str:
-    """Returns where the kernels of a declaration in `file` are looked for, and what names a source that lies there."""
-    folder = Path(file).parent
+    """Returns where the kernels of a declaration in `file` are looked for."""
+    *names, last = (backend.file_name for backend in all_backends().values())
+    text = f"looked for: {', '.join(names)} and {last} in {Path(file).parent}"
+    return "; ".join(filter(None, (text, tell_misnamed(file))))
+
+
+def tell_misnamed(file: str) -> str:
+    """Returns how a declaration in `file` names a source with kernels beside it that has another name; "": none does."""
     files = {backend.file_name: backend for backend in all_backends().values()}
-    *names, last = files
-    text = f"looked for: {', '.join(names)} and {last} in {folder}"
-    for path in sorted(folder.glob("*.*")):
+    for path in sorted(Path(file).parent.glob("*.*")):
         backend = next((b for name, b in files.items() if path.suffix == Path(name).suffix != ".py"), None)
-        if backend is not None and path.name not in files:
-            return f'{text}; `{path.name}` there needs `{backend.name}="{path.name}"` in the declaration'
-    return text
+        if backend is not None and path.name not in files and "OPWRIGHT_KERNEL" in path.read_text(errors="replace"):
+            return f'`{path.name}` there needs `{backend.name}="{path.name}"` in the declaration'
+    return ""
 
 
 def _language(backend: Backend, path: Path) -> Backend:

@@ -12,7 +12,7 @@ import jaxtyping
 import torch
 
 from opwright.backends.exports import may_export
-from opwright.backends.sources import tell_where
+from opwright.backends.sources import tell_misnamed, tell_where
 from opwright.contract import domains
 from opwright.contract.annotations import Mutates
 from opwright.contract.contract import Contract
@@ -169,8 +169,8 @@ def _notes_on(request: Request, chosen: Sequence[torch.device], is_built: bool) 
         notes.append(f"declared `precision`: results may err {declaration.precision}")
     if operators and is_built:
         first = operators[0].operator
-        if not first.declaration.sources:
-            notes.append(f"it has no kernels: its reference was checked; {tell_where(first.declaration.file)}")
+        if not first.declaration.sources and tell_misnamed(first.declaration.file):
+            notes.append(f"its reference was checked; {tell_where(first.declaration.file)}")
         for operator in filter(None, (first, first.backward_operator)):
             notes += _notes_on_kernels(operator.declaration, chosen)
     for target in operators:

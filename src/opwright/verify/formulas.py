@@ -62,10 +62,11 @@ def _in_place(formula: Callable[..., torch.Tensor], written: torch.Tensor, *args
 
 
 for _packet in (_aten.lerp, _aten.addcmul, _aten.addcdiv):
-    for _overload in (getattr(_packet, name) for name in _packet.overloads()):
-        _twin = getattr(getattr(_aten, f"{_packet.__name__}_"), _overload._overloadname, None)
-        if _overload in _STEPS and _twin is not None:
-            _STEPS[_twin] = functools.partial(_in_place, _STEPS[_overload])
+    for _name in _packet.overloads():
+        _formula = _STEPS.get(getattr(_packet, _name))
+        _twin = getattr(getattr(_aten, f"{_packet.__name__}_"), _name, None)
+        if _formula is not None and _twin is not None:
+            _STEPS[_twin] = functools.partial(_in_place, _formula)
 # Those that PyTorch computes in float32 at least, and rounds at the end.
 _STEPS_IN_SINGLE = get_decompositions(
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from opwright._torch import tree_map
 from opwright.contract.contract import Contract
 from opwright.contract.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
 from opwright.contract.domains import Range
@@ -497,7 +498,7 @@ def describe_refused(name: str, refused: Sequence[Case], accepted: int, why: str
 
 def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
     """Returns whether the values of a case are within the domains of a contract, and the reference takes them."""
-    copied = copy_of(case.values)
+    copied = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, list(case.values))
     try:
         if contract.find_outside(case.values) is not None:
             return False

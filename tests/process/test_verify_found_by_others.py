@@ -504,3 +504,92 @@ def test_a_batch_whose_gradient_pytorch_refuses(ns) -> None:
         shuffle(torch.zeros(0, 12, 2, 2, requires_grad=True)).sum().backward()
     record = verify(shuffle, checks=["gradient numerics"])
     assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_an_axis_of_a_backward_that_is_an_option_of_its_forward(ns) -> None:
+    """Its size was drawn, and the indices came from the forward with another: no case was left."""
+
+    @operator(f"{ns}::largest", non_differentiable=["output1"])
+    def largest(
+        x: Float[Tensor, "*b n"], k: Annotated[int, Range(1, 8)] = 2
+    ) -> tuple[Float[Tensor, "*b k"], Int64[Tensor, "*b k"]]:
+        if k > x.shape[-1]:
+            raise ValueError("k is larger than n")
+        values, order = x.sort(dim=-1, descending=True, stable=True)
+        return values[..., :k] * 2, order[..., :k].clone()
+
+    @largest.backward
+    def largest_backward(grad_output0, x, output1):
+        return torch.zeros_like(x).scatter(-1, output1, grad_output0 * 2)
+
+    record = verify(largest, checks=["backward: numerics"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]
+    assert record.checks[0].cases > 50
+
+
+@pytest.mark.parametrize(("scale", "is_right"), [("p < 1 ? 1 / (1 - p) : 0", True), ("1 / (1 - p)", False)])
+def test_the_ends_of_the_domain_of_an_option(ns, scale: str, is_right: bool) -> None:
+    @operator(f"{ns}::drop", cpu=HEAD + f"""
+    template <typename T> void drop(View<const T, 1> x, View<const bool, 1> keep, double p, View<T, 1> output) {{
+      for (int64_t i = 0; i < x.size(0); ++i) output(i) = keep(i) ? T(double(x(i)) * ({scale})) : T(0);
+    }}
+    OPWRIGHT_KERNEL(drop, float)""")  # fmt: skip
+    def drop(
+        x: Float[Tensor, "n"], keep: Bool[Tensor, "n"], p: Annotated[float, Range(0.0, 1.0)] = 0.5
+    ) -> Float[Tensor, "n"]:
+        return torch.where(keep, x, 0) * (1 / (1 - p) if p < 1 else 0.0)
+
+    record = verify(drop, checks=["boundaries"])
+    assert record.passed == is_right, [(f.case, f.message) for f in record.failures]
+
+
+def test_every_combination_of_three_flags() -> None:
+    def pool(x: Tensor, squared: bool = False, mean: bool = False, root: bool = False) -> Tensor:
+        y = x * x if squared else x.abs()
+        y = y.mean(-1) if mean else y.sum(-1)
+        return y.sqrt() if root else y
+
+    def without_mean(x: Tensor, squared: bool = False, mean: bool = False, root: bool = False) -> Tensor:
+        return pool(x, squared, mean and (root or not squared), root)
+
+    contract = "(x: Float[Tensor, '*b n'], squared: bool = False, mean: bool = False, root: bool = False)"
+    contract += " -> Float[Tensor, '*b']"
+    assert verify(pool, reference=pool, contract=contract, checks=["numerics"]).passed
+    assert not verify(without_mean, reference=pool, contract=contract, checks=["numerics"]).passed
+
+
+def test_a_cast_whose_result_has_no_axes(ns) -> None:
+    @operator(f"{ns}::deviation")
+    def deviation(x: BFloat16[Tensor, "n"]) -> BFloat16[Tensor, ""]:
+        wide = x.float()
+        return (wide - wide.mean()).square().mean().sqrt().to(x.dtype)
+
+    record = verify(deviation, checks=["numerics"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_samples_keep_the_order_of_their_offsets_under_vmap(ns) -> None:
+    @operator(f"{ns}::starts")
+    def starts(x: Float[Tensor, "n"], offsets: Int64[Tensor, "g"]) -> Float[Tensor, "g"]:
+        bag = torch.searchsorted(offsets, torch.arange(x.shape[0]), right=True) - 1
+        return x.new_zeros(offsets.shape[0]).index_add(0, bag, x)
+
+    @starts.samples
+    def starts_samples():
+        yield torch.randn(6), torch.tensor([0, 2, 2])
+
+    record = verify(starts, checks=["vmap"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_aligned_sizes_of_many_axes_are_no_gigabytes(ns) -> None:
+    """Those of this contract had 134 million elements."""
+
+    @operator(f"{ns}::windows")
+    def windows(x: Float[Tensor, "b 4*p 4*q c"]) -> Float[Tensor, "b*p*q 16 c"]:
+        b, h, w, c = x.shape
+        return x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+
+    cases = [case for _, case in make_target(windows, None, None).cases() if case.label == "aligned"]
+    assert cases
+    assert all(2**16 < case.values[0].numel() <= 2**20 for case in cases)

@@ -23,7 +23,7 @@ _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 _LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
 _LARGE_BATCH = (3, 13)
 # Sets of options; more of them where that many do not hold each option alone and each pair of options.
-_MAX_OPTION_SETS = {"default": 4, "full": 16}
+_MAX_OPTION_SETS = {"default": 8, "full": 16}
 _MAX_COMBINATIONS = 2**12  # from which the sets are chosen
 _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
@@ -145,7 +145,9 @@ class Sweep:
         return sizes, batch
 
     def _int_sizes(self) -> dict[str, int]:
-        return {p.name: _usual_int(p) for p in self.contract.parameters if p.kind == "int"}
+        """The sizes that arguments give: integers, for a backward those of its forward as well."""
+        contracts = (self.contract,) if self.forward is None else (self.forward[0], self.contract)
+        return {p.name: _usual_int(p) for contract in contracts for p in contract.parameters if p.kind == "int"}
 
     def aligned_sizes(self) -> tuple[dict[str, int], tuple[int, ...]]:
         """Returns sizes that are multiples of every vector width, for more than 64k elements."""
@@ -156,6 +158,9 @@ class Sweep:
         def elements() -> int:
             return max(math.prod(shape_of(p.type, sizes, (rows,))) for p in self.contract.tensors)
 
+        # Of many axes, or multiples of them, even the smallest table is large.
+        while elements() > 4 * least and any(sizes[name] > 16 for name in free):
+            sizes[max(free, key=sizes.__getitem__)] //= 2
         if self._has_variadic:
             rows += 8 * math.ceil(max(least - elements(), 0) / max(elements(), 1))
             while elements() <= least and elements() > 0:

@@ -202,7 +202,7 @@ class _OracleFormulas(TorchDispatchMode):
             is_single = wide is not kwargs or (bool(floats) and all(_is_single(t) for t in floats))
             with mode.in_single_steps() if is_single else contextlib.nullcontext():
                 result = self._compute(mode, func, args, wide)
-            for tensor in tensors_of(result):
+            for tensor in tensors_of([result]):
                 tensor.opwright_is_single = is_single
             return result
         return self._compute(mode, func, args, kwargs)

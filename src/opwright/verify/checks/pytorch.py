@@ -279,7 +279,13 @@ def torch_vmap(target: Target) -> Iterator[Finding]:
 
 def _vmap_one(target: Target, case: Case, chosen: list[int]) -> Finding:
     given = target.inputs(case)
-    other = [tree_map(lambda t: t.flip(0) if t.ndim else t, v) if i in chosen else v for i, v in enumerate(given)]
+
+    def turn(tensor: torch.Tensor) -> torch.Tensor:
+        # Integers of a sample may have an order, as offsets do.
+        may_turn = tensor.ndim > 0 and (tensor.is_floating_point() or not target.has_samples)
+        return tensor.flip(0) if may_turn else tensor
+
+    other = [tree_map(turn, v) if i in chosen else v for i, v in enumerate(given)]
     if target.computed:
         with torch.no_grad():
             given, other = target.with_computed(given), target.with_computed(other)

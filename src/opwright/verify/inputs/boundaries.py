@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright.backends.registry import all_backends
+from opwright.contract import domains
 from opwright.contract.axes import Named, Variadic
 from opwright.contract.contract import Parameter
 from opwright.contract.domains import Index
@@ -238,7 +239,7 @@ def _option_cases(target: Target) -> Iterator[Case]:
             return _made(maker, f"{name} of {value}", main_dtype(target), sizes, options=usual | {name: value})
 
         if parameter.kind == "float":
-            tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)))
+            tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)), *_ends_of(parameter))
             tried = [v for v in tried if parameter.domain is None or parameter.domain.contains(v)]
             yield from (made(v) for v in tried if _is_refused(target, made(v)) or _is_finite(target, made(v)))
             continue
@@ -251,7 +252,7 @@ def _option_cases(target: Target) -> Iterator[Case]:
             continue
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
         small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
-        for value in dict.fromkeys((0, -1, 1, *small, found.low, found.high, *limits)):
+        for value in dict.fromkeys((0, -1, 1, *small, *_ends_of(parameter), found.low, found.high, *limits)):
             case = made(value)
             if value == usual[name] or not _fits_contract(target, case):
                 continue
@@ -262,6 +263,14 @@ def _option_cases(target: Target) -> Iterator[Case]:
                 taken and (abs(value) < 2 or _is_finite(target, case))
             ):
                 yield case
+
+
+def _ends_of(parameter: Parameter) -> list[Any]:
+    """Returns the ends of the declared domain of an option that are numbers."""
+    if not isinstance(parameter.domain, domains.Range):
+        return []
+    kind = int if parameter.kind == "int" else float
+    return [kind(end) for end in (parameter.domain.low, parameter.domain.high) if math.isfinite(end)]
 
 
 def _fits_contract(target: Target, case: Case) -> bool:

@@ -58,7 +58,7 @@ def tell_where(file: str) -> str:
 def tell_misnamed(file: str) -> str:
     """Returns how a declaration in `file` names a source with kernels beside it that has another name; "": none does."""
     files = {backend.file_name: backend for backend in all_backends().values()}
-    for path in sorted(Path(file).parent.glob("*.*")):
+    for path in filter(Path.is_file, sorted(Path(file).parent.glob("*.*"))):
         backend = next((b for name, b in files.items() if path.suffix == Path(name).suffix != ".py"), None)
         if backend is not None and path.name not in files and "OPWRIGHT_KERNEL" in path.read_text(errors="replace"):
             return f'`{path.name}` there needs `{backend.name}="{path.name}"` in the declaration'

@@ -51,7 +51,7 @@ def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | Non
 def tell_where(file: str) -> str:
     """Returns where the kernels of a declaration in `file` are looked for."""
     *names, last = (backend.file_name for backend in all_backends().values())
-    text = f"looked for: {', '.join(names)} and {last} in {Path(file).parent}"
+    text = f"looked for: {', '.join(names)} and {last} beside {Path(file).name}"
     return "; ".join(filter(None, (text, tell_misnamed(file))))
 
 

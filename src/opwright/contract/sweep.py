@@ -23,7 +23,8 @@ _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 _LARGE = (1031, 67, 37, 41, 29, 23, 19, 17)
 _LARGE_BATCH = (3, 13)
 # Sets of options; more of them where that many do not hold each option alone and each pair of options.
-_MAX_OPTION_SETS = {"default": 8, "full": 16}
+_MAX_OPTION_SETS = {"default": 4, "full": 16}
+_MAX_FLAG_SETS = 8  # of options that are all flags or choices: each combination may be a path of its own
 _MAX_COMBINATIONS = 2**12  # from which the sets are chosen
 _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
@@ -350,6 +351,8 @@ class Sweep:
         alone = [[*defaults[:i], value, *defaults[i + 1 :]] for i, values in enumerate(axes) for value in values[1:]]
         every = [list(combination) for combination in itertools.islice(itertools.product(*axes), _MAX_COMBINATIONS)]
         limit = _MAX_OPTION_SETS[self.effort]
+        if all(p.kind in ("bool", "choice") for p in self.contract.parameters if not p.is_tensor):
+            limit = max(limit, _MAX_FLAG_SETS)
         if len(every) > limit:
             every = _cover_pairs([defaults, *alone], every, limit)
         return [dict(combination) for combination in every]

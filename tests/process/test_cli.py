@@ -231,7 +231,7 @@ def test_build(command, tmp_path: Path) -> None:
     assert (plain.returncode, plain.stdout) == (5, "")
     assert "Nothing to build: there are no kernels" in plain.stderr
     (tmp_path / "plain.cpp").write_text("OPWRIGHT_KERNEL(plain, float)")
-    where = f'looked for: cpu.cpp, cuda.cu and triton.py beside plain.py; `plain.cpp` there needs `cpu="plain.cpp"`'
+    where = 'looked for: cpu.cpp, cuda.cu and triton.py beside plain.py; `plain.cpp` there needs `cpu="plain.cpp"`'
     for verb in ("build", "inspect", "verify"):
         told = command(verb, "plain.py", *(("--check", "copy") if verb == "verify" else ()))
         assert where in told.stdout + told.stderr

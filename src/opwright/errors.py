@@ -196,7 +196,7 @@ class NameTakenError(DeclarationError):
 class KernelFileError(DeclarationError):
     """A kernel was named in the declaration, and the file does not exist.
 
-    The path is relative to the file of the declaration. A kernel may also be the source itself: a text of several lines.
+    The path is relative to the file of the declaration. A kernel may also be its source, a text of several lines.
     """
 
     code = "OPW008"

@@ -209,7 +209,8 @@ def unknown_batch(x: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
 
 REFUSED = {
     errors.AnnotationError: [
-        no_annotation, no_annotation_of_a_number, bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
+        no_annotation, no_annotation_of_a_number,
+        bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
         literal_numbers, bad_default, unbound_family, nothing_done, no_tensor, list_of_numbers,
         pair_of_numbers, list_of_results, any_number_of_results, number_as_result, optional_result,
         tuple_of_tensors, numpy_array,

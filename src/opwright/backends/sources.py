@@ -56,7 +56,7 @@ def tell_where(file: str) -> str:
 
 
 def tell_misnamed(file: str) -> str:
-    """Returns how a declaration in `file` names a source with kernels beside it that has another name; "": none does."""
+    """Returns how a declaration in `file` names a source with kernels beside it that has another name, or ""."""
     files = {backend.file_name: backend for backend in all_backends().values()}
     for path in filter(Path.is_file, sorted(Path(file).parent.glob("*.*"))):
         backend = next((b for name, b in files.items() if path.suffix == Path(name).suffix != ".py"), None)

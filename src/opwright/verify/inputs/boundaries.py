@@ -168,7 +168,7 @@ def _index_cases(target: Target) -> Iterator[Case]:
         axis = next((name for name, size in sizes.items() if size == found.high + 1), None)
         if is_index and axis is not None and axis not in _axis_names(parameter):
             long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
-            if _largest(target, long) > _MAX_ELEMENTS:
+            if _largest(maker, long) > _MAX_ELEMENTS:
                 long = dict.fromkeys(sizes, 2) | {axis: _TABLE_ROWS}
             ends = found._replace(high=_TABLE_ROWS - 1, low=-_TABLE_ROWS if found.low == -sizes[axis] else found.low)
             for values in _spread_over(ends, _count(maker, parameter, dtype, long)):
@@ -435,7 +435,7 @@ def _size_cases(target: Target) -> Iterator[Case]:
 
     def fits(sizes: dict[str, int], most: int = _MAX_ELEMENTS) -> bool:
         """Returns whether no tensor is large: the square of one axis soon takes gigabytes."""
-        return _largest(target, dict.fromkeys(axes, 2) | sizes) <= most
+        return _largest(maker, dict.fromkeys(axes, 2) | sizes) <= most
 
     for axis in axes:
         for size in _TILES:
@@ -522,11 +522,10 @@ _LENGTHS = (1, 2, 4, 5, 9, 65)
 # --- making cases ------------------------------------------------------------------------------------------
 
 
-def _largest(target: Target, sizes: dict[str, int]) -> int:
+def _largest(maker: Sweep, sizes: dict[str, int]) -> int:
     """Returns how many elements the largest input has in a case of these sizes."""
-    maker = target.make_sweep()
     named = maker.option_sets()[0] | maker.base_sizes() | sizes
-    return max(math.prod(shape_of(p.type, named, (sizes.get(BATCH, 1),))) for p in target.contract.tensors)
+    return max(math.prod(shape_of(p.type, named, (sizes.get(BATCH, 1),))) for p in maker.contract.tensors)
 
 
 def main_dtype(target: Target) -> torch.dtype | None:

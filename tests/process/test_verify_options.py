@@ -1,0 +1,178 @@
+"""Kernels that are wrong for some options, or some lengths of a list, each with its right twin, which must pass."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from verify_failures import failure_of
+
+import opwright
+
+pytestmark = pytest.mark.compiler
+
+ROLL = """
+#include <opwright/kernel.h>
+template <typename T>
+void roll(opwright::View<const T, 2> x, int64_t by, opwright::View<T, 2> output) {
+  const int64_t n = x.size(1);
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < n; ++j) output(i, j) = x(i, PLACE);
+}
+OPWRIGHT_KERNEL(roll, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "is_right"),
+    [
+        ("(j - by % n + 2 * n) % n", True),
+        ("(j + n - by % n) % n", True),
+        ("(j - (by < 0 ? 0 : by) % n + 2 * n) % n", False),
+        ("(j - int32_t(by) % n + 2 * n) % n", False),
+        ("((j - (by == INT64_MIN ? 0 : by)) % n + n) % n", False),
+    ],
+)
+def test_options_are_negative_zero_and_extreme(ns, place: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::roll", cpu=ROLL.replace("PLACE", place))
+    def roll(x: Float[Tensor, "*batch n"], by: int = 1) -> Float[Tensor, "*batch n"]:
+        n = x.shape[-1]
+        return x[..., (torch.arange(n) - by % max(n, 1)) % max(n, 1)]
+
+    assert (failure_of(roll, "boundaries") == "") == is_right
+
+
+POWER = """
+#include <opwright/kernel.h>
+template <typename T>
+void power(opwright::View<const T, 1> x, int64_t exponent, double scale, opwright::View<T, 1> output) {
+  static thread_local double first = scale;
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    double product = SCALE;
+    for (int64_t k = 0; k < LIMIT; ++k) product *= double(x(i));
+    output(i) = T(product);
+  }
+}
+OPWRIGHT_KERNEL(power, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "scale", "is_right"),
+    [
+        ("exponent", "scale", True),
+        ("(exponent < 3 ? exponent : 3)", "scale", False),  # large ones are not finite
+        ("exponent", "first", False),
+    ],
+)
+def test_small_integers_and_a_number_that_is_kept(ns, limit: str, scale: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::power", cpu=POWER.replace("LIMIT", limit).replace("SCALE", scale))
+    def power(
+        x: Float[Tensor, "n"], exponent: Annotated[int, opwright.NonNegative] = 2, scale: float = 0.5
+    ) -> Float[Tensor, "n"]:
+        return scale * x**exponent
+
+    assert (failure_of(power, "numerics", "boundaries") == "") == is_right
+
+
+SUM_OF_LIST = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void sum_of(opwright::List<View<const T, 1>> xs, View<T, 1> output) {
+  for (int64_t i = 0; i < output.size(0); ++i) {
+    double sum = 0;
+    for (int64_t k = 0; k < LENGTH; ++k) sum += double(xs[k](i));
+    output(i) = T(sum);
+  }
+}
+OPWRIGHT_KERNEL(sum_of, float)
+"""
+
+
+@pytest.mark.parametrize(("length", "is_right"), [("xs.size()", True), ("(xs.size() < 64 ? xs.size() : 64)", False)])
+def test_long_lists(ns, length: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::sum_of", cpu=SUM_OF_LIST.replace("LENGTH", length))
+    def sum_of(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
+        return torch.stack(xs).sum(0)
+
+    assert (failure_of(sum_of, "boundaries") == "") == is_right
+
+
+def test_a_kernel_may_take_an_option_that_overflows_in_the_reference(ns) -> None:
+    """PyTorch cannot pass integers below -2**62 - 1 in a list: it keeps them for symbolic sizes."""
+
+    @opwright.operator(f"{ns}::roll", cpu=ROLL.replace("PLACE", "(j - by % n + 2 * n) % n"))
+    def roll(x: Float[Tensor, "*batch n"], by: int = 1) -> Float[Tensor, "*batch n"]:
+        return torch.roll(x, by, -1)
+
+    with pytest.raises(RuntimeError, match="SymInt"):
+        torch.roll(torch.zeros(7), -(2**62) - 1)
+    assert failure_of(roll, "boundaries") == ""
+
+
+def test_what_the_contract_refuses_is_no_input(ns) -> None:
+    """`torch.nn.functional.one_hot` takes -1 for as many classes as there are: no operator of this contract can."""
+
+    @opwright.operator(f"{ns}::one_hot")
+    def one_hot(index: Int64[Tensor, "k"], n: int = 7) -> Int64[Tensor, "k n"]:
+        return torch.nn.functional.one_hot(index, n)
+
+    record = opwright.verify(one_hot, checks=["boundaries"])
+    assert record.passed, record.failures
+
+
+COLUMN = """
+#include <opwright/kernel.h>
+template <typename T>
+void column(opwright::View<const T, 2> x, int64_t at, opwright::View<T, 1> output) {
+  const int64_t n = x.size(1);
+  BEFORE;
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i, at);
+}
+OPWRIGHT_KERNEL(column, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "is_right"),
+    [
+        ("at = opwright::check_index(at, n)", True),
+        ('opwright::check(0 <= at && at < n, "no such column")', False),
+        ("at = at < 0 ? 0 : at < n ? at : n - 1", False),
+        ("if (at < 0) at += n; at = at < n ? at : n - 1", False),
+        ("at = opwright::check_index(at < n ? at : n - 1, n)", False),
+    ],
+)
+def test_options_that_the_reference_refuses_are_refused(ns, before: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::column", cpu=COLUMN.replace("BEFORE", before))
+    def column(x: Float[Tensor, "*batch n"], at: int = 1) -> Float[Tensor, "*batch"]:
+        return x.select(-1, at).clone()
+
+    assert (failure_of(column, "boundaries") == "") == is_right
+
+
+SOFT = """
+#include <opwright/kernel.h>
+#include <cmath>
+template <typename T>
+void leaky(opwright::View<const T, 1> x, double slope, opwright::View<T, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) output(i) = FORMULA;
+}
+OPWRIGHT_KERNEL(leaky, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("formula", "is_right"),
+    [("x(i) > 0 ? x(i) : T(slope) * x(i)", True), ("std::fmax(x(i), T(slope) * x(i))", False)],
+)
+def test_numbers_are_negative_zero_and_extreme(ns, formula: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::leaky", cpu=SOFT.replace("FORMULA", formula))
+    def leaky(x: Float[Tensor, "*s"], slope: float = 0.01) -> Float[Tensor, "*s"]:
+        return torch.where(x > 0, x, slope * x)
+
+    assert (failure_of(leaky, "boundaries") == "") == is_right

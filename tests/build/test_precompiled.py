@@ -54,7 +54,7 @@ def test_the_process_in_the_background_is_announced_where_it_starts(
         def __init__(self, command: list[str], **options) -> None:
             orders.append(command)
 
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(precompiled, "Process", Process)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.delenv("CI", raising=False)
     header = precompiled.Header("code", "c++", (), ("x",))

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
 from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, file_signature, remember
 from opwright.contract.sources import Source
 from opwright.errors import HostCompilerError, NoNvccError
+from opwright.processes import run_program
 
 # Every GPU from Ampere on: 8.x runs the first, 9.0 the second, and the driver compiles the PTX of the
 # last for what is newer.
@@ -98,8 +98,8 @@ def _ask(path: str, identities: Path) -> Nvcc | None:
     """Returns what nvcc says about itself; None when it cannot run."""
 
     def ask() -> str:
-        version = subprocess.run([path, "--version"], capture_output=True, text=True)
-        plan = subprocess.run([path, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True)
+        version = run_program([path, "--version"])
+        plan = run_program([path, "--dryrun", "-x", "cu", "/dev/null"])
         release = re.search(r"release .*", version.stdout)
         top = re.search(r"^#\$ TOP=(.*)$", plan.stderr, re.MULTILINE)
         if not release or not top:
@@ -188,7 +188,7 @@ def _number(name: str) -> tuple[int, str]:
 
 def known_architectures(nvcc: Nvcc) -> list[str]:
     """Returns what `nvcc --list-gpu-arch` lists, as "90"."""
-    listed = subprocess.run([nvcc.path, "--list-gpu-arch"], capture_output=True, text=True).stdout
+    listed = run_program([nvcc.path, "--list-gpu-arch"]).stdout
     return re.findall(r"compute_(\w+)", listed)
 
 
@@ -269,7 +269,7 @@ def choose_host_compiler(nvcc: Nvcc, refused: Compiler, identities: Path, subjec
             continue
         tried.append(path)
         probe = [nvcc.path, "-ccbin", path, "-std=c++20", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
-        if subprocess.run(probe, capture_output=True).returncode == 0:
+        if run_program(probe).returncode == 0:
             remember(None, identities, lambda path=path: path, name=f"host-{_pair(nvcc, refused)}")
             return path
     version = re.search(r"GNUC__ > (\d+)", _host_config(nvcc))

@@ -7,13 +7,13 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from opwright import settings
 from opwright.errors import NoCompilerError, StoreOwnerError
+from opwright.processes import run_program
 from opwright.store_root import make_root
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
@@ -57,7 +57,7 @@ def header_folders(compiler: str) -> tuple[Path, ...]:
     environment = {name: value for name, value in os.environ.items() if name not in INCLUDE_VARIABLES}
     command = [compiler, "-x", "c++", "-E", "-v", os.devnull]
     try:
-        result = subprocess.run(command, env={**environment, "LC_ALL": "C"}, capture_output=True, text=True)
+        result = run_program(command, {**environment, "LC_ALL": "C"})
     except OSError:
         return ()
     listed = result.stderr.partition("#include <...> search starts here:")[2].partition("End of search list")[0]
@@ -136,7 +136,7 @@ def identify(path: str, identities: Path) -> str:
 
     def ask() -> str:
         try:
-            result = subprocess.run([path, "--version"], capture_output=True, text=True)
+            result = run_program([path, "--version"])
         except OSError as error:
             raise NoCompilerError(
                 path,

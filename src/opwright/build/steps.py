@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opwright import settings
+from opwright.processes import Process
 
 _MIN_FREE_BYTES = 1 << 16  # a compiler that fails with less than this left failed for want of space
 
@@ -52,7 +53,7 @@ def run_all(
         StepFailed: one of them failed; the others have ended too.
         OSError: the disk is full.
     """
-    running: dict[str, tuple[subprocess.Popen, float, Path]] = {}
+    running: dict[str, tuple[Process, float, Path]] = {}
     try:
         return _run_all(commands, work, {} if starts is None else starts, {} if outputs is None else outputs, running)
     except BaseException:  # Ctrl-C that only this process has got, say
@@ -61,7 +62,7 @@ def run_all(
         raise
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: Process) -> None:
     """Ends a command and, on Linux, what it has started: a compiler's driver leaves the compiler behind."""
     if process.poll() is None:
         _kill_below(process.pid)
@@ -83,7 +84,7 @@ def _run_all(
     work: Path,
     starts: dict[str, float],
     outputs: dict[str, str],
-    running: dict[str, tuple[subprocess.Popen, float, Path]],
+    running: dict[str, tuple[Process, float, Path]],
 ) -> dict[str, float]:
     waiting = list(commands.items())
     seconds: dict[str, float] = {}
@@ -95,7 +96,7 @@ def _run_all(
             name, command = waiting.pop(0)
             output = work / f"output{len(seconds) + len(running)}.txt"
             with open(output, "wb") as f:
-                process = subprocess.Popen(
+                process = Process(
                     command,
                     cwd=work,
                     stdout=f,
@@ -139,7 +140,7 @@ def _full_folder(work: Path, output: str) -> str:
     return str(work) if "No space left on device" in output else ""
 
 
-def _wait_for_one(running: dict[str, tuple[subprocess.Popen, float, Path]]) -> str:
+def _wait_for_one(running: dict[str, tuple[Process, float, Path]]) -> str:
     pids = {process.pid: name for name, (process, _, _) in running.items()}
     if len(pids) == 1:
         name = next(iter(running))

@@ -22,6 +22,7 @@ from opwright import settings
 from opwright.build.announce import announce
 from opwright.build.store import Store, digest_of
 from opwright.cpp_extension.headers import EXTENSION
+from opwright.processes import Process
 
 _KEPT = 6  # the most recently used
 _MIN_FREE_BYTES = 4 << 30  # no disk is filled up for the sake of speed
@@ -129,7 +130,7 @@ def make_in_background(headers: Sequence[Header], includes: Sequence[str], store
     orders = [[header.kind, header.compiler, header.flags, header.identity] for header in missing]
     arguments = json.dumps({"store": str(store.root), "includes": list(includes), "headers": orders})
     with contextlib.suppress(OSError):
-        process = subprocess.Popen(
+        process = Process(
             [sys.executable, "-S", "-c", _PROGRAM, json.dumps(sys.path), arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from opwright.processes import Process
+
 FOLDER = Path(__file__).parents[1]  # of the package `worker`
 PROGRAM = "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; import worker; worker.main()"
 _TIMEOUT_S = 600.0
@@ -36,7 +38,7 @@ class Worker:
         self._received = b""
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(
+            self._process = Process(
                 [python, "-c", PROGRAM, str(FOLDER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

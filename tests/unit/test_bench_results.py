@@ -269,9 +269,9 @@ def test_threads_wait_for_no_core_that_other_work_has(
 
 def test_a_record_has_the_warnings_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: SLOW)
-    record: BenchRecord = bench(reference)
+    record: BenchRecord = bench(reference, samples=[(torch.randn(1000, 1000), torch.randn(1000))])
     (found,) = [w for w in record.all_warnings if "is less than" in w]
-    assert found.startswith("forward f32[40, 30] f32[30]: ")
+    assert found.startswith("forward f32[1000, 1000] f32[1000]: ")
 
 
 def test_what_is_not_known_to_be_moved_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 # A fork between the creation of a pipe and its end would leave the pipe's end for writing in the child. Whoever reads
@@ -22,13 +23,15 @@ class Process(subprocess.Popen):
             super().__init__(command, **options)
 
 
-def run_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end; returns what it said on both streams.
+def run_program(
+    command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end; returns what it said on both streams, in whatever encoding.
 
     Raises:
         OSError: it cannot be started.
     """
     pipe = subprocess.PIPE
-    with Process(command, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+    with Process(command, env=env, cwd=cwd, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
         out, error = process.communicate()
     return subprocess.CompletedProcess(command, process.returncode, out, error)

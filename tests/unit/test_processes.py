@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from opwright.processes import run_program
+
 STARTS_BESIDE_FORKS = """
 import os, sys, threading
 from opwright.processes import run_program
@@ -32,3 +34,8 @@ def test_a_start_waits_for_no_process_that_another_thread_forked() -> None:
     """A child that got the write end of the pipe of a start kept the start waiting for as long as it lived."""
     made = subprocess.run([sys.executable, "-c", STARTS_BESIDE_FORKS], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr or "the thread still waits"
+
+
+def test_what_a_program_says_need_not_be_utf8() -> None:
+    said = run_program([sys.executable, "-c", r"import os; os.write(2, b'Fehler: Men\xfc')"])
+    assert (said.returncode, said.stderr) == (0, "Fehler: Men\N{REPLACEMENT CHARACTER}")

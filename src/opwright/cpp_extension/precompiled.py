@@ -22,7 +22,7 @@ from opwright import settings
 from opwright.build.announce import announce
 from opwright.build.store import Store, digest_of
 from opwright.cpp_extension.headers import EXTENSION
-from opwright.processes import Process
+from opwright.processes import Process, run_program
 
 _KEPT = 6  # the most recently used
 _MIN_FREE_BYTES = 4 << 30  # no disk is filled up for the sake of speed
@@ -113,7 +113,7 @@ def make(header: Header, includes: Sequence[str], store: Store, *, wait: bool = 
                 "-o",
                 "prefix.h.gch",
             ]
-            if subprocess.run(command, cwd=work, capture_output=True).returncode != 0:
+            if run_program(command, cwd=work).returncode != 0:
                 return None
             store.put(work, store.root / "headers" / header.key)
             store.drop_oldest_headers(_KEPT)

@@ -22,6 +22,11 @@ from opwright_ops.cross_entropy.op import (
 from opwright_ops.norm.op import OF_ONE_TYPE, WITH_FLOAT32_WEIGHT
 from opwright_ops.softmax.op import softmax, softmax_backward
 from opwright_ops.tensors import widened
+from opwright_ops.transducer.op import (
+    transducer_scores,
+    transducer_scores_backward,
+    transducer_scores_gradient_,
+)
 
 # --- softmax and the log-sum-exp ------------------------------------------------------------------------
 
@@ -69,8 +74,14 @@ def _place(ranks: Any, target: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return is_here, torch.where(is_here, index, 0)
 
 
-def _check(is_right: Tensor) -> None:
-    message = "a target is neither a class, from 0 to n - 1, nor ignore_index"
+def _pick(logits: Tensor, is_here: Tensor, index: Tensor) -> Tensor:
+    """Returns the logit of each row at an index that `_place` returned, in float64; 0 where it is not here."""
+    if not logits.shape[-1]:
+        return torch.zeros(index.shape, dtype=torch.float64, device=logits.device)
+    return torch.where(is_here, logits.gather(-1, index[..., None])[..., 0].double(), 0.0)
+
+
+def _check(is_right: Tensor, message: str) -> None:
     try:
         torch._assert_async(is_right.all(), message)
     except RuntimeError:
@@ -80,11 +91,9 @@ def _check(is_right: Tensor) -> None:
 @row_cross_entropy.exchange("n")
 def _row_cross_entropy(ranks, logits, target, *, ignore_index, label_smoothing, z_loss):
     is_counted, n = target != ignore_index, logits.shape[-1]
-    _check(~is_counted | ((target >= 0) & (target < ranks.size)))
-    is_here, index = _place(ranks, target, n)
-    picked = torch.zeros(target.shape, dtype=torch.float64, device=logits.device)
-    if n:
-        picked = torch.where(is_here, logits.gather(-1, index[..., None])[..., 0].double(), 0.0)
+    is_class = (target >= 0) & (target < ranks.size)
+    _check(~is_counted | is_class, "a target is neither a class, from 0 to n - 1, nor ignore_index")
+    picked = _pick(logits, *_place(ranks, target, n))
     numbers = [picked, logits.sum(-1, dtype=torch.float64)] if label_smoothing else [picked]
     normalizer, picked, *sums = _logsumexp(ranks, logits, *numbers)
     loss = normalizer - (1 - label_smoothing) * picked
@@ -150,6 +159,72 @@ def _total_loss(ranks, loss, target, *, ignore_index, is_mean):
 @total_loss_backward.exchange("n")
 def _total_loss_backward(ranks, grad_total, target, weight):
     return (grad_total * weight)[..., None].expand(target.shape)
+
+
+# --- the transducer's loss ------------------------------------------------------------------------------
+
+
+def _place_columns(ranks: Any, labels: Tensor, blank: int, v: int) -> tuple[Any, Any]:
+    """Returns what `_place` does for the blank and for the label of each row. The blank counts as any other class."""
+    column = torch.full_like(labels, blank + ranks.size if blank < 0 else blank)
+    return _place(ranks, column, v), _place(ranks, torch.where(labels < ranks.size, labels, -1), v)
+
+
+@transducer_scores.exchange("v")
+def _transducer_scores(ranks, logits, labels, *, blank):
+    if not -ranks.size <= blank < ranks.size:
+        raise IndexError(f"blank {blank} is outside of the vocabulary of {ranks.size}")
+    _check((labels >= 0) & (labels < ranks.size + 2), "a label is outside of the vocabulary")
+    is_used, has_label = labels != ranks.size + 1, labels < ranks.size
+    columns = _place_columns(ranks, labels, blank, logits.shape[-1])
+    normalizer, *picked = _logsumexp(ranks, logits, *(_pick(logits, *each) for each in columns))
+    scores = (torch.where(m, x - normalizer, 0.0) for m, x in zip((is_used, has_label), picked, strict=True))
+    return *scores, torch.where(is_used, normalizer, 0.0)
+
+
+def _write_gradient_of_scores(compute, ranks, of_blank, of_label, logits, labels, normalizer, *, blank) -> Tensor:
+    """Runs a kernel that subtracts the softmax from each entry, and corrects up to three entries of each row.
+
+    For the kernel, rows have no label, and the steps to the label count among those by the blank in column 0.
+
+    Args:
+        compute: the kernel; takes the arguments of `transducer_scores_backward` by name and returns the gradient.
+    """
+    v = logits.shape[-1]
+    if not v:
+        return logits
+    is_used = labels != ranks.size + 1
+    by_blank, by_label = torch.where(is_used, of_blank, 0.0), torch.where(labels < ranks.size, of_label, 0.0)
+    (blank_is_here, blank_at), (label_is_here, label_at) = _place_columns(ranks, labels, blank, v)
+    at = torch.stack([torch.zeros_like(labels), blank_at, label_at], -1)
+    entries = -torch.exp(logits.gather(-1, at).double() - normalizer[..., None]) * (by_blank + by_label)[..., None]
+    for is_here, index, part in (blank_is_here, blank_at, by_blank), (label_is_here, label_at, by_label):
+        entries = entries + torch.where(is_here[..., None] & (at == index[..., None]), part[..., None], 0.0)
+    gradient = compute(
+        grad_blank_score=by_blank + by_label,
+        grad_label_score=torch.zeros_like(by_label),
+        logits=logits,
+        labels=torch.where(is_used, v, v + 1),
+        normalizer=normalizer,
+        blank=0,
+    )
+    return gradient.scatter_(-1, at, torch.where(is_used[..., None], entries, 0.0).to(logits.dtype))
+
+
+@transducer_scores_backward.exchange("v")
+def _transducer_scores_backward(ranks, grad_blank_score, grad_label_score, logits, labels, normalizer, *, blank):
+    given = grad_blank_score, grad_label_score, logits, labels, normalizer
+    return _write_gradient_of_scores(transducer_scores_backward, ranks, *given, blank=blank)
+
+
+@transducer_scores_gradient_.exchange("v")
+def _transducer_scores_gradient_(ranks, logits, grad_blank_score, grad_label_score, labels, normalizer, *, blank):
+    def overwrite(**arguments: Any) -> Tensor:
+        transducer_scores_gradient_(**arguments)
+        return logits
+
+    given = grad_blank_score, grad_label_score, logits, labels, normalizer
+    _write_gradient_of_scores(overwrite, ranks, *given, blank=blank)
 
 
 # --- norms ----------------------------------------------------------------------------------------------

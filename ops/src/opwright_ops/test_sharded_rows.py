@@ -257,6 +257,38 @@ def check_types() -> None:
             assert off <= allowed, (call, dtype, off, own)
 
 
+def check_a_transducer() -> None:
+    """The logits stay, and 4 numbers go for each row: a maximum and three sums. The loss is that of one process."""
+    line = init_device_mesh(DEVICE, (RANKS,))
+    meshes = [(line, [])] + ([(init_device_mesh(DEVICE, (2, 2)), [S0])] if RANKS == 4 else [])
+    targets, frames, lengths = torch.tensor([[1, 12, 1], [5, 3, 0]]), torch.tensor([4, 3]), torch.tensor([3, 2])
+    penalties = {"delay_penalty": 0.1, "eos_penalty": 0.2, "eos_index": 3, "fastemit": 0.05, "reduction": "sum"}
+    star = {"star_penalty": -0.5, "star_index": 5, "blank": -1}
+    for (mesh, batch), packed, options in itertools.product(meshes, (False, True), ({}, penalties, star)):
+        rows = [int((frames * (lengths + 1)).sum())] if packed else [2, 4, 4]
+        logits = torch.randn(*rows, 13, dtype=torch.float64)
+        placements = [*([R] if packed else batch)[: len(batch)], Shard(len(rows))]
+        given = [distribute_tensor(each, mesh, [R] * mesh.ndim) for each in (targets, frames, lengths)]
+        found = []
+        for x, rest in (
+            (logits, (targets, frames, lengths)),
+            (distribute_tensor(logits, mesh, placements), given),
+        ):
+            x = x.requires_grad_()
+            with Sent() as sent:
+                loss = opwright_ops.transducer_loss(x, *rest, packed=packed, **options)
+            loss.backward()
+            found.append((loss, x.grad))
+        (wanted, wanted_gradient), (loss, gradient) = found
+        assert gradient.placements == tuple(placements)
+        torch.testing.assert_close(loss.full_tensor(), wanted)
+        torch.testing.assert_close(gradient.full_tensor(), wanted_gradient)
+        if not batch:
+            assert sent.bytes == {"all_reduce": math.prod(rows) * (8 + 24)}, sent.bytes
+    with pytest.raises(IndexError, match="outside of the vocabulary"):
+        opwright_ops.transducer_loss(distribute_tensor(logits, mesh, placements), *given, packed=True, blank=13)
+
+
 def check_a_backward_in_place() -> None:
     mesh = init_device_mesh(DEVICE, (RANKS,))
     call = LOSSES[3]
@@ -342,6 +374,7 @@ CHECKS = [
     check_every_operator,
     check_special_rows,
     check_types,
+    check_a_transducer,
     check_a_backward_in_place,
     check_targets_that_are_no_classes,
     check_ranks_that_take_no_part,

@@ -29,6 +29,15 @@ from opwright.records import builtins_of
 COUNT = 100  # calls of a sample
 
 
+class BareNode(torch.autograd.Function):
+    """The least that a node in Python takes: it records a call of GELU, and has no backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x, approximate="tanh")
+
+
 def pairs_of() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Returns what is timed by the name of its figure: the operator, then PyTorch's own."""
     mesh = init_device_mesh("cpu", (2,))
@@ -48,6 +57,10 @@ def pairs_of() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         "call that records a gradient, beside add and GELU": (
             lambda: bias_gelu(*needing, approximate="tanh"),
             lambda: F.gelu(needing[0] + needing[1], approximate="tanh"),
+        ),
+        "call that records a gradient, beside GELU in a bare autograd.Function": (
+            lambda: bias_gelu(*needing, approximate="tanh"),
+            lambda: BareNode.apply(needing[0]),
         ),
         "call and backward, beside add and GELU": (
             lambda: bias_gelu(*needing, approximate="tanh").backward(there[0]),
@@ -98,7 +111,7 @@ def main() -> None:
     dist.destroy_process_group()
     for name, times in calls.items():
         ours, theirs = times["operator"]["best_us"], times["pytorch"]["best_us"]
-        print(f"{name:52} operator {ours:7.2f} us   PyTorch {theirs:7.2f} us   {ours / theirs:.2f}x")
+        print(f"{name:70} operator {ours:7.2f} us   PyTorch {theirs:7.2f} us   {ours / theirs:.2f}x")
     result = {"machine": builtins_of(machine_card()), "rounds": rounds, "calls": calls}
     write_raw("distributed_call", result)
     update(__file__, figures(result), result["machine"])

@@ -107,12 +107,8 @@ def call(operator: Operator, values: tuple[Any, ...]) -> Any:
     if torch.is_grad_enabled():
         for tensor in tensors_in(values):
             if tensor.requires_grad:
-                return operator.gradient.record_node(partial(_run_recorded, operator), *values)
+                return operator.gradient.record_node(lambda *_, **__: run(operator, values, True), *values)
     return run(operator, values, True)
-
-
-def _run_recorded(operator: Operator, *args: Any, **kwargs: Any) -> Any:
-    return run(operator, operator.normalize(*args, **kwargs), True)
 
 
 def run(operator: Operator, values: Sequence[Any], is_direct: bool = False) -> Any:
@@ -164,10 +160,12 @@ def run(operator: Operator, values: Sequence[Any], is_direct: bool = False) -> A
             raise operator.explain(error, values) from None
     else:
         made = operator.arguments.pass_to(operator.function, local)
+    # The constructor of a subclass costs 2 us more, for programs that are being exported.
+    make = partial(kind.__new__, kind) if is_direct else kind
     if len(plan.outputs) == 1:
-        return kind(made, plan.outputs[0], requires_grad=False)
+        return make(made, plan.outputs[0], requires_grad=False)
     made = unpack(made, operator.contract)
-    return pack([kind(m, spec, requires_grad=False) for m, spec in zip(made, plan.outputs, strict=True)])
+    return pack([make(m, spec, requires_grad=False) for m, spec in zip(made, plan.outputs, strict=True)])
 
 
 def _local(values: Sequence[Any]) -> list[Any]:

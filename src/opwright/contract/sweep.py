@@ -341,7 +341,8 @@ class Sweep:
                 values = [usual] if p.name in self.names else [usual, usual + 1 if usual >= 0 else usual - 1]
             elif p.kind == "float":
                 usual = 0.5 if p.default is MISSING else p.default
-                values = [usual, 0.5 * usual + 0.25 if usual != 0.5 else 0.75]
+                # A number that float32 cannot represent: a kernel for float64 may round it to that.
+                values = [usual, round(0.7 * usual + 0.13, 9)]
             else:
                 continue
             if isinstance(p.domain, Range):

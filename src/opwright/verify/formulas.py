@@ -148,15 +148,38 @@ def _widen_cast(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "dtype": torch.float64} if is_cast and args[0].dtype == torch.float64 else kwargs
 
 
+def _compute_in_double(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    """Calls an operator, in float64 if it makes float32 of integers alone; returns its result, and whether it does.
+
+    `torch.arange(n).float()` and `one_hot(x) * 0.9` are float32 whatever a reference is given, and so is what it
+    computes of them, such as an angle. A kernel need not round there as PyTorch does.
+    """
+    result = func(*args, **kwargs)
+    if not isinstance(result, torch.Tensor) or result.dtype != torch.float32:
+        return result, False
+    given = tensors_of([args, kwargs])
+    if any(t.is_floating_point() or t.is_complex() for t in given):
+        return result, False
+    if not given and func.overloadpacket not in _TABLES:
+        return _widen(result), False
+    with contextlib.suppress(RuntimeError, TypeError):  # not an operator of these numbers
+        if given and kwargs.get("dtype") != torch.float32:
+            wide = tree_map(lambda a: a.double() if isinstance(a, torch.Tensor) else a, list(args))
+            return func(*wide, **kwargs), True
+        return func(*args, **{**kwargs, "dtype": torch.float64}), True
+    return _widen(result), True
+
+
 class NeedsSingle(Exception):
     """Raised where a reference reads the bits of a tensor that it has cast to float32."""
 
 
 class WidenCasts(TorchDispatchMode):
-    """Computes in float64 what a reference casts to float32.
+    """Computes in float64 what a reference casts to float32, and what it makes of integers in float32.
 
     Attributes:
-        has_cast: whether it does.
+        has_cast: whether it casts what it is given.
+        has_single: whether it computes anything in float32.
 
     Raises:
         NeedsSingle: it cannot be computed so.
@@ -164,7 +187,7 @@ class WidenCasts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.has_cast = False
+        self.has_cast = self.has_single = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -174,12 +197,14 @@ class WidenCasts(TorchDispatchMode):
         given = kwargs or {}
         kwargs = _widen_cast(args, given)
         self.has_cast |= kwargs is not given
-        if not self.has_cast:
-            return func(*args, **kwargs)
-        if func is _aten.view.dtype and args[0].is_floating_point():
-            raise NeedsSingle
-        result = func(*_widen_all(func, args), **kwargs)
-        return result if tensors_of(args) else _widen(result)
+        self.has_single |= self.has_cast
+        if self.has_single:
+            if func is _aten.view.dtype and args[0].is_floating_point():
+                raise NeedsSingle
+            args = _widen_all(func, args)
+        result, is_single = _compute_in_double(func, args, kwargs)
+        self.has_single |= is_single
+        return result
 
 
 class _OracleFormulas(TorchDispatchMode):
@@ -199,9 +224,12 @@ class _OracleFormulas(TorchDispatchMode):
         if self._widens_casts and isinstance(mode, Rounding):
             wide = _widen_cast(args, kwargs)
             floats = [t for t in tensors_of([args, kwargs]) if t.is_floating_point()]
-            is_single = wide is not kwargs or (bool(floats) and all(_is_single(t) for t in floats))
+            is_single = wide is not kwargs or not floats or all(_is_single(t) for t in floats)
             with mode.in_single_steps() if is_single else contextlib.nullcontext():
-                result = self._compute(mode, func, args, wide)
+                if floats:
+                    result = self._compute(mode, func, args, wide)
+                else:
+                    result, is_single = _compute_in_double(func, args, wide)
             for tensor in tensors_of([result]):
                 tensor.opwright_is_single = is_single
             return result
@@ -289,6 +317,7 @@ class Leaving(TorchFunctionMode):
 _READ_AS_NUMBERS = {torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__float__}
 _LEAVING = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, *_READ_AS_NUMBERS}
 _is_composite = functools.cache(_torch.can_decompose)
+_TABLES = packets("arange linspace logspace")
 _SUMS = packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add index_add addmv")
 _SQUARES = packets("var var_mean std linalg_vector_norm")
 _CENTERED = packets("var var_mean std")

@@ -257,20 +257,19 @@ def expect(
 
 
 def _compute_exactly(reference: Reference, values: Sequence[Any], eager: Sequence[Any]) -> tuple[Sequence[Any], bool]:
-    """Returns what a reference gives in float64, and whether that is so where it casts to float32.
+    """Returns what a reference gives in float64, and whether that is so where it computes in float32.
 
     A reference may need float32, for its bits for example: then it raises, or returns other shapes.
 
     Args:
         eager: what PyTorch gives.
     """
-    if not has_double(values):
-        mode = WidenCasts()
-        with contextlib.suppress(Exception), mode:
-            found = reference([to_oracle(v) for v in values])
-            shapes = [[t.shape for t in tensors_of(outputs)] for outputs in (found, eager)]
-            if not mode.has_cast or shapes[0] == shapes[1]:
-                return found, mode.has_cast
+    mode, given = WidenCasts(), [to_oracle(v) for v in values]
+    with contextlib.suppress(Exception), mode:
+        found = reference(given)
+        shapes = [[t.shape for t in tensors_of(outputs)] for outputs in (found, eager)]
+        if not mode.has_single or shapes[0] == shapes[1]:
+            return found, mode.has_single
     return reference([to_oracle(v) for v in values]), False
 
 
@@ -490,8 +489,8 @@ def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class _Moves:
     """How far results move when every step is rounded, and where one becomes NaN or ceases to be one.
 
-    Attributes:
-        runs: how often the reference has been run.
+    Each result is rounded to its own type on the way, a float32 state beside bfloat16 parameters to float32; to the
+    coarsest among the results if PyTorch's own result is farther off than its type allows.
     """
 
     def __init__(
@@ -503,25 +502,69 @@ class _Moves:
         seed: int,
         precision: Precision | None = None,
     ) -> None:
+        self._exact, self._eager = exact, eager
+        # Half a unit in the last place; two in float64, where less would be rounded away. A result in float64 that is
+        # computed in float32 has the units of that.
+        least, single = 2 * torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps / 2
+        units = {
+            i: max(torch.finfo(e.dtype).eps / 2, least)
+            for i, e in enumerate(eager)
+            if isinstance(e, torch.Tensor) and e.is_floating_point()
+        }
+        if least in units.values() and computes_in_single(reference, values):
+            units = {i: max(unit, single) for i, unit in units.items()}
+        self._units, self._coarsest = units, max(units.values(), default=0.0)
+        self._of_unit = {
+            unit: _MovesOfUnit(
+                reference, values, exact, seed, unit, _TF32_UNIT if precision == "tf32" and unit == single else 0.0
+            )
+            for unit in {*units.values(), self._coarsest}
+        }
+
+    @property
+    def runs(self) -> int:
+        """How often the reference has been run."""
+        return self._of_unit[self._coarsest].runs
+
+    def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns both of each result, after that many runs or more."""
+        found = {unit: moves.after(runs) for unit, moves in self._of_unit.items()}
+        return [found[self._unit(i, found)][i] for i in range(len(self._exact))]
+
+    def _unit(self, output: int, found: dict[float, list[tuple[torch.Tensor, torch.Tensor]]]) -> float:
+        own = self._units.get(output, self._coarsest)
+        if own == self._coarsest:
+            return own
+        exact, plain, spread = self._exact[output].double(), self._eager[output], found[own][output][0]
+        is_off = (plain.double() - exact).abs() > _ULP * ulp_of(exact, plain.dtype) + _MULTIPLE * spread
+        return self._coarsest if bool(is_off.any()) else own
+
+
+class _MovesOfUnit:
+    """The same for one unit, which all steps are rounded to.
+
+    Attributes:
+        runs: how often the reference has been run.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        values: Sequence[Any],
+        exact: Sequence[Any],
+        seed: int,
+        unit: float,
+        product_unit: float,
+    ) -> None:
         self.runs, self._exact, self._lock = 0, exact, threading.Lock()
         self._spreads = [
             torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(()) for e in exact
         ]
         self._changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in self._spreads]
-        # Half a unit in the last place; two in float64, where less would be rounded away. A result in float64 that is
-        # computed in float32 has the units of that.
-        least = 2 * torch.finfo(torch.float64).eps
-        dtypes = [e.dtype for e in eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
-        unit = max((max(torch.finfo(dtype).eps / 2, least) for dtype in dtypes), default=0.0)
-        if unit == least and computes_in_single(reference, values):
-            unit = torch.finfo(torch.float32).eps / 2
-        is_tf32 = precision == "tf32" and unit == torch.finfo(torch.float32).eps / 2
-        product_unit = _TF32_UNIT if is_tf32 else 0.0
         runs = round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, seed, _MAX_RUNS, product_unit)
-        self._moved = runs if dtypes else iter(())
+        self._moved = runs if unit else iter(())
 
     def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Returns both of each result, after that many runs or more."""
         with self._lock:  # a check compares in several threads
             for moved in itertools.islice(self._moved, max(runs - self.runs, 0)):
                 self.runs += 1

@@ -113,8 +113,7 @@ class _StochasticRounding(Rounding):
 
     @contextlib.contextmanager
     def in_single_steps(self) -> Iterator[None]:
-        unit = self.unit
-        self.unit = min(unit, torch.finfo(torch.float32).eps / 2)
+        unit, self.unit = self.unit, torch.finfo(torch.float32).eps / 2
         try:
             yield
         finally:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
-from opwright import verify
+from opwright import operator, verify
 
 
 def check(candidate, reference, contract: str) -> None:
@@ -152,3 +153,15 @@ def test_numbers_that_are_made_of_integers(is_right: bool) -> None:
         check(candidate, smoothed, contract)
     else:
         assert not verify(candidate, reference=smoothed, contract=contract, checks=["numerics"]).passed
+
+
+def test_a_reference_that_returns_float32_for_another_dtype(ns) -> None:
+    """The message was that `out=` gives other values; the declaration sees float32 alone."""
+
+    @operator(f"{ns}::halved")
+    def halved(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * (torch.arange(x.shape[0]) * 0.5).sum()[None]
+
+    failures = verify(halved).failures
+    assert failures[0].check == "outputs written"
+    assert "the reference returns torch.float32, and its annotation says torch.float16" in failures[0].message

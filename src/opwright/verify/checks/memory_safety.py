@@ -25,6 +25,7 @@ from opwright.verify.checks.finding import (
 from opwright.verify.checks.numerics import expected_of
 from opwright.verify.compare import pattern_of, tell_share
 from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.oracle import try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, bits_of, copy_of, fill_from, is_same, storage_bytes, tensors_of
 
@@ -41,10 +42,18 @@ def outputs_written(target: Target) -> Iterator[Finding]:
     operator = target.operator
     if not operator.contract.outputs:
         raise Skipped("no outputs: it only mutates")
+    complaints: dict[torch.dtype | None, str] = {}
     with torch.no_grad():
-        for _, case in target.cases():
+        for chosen, case in target.cases():
+            outputs = _outputs_of(target, case)
+            if chosen not in complaints:
+                complaints[chosen] = _tell_reference(target, case, outputs)
+                if complaints[chosen]:
+                    yield Finding(str(case), complaints[chosen])
+            if complaints[chosen]:
+                continue
             buffers, outs = [], []
-            for shape, dtype in _outputs_of(target, case):
+            for shape, dtype in outputs:
                 size = math.prod(shape)
                 buffer = torch.full((size + 2 * _GUARD,), _poison(dtype), dtype=dtype, device=target.device)
                 buffers.append(buffer)
@@ -82,6 +91,15 @@ def _outputs_of(target: Target, case: Case) -> list[tuple[Sequence[int], torch.d
         return [(t.shape, t.dtype) for t in target.reference(copy_of(case.values))]
     bindings = contract.bind(dict(zip([p.name for p in contract.parameters], case.values, strict=True)))
     return [(contract.output_shape(o, bindings), contract.output_dtype(o, bindings)) for o in contract.outputs]
+
+
+def _tell_reference(target: Target, case: Case, outputs: Sequence[tuple[Sequence[int], torch.dtype]]) -> str:
+    """Returns where the reference does not return what its annotation says. Its declaration saw one dtype alone."""
+    plain = try_reference(target.reference, case.values)
+    for name, result, (_, dtype) in zip(target.output_names(len(outputs)), plain or [], outputs, strict=False):
+        if isinstance(result, torch.Tensor) and result.dtype != dtype:
+            return f"{name}: the reference returns {result.dtype}, and its annotation says {dtype}; cast it with `.to`"
+    return ""
 
 
 def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> Finding:

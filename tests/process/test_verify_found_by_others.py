@@ -593,3 +593,24 @@ def test_aligned_sizes_of_many_axes_are_no_gigabytes(ns) -> None:
     cases = [case for _, case in make_target(windows, None, None).cases() if case.label == "aligned"]
     assert cases
     assert all(2**16 < case.values[0].numel() <= 2**20 for case in cases)
+
+
+@pytest.mark.parametrize("smallest", [0.0, 1e-12])
+def test_a_backward_that_divides_by_a_norm(ns, smallest: float) -> None:
+    """At a row of zeros it gave NaN, and no check had such a row."""
+
+    @operator(f"{ns}::unit")
+    def unit(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        return x / (x.norm(dim=-1, keepdim=True) + 1e-3)
+
+    @unit.backward
+    def unit_backward(grad_output, x):
+        norm = x.norm(dim=-1, keepdim=True)
+        product = (grad_output * x).sum(-1, keepdim=True)
+        return grad_output / (norm + 1e-3) - x * product / ((norm + 1e-3).square() * norm.clamp(min=smallest))
+
+    record = verify(unit, checks=["gradient numerics"])
+    assert record.passed == (smallest > 0), [(f.case, f.message) for f in record.failures]
+    if not record.passed:
+        assert "0 in a row of x" in record.failures[0].case
+        assert "not finite, where that of the reference is" in record.failures[0].message

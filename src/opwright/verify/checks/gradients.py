@@ -16,6 +16,7 @@ from torch.autograd.gradcheck import GradcheckError
 from opwright.contract.fill import lay_out
 from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, find_difference, first_line, outputs_of_reference
+from opwright.verify.compare import tell_share
 from opwright.verify.devices import DeviceLost, is_lost
 from opwright.verify.oracle_process import Output
 from opwright.verify.target import Target
@@ -246,6 +247,33 @@ def gradient_numerics(target: Target) -> Iterator[Finding]:
         yield finding
     if refused is not None and not has_some:
         raise refused
+    if target.operator is not None and target.operator.backward_operator is not None and not target.has_samples:
+        yield from _rows_of_equal_numbers(target)
+
+
+def _rows_of_equal_numbers(target: Target) -> Iterator[Finding]:
+    """Gradients at a row of zeros, and of ones, are finite where those of the reference are.
+
+    One that divides by a norm or a standard deviation is not; PyTorch's own are 0 there.
+    """
+    case = _small_cases(target)[0]
+    for (i, parameter), number in itertools.product(enumerate(target.contract.parameters), (0.0, 1.0)):
+        value = case.values[i]
+        is_filled = parameter.kind == "tensor" and value is not None and value.is_floating_point()
+        if not is_filled or not (parameter.domain is None or parameter.domain.contains(number)):
+            continue
+        filled = value.detach().clone()
+        filled[: 1 if value.ndim > 1 else None].fill_(number)
+        values = [filled if k == i else v for k, v in enumerate(case.values)]
+        made = replace(case, label=f"{case.label}, {number:g} in a row of {parameter.name}", values=tuple(values))
+        wanted = gradients_of_reference(target, copy_of(values))
+        got = pull_back(target, target.run, target.inputs(made))
+        finding = Finding(str(made))
+        for name, g, w in zip(target.float_names(made), got, wanted, strict=True):
+            if g is not None and bool((wrong := w.isfinite() & ~g.cpu().isfinite()).any()):
+                share = tell_share(int(wrong.sum()), wrong.numel())
+                finding.message = f"gradient of {name}: {share} not finite, where that of the reference is"
+        yield finding
 
 
 def recorded_wrong(target: Target, case: Case, leaves: list[Any]) -> str:

@@ -339,3 +339,18 @@ def test_a_template_where_no_tensor_has_more_than_one_dtype() -> None:
     with pytest.raises(errors.CompileError, match="`doubled` must be a function, not a template") as caught:
         doubled(torch.ones(2, dtype=torch.int64))
     assert "`OPWRIGHT_KERNEL(doubled)`" in str(caught.value)
+
+
+def test_an_index_in_brackets(tmp_path: Path) -> None:
+    """It reads a tensor of one dimension, whatever its strides; of several, the error says what to write."""
+    brackets = GOOD.replace("output(i)", "output[i]").replace("x(i)", "x[i]")
+    op = operator(f"compile_errors{next(_numbers)}::twice", cpu=brackets)(twice)
+    assert torch.equal(op(torch.arange(6.0)[::2]), torch.tensor([0.0, 4.0, 8.0]))
+
+    def rows(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        return x * 2
+
+    wrong = brackets.replace("twice", "rows").replace(", 1>", ", 2>")
+    wide = operator(f"compile_errors{next(_numbers)}::rows", cpu=wrong)(rows)
+    with pytest.raises(errors.CompileError, match=r"takes its indices in parentheses: x\(i, j\)"):
+        wide(torch.ones(2, 3))

@@ -25,6 +25,11 @@ struct View {
     return data_[offset];
   }
 
+  OPWRIGHT_HOST_DEVICE T& operator[](int64_t index) const {
+    static_assert(R == 1, "a View of several dimensions takes its indices in parentheses: x(i, j)");
+    return data_[index * strides_[0]];
+  }
+
   OPWRIGHT_HOST_DEVICE T* data() const { return data_; }
   OPWRIGHT_HOST_DEVICE int64_t size(int dim) const { return sizes_[dim]; }
   OPWRIGHT_HOST_DEVICE int64_t stride(int dim) const { return strides_[dim]; }

@@ -614,3 +614,26 @@ def test_a_backward_that_divides_by_a_norm(ns, smallest: float) -> None:
     if not record.passed:
         assert "0 in a row of x" in record.failures[0].case
         assert "not finite, where that of the reference is" in record.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("output(i) += x(i, j);", "it reads its output before it has written it; the memory of an output is not zero"),
+        ("output(i) = sums[i] += x(i, j);", "two calls with the same inputs give other results"),
+    ],
+)
+def test_a_sum_that_does_not_start_from_zero(ns, body: str, message: str) -> None:
+    """The out variant was blamed."""
+
+    @operator(f"{ns}::sums", cpu=HEAD + f"""
+    template <typename T> void sums(View<const T, 2> x, View<T, 1> output) {{
+      static std::vector<T> sums(1 << 20);
+      for (int64_t i = 0; i < x.size(0); ++i)
+        for (int64_t j = 0; j < x.size(1); ++j) {body}
+    }}
+    OPWRIGHT_KERNEL(sums, float)""")  # fmt: skip
+    def sums(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+        return x.sum(-1)
+
+    assert message in verify(sums, checks=["outputs written"]).failures[0].message

@@ -112,7 +112,25 @@ def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], re
         if bool(left.any()):
             count, total = int(left.sum()), left.numel()
             return Finding(str(case), f"{name}: {tell_share(count, total)} not written", pattern_of(left))
-    return Finding(str(case), "the out variant gives other values than a call without `out=`")
+    return Finding(str(case), _tell_unsteady(target, case, outs, results))
+
+
+def _tell_unsteady(target: Target, case: Case, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> str:
+    """Returns why a call with `out=` and one without give other values: neither need be the cause."""
+
+    def differ(some: Sequence[Any], others: Sequence[Any]) -> bool:
+        return not agree(target, some, others, outputs_of_reference, case.values)
+
+    if not target.operator.declaration.random:
+        zeroed = [[torch.zeros_like(out) for out in outs] for _ in range(2)]
+        for each in zeroed:
+            target.call_with_out(target.inputs(case), each)
+        target.wait(target.device)
+        if differ(zeroed[0], outs) and not differ(*zeroed):
+            return "it reads its output before it has written it; the memory of an output is not zero"
+        if differ(*zeroed) or differ(target.run(target.inputs(case)), results):
+            return "two calls with the same inputs give other results"
+    return "the out variant gives other values than a call without `out=`"
 
 
 def _try_layouts(target: Target, case: Case) -> Iterator[tuple[str, str]]:

@@ -294,11 +294,16 @@ __attribute__((visibility("default"))) void opwright_set_chunk_steps(i64 steps) 
   opwright_chunk_steps = steps;
 }
 
+int opwright_num_threads(void) {
+  u32 count = 1;
+  return torch_get_num_threads(&count) ? 1 : (int)count;
+}
+
 typedef struct {
   void (*body)(i64, i64, void*);
   void* context;
   Call* call;
-  i64 begin, end, steps;
+  i64 begin, end, steps, chunks, threads, arrived;
 } Loop;
 
 // A chunk belongs to the call whatever thread it runs on.
@@ -310,8 +315,20 @@ static void run_chunk(i64 begin, i64 end, void* context) {
   running = before;
 }
 
+// Lets the threads begin at once, or after a millisecond: where one is done before the next has
+// woken, no race shows.
+static void meet(Loop* loop) {
+  enum { kTurns = 2000 };
+  __atomic_add_fetch(&loop->arrived, 1, __ATOMIC_RELAXED);
+  for (i32 i = 0; i < kTurns; ++i) {
+    if (__atomic_load_n(&loop->arrived, __ATOMIC_RELAXED) >= loop->threads) return;
+    sched_yield();
+  }
+}
+
 static void run_small_chunks(i64 first, i64 last, void* context) {
-  const Loop* loop = context;
+  Loop* loop = context;
+  if (last - first < loop->chunks) meet(loop);
   for (i64 i = first; i < last; ++i) {
     const i64 begin = loop->begin + i * loop->steps, left = loop->end - begin;
     run_chunk(begin, left < loop->steps ? loop->end : begin + loop->steps, context);
@@ -321,14 +338,12 @@ static void run_small_chunks(i64 first, i64 last, void* context) {
 int opwright_parallel_for(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void*),
                           void* context) {
   const i64 steps = opwright_chunk_steps;
-  Loop loop = {body, context, running, begin, end, steps};
+  Loop loop = {body, context, running, begin, end, steps, 0, 0, 0};
   if (!steps) return torch_parallel_for(begin, end, grain, run_chunk, &loop);
-  return torch_parallel_for(0, (end - begin + steps - 1) / steps, 1, run_small_chunks, &loop);
-}
-
-int opwright_num_threads(void) {
-  u32 count = 1;
-  return torch_get_num_threads(&count) ? 1 : (int)count;
+  loop.chunks = (end - begin + steps - 1) / steps;
+  const i64 threads = opwright_num_threads(), of_one = (loop.chunks + threads - 1) / threads;
+  loop.threads = of_one ? (loop.chunks + of_one - 1) / of_one : 0;
+  return torch_parallel_for(0, loop.chunks, 1, run_small_chunks, &loop);
 }
 
 // PyTorch's threads are OpenMP's. They do not survive a fork, but GNU's OpenMP goes on waiting for

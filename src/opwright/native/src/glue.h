@@ -51,6 +51,7 @@ extern i32 torch_string_c_str(Handle string, const char**);
 extern i32 torch_delete_string(Handle string);
 extern i32 torch_parallel_for(i64 begin, i64 end, i64 grain, void (*)(i64, i64, void*), void*);
 extern i32 torch_get_num_threads(u32*);
+extern int sched_yield(void);
 extern i32 torch_call_dispatcher(const char* name, const char* overload, u64* stack, u64 version);
 extern i32 torch_library_impl(Handle library, const char* name, BoxedKernel, u64 version);
 extern i32 aoti_torch_library_init_impl(const char* ns, const char* key, const char* file, u32 line,

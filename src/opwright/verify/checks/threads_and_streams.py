@@ -315,19 +315,23 @@ def _in_graph(trial: Trial, target: Target) -> str:
 
 
 def chunks(target: Target) -> Iterator[Finding]:
-    """Loops of `parallel_for` cut into chunks of a few steps, on one to four threads: a boundary falls everywhere."""
+    """Loops of `parallel_for` cut into chunks of a few steps, on one to four threads that start at once.
+
+    A boundary falls everywhere, and threads that write into one element meet there. A larger case gives them time to.
+    """
     operator = target.operator
     if is_gpu(target.device):
         raise Skipped("only on a CPU")
     with torch.no_grad():
-        for case in representatives(target):
+        aligned = next((case for _, case in target.cases() if case.label == "aligned"), None)
+        for case in (*representatives(target), *((aligned,) if aligned else ())):
             target.run(target.inputs(case))  # loads its kernels
             library = kernels.library_of(operator, target.device.type)
             if not hasattr(library, "limit_chunks"):
                 raise Skipped("no kernels for a CPU that were built here")
             expected = expected_of(target, case)
             finding = Finding(str(case))
-            for steps, count in _CHUNKS:
+            for steps, count in _CHUNKS if case is not aligned else _FOR_RACES:
                 with _in_chunks(target, library, steps, count):
                     finding = check_call(target, case, target.inputs(case), expected)
                 if finding.message:
@@ -351,6 +355,7 @@ def _in_chunks(target: Target, library: Any, steps: int, count: int) -> Iterator
 
 # Steps, threads. Vectors have a remainder in most chunks; in others they are whole.
 _CHUNKS = ((1, 1), (3, 2), (17, 3), (64, 4))
+_FOR_RACES = ((64, 2), (64, 4)) * 3
 
 
 # --- threads -----------------------------------------------------------------------------------------------

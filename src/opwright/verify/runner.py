@@ -62,6 +62,7 @@ _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
 _LOADING, _NOT_LOADED = "while it was loaded", "the candidate cannot be loaded"
 BUILDING = "while its kernels were built"
 _MAX_MESSAGE = 600  # characters
+_ENOUGH_FAILED, _FAILING_SECONDS = 8, 5.0  # cases of one check, after which it stops
 _MAX_DEATHS = 4  # each may have cost the whole timeout
 _SEED = 0x6F7077  # any; the caller's seed is its own
 _PR_SET_CHILD_SUBREAPER = 36
@@ -479,7 +480,7 @@ class _Here:
             case = str(target.current) if target.current else "the check itself"
             changes.update((change, case) for change in self._guard.take() if change not in changes)
 
-        reason = "no case applies"
+        reason, failed, has_stopped = "no case applies", 0, False
         smallest: Case | None = None
         try:
             if target.operator is not None and target.operator.declaration.random and job.check not in _RANDOM_CHECKS:
@@ -499,6 +500,10 @@ class _Here:
                         findings.append(finding)
                         if finding.message and smallest is None:
                             smallest = target.current
+                    failed += bool(finding.message)
+                    # To be sure of a wrong result takes many calls of the reference, a second for a large case.
+                    if has_stopped := failed >= _ENOUGH_FAILED and time.perf_counter() - start > _FAILING_SECONDS:
+                        break
         except Skipped as skipped:
             if not any(finding.message for finding in findings):
                 reason, findings = str(skipped), []
@@ -539,7 +544,7 @@ class _Here:
             if target.callables is not None and target.callables.note:
                 of_state = f"; its state is not the reference's, so each has its own: {target.callables.note}"
                 (shrunk or bad[0]).message += of_state
-            failures.append(_failure_of(job, bad, repeat, shrunk))
+            failures.append(_failure_of(job, bad, repeat, shrunk, has_stopped))
         if changes:
             found = Finding(next(iter(changes.values())), "; ".join(changes)[:_MAX_MESSAGE])
             failures.append(_failure_of(job, [found], repeat))
@@ -569,14 +574,17 @@ def _tell_broken(error: BaseException, target: Target) -> Finding:
     return Finding(case, text[:_MAX_MESSAGE] + origin(error, target))
 
 
-def _failure_of(job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding | None = None) -> Failure:
+def _failure_of(
+    job: Job, bad: Sequence[Finding], repeat: str, shrunk: Finding | None = None, has_stopped: bool = False
+) -> Failure:
     """Returns the failure that stands for these findings; `shrunk`: what a part of the first case shows."""
     # Cases come small ones first, so the first is the smallest, but for what a smaller part of it shows.
     first = bad[0]
     case, message = first.case, first.message
     if shrunk is not None:
         case, message = f"{shrunk.case}, a part of {first.case}", shrunk.message
-    more = f" (and {plural(len(bad) - 1, 'more case')})" if len(bad) > 1 else ""
+    stopped = "; then the check stopped" if has_stopped else ""
+    more = f" (and {plural(len(bad) - 1, 'more case')}{stopped})" if len(bad) > 1 else ""
     # One element has no place that would tell more than a large case does.
     telling = [found for found in bad if found.pattern.startswith("only") and first.pattern == "every element"]
     pattern = f"{telling[0].pattern} of {telling[0].case}" if telling else first.pattern

@@ -170,7 +170,8 @@ class Contract(NamedTuple):
         """Returns the first parameter whose value, in a call that fits the contract, lies outside of its domain."""
         if not any(p.domain for p in self.parameters):
             return None
-        sizes = self.bind(dict(zip([p.name for p in self.parameters], values, strict=True))).sizes
+        arguments = dict(zip([p.name for p in self.parameters], values, strict=True))
+        sizes = _Binder(self, arguments).bind_arguments().sizes
         for parameter, value in zip(self.parameters, values, strict=True):
             if parameter.domain is None or value is None:
                 continue
@@ -212,6 +213,12 @@ class _Binder:
         self.found = Bindings()
 
     def bind(self) -> Bindings:
+        self.bind_arguments()
+        self._check_outputs()
+        return self.found
+
+    def bind_arguments(self) -> Bindings:
+        """The same for arguments of which outputs may have no size: an axis `n-3` where n is 2."""
         for parameter in self.contract.parameters:
             self._check_kind(parameter, self.arguments[parameter.name])
         tensors = list(self._tensors())
@@ -231,7 +238,6 @@ class _Binder:
                 rows=[(name, describe(value)) for name, value in self.arguments.items()],
                 hint="its device and dtype decide where and how the operator computes",
             )
-        self._check_outputs()
         return self.found
 
     def _tensors(self) -> Iterator[tuple[str, Parameter, torch.Tensor]]:

@@ -22,7 +22,7 @@ from opwright.contract.dtypes import family_names
 from opwright.contract.likely import find_likely, remarks_on
 from opwright.contract.sweep import Case
 from opwright.dispatch.operator import operator_of
-from opwright.dispatch.reference import caller
+from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.machine import machine_card
@@ -244,7 +244,11 @@ def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: s
         DeclarationError: an annotation cannot be read.
     """
     contract = _parse(text, name)
-    call = caller(contract, reference)
+    own = caller(contract, reference)
+
+    def call(values: Sequence[Any]) -> list[Any]:
+        return outputs_of(contract, own(values))
+
     contract = find_likely(contract, call)
     cases = [case for _, case in sweep_cases(contract, call, effort)]
     taken = [case for case in cases if accepts(contract, call, case)]

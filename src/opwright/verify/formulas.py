@@ -322,6 +322,9 @@ _SUMS = packets("sum nansum mean cumsum mm bmm addmm baddbmm mv dot scatter_add 
 _SQUARES = packets("var var_mean std linalg_vector_norm")
 _CENTERED = packets("var var_mean std")
 _REDUCTIONS = _SUMS | _SQUARES
+_ADDS = packets("add sub rsub add_ sub_ lerp")
+_SCALES = packets("mul div mul_ div_")
+_MATRIX_PRODUCTS = packets("mm bmm addmm baddbmm mv dot")
 _GROWING = packets("add sub mul rsub square pow exp exp2 expm1 addcmul prod cumprod add_ sub_ mul_ addcmul_")
 
 
@@ -349,6 +352,7 @@ class Overflow(Rounding):
         inputs: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
+        self._multiples = [*inputs]  # kept: an address must not be used again
         self._inputs = {_torch.address_of(t.untyped_storage()) for t in inputs}
         self.largest, self.fill = largest, fill
         self.is_of_sums, self.is_of_infinities = is_of_sums, is_of_infinities
@@ -357,27 +361,64 @@ class Overflow(Rounding):
         return formula(*args, **kwargs)
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func.overloadpacket not in (
-            _REDUCTIONS if self.is_of_sums or self.is_of_infinities else _REDUCTIONS | _GROWING
-        ):
+        if self.is_of_infinities:
+            return self._compute_with_infinities(func, args, kwargs)
+        if func.overloadpacket not in (_REDUCTIONS if self.is_of_sums else _REDUCTIONS | _GROWING):
             return func(*args, **kwargs)
-        if self.is_of_infinities and not self._sums_inputs(args):
-            return func(*args, **kwargs)
-        sizes = None if self.is_of_infinities else _sizes(func, args, kwargs)
+        sizes = _sizes(func, args, kwargs)
         result = func(*args, **kwargs)
         made = result if isinstance(result, tuple) else (result,)
-        for value, size in zip(made, sizes or [None] * len(made), strict=True):
+        for value, size in zip(made, sizes, strict=True):
             if value.dtype == torch.float64:
                 room = _ROOM_OF_SUMS if func.overloadpacket in _REDUCTIONS and math.isnan(self.fill) else 1
-                is_over = value.isinf() if size is None else size > self.largest / room
-                if bool(is_over.any()):
-                    value.copy_(torch.where(is_over, torch.full_like(value, self.fill).copysign(value), value))
+                self._fill(value, size > self.largest / room)
         return result
 
-    def _sums_inputs(self, args: Any) -> bool:
-        """Returns whether an operator adds up inputs unchanged; other sums must be infinite where the reference is."""
+    def _compute_with_infinities(self, func: Any, args: Any, kwargs: Any) -> Any:
+        kind = func.overloadpacket
+        is_sum = (kind in _REDUCTIONS and self._takes(any, args)) or (kind in _ADDS and self._takes(all, args))
+        result = func(*args, **kwargs)
+        if is_sum:
+            for value in result if isinstance(result, tuple) else (result,):
+                if value.dtype == torch.float64:
+                    self._fill(value, value.isinf())
+        elif kind in _SCALES and self._takes(any, args[:1]) and not isinstance(args[1], torch.Tensor):
+            self._multiples.append(result)
+            self._inputs.add(_torch.address_of(result.untyped_storage()))
+        return result
+
+    def _fill(self, value: torch.Tensor, is_over: torch.Tensor) -> None:
+        if bool(is_over.any()):
+            value.copy_(torch.where(is_over, torch.full_like(value, self.fill).copysign(value), value))
+
+    def _takes(self, some: Callable[[list[bool]], bool], args: Any) -> bool:
+        """Returns whether any or all tensors among the arguments are inputs, or multiples of them.
+
+        Other sums than of these must be infinite where the reference is: the maximum that a row of -inf is compared
+        with is not one. But a x + b (1 - x) is b + x (a - b) as well.
+        """
         tensors = [a for a in tree_leaves(list(args)) if isinstance(a, torch.Tensor)]
-        return any(_torch.address_of(t.untyped_storage()) in self._inputs for t in tensors)
+        return some([_torch.address_of(t.untyped_storage()) in self._inputs for t in tensors])
+
+
+class ZeroProducts(Rounding):
+    """Lets zero times infinity or NaN be zero: a kernel may skip what has no weight, such as keys that are masked."""
+
+    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return formula(*args, **kwargs)
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        kind = func.overloadpacket
+        at = 1 if kind in (_aten.addmm, _aten.baddbmm) else 0
+        pair = args[at : at + 2]
+        is_product = kind in _MATRIX_PRODUCTS | {_aten.mul} and all(isinstance(a, torch.Tensor) for a in pair)
+        if not is_product or all(bool(a.isfinite().all()) for a in pair):
+            return func(*args, **kwargs)
+        tame = [torch.where(a.isfinite(), a, 0) for a in pair]
+        multiply = func if at == 0 else {_aten.addmm: torch.mm, _aten.baddbmm: torch.bmm}[kind]
+        counted = [[a.ne(0).double(), (~a.isfinite()).double()] for a in pair]
+        hits = multiply(counted[0][0], counted[1][1]) + multiply(counted[0][1], counted[1][0])
+        return torch.where(hits == 0, func(*args[:at], *tame, *args[at + 2 :], **kwargs), func(*args, **kwargs))
 
 
 class OverflowLeaving(Leaving):

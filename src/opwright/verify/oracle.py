@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from opwright.contract.precision import Factor, Precision
-from opwright.verify.formulas import Overflow, OverflowLeaving, WidenCasts, oracle_formulas
+from opwright.verify.formulas import Overflow, OverflowLeaving, WidenCasts, ZeroProducts, oracle_formulas
 from opwright.verify.global_state import in_threads
 from opwright.verify.higher_precision import NotWide, Reference, compute_wide, estimate_error
 from opwright.verify.rounding import PositiveSums, computes_in_single, round_at_random
@@ -118,10 +118,13 @@ class Expected:
 
         In float64 the reference may overflow itself: then nothing is known of the result.
         """
-        touched, of_sums, of_infinities, tamed = (run[self.output].double() for run in self.refinement.overflows)
+        touched, of_sums, of_infinities, tamed, skipped = (
+            run[self.output].double() for run in self.refinement.overflows
+        )
         may_be_infinite = touched.isnan() & ~self.exact.isnan()
         # A row whose statistics have no room may come out as any number: x / sqrt(inf) is 0.
         may_be_anything = of_sums.isnan() & self.exact.to(self.dtype).isfinite()
+        may_be_anything |= self.exact.isnan() & skipped.isfinite()
         if self.dtype == torch.float64:
             may_be_anything |= may_be_infinite | (~self.exact.isfinite() & tamed.isfinite())
         return replace(
@@ -233,7 +236,7 @@ def expect(
         nudged = _compute_nudged(reference, values)
         if nudged is not None:
             given = [to_oracle(v) for v in values]
-            with PositiveSums(tensors_of(given)):
+            with PositiveSums():
                 positive_sums = reference(given)
     is_infinite = any(bool(t.isinf().any()) for t in tensors_of(values) if t.is_floating_point())
     refinement = Refinement(reference, values, exact, eager, seed, precision, widens_casts)
@@ -427,6 +430,8 @@ class Refinement:
     def overflows(self) -> list[Sequence[Any]]:
         """The results with NaN for: each overflow, each of a sum, each infinite sum; and with the largest number for overflows.
 
+        The last are those where zero times anything is zero.
+
         The range is that of float32 at least, in which PyTorch and most kernels compute 16-bit types.
         """
         dtypes = [e.dtype for e in self.eager if isinstance(e, torch.Tensor) and e.is_floating_point()]
@@ -443,6 +448,8 @@ class Refinement:
             overflow = Overflow(largest, inputs=tensors_of(values), **kind)
             with few_threads(self._values), OverflowLeaving(overflow), overflow:
                 found.append(self._in_steps(values))
+        with few_threads(self._values), ZeroProducts():
+            found.append(self._in_steps([to_oracle(v) for v in self._values]))
         return found
 
     def _in_steps(self, values: Sequence[Any]) -> Sequence[Any]:

@@ -346,15 +346,7 @@ class _Kind:
 
 
 class PositiveSums(_torch.TorchDispatchMode):
-    """Makes sums that are zero positive, as those that start from 0 are. A sum of two inputs starts from one of them.
-
-    Args:
-        inputs: the tensors that the computation is given.
-    """
-
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self._inputs = {_torch.address_of(t.untyped_storage()) for t in inputs}
+    """Makes sums that are zero positive, as those are that start from 0, or from a + x (b - a)."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -363,9 +355,7 @@ class PositiveSums(_torch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ADDING and isinstance(result, torch.Tensor) and result.is_floating_point():
-            terms = {_torch.address_of(t.untyped_storage()) for t in tensors_of(args)}
-            if func.overloadpacket not in _DIFFERENCES or not terms <= self._inputs:
-                result.add_(0.0)
+            result.add_(0.0)
         return result
 
 

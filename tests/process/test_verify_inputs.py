@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pytest
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from verify_failures import failure_of
 
 import opwright
+from opwright import Range
 from opwright.contract.sources import Source
 from opwright.errors import KernelError, OutOfBoundsError
 from opwright.verify.inputs.boundaries import _sizes_in
@@ -544,3 +545,111 @@ def test_a_mutated_argument_with_gaps_gets_its_values_back(ns) -> None:
         yield torch.randn(3, 10)[:, :5], torch.randn(3, 5)
 
     assert not failure_of(add_rows, "fresh data")
+
+
+# --- places where a mistake hides -------------------------------------------------------------------------
+
+
+ARGMAX = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T> void largest(View<const T, 2> x, View<int64_t, 1> output) {
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    INDEX best = 0;
+    for (int64_t j = 1; j < x.size(1); ++j)
+      if (!(x(i, best) != x(i, best)) && (x(i, j) > x(i, best) || x(i, j) != x(i, j))) best = j;
+    output(i) = best;
+  }
+}
+OPWRIGHT_KERNEL(largest, float)
+"""
+
+
+@pytest.mark.parametrize(("index", "is_right"), [("int64_t", True), ("uint16_t", False)])
+def test_the_largest_number_is_the_last_of_a_long_row(ns, index: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::largest", cpu=ARGMAX.replace("INDEX", index))
+    def largest(x: Float[Tensor, "*b n"]) -> Int64[Tensor, "*b"]:
+        return x.argmax(-1)
+
+    assert (failure_of(largest, "boundaries") == "") == is_right
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_ties_between_two_integers(is_right: bool) -> None:
+    def away_from_zero(x: Tensor, scale: float = 1.0) -> Tensor:
+        return ((x / scale).abs() + 0.5).floor().copysign(x)
+
+    def quantised(x: Tensor, scale: float = 1.0) -> Tensor:
+        return (x / scale).round().nan_to_num(0).clamp(-9, 9).to(torch.int8)
+
+    def candidate(x: Tensor, scale: float = 1.0) -> Tensor:
+        return quantised(x if is_right else away_from_zero(x, scale) * scale, scale)
+
+    contract = "(x: Float32[Tensor, '*b n'], scale: Annotated[float, Range(0.5, 2)] = 1.0) -> Int8[Tensor, '*b n']"
+    record = opwright.verify(candidate, reference=quantised, contract=contract, checks=["numerics"])
+    assert record.passed == is_right
+
+
+def test_nan_in_a_tensor_of_one_number() -> None:
+    def candidate(x: Tensor, low: Tensor) -> Tensor:
+        return x.clamp(min=torch.where(low.isnan(), -torch.inf, low))
+
+    contract = "(x: Float32[Tensor, 'n'], low: Float32[Tensor, '']) -> Float32[Tensor, 'n']"
+    record = opwright.verify(
+        candidate, reference=lambda x, low: torch.clamp(x, min=low), contract=contract, checks=["numerics"]
+    )
+    assert "NaN in low" in record.failures[0].case
+
+
+def test_one_element_with_each_option() -> None:
+    def mean_of_three(x: Tensor, whole: bool = True) -> Tensor:
+        sums, counts = (
+            torch.nn.functional.pad(each, (1, 1)).unfold(-1, 3, 1).sum(-1) for each in (x, torch.ones_like(x))
+        )
+        return sums / (3 if whole else counts)
+
+    def candidate(x: Tensor, whole: bool = True) -> Tensor:
+        return mean_of_three(x, whole) * (0.5 if not whole and x.shape[-1] == 1 else 1)
+
+    contract = "(x: Float32[Tensor, '*b n'], whole: bool = True) -> Float32[Tensor, '*b n']"
+    record = opwright.verify(candidate, reference=mean_of_three, contract=contract, checks=["numerics"])
+    assert not record.passed
+
+
+def test_sorted_numbers_of_a_sample_stay_sorted(ns) -> None:
+    @opwright.operator(f"{ns}::bucket", cpu="""
+    #include <opwright/kernel.h>
+    using opwright::View;
+    void bucket(View<const float, 1> x, View<const float, 1> edges, View<int64_t, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        output(i) = 0;
+        while (output(i) < edges.size(0) && edges(output(i)) < x(i)) ++output(i);
+      }
+    }
+    OPWRIGHT_KERNEL(bucket)""")  # fmt: skip
+    def bucket(x: Float32[Tensor, "n"], edges: Float32[Tensor, "k"]) -> Int64[Tensor, "n"]:
+        return torch.bucketize(x, edges)
+
+    bucket.samples(lambda: [(torch.randn(n), torch.randn(k).sort().values) for n, k in ((5, 3), (70, 12))])
+    record = opwright.verify(bucket, checks=["fresh data", "vmap"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_sizes_for_which_an_output_has_none(ns) -> None:
+    """A size formula that is negative on an empty axis ended the run."""
+
+    @opwright.operator(f"{ns}::frames")
+    def frames(
+        x: Float32[Tensor, "*b n"], size: Annotated[int, Range(1, 4)] = 3
+    ) -> Float32[Tensor, "*b (n-size)//2+1 size"]:
+        return x.unfold(-1, size, 2).clone()
+
+    record = opwright.verify(frames, checks=["numerics", "refusals"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_two_arguments_alike_are_not_blamed() -> None:
+    """A kernel that is wrong everywhere was said to be wrong where two arguments are one tensor."""
+    contract = "(a: Float32[Tensor, 'n'], b: Float32[Tensor, 'n']) -> Float32[Tensor, 'n']"
+    record = opwright.verify(lambda a, b: a - b, reference=lambda a, b: a + b, contract=contract)
+    assert [f.check for f in record.failures][:1] == ["numerics"]

@@ -221,6 +221,13 @@ class Sweep:
         """
         return self._has_variadic and any(output.type.variadic_at is None for output in self.contract.outputs)
 
+    @property
+    def _rounds(self) -> bool:
+        """Whether it may round numbers to integers: it has none that are indices, which are free where numbers tie."""
+        families = [output.type.family for output in self.contract.outputs]
+        is_index = any(max(dtype.itemsize for dtype in f.dtypes) > 2 for f in families if not f.has_floats)
+        return self.forward is None and not is_index
+
     def long_axes(self) -> list[str]:
         """Returns the named axes that may have any size."""
         return [name for name in self.names if name not in self._int_sizes()]
@@ -238,13 +245,17 @@ class Sweep:
         base = self.base_sizes()
         batch = (2, 3)
         ones = {name: size if name in self._int_sizes() else 1 for name, size in base.items()}
-        yield self.make("one element", dtype, ones, (1,), first)
+        for options in [first, *others] if not place else [first]:
+            yield self.make("one element", dtype, ones, (1,), options)
         if self.variadics:
             yield self.make("no batch axes", dtype, base, (), first)
             yield self.make("four batch axes", dtype, base, (2, 1, 3, 2), first)
         yield self.make("base", dtype, base, batch, first)
         for options in others:
             yield self.make("base", dtype, base, batch, options)
+        if self._rounds and not place:
+            halves = {p.name: _halves for p in self.contract.tensors if p.type.family.has_floats}
+            yield self.make("multiples of a half", dtype, base, batch, first, filled=halves)
         for label, sizes, shape in self._empty(base, batch):
             yield self.make(label, dtype, sizes, shape, first)
         for parameter in self.contract.tensors:
@@ -285,6 +296,9 @@ class Sweep:
             equal = dict.fromkeys(names, 0)
             yield self.make("equal special values", dtype, sizes, rows, options, special=equal)
         base = self.base_sizes()
+        single = [p.name for p in self.contract.tensors if p.name in names and not p.type.axes] if one_by_one else []
+        for (shift, what), name in itertools.product(((2, "infinity"), (3, "-infinity"), (4, "NaN")), single):
+            yield self.make(f"{what} in {name}", dtype, base, (2,), options, special={name: shift})
         for name in names if one_by_one else ():
             label = f"special values in {name}, apart"
             yield self.make(label, dtype, base, (_APART,), options, special={name: 0}, apart=True)
@@ -407,7 +421,7 @@ class Sweep:
                         dtype,
                         sizes,
                         batch,
-                        own,
+                        own if number != 1 else "contiguous",  # a list has several layouts at once
                         scale,
                         shift,
                         apart,
@@ -415,7 +429,7 @@ class Sweep:
                         generator,
                         fill,
                     )
-                    for _ in range(count)
+                    for number in range(count)
                 ]
                 values.append(made if parameter.kind == "tensors" else made[0])
         if self.forward is not None:
@@ -498,6 +512,11 @@ class Sweep:
 
 def _positive(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.5).to(dtype)
+
+
+def _halves(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Returns -2 to 2 in steps of a half: of such a number, and of a quotient of two, there may be two nearest integers."""
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(0)).div(2).to(dtype)
 
 
 def _cover_pairs(chosen: list[list[Any]], every: Sequence[list[Any]], least: int) -> list[list[Any]]:

@@ -27,6 +27,11 @@ def count_elements(values: Any) -> int:
     return sum(t.numel() for t in tensors_of(values))
 
 
+def is_sorted(tensor: torch.Tensor) -> bool:
+    """Returns whether the numbers of each row rise, three of them or more."""
+    return tensor.ndim > 0 and tensor.shape[-1] > 2 and bool((tensor[..., 1:] >= tensor[..., :-1]).all())
+
+
 def has_double(values: Any) -> bool:
     """Returns whether a tensor among values is float64."""
     return any(tensor.dtype == torch.float64 for tensor in tensors_of(values))

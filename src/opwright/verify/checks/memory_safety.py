@@ -121,14 +121,18 @@ def _tell_unsteady(target: Target, case: Case, outs: Sequence[torch.Tensor], res
     def differ(some: Sequence[Any], others: Sequence[Any]) -> bool:
         return not agree(target, some, others, outputs_of_reference, case.values)
 
-    if not target.operator.declaration.random:
-        zeroed = [[torch.zeros_like(out) for out in outs] for _ in range(2)]
-        for each in zeroed:
-            target.call_with_out(target.inputs(case), each)
+    def call_into(fill: Any) -> list[torch.Tensor]:
+        made = [torch.full_like(out, fill(out.dtype)) for out in outs]
+        target.call_with_out(target.inputs(case), made)
         target.wait(target.device)
-        if differ(zeroed[0], outs) and not differ(*zeroed):
+        return made
+
+    if not target.operator.declaration.random:
+        poisoned, zeroed = ([call_into(fill) for _ in range(2)] for fill in (_poison, lambda dtype: 0))
+        is_steady = not differ(*zeroed) and not differ(*poisoned) and not differ(poisoned[0], outs)
+        if is_steady and differ(zeroed[0], outs):
             return "it reads its output before it has written it; the memory of an output is not zero"
-        if differ(*zeroed) or differ(target.run(target.inputs(case)), results):
+        if not is_steady or differ(target.run(target.inputs(case)), results):
             return "two calls with the same inputs give other results"
     return "the out variant gives other values than a call without `out=`"
 

@@ -40,6 +40,7 @@ from opwright.verify.tensors import (
     copy_of,
     fill_from,
     is_same,
+    is_sorted,
     shares_memory,
     storage_bytes,
     tensors_of,
@@ -368,8 +369,9 @@ def _wrong_for_one_tensor_twice(target: Target, case: Case) -> str:
             expected = target.expect(outputs_of_reference, given)
         except Exception:  # not an input that it takes
             return ""
-        message, _ = find_difference(target, target.run(values), expected, target.output_names(len(expected)))
-        if message:
+        results = target.run(values)
+        message, _ = find_difference(target, results, expected, target.output_names(len(expected)))
+        if message and not agree(target, target.run(copy_of(values)), results, outputs_of_reference, given):
             return f"{names[pair[0]]} and {names[pair[1]]} {what}: {message}"
     return ""
 
@@ -455,6 +457,8 @@ def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
             return value
         if not value.numel() or overlaps_itself(value):
             return value
+        if is_sorted(value) and case.label.startswith("sample"):  # edges or offsets, of which the order means something
+            return value if change is not _reverse or not value.is_floating_point() else value * 0.75
         made = copy_of(value)
         made.copy_(target.fold(change(value.reshape(-1).clone()), position).view(value.shape))
         return made

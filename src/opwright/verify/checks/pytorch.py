@@ -28,7 +28,7 @@ from opwright.verify.checks.finding import (
 from opwright.verify.checks.gradients import as_function_of_tensors, need_gradient
 from opwright.verify.devices import DeviceLost
 from opwright.verify.target import Target
-from opwright.verify.tensors import copy_of, tensors_of
+from opwright.verify.tensors import copy_of, is_sorted, tensors_of
 
 
 def opcheck(target: Target) -> Iterator[Finding]:
@@ -281,8 +281,9 @@ def _vmap_one(target: Target, case: Case, chosen: list[int]) -> Finding:
     given = target.inputs(case)
 
     def turn(tensor: torch.Tensor) -> torch.Tensor:
-        # Integers of a sample may have an order, as offsets do.
-        may_turn = tensor.ndim > 0 and (tensor.is_floating_point() or not target.has_samples)
+        # Integers of a sample may have an order, as offsets do; other numbers have one if they are sorted.
+        is_free = not target.has_samples or (tensor.is_floating_point() and not is_sorted(tensor))
+        may_turn = tensor.ndim > 0 and is_free
         return tensor.flip(0) if may_turn else tensor
 
     other = [tree_map(turn, v) if i in chosen else v for i, v in enumerate(given)]

@@ -472,7 +472,24 @@ def _size_cases(target: Target) -> Iterator[Case]:
         usual = maker.option_sets()[0]
         parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
         if not is_too_large(target.reference, parts, _MAX_MADE, lambda part: not _is_cheap(target, part)):
-            yield made(main, {axis: _MANY}, usual)
+            case = made(main, {axis: _MANY}, usual)
+            if maker.forward is None:  # what a forward has computed stays as it is
+                for value in tensors_of(case.values):
+                    _put_extremes_last(value)
+            yield case
+
+
+def _put_extremes_last(tensor: torch.Tensor) -> None:
+    """Exchanges the largest number of the first row with its last, and the smallest of the last row with its last.
+
+    An index of 16 bits, or a search that leaves out the end, finds others.
+    """
+    if _MANY not in tensor.shape or tensor.dtype == torch.bool:
+        return
+    rows = tensor.movedim(tensor.shape.index(_MANY), -1)
+    rows = rows[(0,) * (rows.ndim - 2)] if rows.ndim > 2 else rows.view(-1, _MANY) if rows.ndim == 1 else rows
+    for row, at in ((rows[-1], rows[-1].argmin()), (rows[0], rows[0].argmax())):
+        row[at], row[-1] = row[-1].clone(), row[at].clone()
 
 
 # Powers of two, and three times those: what tiles and blocks are multiples of.

@@ -259,7 +259,11 @@ class _StochasticRounding(Rounding):
     def _where_tiny(self, value: torch.Tensor, moves_zeros: bool) -> torch.Tensor | None:
         if self.known_tiny is not None and not next(self.known_tiny):
             return None
-        tiny = value.abs() < _TINY
+        size = value.abs()
+        if size.numel() and size.min() >= _TINY:  # as most are, without NaN, zeros and three passes over the elements
+            self.has_tiny.append(False)
+            return None
+        tiny = size < _TINY
         if not moves_zeros:
             tiny &= value != 0
         self.has_tiny.append(bool(tiny.any()))

@@ -637,3 +637,16 @@ def test_a_sum_that_does_not_start_from_zero(ns, body: str, message: str) -> Non
         return x.sum(-1)
 
     assert message in verify(sums, checks=["outputs written"]).failures[0].message
+
+
+def test_a_backward_with_a_tensor_of_one_number(ns) -> None:
+    @operator(f"{ns}::scaled")
+    def scaled(x: Float[Tensor, "*b n"], scale: Float[Tensor, ""]) -> Float[Tensor, "*b n"]:
+        return x * scale
+
+    @scaled.backward
+    def scaled_backward(grad_output, x, scale):
+        return grad_output * scale, (grad_output * x).sum()
+
+    record = verify(scaled, checks=["gradient numerics"])
+    assert record.passed, [(f.case, f.message) for f in record.failures]

@@ -218,7 +218,7 @@ class _Binder:
         return self.found
 
     def bind_arguments(self) -> Bindings:
-        """The same for arguments of which outputs may have no size: an axis `n-3` where n is 2."""
+        """Checks the arguments alone: an output may have no size, as along an axis `n-3` where n is 2."""
         for parameter in self.contract.parameters:
             self._check_kind(parameter, self.arguments[parameter.name])
         tensors = list(self._tensors())

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -254,7 +255,8 @@ class Sweep:
         for options in others:
             yield self.make("base", dtype, base, batch, options)
         if self._rounds and not place:
-            halves = {p.name: _halves for p in self.contract.tensors if p.type.family.has_floats}
+            names = [p.name for p in self.contract.tensors if p.type.family.has_floats]
+            halves = {name: partial(_halves, i) for i, name in enumerate(names)}
             yield self.make("multiples of a half", dtype, base, batch, first, filled=halves)
         for label, sizes, shape in self._empty(base, batch):
             yield self.make(label, dtype, sizes, shape, first)
@@ -514,9 +516,9 @@ def _positive(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.5).to(dtype)
 
 
-def _halves(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _halves(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Returns -2 to 2 in steps of a half: of such a number, and of a quotient of two, there may be two nearest integers."""
-    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(0)).div(2).to(dtype)
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).div(2).to(dtype)
 
 
 def _cover_pairs(chosen: list[list[Any]], every: Sequence[list[Any]], least: int) -> list[list[Any]]:

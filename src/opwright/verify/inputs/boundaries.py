@@ -484,11 +484,11 @@ def _put_extremes_last(tensor: torch.Tensor) -> None:
 
     An index of 16 bits, or a search that leaves out the end, finds others.
     """
-    if _MANY not in tensor.shape or tensor.dtype == torch.bool:
+    if _MANY not in tensor.shape or tensor.dtype == torch.bool or tensor.is_complex():
         return
     rows = tensor.movedim(tensor.shape.index(_MANY), -1)
     rows = rows[(0,) * (rows.ndim - 2)] if rows.ndim > 2 else rows.view(-1, _MANY) if rows.ndim == 1 else rows
-    for row, at in ((rows[-1], rows[-1].argmin()), (rows[0], rows[0].argmax())):
+    for row, at in ((rows[-1], rows[-1].double().argmin()), (rows[0], rows[0].double().argmax())):
         row[at], row[-1] = row[-1].clone(), row[at].clone()
 
 

@@ -330,6 +330,7 @@ class InterruptedOnDevice(OnDevice):
         until = time.monotonic() + 60
         while not is_interrupted():
             assert time.monotonic() < until
+            time.sleep(0.01)  # the first thread is to run
         yield from ()
         raise KeyboardInterrupt
 

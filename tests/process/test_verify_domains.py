@@ -157,7 +157,7 @@ OPWRIGHT_KERNEL(adam, float, double)
         ("std::sqrt(std::abs(exp_avg_sq(i))) + T(1e-8)", ""),  # of what is never negative
         (
             "std::sqrt(exp_avg_sq(i)) + (exp_avg_sq(i) == 0 ? T(1e-6) : T(1e-8))",
-            "fresh data",
+            "numerics",
         ),  # and the gradient is zero
     ],
     ids=["another formula outside", "wrong at zero"],

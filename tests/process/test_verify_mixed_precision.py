@@ -75,7 +75,7 @@ def test_a_reference_that_casts_float64_to_float32(dtype: torch.dtype) -> None:
         return x.to(dtype).square().cumsum(-1)[..., -1].to(x.dtype) if x.shape[-1] else x.sum(-1)
 
     contract = "(x: Float[Tensor, '*b n']) -> Float[Tensor, '*b']"
-    record = verify(candidate, reference=squares, contract=contract)
+    record = verify(candidate, reference=squares, contract=contract, checks=["numerics", "vmap", "fresh data"])
     assert record.passed, [(f.case, f.message) for f in record.failures]
 
 
@@ -162,6 +162,6 @@ def test_a_reference_that_returns_float32_for_another_dtype(ns) -> None:
     def halved(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x * (torch.arange(x.shape[0]) * 0.5).sum()[None]
 
-    failures = verify(halved).failures
+    failures = verify(halved, checks=["outputs written", "numerics"]).failures
     assert failures[0].check == "outputs written"
     assert "the reference returns torch.float32, and its annotation says torch.float16" in failures[0].message

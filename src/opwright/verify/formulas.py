@@ -155,13 +155,13 @@ def _compute_in_double(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     computes of them, such as an angle. A kernel need not round there as PyTorch does.
     """
     result = func(*args, **kwargs)
-    if not isinstance(result, torch.Tensor) or result.dtype != torch.float32:
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point() or result.dtype == torch.float64:
         return result, False
     given = tensors_of([args, kwargs])
-    if any(t.is_floating_point() or t.is_complex() for t in given):
-        return result, False
     if not given and func.overloadpacket not in _TABLES:
         return _widen(result), False
+    if result.dtype != torch.float32 or any(t.is_floating_point() or t.is_complex() for t in given):
+        return result, False
     with contextlib.suppress(RuntimeError, TypeError):  # not an operator of these numbers
         if given and kwargs.get("dtype") != torch.float32:
             wide = tree_map(lambda a: a.double() if isinstance(a, torch.Tensor) else a, list(args))
@@ -288,7 +288,7 @@ class Rounding(TorchDispatchMode):
         raise NotImplementedError
 
     def in_single_steps(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which steps are rounded to float32 at least."""
+        """Returns a context in which steps are rounded to float32."""
         return contextlib.nullcontext()
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -111,17 +111,20 @@ class _StochasticRounding(Rounding):
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         return self._run_and_note(self._step_of(func, args, kwargs), args, kwargs)
 
+    def in_single_steps(self) -> contextlib.AbstractContextManager[None]:
+        return self._in_steps_of(torch.finfo(torch.float32).eps / 2)
+
     @contextlib.contextmanager
-    def in_single_steps(self) -> Iterator[None]:
-        unit, self.unit = self.unit, torch.finfo(torch.float32).eps / 2
+    def _in_steps_of(self, unit: float) -> Iterator[None]:
+        before, self.unit = self.unit, unit
         try:
             yield
         finally:
-            self.unit = unit
+            self.unit = before
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         unit = self.unit
-        with self.in_single_steps():
+        with self._in_steps_of(min(unit, torch.finfo(torch.float32).eps / 2)):
             result = formula(*args, **kwargs)
         with _torch.pause_dispatch_mode():  # this one: its own arithmetic is not to be rounded
             return self._run_and_note(_Step(None, unit), (result,), {})

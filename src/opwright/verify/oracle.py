@@ -236,7 +236,7 @@ def expect(
         nudged = _compute_nudged(reference, values)
         if nudged is not None:
             given = [to_oracle(v) for v in values]
-            with PositiveSums():
+            with PositiveSums(tensors_of(given)):
                 positive_sums = reference(given)
     is_infinite = any(bool(t.isinf().any()) for t in tensors_of(values) if t.is_floating_point())
     refinement = Refinement(reference, values, exact, eager, seed, precision, widens_casts)

@@ -353,7 +353,17 @@ class _Kind:
 
 
 class PositiveSums(_torch.TorchDispatchMode):
-    """Makes sums that are zero positive, as those are that start from 0, or from a + x (b - a)."""
+    """Makes sums that are zero positive, as those are that start from 0, or from a + x (b - a).
+
+    But not those of two inputs as they are given: such a sum starts from one of them.
+
+    Args:
+        inputs: the tensors that the computation is given.
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._inputs = {_torch.address_of(t.untyped_storage()) for t in inputs}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -362,7 +372,12 @@ class PositiveSums(_torch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ADDING and isinstance(result, torch.Tensor) and result.is_floating_point():
-            result.add_(0.0)
+            terms = {_torch.address_of(t.untyped_storage()) for t in tensors_of(args)}
+            is_plain = func.overloadpacket in _DIFFERENCES and not kwargs and terms <= self._inputs
+            if not is_plain:
+                result.add_(0.0)
+        if _kind_of(func).is_in_place and args and isinstance(args[0], torch.Tensor):
+            self._inputs.discard(_torch.address_of(args[0].untyped_storage()))  # written into
         return result
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -353,7 +354,11 @@ def test_what_both_devices_say_is_said_once(monkeypatch, tmp_path: Path, capsys)
 
 def test_an_interrupted_run_keeps_what_all_devices_have_measured(monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setattr(worker, "start_worker", lambda request, threads: InterruptedOnDevice(request))
-    assert bench_command.bench_operators("f.py", devices="0,1", out=tmp_path) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
+    try:
+        assert bench_command.bench_operators("f.py", devices="0,1", out=tmp_path) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     kept = records.read(tmp_path / "f.cuda.bench.json")
     assert [m.case for m in kept.measurements] == ["f32[0]", "f32[1]"]
     assert kept.left_out == ["cuda:0: interrupted after 1 of 3 inputs", "cuda:1: interrupted after 1 of 2 inputs"]

@@ -68,7 +68,7 @@ def test_an_average_as_an_interpolation(is_right: bool) -> None:
 
 
 def test_a_row_that_is_masked_as_a_whole() -> None:
-    """x - max(x) is no sum of inputs, so its NaN is not excused."""
+    """The maximum in x - max(x) is not an input, so NaN where the reference has -inf is a failure."""
 
     def candidate(x: Tensor) -> Tensor:
         largest = x.amax(-1)

@@ -51,7 +51,7 @@ def test_a_float32_result_that_is_computed_in_bfloat16() -> None:
 
 
 def test_a_float64_kernel_that_rounds_an_option_to_float32() -> None:
-    """The second value of each option was a number that float32 has."""
+    """The second value that was tried for each option was one that float32 can represent."""
 
     def scale(x: Tensor, alpha: float = 1.0) -> Tensor:
         return x * alpha
@@ -66,7 +66,7 @@ def test_a_float64_kernel_that_rounds_an_option_to_float32() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_reference_that_casts_float64_to_float32(dtype: torch.dtype) -> None:
-    """Another order of the sum was accused in float64, and so was a sum in float64."""
+    """For float64 inputs, verify refused a sum in another order, and one that is computed in float64."""
 
     def squares(x: Tensor) -> Tensor:
         return x.float().square().sum(-1).to(x.dtype)

@@ -224,7 +224,7 @@ class Sweep:
 
     @property
     def _rounds(self) -> bool:
-        """Whether it may round numbers to integers: it has none that are indices, which are free where numbers tie."""
+        """Whether it may round to integers. Wide integers may be indices, of which several are right in a tie."""
         families = [output.type.family for output in self.contract.outputs]
         is_index = any(max(dtype.itemsize for dtype in f.dtypes) > 2 for f in families if not f.has_floats)
         return self.forward is None and not is_index
@@ -517,7 +517,7 @@ def _positive(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _halves(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns -2 to 2 in steps of a half: of such a number, and of a quotient of two, there may be two nearest integers."""
+    """Returns numbers from -2 to 2 in steps of a half: some, and some quotients, lie midway between integers."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).div(2).to(dtype)
 
 

@@ -324,7 +324,7 @@ _CENTERED = packets("var var_mean std")
 _REDUCTIONS = _SUMS | _SQUARES
 _ADDS = packets("add sub rsub add_ sub_ lerp")
 _SCALES = packets("mul div mul_ div_")
-_MATRIX_PRODUCTS = packets("mm bmm addmm baddbmm mv dot")
+MATRIX_PRODUCTS = packets("mm bmm addmm baddbmm mv dot")
 _GROWING = packets("add sub mul rsub square pow exp exp2 expm1 addcmul prod cumprod add_ sub_ mul_ addcmul_")
 
 
@@ -411,7 +411,7 @@ class ZeroProducts(Rounding):
         kind = func.overloadpacket
         at = 1 if kind in (_aten.addmm, _aten.baddbmm) else 0
         pair = args[at : at + 2]
-        is_product = kind in _MATRIX_PRODUCTS | {_aten.mul} and all(isinstance(a, torch.Tensor) for a in pair)
+        is_product = kind in MATRIX_PRODUCTS | {_aten.mul} and all(isinstance(a, torch.Tensor) for a in pair)
         if not is_product or all(bool(a.isfinite().all()) for a in pair):
             return func(*args, **kwargs)
         tame = [torch.where(a.isfinite(), a, 0) for a in pair]

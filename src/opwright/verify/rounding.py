@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from opwright import _torch
-from opwright.verify.formulas import Leaving, Rounding, packets
+from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, packets
 from opwright.verify.tensors import copy_of, tensors_of
 
 _TINY = torch.finfo(torch.float64).smallest_normal
@@ -413,7 +413,7 @@ def _kind_of(func: Any) -> _Kind:
     packet = func.overloadpacket
     aliases = [a.alias_info for a in _torch.schema_of(func).returns if a.alias_info is not None]
     return _Kind(
-        packet in _PRODUCTS,
+        packet in MATRIX_PRODUCTS,
         packet in _BIASED_PRODUCTS,
         packet in _SUMS,
         packet in SCATTERED_SUMS,
@@ -457,7 +457,6 @@ def _first(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, (tuple, list)) else result
 
 
-_PRODUCTS = packets("mm addmm bmm baddbmm dot mv")
 _BIASED_PRODUCTS = packets("addmm baddbmm")  # what is added comes first
 _CUMULATIVE, _POOLS = packets("cumsum cumprod"), packets("avg_pool2d avg_pool3d")
 _SUMS = _POOLS | packets(
@@ -473,7 +472,7 @@ _DIFFERENCES = packets("add sub add_ sub_")
 _ADDING = (
     _DIFFERENCES
     | _SUMS
-    | _PRODUCTS
+    | MATRIX_PRODUCTS
     | SCATTERED_SUMS
     | packets("rsub addcmul addcdiv lerp addcmul_ addcdiv_ lerp_ convolution")
 )

@@ -457,7 +457,7 @@ def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
             return value
         if not value.numel() or overlaps_itself(value):
             return value
-        if is_sorted(value) and case.label.startswith("sample"):  # edges or offsets, of which the order means something
+        if is_sorted(value) and case.label.startswith("sample"):  # edges or offsets must stay sorted
             return value if change is not _reverse or not value.is_floating_point() else value * 0.75
         made = copy_of(value)
         made.copy_(target.fold(change(value.reshape(-1).clone()), position).view(value.shape))

@@ -61,32 +61,32 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0,
   clear_rest(schedule, cells);
   clear_rest(schedule, gates);
 
-  Buffer<O> x_memory;
+  Buffer<O> x_memory, ih_memory, hh_memory, hr_memory, hr_weight;
   Buffer<E> inputs;
-  const Matrix<O> x = rows_of<O>(schedule, input, x_memory);
-  const bool is_short = schedule.rows() <= kShortRows && !norm_c.defined() && is_rows<O>(weight_ih);
-  E* from_input = nullptr;
-  if constexpr (opwright::detail::kSame<E, T>) {
-    // Each gate is written where its input is read.
-    if (!is_short && schedule.is_full() && !norm_c.defined() && gates.numel())
-      from_input = gates.data();
-  }
-  if (!from_input && !is_short) {
-    inputs.allocate(schedule.rows() * 4 * layer.H);
-    from_input = inputs.data();
-  }
-  if (is_short)
-    forward.x = x.data, forward.x_stride = x.row_stride, forward.ih_rows = gate_rows<O>(weight_ih);
-  else
-    multiply_inputs(from_input, schedule, a, x);
-  if (norm_ih.defined()) normalise(from_input, schedule, a);
-  forward.from_input = from_input;
-
-  Buffer<O> hh_memory, hr_memory, hr_weight;
   if (is_rows<O>(weight_hh) && !packing_pays<O>(schedule, weight_hh.numel())) {
     forward.hh_rows = gate_rows<O>(weight_hh);
   } else {
     pack_gates(forward.hh, hh_memory, weight_hh);
+  }
+  const Matrix<O> x = rows_of<O>(schedule, input, x_memory);
+  forward.x = x.data, forward.x_stride = x.row_stride;
+  if (schedule.rows() <= kShortRows && !norm_c.defined() && is_rows<O>(weight_ih)) {
+    forward.ih_rows = gate_rows<O>(weight_ih);
+  } else if (kByPanels<E, O> && forward.hh.data && !norm_c.defined()) {
+    pack_gates(forward.ih, ih_memory, weight_ih);
+  } else {
+    E* from_input = nullptr;
+    if constexpr (opwright::detail::kSame<E, T>) {
+      // Each gate is written where its input is read.
+      if (schedule.is_full() && !norm_c.defined() && gates.numel()) from_input = gates.data();
+    }
+    if (!from_input) {
+      inputs.allocate(schedule.rows() * 4 * layer.H);
+      from_input = inputs.data();
+    }
+    multiply_inputs(from_input, schedule, a, x);
+    if (norm_ih.defined()) normalise(from_input, schedule, a);
+    forward.from_input = from_input;
   }
   if (weight_hr.defined())
     pack(forward.hr, hr_memory, weight_of<O>(weight_hr, hr_weight).transposed());

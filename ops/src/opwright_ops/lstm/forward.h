@@ -59,12 +59,16 @@ struct Forward {
 
   const Schedule& schedule;
   const Parameters<E, O>& layer;
-  const E* from_input;  // compact rows of 4H: weight_ih @ x, normalised if layers are; null:
-  const O* x;           // compact rows of the input itself
+  // Compact rows of 4H, weight_ih @ x, normalised if layers are; null where that is computed on the
+  // way, from the compact rows of the input itself.
+  const E* from_input;
+  const O* x;
   int64_t x_stride;
+  Panels<O> ih;
   GateRows<O> ih_rows;
-  // Weights packed for the call: panel p of weight_hh has registers p of all gates. In their place,
-  // where packing does not pay, weight_hh itself; or what is kept between calls, of the inputs too.
+  // Weights packed for the call: panel p, also of `ih`, has registers p of all gates. In their
+  // place, where packing does not pay, weight_hh itself; or what is kept between calls, of the
+  // inputs too.
   Panels<O> hh, hr;
   GateRows<O> hh_rows;
   Prepared ih_prepared, hh_prepared, hr_prepared;
@@ -197,8 +201,36 @@ struct Forward {
     dot_rows<E>(rows, layer.Rp, count, hh_rows, panel * N, sums);
   }
 
+  // weight_ih @ x for the panels of a member and the rows of some steps: they stay in its cache
+  // until those steps take them.
+  struct InputSums {
+    Buffer<Sums<E>> memory;  // [panels, rows]
+    int64_t first_panel = 0, first_row = 0, rows = 0, end_step = 0;
+
+    Sums<E>* at(int64_t panel, int64_t row) const {
+      return &memory[(panel - first_panel) * rows + row - first_row];
+    }
+  };
+
+  // Computes those of a step, and of the steps after it that fit a block of rows with it.
+  void multiply_ahead(int64_t step, const Share& share, InputSums& sums) const {
+    if (!ih.data || step < sums.end_step) return;
+    sums.first_row = schedule.first_row(schedule.time(step)), sums.rows = 0;
+    do {
+      const int64_t t = schedule.time(sums.end_step), row = schedule.first_row(t);
+      if (row < sums.first_row) sums.first_row = row;
+      sums.rows += schedule.active(t);
+    } while (++sums.end_step < schedule.steps &&
+             sums.rows + schedule.active(schedule.time(sums.end_step)) <= kRowsOfBlock<O>);
+    for (int64_t panel = share.begin; panel < share.end; ++panel) {
+      multiply_panel<E>(x + sums.first_row * x_stride, x_stride, sums.rows, ih[panel], ih.k,
+                        ih.after(panel, share.begin, share.end), sums.at(panel, sums.first_row));
+    }
+  }
+
   // Adds weight_ih @ x, where that is not done yet.
   void multiply_x(int64_t row, int64_t count, int64_t panel, Sums<E>* sums) const {
+    if (ih.data) return;
     if (ih_prepared.data && !from_input) {
       return multiply_prepared_gates<E>(x + row * x_stride, x_stride, count, ih_prepared, panel * N,
                                         sums);
@@ -218,8 +250,12 @@ struct Forward {
     for (int64_t i = 0; i < 4 * count; ++i) __builtin_prefetch(from + i * layer.H);
   }
 
-  OPWRIGHT_INLINE void add_from_input(int64_t row, int64_t column, V (&z)[4]) const {
+  OPWRIGHT_INLINE void add_bias(int64_t column, V (&z)[4]) const {
     for (int j = 0; j < 4; ++j) z[j] += opwright::load(&layer.bias[j * layer.Hp + column]);
+  }
+
+  OPWRIGHT_INLINE void add_from_input(int64_t row, int64_t column, V (&z)[4]) const {
+    add_bias(column, z);
     if (!from_input) return;
     const int count = static_cast<int>(lanes_at(column, layer.H));
     for (int j = 0; j < 4; ++j) {
@@ -230,19 +266,26 @@ struct Forward {
 
   // One step without normalisation, up to o * tanh(c).
   template <bool kIsPlain>
-  void step(int64_t step, const Share& share, Sums<E>* sums) {
+  void step(int64_t step, const Share& share, InputSums& inputs, Sums<E>* sums) {
     const Activations<kIsPlain, E> act{layer.options};
     const int64_t t = schedule.time(step), first_row = schedule.first_row(t),
                   active = schedule.active(t);
     const O* rows = operand[step % 2].data();
+    multiply_ahead(step, share, inputs);
     share.for_panels(step + turn, [&](int64_t panel, int64_t next) {
       const int64_t column = panel * N;
+      const Sums<E>* of_inputs = ih.data ? inputs.at(panel, first_row) : nullptr;
       fetch_from_input(first_row, active, column);
       multiply_h(rows, active, panel, next, sums);
       multiply_x(first_row, active, panel, sums);
       for (int64_t place = 0; place < active; ++place) {
         V o_gate;
-        add_from_input(first_row + place, column, sums[place]);
+        if (of_inputs) {
+          add_bias(column, sums[place]);
+          for (int j = 0; j < 4; ++j) sums[place][j] += of_inputs[place][j];
+        } else {
+          add_from_input(first_row + place, column, sums[place]);
+        }
         Kept<E> keep{V{}, V{}};
         if constexpr (!kIsPlain) keep = kept_at(t, place, column);
         const V value = new_cell<kIsPlain>(t, place, column, sums[place], &o_gate, keep.c);
@@ -366,11 +409,17 @@ struct Forward {
     const Share columns((layer.R + kVectors * N - 1) / (kVectors * N), member);
     Buffer<Sums<E>> memory(schedule.entries);
     Sums<E>* sums = memory.data();
+    InputSums inputs;
+    if (ih.data) {
+      const int64_t rows = schedule.entries > kRowsOfBlock<O> ? schedule.entries : kRowsOfBlock<O>;
+      inputs.memory.allocate((share.end - share.begin) * rows);
+      inputs.first_panel = share.begin;
+    }
     for (int64_t at = 0; at < schedule.steps; ++at) {
       if (layer.norm_c.data())
         normalised_step(at, share, member, sums);
       else
-        step<kIsPlain>(at, share, sums);
+        step<kIsPlain>(at, share, inputs, sums);
       member.barrier();
       if (!layer.is_projected) continue;
       project(at, columns, sums);

@@ -381,6 +381,10 @@ __attribute__((noinline)) void multiply_rows(const O* rows, int64_t stride, int6
 template <typename O>
 inline constexpr int64_t kBlockBytes = kIsTiled<O> ? 128 << 10 : 16 << 10;
 
+// Rows that are multiplied with one panel after the other: their sums take 16 to 18 KiB.
+template <typename O>
+inline constexpr int64_t kRowsOfBlock = kIsTiled<O> ? 4 * kRows<O> : 12 * kRegisterRows;
+
 // sums[m] = row m of `rows` times a panel, for any number of rows; `next` is the panel to be read
 // after it.
 template <typename E, typename O>

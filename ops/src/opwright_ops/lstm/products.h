@@ -83,10 +83,6 @@ inline constexpr bool kByPanels = opwright::detail::kSame<E, opwright::compute_t
 inline constexpr bool kByPanels = false;
 #endif
 
-// Rows that are multiplied with one panel after the other: their sums take 16 to 18 KiB.
-template <typename O>
-inline constexpr int64_t kRowsOfBlock = kIsTiled<O> ? 4 * kRows<O> : 12 * kRegisterRows;
-
 // A block of rows of `a` whose elements lie side by side: where it is, or copied.
 template <typename O>
 class RowBlock {

@@ -103,3 +103,17 @@ def test_a_backward_takes_options_in_any_order() -> None:
     x = torch.ones(2, requires_grad=True)
     assert torch.autograd.grad(powers(x).sum(), x)[0].tolist() == [3, 3]
     assert torch.autograd.grad(powers(x, 2.0, scale=5.0).sum(), x)[0].tolist() == [10, 10]
+
+
+def test_a_reference_that_pytorch_cannot_vectorise_is_called_for_each_entry(ns):
+    @operator(f"{ns}::mean_of_positive")
+    def mean_of_positive(x: Float[Tensor, "n"], scale: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        return scale * x[x > 0].sum() / max(x.numel(), 1)
+
+    x, scale = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    wanted = scale * x.clamp(min=0).mean(-1)
+    both = torch.vmap(torch.vmap(mean_of_positive), (0, None))
+    torch.testing.assert_close(both(x, scale), wanted)
+    torch.testing.assert_close(torch.vmap(mean_of_positive, (0, None))(x[0], scale[0]), scale[0] * wanted[0] / scale)
+    with pytest.raises(IndexError):  # no entry tells what an output is like
+        torch.vmap(mean_of_positive, (0, None))(x[0, :0], scale[0])

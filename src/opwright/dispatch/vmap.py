@@ -2,12 +2,13 @@
 
 A variadic axis promises that its entries are computed independently. So a vmapped dimension of
 `T *batch n` simply joins `*batch`. Where an argument without the axis is batched, or an output does not
-keep it, the reference is vectorised by PyTorch instead.
+keep it, the reference is vectorised by PyTorch instead. One that PyTorch cannot vectorise, such as one that
+selects by a mask, is called once for each entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,16 @@ def vmap_kernel(
     """Returns the kernel for the dispatcher's FuncTorchBatched key."""
     contract = declaration.contract
 
+    def compute_each(values: Sequence[Any], interpreter: Any) -> Any:
+        level = interpreter.level()
+        with _torch.without_keys(_BATCHED):
+            found = [
+                unpack(arguments.pass_to(registration.entry(), [_take(value, i, level) for value in values]), contract)
+                for i in range(interpreter.batch_size())
+            ]
+            outputs = [torch.stack(tuple(each)) for each in zip(*found, strict=True)]
+        return pack([_torch.add_batch_dim(t, 0, level) for t in outputs])
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = arguments.normalize(*args, **kwargs)
         interpreter = retrieve_current_functorch_interpreter()
@@ -37,8 +48,13 @@ def vmap_kernel(
         axis = joined_axes(contract, [_is_batched(value, level) for value in values])
         # Random numbers are drawn as vmap's `randomness` says, which only PyTorch's own rules know.
         if axis is None or declaration.random:
-            # Still batched: every operator of the reference applies its own rule.
-            return reference.compute(values)
+            try:
+                # Still batched: every operator of the reference applies its own rule.
+                return reference.compute(values)
+            except Exception:  # whatever PyTorch raises where it has no rule
+                if declaration.random or contract.mutated or not interpreter.batch_size():
+                    raise
+            return compute_each(values, interpreter)
         joined = [
             _join(value, p.type, axis, level, interpreter.batch_size())
             for p, value in zip(contract.parameters, values, strict=True)
@@ -79,6 +95,16 @@ def _is_batched(value: Any, level: int) -> bool:
         and functorch.is_batchedtensor(value)
         and functorch.maybe_get_level(value) == level
     )
+
+
+def _take(value: Any, entry: int, level: int) -> Any:
+    """Returns one entry of the batch of an argument."""
+    if isinstance(value, (list, tuple)):
+        return [_take(item, entry, level) for item in value]
+    if not _is_batched(value, level):
+        return value
+    tensor, dim = _torch.unwrap_batched(value, level)
+    return tensor.select(dim, entry)
 
 
 def _join(value: Any, type_: TensorType | None, name: str, level: int, batch_size: int) -> Any:

@@ -31,6 +31,7 @@ _MOST_ELEMENTS = 48 * 1024  # three times what one thread takes alone
 # Sizes of the aligned cases: multiples of every vector width and tile, so that only the fast path runs.
 _ALIGNED = (256, 64, 32, 16, 128, 48, 80, 96)
 _ALIGNED_ELEMENTS = 64 * 1024
+_MAX_SHORT = 1024  # the size of an axis that is not to be long: a reference may compare all its entries with each other
 _SCALES = (10.0, 1e-3, 1.0, 1e3)  # of random numbers
 _MOST_ORDERS = 120  # of sizes: all of five axes
 _APART = 89  # rows for special values: one of them each
@@ -88,7 +89,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 class Sweep:
-    """Makes the cases of a contract. The same seed makes the same cases."""
+    """Makes the cases of a contract. The same seed makes the same cases.
+
+    Attributes:
+        short: the axes that aligned cases do not make long.
+    """
 
     def __init__(
         self,
@@ -108,6 +113,7 @@ class Sweep:
         self.seed = seed
         self.forward = forward
         self.effort = effort
+        self.short: frozenset[str] = frozenset()
         self.names = _axis_names(contract)
         self.variadics = [
             axis.name for p in contract.tensors for axis in p.type.axes if isinstance(axis, Variadic) and axis.name
@@ -168,8 +174,11 @@ class Sweep:
             while elements() <= least and elements() > 0:
                 rows += 8 * (rows // 64 + 1)
         else:
-            while free and 0 < elements() <= least:
-                sizes[max(free, key=sizes.__getitem__)] *= 2
+            while 0 < elements() <= least:
+                growing = [name for name in free if name not in self.short or sizes[name] < _MAX_SHORT]
+                if not growing:
+                    break
+                sizes[max(growing, key=sizes.__getitem__)] *= 2
         return sizes, (rows,)
 
     def cases(self, dtype: torch.dtype | None) -> Iterator[Case]:

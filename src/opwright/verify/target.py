@@ -581,6 +581,8 @@ def sweep_cases(
         return not is_too_large(reference, parts, _MAX_ELEMENTS, is_slow)
 
     long = [axis for axis in sweeps[0].long_axes() if may_be_long(axis)]
+    for sweep in sweeps:
+        sweep.short = frozenset(sweep.long_axes()) - set(long)
     for dtype in dtypes:
         for sweep in sweeps:
             for case in sweep.cases(dtype):

@@ -87,6 +87,7 @@ class _Step:
     is_in_place: bool = False
     is_difference: bool = False
     moves_zeros: bool = False
+    is_scaling: bool = False
     is_long_sum: bool = False
 
 
@@ -155,7 +156,7 @@ class _StochasticRounding(Rounding):
         if isinstance(result, (tuple, list)):
             moved = [self._move(r, step.unit, step.moves_zeros) for r in result]
             return moved if isinstance(result, list) else tuple(moved)
-        moved = self._move(result, step.unit, step.moves_zeros)
+        moved = self._move(result, step.unit, step.moves_zeros, args[:2] if step.is_scaling else ())
         if step.is_long_sum and self.recording is not None:  # once is enough: it is the same every time
             off = self._error_one_by_one(step.func, args, kwargs, result)
             moved = torch.where(off.abs() > (moved - result).abs(), result + off, moved)
@@ -208,7 +209,15 @@ class _StochasticRounding(Rounding):
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         moved_by = None if kind.is_exact else unit
         return _Step(
-            func, moved_by, factor, unit_before, kind.is_in_place, kind.is_difference, kind.is_flushing, is_long_sum
+            func,
+            moved_by,
+            factor,
+            unit_before,
+            kind.is_in_place,
+            kind.is_difference,
+            kind.is_flushing,
+            func.overloadpacket in _SCALING,
+            is_long_sum,
         )
 
     def _rounding_of(self, args: Any, kwargs: Any) -> torch.Tensor:
@@ -246,7 +255,7 @@ class _StochasticRounding(Rounding):
         single = torch.finfo(torch.float32).eps
         return self._sum_unit(terms) if self.unit < single else single * math.sqrt(max(terms, 1))
 
-    def _move(self, value: Any, unit: float, moves_zeros: bool) -> Any:
+    def _move(self, value: Any, unit: float, moves_zeros: bool, scaled: Sequence[Any] = ()) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype not in _ORACLES:
             return value
         if value.is_meta or _torch.is_zero_tensor(value):  # zeros without memory, as the derivative of torch.round
@@ -255,11 +264,15 @@ class _StochasticRounding(Rounding):
             steps = [self._steps(value) for _ in range(2)]
             return value + torch.complex(*steps).mul_(unit).mul_(value.abs())
         factors = self._factors(value, unit)
-        tiny = self._where_tiny(value, moves_zeros)
+        tiny = self._where_tiny(value, moves_zeros, scaled)
         moved = factors * value
-        return moved if tiny is None else torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
+        if tiny is None:
+            return moved
+        moved = torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
+        # What underflows keeps its sign: the square root of a square is not to become NaN.
+        return moved.where(~tiny | (value != 0), torch.copysign(value.new_tensor(_TINY), value)) if scaled else moved
 
-    def _where_tiny(self, value: torch.Tensor, moves_zeros: bool) -> torch.Tensor | None:
+    def _where_tiny(self, value: torch.Tensor, moves_zeros: bool, scaled: Sequence[Any]) -> torch.Tensor | None:
         if self.known_tiny is not None and not next(self.known_tiny):
             return None
         size = value.abs()
@@ -267,7 +280,9 @@ class _StochasticRounding(Rounding):
             self.has_tiny.append(False)
             return None
         tiny = size < _TINY
-        if not moves_zeros:
+        if scaled:
+            tiny &= (value != 0) | _underflows(*scaled)
+        elif not moves_zeros:
             tiny &= value != 0
         self.has_tiny.append(bool(tiny.any()))
         return tiny if self.has_tiny[-1] else None
@@ -325,6 +340,15 @@ def _stored_steps(device: torch.device) -> torch.Tensor:
 @functools.cache  # of the dtypes that there are
 def _stored_factors(device: torch.device, unit: float) -> torch.Tensor:
     return _stored_steps(device).mul(unit).add_(1)
+
+
+def _underflows(a: Any, b: Any) -> Any:
+    """Returns whether a zero is the product, quotient or power of two numbers only since there is none so small.
+
+    Another formula keeps what is lost there: hypot, beside a root of squares.
+    """
+    is_finite = [x.isfinite() if isinstance(x, torch.Tensor) else math.isfinite(x) for x in (a, b)]
+    return (a != 0) & (b != 0) & is_finite[0] & is_finite[1]
 
 
 def _draw_steps(count: int, seed: int) -> torch.Tensor:
@@ -480,6 +504,7 @@ _FLUSHING = packets(
     "exp exp_ exp2 exp2_ expm1 expm1_ sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp "
     "erfc prod cumprod cumprod_ _softmax special_erfcx"
 )
+_SCALING = packets("mul div pow")  # of two factors; a square is a power
 _LONG_PRODUCTS = packets("prod cumprod")
 _TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")
 _NORMALIZATIONS = packets("_softmax _log_softmax logsumexp logcumsumexp native_layer_norm")

@@ -1,5 +1,5 @@
-// Products of whole sequences with a weight: through panels where the registers are wide, else by
-// PyTorch. Its library has other instructions for CPUs of other makers: half the speed on some.
+// Products of whole sequences with a weight: by PyTorch, or through panels where those are faster
+// or more accurate.
 #pragma once
 
 #include <opwright/tensor.h>
@@ -152,13 +152,27 @@ void store_block(const Matrix<E>& out, int64_t first, int64_t count, int64_t col
   }
 }
 
+// Whether PyTorch's library has AVX-512 kernels for this CPU: it takes AVX2 on those of AMD.
+inline bool has_wide_library() {
+#if defined(__x86_64__)
+  static const bool is_intel = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+  return is_intel;
+#else
+  return true;
+#endif
+}
+
 // out = a b. Rows of `a` have a readable, finite element behind an odd width of bfloat16.
 template <typename E, typename O>
 void multiply(const Matrix<E>& out, const Matrix<O>& a, const Matrix<O>& b) {
   if (!out.rows || !out.columns) return;
-  if constexpr (!kByPanels<E, O>) {
-    opwright::call("aten::mm.out", a.borrowed(), b.borrowed(), out.borrowed());
-  } else {
+  if constexpr (opwright::detail::kSame<E, O>) {
+    if (!kByPanels<E, O> || has_wide_library()) {
+      opwright::call("aten::mm.out", a.borrowed(), b.borrowed(), out.borrowed());
+      return;
+    }
+  }
+  if constexpr (kByPanels<E, O>) {
     constexpr int64_t kBlock = kRowsOfBlock<O>;
     Panels<O> panels;
     Buffer<O> memory;

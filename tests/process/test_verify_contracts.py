@@ -91,3 +91,18 @@ def test_a_contract_takes_the_place_of_samples() -> None:
         verify(rms_norm, samples=[(torch.ones(3, 4), torch.ones(4))])
     with pytest.raises(CheckError, match="an operator and a task have inputs of their own"):
         opwright.verify(opwright_ops.bias_gelu, contract=CONTRACT)
+
+
+def test_one_rounding_that_a_row_shares() -> None:
+    """A rounded sum moves all of its row, and was taken for results that are not rounded to nearest."""
+
+    def dice(p, t, eps=1e-6):
+        return 1 - (2 * (p * t).sum(-1) + eps) / (p.sum(-1) + t.sum(-1) + eps)
+
+    def in_one_sum(p, t, eps=1e-6):
+        return 1 - (2 * (p * t).sum(-1) + eps) / ((p + t).sum(-1) + eps)
+
+    row = "Annotated[Float[Tensor, '*b n'], Probability]"
+    contract = f"(p: {row}, t: {row}, eps: Annotated[float, Positive] = 1e-6) -> Float[Tensor, '*b']"
+    record = opwright.verify(in_one_sum, dice, contract=contract, checks=["gradient numerics"])
+    assert record.passed, [(f.check, f.case, f.message) for f in record.failures]

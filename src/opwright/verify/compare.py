@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from opwright.errors import plural
-from opwright.verify.oracle import MAX_BIAS, Discrete, Expected, few_threads, measure_bias
+from opwright.verify.oracle import MAX_BIAS, Discrete, Expected, few_threads, measure_bias, measure_sharing
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Difference:
 # Where a rounding decides, a result jumps, as a gradient does at the kink of a clamp. Only some runs of the reference
 # show it. So more runs are made if few elements are wrong, and by little.
 _MAX_SHARE, _MAX_JUMP = 1 / 16, 100.0
+_CHANCE = 3.0  # standard errors
 _NARROW = "beyond the narrow allowance"
 _collected: list[list[str]] = []
 
@@ -122,6 +123,8 @@ def _compare_once(got: torch.Tensor, expected: Expected | Discrete) -> Differenc
             measure_bias(value, expected), expected.bias, ("above", "farther from 0 than"), strict=True
         ):
             allowed = MAX_BIAS + 2 * abs(own)
+            if abs(found) > allowed:
+                allowed += _CHANCE * measure_sharing(value, expected)
             worst, worst_ulp = max((worst, worst_ulp), (abs(found) / allowed, abs(found)))
             if abs(found) > allowed:
                 where = where if found > 0 else {"above": "below"}.get(where, "nearer to 0 than")

@@ -332,8 +332,33 @@ def _signed_zeros(
 
 def measure_bias(value: torch.Tensor, expected: Expected) -> tuple[float, float]:
     """Returns the mean distance from the correctly rounded result in ulp, upwards and away from zero."""
-    if torch.finfo(expected.dtype).bits > 16 or value.numel() < _MIN_BIAS_ELEMENTS:
+    found = _distances(value, expected)
+    if found is None:
         return 0.0, 0.0
+    distance, counted = found
+    return tuple(float(signed[counted].mean()) for signed in (distance, distance * expected.exact.sign()))
+
+
+def measure_sharing(value: torch.Tensor, expected: Expected) -> float:
+    """Returns how far such a mean is off by chance, in ulp, where the elements of a row or column share a rounding.
+
+    One rounded denominator moves all of its row. The rows then differ from each other, and where a kernel cuts off digits
+    they do not.
+    """
+    found, errors = _distances(value, expected), [0.0]
+    for dim in range(value.ndim) if found is not None else ():
+        distance, counted = (t.movedim(dim, 0).flatten(1) for t in found)
+        counts = counted.sum(1)
+        means = (distance.where(counted, 0.0).sum(1) / counts)[counts > 0]
+        if 1 < len(means) < counted.sum():
+            errors.append(float(means.std()) / math.sqrt(len(means)))
+    return max(errors)
+
+
+def _distances(value: torch.Tensor, expected: Expected) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Returns how many ulp lie between a result and the correctly rounded one, and where that counts; None for too few."""
+    if torch.finfo(expected.dtype).bits > 16 or value.numel() < _MIN_BIAS_ELEMENTS:
+        return None
     info = torch.finfo(expected.dtype)
     size = expected.exact.abs()
     counted = (size >= info.smallest_normal) & (size < info.max / 2) & (value.abs() < math.inf)
@@ -341,10 +366,9 @@ def measure_bias(value: torch.Tensor, expected: Expected) -> tuple[float, float]
     if expected.may_be_anything is not None:
         counted &= ~(expected.may_be_anything | expected.may_be_infinite)
     if int(counted.sum()) < _MIN_BIAS_ELEMENTS:
-        return 0.0, 0.0
-    exact = expected.exact[counted]
-    distance = ((value[counted] - exact.to(expected.dtype).double()) / expected.ulp[counted]).clamp(-4, 4)
-    return float(distance.mean()), float((distance * exact.sign()).mean())
+        return None
+    rounded = expected.exact.to(expected.dtype).double()
+    return ((value - rounded) / expected.ulp).clamp(-4, 4), counted
 
 
 def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:

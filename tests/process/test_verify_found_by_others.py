@@ -661,3 +661,30 @@ def test_a_backward_with_a_tensor_of_one_number(ns) -> None:
 
     record = verify(scaled, checks=["gradient numerics"])
     assert record.passed, [(f.case, f.message) for f in record.failures]
+
+
+def test_infinities_of_a_formula_with_masks(ns) -> None:
+    """Products of masks ended the search for what other formulas may give at infinities."""
+
+    @operator(f"{ns}::added", cpu=HEAD + """
+    template <typename T> void added(View<const T, 1> a, View<const T, 1> b, View<T, 1> output) {
+      for (int64_t i = 0; i < a.size(0); ++i) {
+        const T m = a(i) > b(i) ? a(i) : b(i);
+        output(i) = m + std::log(std::exp(a(i) - m) + std::exp(b(i) - m));
+      }
+    }
+    OPWRIGHT_KERNEL(added, float, double)""")  # fmt: skip
+    def added(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.logaddexp(a, b)
+
+    record = verify(added, checks=["numerics"])
+    assert "got nan, expected" in record.failures[0].message
+
+
+def test_autocast_to_a_type_that_the_reference_does_not_take(ns) -> None:
+    @operator(f"{ns}::likelihood")
+    def likelihood(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.special.log_ndtr(x)
+
+    record = verify(likelihood, checks=["autocast"])
+    assert '`autocast="float32"` is what to declare' in record.failures[0].message

@@ -445,7 +445,8 @@ def _sizes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         return tame.abs() if kind in _SUMS else tame
 
     found = func(*tree_map(finite, list(args)), **tree_map(finite, kwargs))
-    made = [v.abs().nan_to_num(math.inf, math.inf, math.inf) for v in (found if isinstance(found, tuple) else (found,))]
+    results = found if isinstance(found, tuple) else (found,)
+    made = [v.double().abs().nan_to_num(math.inf, math.inf, math.inf) for v in results]  # masks are multiplied as well
     terms = args[0].numel() / max(made[0].numel(), 1) if isinstance(args[0], torch.Tensor) else 1
     if kind is _aten.mean or kind is _aten.var or kind is _aten.var_mean:
         made = [size * terms for size in made]

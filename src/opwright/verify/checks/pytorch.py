@@ -21,6 +21,7 @@ from opwright.verify.checks.finding import (
     Skipped,
     agree,
     first_line,
+    origin,
     outputs_of_reference,
     tell_difference_from,
 )
@@ -343,12 +344,21 @@ def autocast(target: Target) -> Iterator[Finding]:
         for i in floats:
             if contract.parameters[i].type.family == family and not contract.parameters[i].mutated:
                 converted[i] = _to(values[i], lower)
+        label = f"{case}, first tensor bf16"
         with torch.no_grad():
-            with torch.autocast(target.device.type, dtype=torch.bfloat16):
-                got = target.call(values)
+            try:
+                with torch.autocast(target.device.type, dtype=torch.bfloat16):
+                    got = target.call(values)
+            except NotImplementedError as error:
+                where = origin(error, target)
+                if not where or policy == "float32":
+                    raise
+                hint = 'without bfloat16 in the reference, `autocast="float32"` is what to declare'
+                yield Finding(label, f"raised NotImplementedError: {first_line(error)}{where}; {hint}")
+                return
             expected = target.call(converted)
         same = agree(target, got, expected, outputs_of_reference, converted)
-        yield Finding(f"{case}, first tensor bf16", "" if same else f'not what policy "{policy}" gives')
+        yield Finding(label, "" if same else f'not what policy "{policy}" gives')
 
 
 def _to(value: Any, dtype: torch.dtype, most: int | None = None) -> Any:

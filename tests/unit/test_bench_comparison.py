@@ -13,6 +13,7 @@ import torch
 
 from opwright.bench.roofline import limits_of
 from opwright.bench.statistics import (
+    TRIMMED,
     compare,
     compare_all,
     interval_of,
@@ -22,7 +23,6 @@ from opwright.bench.statistics import (
     row_of,
     rows_of_records,
     student,
-    trimmed_interval_of,
 )
 from opwright.bench.timers import Timed, in_turn, join, summarize, time_interleaved
 from opwright.build.store import Store
@@ -103,12 +103,14 @@ def test_a_row_names_what_has_changed() -> None:
 
 def test_the_trimmed_interval_is_yuens() -> None:
     numbers = [-4.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 70.0]
-    center, half = trimmed_interval_of(numbers)
+    center, half = interval_of(numbers, trimmed=TRIMMED)
     assert center == pytest.approx(3.5)
     squares = 2 * (2.5**2 + 2.5**2 + 1.5**2 + 0.5**2)  # of 1, 1, 2, 3, 4, 5, 6, 6
     assert half == pytest.approx(student(5, 0.95) * math.sqrt(squares / (6 * 5)))
-    assert trimmed_interval_of([0.1, 0.2]) == interval_of([0.1, 0.2])
-    assert trimmed_interval_of([0.3]) == (0.3, math.inf)
+    center, half = interval_of([0.1, 0.2], trimmed=TRIMMED)  # too few to trim
+    assert center == pytest.approx(0.15)
+    assert half == pytest.approx(student(1, 0.95) * 0.05)
+    assert interval_of([0.3], trimmed=TRIMMED) == (0.3, math.inf)
 
 
 def test_one_number_says_nothing_and_blocks_share_all_samples() -> None:

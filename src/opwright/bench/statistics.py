@@ -21,7 +21,7 @@ from opwright.records.bench import relative_width
 
 MIN_BLOCKS = 8  # Student's factor is 2.4 with eight, 4.3 with three
 CONFIDENCE = 0.95
-_TRIMMED = 0.2  # the usual share
+TRIMMED = 0.2  # the usual share
 
 
 def compare(candidate: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Comparison:
@@ -52,27 +52,18 @@ def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(math.log(b / a) for a, b in zip(ours, theirs, strict=True))
 
 
-def interval_of(numbers: Sequence[float], rows: int = 1) -> tuple[float, float]:
+def interval_of(numbers: Sequence[float], rows: int = 1, trimmed: float = 0.0) -> tuple[float, float]:
     """Returns the mean of independent numbers and the half-width of its 95 % interval; inf for fewer than two.
+
+    Trimmed, it is Yuen's interval: where now and then a number is far off, it costs little, while an untrimmed mean's
+    interval would be as wide as that one is far off.
 
     Args:
         rows: how many such intervals are read together: all of them hold at once with 95 % (Bonferroni).
+        trimmed: the share of the numbers that is cut off at either end.
     """
     count = len(numbers)
-    center = statistics.fmean(numbers)
-    if count < 2:
-        return center, math.inf
-    error = statistics.stdev(numbers) / math.sqrt(count)
-    return center, student(count - 1, 1 - (1 - CONFIDENCE) / rows) * error
-
-
-def trimmed_interval_of(numbers: Sequence[float], rows: int = 1) -> tuple[float, float]:
-    """Returns the same for the mean without the outermost fifth at either end: by Yuen's method.
-
-    Where now and then a number is far off, it costs little: a mean's interval would be as wide as that one is far off.
-    """
-    count = len(numbers)
-    beyond = int(_TRIMMED * count)
+    beyond = int(trimmed * count)
     ordered = sorted(numbers)
     center = statistics.fmean(ordered[beyond : count - beyond])
     if count < 2:
@@ -125,7 +116,7 @@ def row_of(
         named_case: the case with the names of tensors.
     """
     logs = [math.log(min(base) / min(now)) for base, now in pairs]
-    center, half = trimmed_interval_of(logs, _STRICTER * rows)
+    center, half = interval_of(logs, _STRICTER * rows, TRIMMED)
     direction, _, case = name.partition(" ")
     base_us = statistics.median(min(base) for base, _ in pairs)
     now_us = statistics.median(min(now) for _, now in pairs)

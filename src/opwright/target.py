@@ -17,6 +17,7 @@ from opwright.errors import OpwrightError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import ModuleType
 
     from opwright.dispatch.operator import Operator
 
@@ -34,7 +35,7 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
         hint = "name a module or a file, as in `opwright_ops`, `./op.py` or `./op.py::scale_shift`"
         raise TargetError(target, "a target is missing" if not target else "it names no module or file", hint=hint)
     before = set(registry.operators)
-    module = _import_file(place) if _is_file(place) else _import_module(place)
+    module = _import_target_file(place) if _is_file(place) else _import_module(place)
     files = {getattr(sys.modules[m], "__file__", None) for m in _modules_of(module)}
     found = [
         operator
@@ -84,7 +85,7 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py") or place.startswith(".") or "/" in place or path.is_file() or is_folder
 
 
-def _import_file(place: str) -> str:
+def _import_target_file(place: str) -> str:
     path = Path(place).resolve()
     path = path / "op.py" if path.is_dir() else path
     if not path.is_file():
@@ -107,15 +108,30 @@ def _import_file(place: str) -> str:
             sys.path.insert(0, str(root))
         return _import_module(name)
     name = f"opwright_target_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     with _explain_failed_import(place):
-        spec.loader.exec_module(module)
+        import_file(name, path)
     return name
+
+
+def import_file(name: str, path: str | Path) -> ModuleType:
+    """Imports a file as the module of a name, with the file's folder in front of `sys.path` meanwhile.
+
+    Raises:
+        ImportError: the ending of the file is not that of a module.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"module `{name}` cannot be imported from {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Triton and dataclasses look for it there
+    folder = str(Path(path).parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
+    return module
 
 
 def _package_of(path: Path) -> tuple[Path, str] | None:

@@ -26,6 +26,7 @@ from opwright._torch import tree_leaves
 from opwright.contract.schema import schema_of
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
+from opwright.target import import_file
 from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
 from opwright.verify.global_state import Guard, read_settings, write_settings
@@ -234,16 +235,7 @@ def _import(name: str, file: str) -> None:
     if spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file):
         importlib.import_module(name)
         return
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise NotPortable(f"module `{name}` cannot be imported from {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, os.path.dirname(file))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(os.path.dirname(file))
+    import_file(name, file)
 
 
 def list_samples(samples: Any) -> Any:

@@ -6,8 +6,6 @@ The candidate is imported in the process of the checks only: nothing of its file
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from opwright._torch import tree_map
 from opwright.contract.declared import split_sample
 from opwright.errors import TargetError
+from opwright.target import import_file
 from opwright.verify.global_state import Guard
 from opwright.verify.target import Target, make_target
 
@@ -166,16 +165,7 @@ def _iterate_definitions(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _import(path: Path) -> ModuleType:
-    name = f"opwright_task_{abs(hash(path))}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Triton and dataclasses look for it there
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
+    return import_file(f"opwright_task_{abs(hash(path))}", path)
 
 
 def _init_inputs(reference: ModuleType) -> Any:

@@ -166,12 +166,20 @@ class Contract(NamedTuple):
         """
         return _Binder(self, arguments).bind()
 
+    def name_arguments(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Returns the arguments of a call, given in schema order, by name."""
+        return dict(zip([p.name for p in self.parameters], values, strict=True))
+
+    def split_arguments(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments of a call, given in schema order, as positional and keyword-only ones."""
+        pairs = list(zip(self.parameters, values, strict=True))
+        return tuple(v for p, v in pairs if not p.keyword_only), {p.name: v for p, v in pairs if p.keyword_only}
+
     def find_outside(self, values: Sequence[Any]) -> Parameter | None:
         """Returns the first parameter whose value, in a call that fits the contract, lies outside of its domain."""
         if not any(p.domain for p in self.parameters):
             return None
-        arguments = dict(zip([p.name for p in self.parameters], values, strict=True))
-        sizes = _Binder(self, arguments).bind_arguments().sizes
+        sizes = _Binder(self, self.name_arguments(values)).bind_arguments().sizes
         for parameter, value in zip(self.parameters, values, strict=True):
             if parameter.domain is None or value is None:
                 continue

@@ -97,7 +97,7 @@ def backward_cases(
             if isinstance(result, torch.Tensor) and result.is_floating_point():
                 noise = torch.randn(result.shape, generator=generator, dtype=torch.float64)
                 gradients[f"grad_{output.name}"] = noise.to(result)
-        known |= zip([p.name for p in forward.parameters], case.values, strict=True)
+        known |= forward.name_arguments(case.values)
         kinds = {"": gradients}
         if new := {gradient.dtype for gradient in gradients.values() if gradient.numel() >= len(_SIZES)} - seen:
             seen |= new

@@ -461,7 +461,7 @@ class Sweep:
     ) -> list[Any]:
         """Returns the arguments of a backward with those that are outputs of its operator computed."""
         contract, reference = self.forward
-        given = dict(zip([p.name for p in self.contract.parameters], values, strict=True))
+        given = self.contract.name_arguments(values)
         outputs = {o.name: i for i, o in enumerate(contract.outputs)}
         inputs = {p.name for p in contract.parameters}
         if not any(name in outputs and name not in inputs for name in given):

@@ -36,7 +36,7 @@ def launch(
 ) -> Any:
     """Checks the arguments, allocates the outputs and launches; the reference runs in a dtype that is refused."""
     contract = declaration.contract
-    bindings = contract.bind(dict(zip([p.name for p in contract.parameters], values, strict=True)))
+    bindings = contract.bind(contract.name_arguments(values))
     family = contract.scalar_family
     if family is not None and launched.backend.find_refusal(contract, bindings.dtypes[family.name]):
         return run_reference(values)

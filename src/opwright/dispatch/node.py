@@ -117,7 +117,7 @@ def recorder(
 
 def _kept(contract: Contract, saved: Saved) -> dict[str, bool]:
     """Returns which arguments the node keeps for the backward, by name."""
-    return dict(zip([p.name for p in contract.parameters], saved.inputs, strict=True))
+    return contract.name_arguments(saved.inputs)
 
 
 def _saved(contract: Contract, saved: Saved, lists: list[Parameter], plain: list[Parameter]) -> tuple[list[str], bool]:

@@ -137,7 +137,7 @@ def conforming(contract: Contract, reference: Callable[..., Any]) -> Callable[[S
 
 def absent_gradient(contract: Contract, output: Output, values: Sequence[Any]) -> torch.Tensor:
     """Returns what stands for the gradient of an optional input that a call does not have."""
-    bindings = contract.bind(dict(zip([p.name for p in contract.parameters], values, strict=True)))
+    bindings = contract.bind(contract.name_arguments(values))
     first = next(tensors_in(values))
     is_bound = output.type.family.is_single or output.type.family.name in bindings.dtypes
     return first.new_empty(0, dtype=contract.output_dtype(output, bindings) if is_bound else first.dtype)

@@ -266,7 +266,7 @@ def make_plan(operator: Operator, values: Sequence[Any], is_differentiated: bool
             "it draws random numbers, and shards would draw the same ones",
             hint="call it on `x.to_local()`, with a generator of each rank",
         )
-    bindings = contract.bind(dict(zip([p.name for p in contract.parameters], values, strict=True)))
+    bindings = contract.bind(contract.name_arguments(values))
     signature = signature_of(contract, values)
     tensors = list(tensors_in(values))
     mesh = tensors[0].device_mesh

@@ -62,12 +62,8 @@ class Inputs(tuple):
 
 def inputs_from(contract: Contract, values: Sequence[Any], label: str) -> Inputs:
     """Returns the arguments of a call from values in schema order."""
-    pairs = list(zip(contract.parameters, values, strict=True))
-    return Inputs(
-        [value for p, value in pairs if not p.keyword_only],
-        {p.name: value for p, value in pairs if p.keyword_only},
-        label,
-    )
+    args, kwargs = contract.split_arguments(values)
+    return Inputs(list(args), kwargs, label)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

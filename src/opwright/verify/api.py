@@ -20,7 +20,6 @@ from opwright.contract.declaration import Declaration, read_contract
 from opwright.contract.declared import Labelled
 from opwright.contract.dtypes import family_names
 from opwright.contract.likely import find_likely, remarks_on
-from opwright.contract.sweep import Case
 from opwright.dispatch.operator import operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
@@ -262,7 +261,7 @@ def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: s
     kept = set(map(id, taken))
     refused = [case for case in cases if id(case) not in kept and contract.find_outside(case.values) is None]
     note = describe_refused(name, refused, len(taken), refusal_of(call, refused[0])) if refused else ""
-    return [_make_sample(contract, case) for case in taken], note
+    return [Labelled(case.label, *contract.split_arguments(case.values)) for case in taken], note
 
 
 def _parse(text: str, name: str) -> Contract:
@@ -280,9 +279,3 @@ def _parse(text: str, name: str) -> Contract:
             hint="""contract="(x: Float[Tensor, '*b n'], eps: float = 1e-5) -> Float[Tensor, '*b n']\"""",
         ) from None
     return read_contract(scope["contract"], name)
-
-
-def _make_sample(contract: Contract, case: Case) -> Labelled:
-    pairs = list(zip(contract.parameters, case.values, strict=True))
-    args = tuple(value for parameter, value in pairs if not parameter.keyword_only)
-    return Labelled(case.label, args, {p.name: value for p, value in pairs if p.keyword_only})

@@ -83,7 +83,7 @@ def _is_input(target: Target, case: Case) -> bool:
     contract = target.contract
     try:
         if contract is not None:
-            contract.bind(dict(zip([p.name for p in contract.parameters], case.values, strict=True)))
+            contract.bind(contract.name_arguments(case.values))
         else:
             with torch.no_grad():
                 target.reference([v.clone() if isinstance(v, torch.Tensor) else v for v in case.values])

@@ -366,7 +366,7 @@ class Target:
         return cases
 
     def _bind(self, values: Sequence[Any]) -> None:
-        self.contract.bind(dict(zip([p.name for p in self.contract.parameters], values, strict=True)))
+        self.contract.bind(self.contract.name_arguments(values))
 
     @property
     def computed(self) -> dict[int, int]:
@@ -382,7 +382,7 @@ class Target:
 
     def with_computed(self, values: Sequence[Any]) -> list[Any]:
         """Returns the arguments with those computed, as a backward gets them that is differentiated in its turn."""
-        known = dict(zip([p.name for p in self.contract.parameters], values, strict=True))
+        known = self.contract.name_arguments(values)
         owner = self._owner()
         results = owner.gradient.derived.compute_outputs([known[p.name] for p in owner.contract.parameters])
         return [results[self.computed[i]] if i in self.computed else v for i, v in enumerate(values)]
@@ -523,9 +523,8 @@ def make_target(
         own = caller(contract, reference or operator.declaration.reference)
 
         def call(values: Sequence[Any]) -> list[Any]:
-            positional = sum(not p.keyword_only for p in contract.parameters)
-            named = {p.name: v for p, v in zip(contract.parameters, values, strict=True) if p.keyword_only}
-            return outputs_of(contract, operator.function(*values[:positional], **named))
+            args, kwargs = contract.split_arguments(values)
+            return outputs_of(contract, operator.function(*args, **kwargs))
 
         def call_with_out(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
             operator.call_with_out(tuple(values), outs[0] if len(outs) == 1 else tuple(outs))

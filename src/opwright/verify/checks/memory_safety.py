@@ -89,7 +89,7 @@ def _outputs_of(target: Target, case: Case) -> list[tuple[Sequence[int], torch.d
     contract = target.operator.contract
     if contract.data_dependent:
         return [(t.shape, t.dtype) for t in target.reference(copy_of(case.values))]
-    bindings = contract.bind(dict(zip([p.name for p in contract.parameters], case.values, strict=True)))
+    bindings = contract.bind(contract.name_arguments(case.values))
     return [(contract.output_shape(o, bindings), contract.output_dtype(o, bindings)) for o in contract.outputs]
 
 

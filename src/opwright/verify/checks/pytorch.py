@@ -46,17 +46,14 @@ def opcheck(target: Target) -> Iterator[Finding]:
     for case in numbers:
         if not wanted:
             return
-        positional = sum(not p.keyword_only for p in operator.contract.parameters)
         values = target.inputs(case)
         if not operator.contract.mutated and not _integers_before_floats(operator.contract):
             for tensor in tensors_of(values):
                 tensor.requires_grad_(tensor.is_floating_point())
-        named = {p.name: v for p, v in zip(operator.contract.parameters, values, strict=True) if p.keyword_only}
+        args, kwargs = operator.contract.split_arguments(values)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.library.opcheck(
-                operator.public, tuple(values[:positional]), named, test_utils=tests, raise_exception=False
-            )
+            found = torch.library.opcheck(operator.public, args, kwargs, test_utils=tests, raise_exception=False)
         bad = {name: first_line(result) for name, result in found.items() if result != "SUCCESS"}
         if (
             bad

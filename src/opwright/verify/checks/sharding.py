@@ -285,9 +285,7 @@ def _simulate(target: Target, case: Case, rules: Sequence[Rule], wanted: _Call) 
     if distributed.is_initialized() or contract.mutated or any(o.gradient_of for o in contract.outputs):
         return  # the validator looks at results alone, all of which are there
     signature = signature_of(contract, case.values)
-    positional = sum(not p.keyword_only for p in contract.parameters)
-    args = tuple(case.values[:positional])
-    kwargs = {p.name: v for p, v in zip(contract.parameters, case.values, strict=True) if p.keyword_only}
+    args, kwargs = contract.split_arguments(case.values)
     whole = wanted.results[0] if len(contract.outputs) == 1 else list(wanted.results)
     found = []
     with torch.no_grad():

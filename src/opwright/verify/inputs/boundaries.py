@@ -275,9 +275,8 @@ def _ends_of(parameter: Parameter) -> list[Any]:
 
 def _fits_contract(target: Target, case: Case) -> bool:
     """Returns whether a call passes the checks that follow from the contract: no output of a negative size, say."""
-    names = [parameter.name for parameter in target.contract.parameters]
     try:
-        target.contract.bind(dict(zip(names, case.values, strict=True)))
+        target.contract.bind(target.contract.name_arguments(case.values))
     except ContractError:
         return False
     return True
@@ -574,5 +573,5 @@ def _axis_names(parameter: Parameter) -> list[str]:
 
 def _count(maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, sizes: dict[str, int]) -> int:
     """Returns how many elements a tensor has in a case of these sizes."""
-    values = dict(zip([p.name for p in maker.contract.parameters], _made(maker, "", dtype, sizes).values, strict=True))
+    values = maker.contract.name_arguments(_made(maker, "", dtype, sizes).values)
     return values[parameter.name].numel()

@@ -52,6 +52,14 @@ def need_gradient(target: Target) -> None:
         raise Skipped("nothing floating-point to differentiate")
 
 
+def has_gradient(target: Target) -> bool:
+    try:
+        need_gradient(target)
+    except Skipped:
+        return False
+    return True
+
+
 def _need_gradient_of_callable(target: Target) -> None:
     case = target.run_cases()[0]
     leaves = as_leaves(copy_of(case.values))
@@ -333,15 +341,22 @@ def pull_back(
     leaves = as_leaves(values, asked)
     inputs = floats_of(leaves)
     wanted = [t for t in inputs if t.requires_grad]
-    with torch.enable_grad():
-        # An output that is omitted or empty may have been made without the inputs.
-        outputs = [o for o in differentiable(target, function(leaves)) if o.requires_grad]
-        found = [None] * len(wanted)
-        if outputs:
-            found = torch.autograd.grad(outputs, wanted, [seeds(o) for o in outputs], allow_unused=True)
+    outputs = call_for_gradient(target, function, leaves)
+    found = [None] * len(wanted)
+    if outputs:
+        found = torch.autograd.grad(outputs, wanted, [seeds(o) for o in outputs], allow_unused=True)
     target.wait(target.device)
     pending = list(found)
     return [pending.pop(0) if t.requires_grad else None for t in inputs]
+
+
+def call_for_gradient(target: Target, function: Callable[[Any], list[Any]], leaves: list[Any]) -> list[torch.Tensor]:
+    """Calls a function, and returns the outputs that a gradient flows through.
+
+    An output that is omitted or empty may have been made without the inputs.
+    """
+    with torch.enable_grad():
+        return [o for o in differentiable(target, function(leaves)) if o.requires_grad]
 
 
 def as_leaves(values: Any, asked: set[int] | None = None) -> list[Any]:

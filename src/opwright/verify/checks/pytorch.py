@@ -25,7 +25,7 @@ from opwright.verify.checks.finding import (
     outputs_of_reference,
     tell_difference_from,
 )
-from opwright.verify.checks.gradients import as_function_of_tensors, need_gradient
+from opwright.verify.checks.gradients import as_function_of_tensors, has_gradient
 from opwright.verify.devices import DeviceLost
 from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, is_sorted, tensors_of
@@ -41,7 +41,8 @@ def opcheck(target: Target) -> Iterator[Finding]:
     if cases and not numbers:
         raise Skipped("the reference gives NaN")
     wanted = 3 if target.effort == "full" else 1
-    tests = [name for name in _OPCHECKS if name != _TRACED or not _compiles_gradients(target)]
+    # The check of torch.compile traces the gradient as well, where there is one.
+    tests = [name for name in _OPCHECKS if name != _TRACED or not has_gradient(target)]
     _torch.import_optests()  # before opcheck does
     for case in numbers:
         if not wanted:
@@ -175,17 +176,8 @@ def _of_two_sizes(target: Target, sweep: Sweep, make: Callable[..., Case]) -> li
 _TRACING = "aot_eager_default_partitioner"
 
 
-def _compiles_gradients(target: Target) -> bool:
-    """Returns whether the check of torch.compile traces the gradient, as one of the tests of opcheck would again."""
-    try:
-        need_gradient(target)
-    except Skipped:
-        return False
-    return True
-
-
 def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
-    if target.is_derivative_of_reference or not _compiles_gradients(target):
+    if target.is_derivative_of_reference or not has_gradient(target):
         return
     inputs, call = as_function_of_tensors(target, case)
 

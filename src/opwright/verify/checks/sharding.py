@@ -21,7 +21,7 @@ from opwright.dispatch.sharding import gradient_of_input, is_differentiable
 from opwright.dispatch.sharding_rules import Rule, Signature, join, names, signature_of, split
 from opwright.errors import ShardingError
 from opwright.verify.checks.finding import Finding, Skipped, first_line
-from opwright.verify.checks.gradients import need_gradient
+from opwright.verify.checks.gradients import has_gradient, seed_like
 from opwright.verify.oracle import try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import tensors_of
@@ -66,11 +66,12 @@ class _Call:
         self, target: Target, signature: Signature, values: Sequence[Any], cotangents: Sequence[Any] | None = None
     ) -> None:
         tensors = tensors_of(values)
-        has_gradient = _has_gradient(target)
+        is_recorded = not target.is_derivative_of_reference and has_gradient(target)
         for tensor in tensors:
-            tensor.requires_grad_(has_gradient and tensor.is_floating_point())
+            tensor.requires_grad_(is_recorded and tensor.is_floating_point())
         outputs = target.call(values)
-        self.cotangents = list(map(_cotangent, outputs)) if cotangents is None else list(cotangents)
+        made = (None if o is None else seed_like(o) for o in outputs)
+        self.cotangents = list(made if cotangents is None else cotangents)
         self.results = [*outputs, *target.written(values)]
         self.results = [None if r is None else r.detach() for r in self.results]
         self.gradients: list[torch.Tensor | None] = [None] * len(tensors)
@@ -83,23 +84,6 @@ class _Call:
             )
             for i, gradient in zip(leaves, made, strict=True):
                 self.gradients[i] = gradient
-
-
-def _has_gradient(target: Target) -> bool:
-    if target.is_derivative_of_reference:
-        return False
-    try:
-        need_gradient(target)
-    except Skipped:
-        return False
-    return True
-
-
-def _cotangent(output: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns numbers that follow from places, none of them like another."""
-    if output is None:
-        return None
-    return torch.cos(torch.arange(output.numel(), dtype=torch.float64)).to(output).view(output.shape)
 
 
 def _hold(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> Finding:

@@ -22,7 +22,7 @@ from opwright.contract.sweep import Case
 from opwright.dispatch import kernels
 from opwright.errors import plural
 from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
-from opwright.verify.checks.gradients import as_leaves, need_gradient, seed_like
+from opwright.verify.checks.gradients import as_leaves, call_for_gradient, floats_of, has_gradient, seed_like
 from opwright.verify.checks.numerics import check_call, expected_of, representatives
 from opwright.verify.devices import DeviceLost, capture, is_gpu, is_lost
 from opwright.verify.target import Target
@@ -80,9 +80,7 @@ def _forward(target: Target, case: Case) -> Trial:
 
 
 def _gradient(target: Target, case: Case) -> Trial | None:
-    try:
-        need_gradient(target)
-    except Skipped:
+    if not has_gradient(target):
         return None
 
     def is_same(got: list[torch.Tensor], wanted: list[torch.Tensor], both: list[Any]) -> bool:
@@ -92,29 +90,24 @@ def _gradient(target: Target, case: Case) -> Trial | None:
         return [_other_arguments(target, both[0]), other_values(both[1])]
 
     values = target.inputs(case)
-    outputs, _ = _record(target.call, values)
+    outputs = call_for_gradient(target, target.call, as_leaves(values))
     if not outputs:
         return None
     seeds = [seed_like(o) for o in outputs]
-    computes = [functools.partial(_pull_back, call) for call in (target.call, target.reference)]
+    computes = [functools.partial(_pull_back, target, call) for call in (target.call, target.reference)]
     return Trial(f"{case}, gradient", [values, seeds], *computes, change, is_same)
 
 
-def _record(call: Any, values: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    leaves = as_leaves(values)
-    with torch.enable_grad():
-        outputs = [o for o in call(leaves) if o is not None and o.requires_grad]
-    return outputs, [t for t in tensors_of(leaves) if t.requires_grad]
-
-
-def _pull_back(call: Any, both: list[Any]) -> list[torch.Tensor]:
+def _pull_back(target: Target, call: Any, both: list[Any]) -> list[torch.Tensor]:
+    """Returns gradients, without waiting for a GPU."""
     values, seeds = both
-    found = torch.autograd.grad(*_record(call, values), seeds, allow_unused=True)
+    leaves = as_leaves(values)
+    found = torch.autograd.grad(call_for_gradient(target, call, leaves), floats_of(leaves), seeds, allow_unused=True)
     return [g for g in found if g is not None]
 
 
 def _pull_back_by_reference(target: Target, both: list[Any]) -> list[torch.Tensor]:
-    return _pull_back(target.reference, both)
+    return _pull_back(target, target.reference, both)
 
 
 def _other_arguments(target: Target, values: list[Any]) -> list[Any]:

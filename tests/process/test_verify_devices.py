@@ -93,7 +93,7 @@ def test_a_lost_device_ends_its_checks_and_names_the_case(monkeypatch: pytest.Mo
 
     target.call = call
     monkeypatch.setattr(request, "make_target", lambda *_: target)
-    for module in (runner, __import__("opwright.verify.target", fromlist=["x"]), threads_and_streams):
+    for module in (runner, devices):
         monkeypatch.setattr(module, "is_lost", lambda device: bool(lost))
     record = api.verify(operator, samples=[], checks=["numerics", "determinism"], devices=["cpu"], isolated=False)
     first, second = record.checks

@@ -23,7 +23,7 @@ from torch import Tensor
 import opwright
 from opwright.errors import CheckError
 from opwright.isolation import Fork, Limits, Worker, fork
-from opwright.verify import runner, target
+from opwright.verify import devices, runner
 from opwright.verify.runner import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are supervised on Linux only")
@@ -140,7 +140,7 @@ def test_a_check_that_ends_well_after_one_that_crashed() -> None:
 def test_a_lost_gpu_is_lost_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check after the fault has a process of its own, until there have been too many."""
     lost: list[Tensor] = []
-    monkeypatch.setattr(target, "is_lost", lambda device: bool(lost))
+    monkeypatch.setattr(devices, "is_lost", lambda device: bool(lost))
 
     def faulty(x: Tensor) -> Tensor:
         if x.ndim == 2:

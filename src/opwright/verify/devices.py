@@ -15,8 +15,11 @@ from opwright.errors import CheckError
 CPU = torch.device("cpu")
 
 
-class DeviceLost(Exception):
-    """A call left its device in a state in which it accepts no more work until the process ends."""
+class DeviceLost(BaseException):
+    """A call left its device in a state in which it accepts no more work until the process ends.
+
+    It is not an Exception: a check that reports whatever a call may raise is over as well.
+    """
 
 
 def parse_device(name: str | torch.device) -> torch.device:
@@ -99,6 +102,12 @@ def is_lost(device: torch.device) -> bool:
     except Exception:  # CUDA answers every call with the same error from then on
         return True
     return False
+
+
+def raise_if_lost(device: torch.device, error: Exception) -> None:
+    """Raises DeviceLost if a device accepts no more work since a call raised an error."""
+    if is_lost(device):
+        raise DeviceLost(str(error)) from error
 
 
 def _distinct(devices: Iterable[Any]) -> list[Any]:

@@ -438,7 +438,7 @@ class _Here:
             on_start(job)
             try:
                 target = self._load(job.device)[job.prefix]
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit, DeviceLost) as error:
                 result = self._tell_not_loaded(job, error)
             else:
                 result = self._run_one(job, target)
@@ -507,7 +507,7 @@ class _Here:
         except Skipped as skipped:
             if not any(finding.message for finding in findings):
                 reason, findings = str(skipped), []
-        except (Exception, SystemExit) as error:  # a check that breaks down has found something
+        except (Exception, SystemExit, DeviceLost) as error:  # a check that breaks down has found something
             findings.append(_tell_broken(error, target))
             smallest = smallest or target.current
         note_changes()

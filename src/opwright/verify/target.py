@@ -25,7 +25,7 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError, OpwrightError, plural
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
-from opwright.verify.devices import CPU, DeviceLost, is_lost, wait_for
+from opwright.verify.devices import CPU, raise_if_lost, wait_for
 from opwright.verify.formulas import WidenCasts
 from opwright.verify.global_state import CallThreads
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
@@ -143,8 +143,7 @@ class Target:
             outputs = self.call(values)
             self.wait(self.device)
         except Exception as error:
-            if is_lost(self.device):
-                raise DeviceLost(str(error)) from error
+            raise_if_lost(self.device, error)
             raise
         return outputs
 

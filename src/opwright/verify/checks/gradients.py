@@ -17,7 +17,7 @@ from opwright.contract.fill import lay_out
 from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, find_difference, first_line, outputs_of_reference
 from opwright.verify.compare import tell_share
-from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.devices import raise_if_lost
 from opwright.verify.oracle_process import Output
 from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, tensors_of
@@ -69,8 +69,6 @@ def _need_gradient_of_callable(target: Target) -> None:
         with torch.enable_grad():
             outputs = differentiable(target, target.reference(leaves))
             mine = differentiable(target, target.run(as_leaves(target.inputs(case))))
-    except DeviceLost:
-        raise
     except Exception as error:  # what it does to tensors that need gradients is its own matter
         raise Skipped(f"it takes no tensors that need gradients: {first_line(error)}") from None
     for whose, found in (("the reference's", outputs), ("its", mine)):
@@ -112,8 +110,7 @@ def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
             yield Finding(str(case))
         except Exception as error:
             ran = True
-            if is_lost(target.device):
-                raise DeviceLost(str(error)) from error
+            raise_if_lost(target.device, error)
             if isinstance(error, GradcheckError) and not _is_derivative(target, case, check, is_large):
                 has_other_gradient = True
                 continue
@@ -610,8 +607,6 @@ def _record(target: Target, case: Case, asked: set[int]) -> list[torch.Tensor]:
     try:
         with torch.enable_grad():
             return tensors_of(target.run(as_leaves(target.inputs(case), asked)))
-    except DeviceLost:
-        raise
     except Exception as error:
         if any(t.requires_grad for t in tensors_of(case.values)):
             raise

@@ -24,7 +24,7 @@ from opwright.verify.checks.finding import (
 )
 from opwright.verify.checks.numerics import expected_of
 from opwright.verify.compare import pattern_of, tell_share
-from opwright.verify.devices import DeviceLost, is_lost
+from opwright.verify.devices import raise_if_lost
 from opwright.verify.oracle import try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, bits_of, copy_of, fill_from, is_same, storage_bytes, tensors_of
@@ -204,11 +204,8 @@ def _call_with(target: Target, values: list[Any], outs: list[torch.Tensor]) -> s
     try:
         target.call_with_out(values, outs)
         target.wait(target.device)
-    except DeviceLost:
-        raise
     except Exception as error:
-        if is_lost(target.device):
-            raise DeviceLost(str(error)) from error
+        raise_if_lost(target.device, error)
         return f"raised {type(error).__name__}: {first_line(error)}"
     return ""
 

@@ -26,7 +26,7 @@ from opwright.verify.checks.finding import (
     outputs_and_mutated,
     outputs_of_reference,
 )
-from opwright.verify.devices import CPU, DeviceLost
+from opwright.verify.devices import CPU
 from opwright.verify.global_state import read_passing_state
 from opwright.verify.inputs.boundaries import boundary_cases
 from opwright.verify.inputs.values import holds_infinities
@@ -59,7 +59,7 @@ def numerics(target: Target) -> Iterator[Finding]:
             try:
                 expected = target.remember(("numerics", id(case)), lambda case=case: expected_of(target, case))
             except Exception as error:
-                if target.operator is None or isinstance(error, DeviceLost):
+                if target.operator is None:
                     raise
                 yield _tell_raised(target, case, error, f", {_why_refused(target, case)}")
                 continue
@@ -94,8 +94,6 @@ def check_call(target: Target, case: Case, values: list[Any], expected: list[Out
     versions = [_torch.version_of(t) for t in _unwritten(target, values)]
     try:
         outputs = target.run(values)
-    except DeviceLost:
-        raise
     except Exception as error:
         return _tell_raised(target, case, error)
     finding = Finding(str(case), worst_ulp=0.0, worst_ratio=0.0)
@@ -180,8 +178,6 @@ def boundaries(target: Target) -> Iterator[Finding]:
 def _check_boundary(target: Target, case: Case) -> Finding:
     try:
         expected = expected_of(target, case)
-    except DeviceLost:
-        raise
     except Exception as error:  # whatever a reference may raise to refuse
         return Finding(str(case), _tell_accepted(target, case, error))
     finding = check_call(target, case, target.inputs(case), expected)
@@ -208,8 +204,6 @@ def _tell_accepted(target: Target, case: Case, refusal: Exception) -> str:
     values, bands = target.inputs_between_guards(case)
     try:
         target.run(values)
-    except DeviceLost:
-        raise
     except Exception as error:
         is_refused = isinstance(error, (type(refusal), OpwrightError))
         return "" if is_refused else f"raised {type(error).__name__}: {first_line(error)}, where {wanted}"

@@ -26,7 +26,6 @@ from opwright.verify.checks.finding import (
     tell_difference_from,
 )
 from opwright.verify.checks.gradients import as_function_of_tensors, has_gradient
-from opwright.verify.devices import DeviceLost
 from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, is_sorted, tensors_of
 
@@ -383,8 +382,6 @@ def refusals(target: Target) -> Iterator[Finding]:
                     if f"`{parameter.name}`" in str(error) or f"`{parameter.name}[" in str(error)
                     else f"the error does not name it: {first_line(error)}"
                 )
-            except DeviceLost:
-                raise
             except Exception as error:
                 message = f"raised {type(error).__name__}: {first_line(error)}"
             yield Finding(f"`{parameter.name}` is {what}", message)

@@ -24,7 +24,7 @@ from opwright.errors import plural
 from opwright.verify.checks.finding import Finding, Skipped, agree, first_line, outputs_and_mutated
 from opwright.verify.checks.gradients import as_leaves, call_for_gradient, floats_of, has_gradient, seed_like
 from opwright.verify.checks.numerics import check_call, expected_of, representatives
-from opwright.verify.devices import DeviceLost, capture, is_gpu, is_lost
+from opwright.verify.devices import capture, is_gpu, raise_if_lost
 from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, storage_bytes, tensors_of
 
@@ -289,8 +289,7 @@ def _in_graph(trial: Trial, target: Target) -> str:
     try:
         graph, got = capture(lambda: trial.compute(static), stream)
     except Exception as error:
-        if is_lost(target.device):
-            raise DeviceLost(str(error)) from error
+        raise_if_lost(target.device, error)
         if target.operator is not None and not kernels.is_loaded(target.operator, target.device.type):
             raise Skipped(f"its reference cannot be captured: {first_line(error)}") from None
         return f"it cannot be captured: {first_line(error, 3)}"

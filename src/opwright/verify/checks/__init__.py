@@ -24,11 +24,13 @@ class Check:
             samples and what the reference gives for them. None: it needs the contract of an operator.
         group: those of one group run in one process. They share what the oracle has said of each case, and what
             torch.compile and recorded gradients take a second to set up.
+        preconditions: each says why the check does not apply to a target, "" if it does; the first reason counts.
     """
 
     of_operator: Run
     of_callable: Run | None
     group: str = "calls"
+    preconditions: tuple[Callable[[Target], str], ...] = ()
 
     def __call__(self, target: Target) -> Iterator[Finding]:
         """Runs it.
@@ -39,11 +41,22 @@ class Check:
         run = self.of_operator if target.operator is not None else self.of_callable
         if run is None:
             raise Skipped("a plain callable, not an operator")
+        for tell in self.preconditions:
+            if reason := tell(target):
+                raise Skipped(reason)
         return run(target)
 
 
 def _for_both(run: Run, group: str = "calls") -> Check:
     return Check(run, run, group)
+
+
+def _tell_mutating(target: Target) -> str:
+    return "it mutates its arguments" if target.mutated() else ""
+
+
+def _tell_data_dependent(target: Target) -> str:
+    return "sizes depend on data" if target.operator.contract.data_dependent else ""
 
 
 # The failures of a record are in this order: first what makes all other calls worthless, then what may follow from it.
@@ -55,21 +68,25 @@ CHECKS: dict[str, Check] = {
     "boundaries": Check(numerics.boundaries, None, "boundaries"),  # its cases are its own
     "guard bands": _for_both(memory_safety.guard_bands),
     "global state": _for_both(numerics.global_state),
-    "independence": Check(numerics.independence, None),
+    "independence": Check(numerics.independence, None, preconditions=(_tell_mutating,)),
     "refusals": Check(pytorch.refusals, None),
     "gradients": Check(gradients.gradients, None, "gradients"),
-    "second gradients": Check(gradients.second_gradients, gradients.second_gradients_of_callable, "gradients"),
-    "gradient numerics": Check(gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "gradients"),
+    "second gradients": Check(
+        gradients.second_gradients, gradients.second_gradients_of_callable, "gradients", (_tell_mutating,)
+    ),
+    "gradient numerics": Check(
+        gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "gradients", (_tell_mutating,)
+    ),
     "gradient subsets": _for_both(gradients.gradient_subsets, "gradients"),
     "gradient layouts": _for_both(gradients.gradient_layouts, "gradients"),
     "repeated backward": _for_both(gradients.repeated_backward, "gradients"),
-    "vmap": Check(pytorch.torch_vmap, None, "pytorch"),
+    "vmap": Check(pytorch.torch_vmap, None, "pytorch", (_tell_mutating, _tell_data_dependent)),
     "autocast": Check(pytorch.autocast, None, "pytorch"),
     "copy": Check(pytorch.survives_copy, None, "pytorch"),
-    "opcheck": Check(pytorch.opcheck, None, "pytorch"),
-    "compile": Check(pytorch.torch_compile, pytorch.torch_compile_of_callable, "pytorch"),
-    "export": Check(pytorch.torch_export, None, "pytorch"),
-    "sharding": Check(sharding.sharding, None, "pytorch"),
+    "opcheck": Check(pytorch.opcheck, None, "pytorch", (_tell_data_dependent,)),
+    "compile": Check(pytorch.torch_compile, pytorch.torch_compile_of_callable, "pytorch", (_tell_mutating,)),
+    "export": Check(pytorch.torch_export, None, "pytorch", (_tell_data_dependent, _tell_mutating)),
+    "sharding": Check(sharding.sharding, None, "pytorch", (_tell_data_dependent,)),
     "side stream": _for_both(threads_and_streams.side_stream),
     "other device": _for_both(threads_and_streams.other_device),
     "graph": _for_both(threads_and_streams.graph_replays),

@@ -217,8 +217,6 @@ def independence(target: Target) -> Iterator[Finding]:
     gradient of a weight, are not compared.
     """
     contract, is_invariant = target.operator.contract, target.operator.declaration.batch_invariant
-    if contract.mutated:
-        raise Skipped("it mutates its arguments")
     at = [p.type.variadic_at if p.type else None for p in contract.parameters]
     if joined_axes(contract, [position is not None for position in at]) is None and not is_invariant:
         raise Skipped("no `*` axis is in all outputs")

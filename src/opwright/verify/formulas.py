@@ -21,8 +21,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from opwright import _torch
-from opwright._torch import TorchDispatchMode, get_decompositions, tree_leaves, tree_map
+from opwright._torch import get_decompositions, tree_leaves, tree_map
 from opwright.contract.memory import overlaps_itself
+from opwright.verify.modes import Mode
 from opwright.verify.tensors import tensors_of
 
 _aten = torch.ops.aten
@@ -174,7 +175,7 @@ class NeedsSingle(Exception):
     """Raised where a reference reads the bits of a tensor that it has cast to float32."""
 
 
-class WidenCasts(TorchDispatchMode):
+class WidenCasts(Mode):
     """Computes in float64 what a reference casts to float32, and what it makes of integers in float32.
 
     Attributes:
@@ -189,37 +190,27 @@ class WidenCasts(TorchDispatchMode):
         super().__init__()
         self.has_cast = self.has_single = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        kwargs = _widen_cast(args, given)
-        self.has_cast |= kwargs is not given
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        wide = _widen_cast(args, kwargs)
+        self.has_cast |= wide is not kwargs
         self.has_single |= self.has_cast
         if self.has_single:
             if func is _aten.view.dtype and args[0].is_floating_point():
                 raise NeedsSingle
             args = _widen_all(func, args)
-        result, is_single = _compute_in_double(func, args, kwargs)
+        result, is_single = _compute_in_double(func, args, wide)
         self.has_single |= is_single
         return result
 
 
-class _OracleFormulas(TorchDispatchMode):
+class _OracleFormulas(Mode):
     """Computes operators in float64 by formulas that are fit for an oracle, within another mode step by step."""
 
     def __init__(self, widens_casts: bool) -> None:
         super().__init__()
         self._widens_casts = widens_casts
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         mode = _torch.current_dispatch_mode()  # this one is not current in here
         if self._widens_casts and isinstance(mode, Rounding):
             wide = _widen_cast(args, kwargs)
@@ -227,15 +218,15 @@ class _OracleFormulas(TorchDispatchMode):
             is_single = wide is not kwargs or not floats or all(_is_single(t) for t in floats)
             with mode.in_single_steps() if is_single else contextlib.nullcontext():
                 if floats:
-                    result = self._compute(mode, func, args, wide)
+                    result = self._compute_by_formula(mode, func, args, wide)
                 else:
                     result, is_single = _compute_in_double(func, args, wide)
             for tensor in tensors_of([result]):
                 tensor.opwright_is_single = is_single
             return result
-        return self._compute(mode, func, args, kwargs)
+        return self._compute_by_formula(mode, func, args, kwargs)
 
-    def _compute(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def _compute_by_formula(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         args = _widen_all(func, args)
         if not args or not tensors_of(args):
             return _widen(func(*args, **kwargs))
@@ -269,23 +260,15 @@ def _widen(value: Any) -> Any:
     return value.to(torch.float64) if is_narrow else value
 
 
-class Rounding(TorchDispatchMode):
-    """Rounds the result of each operator."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
+class Rounding(Mode):
+    """Rounds the result of each operator that is one step."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A step of a formula comes as it was called; PyTorch takes others apart before a mode sees them.
         if _is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        return self.compute(func, args, kwargs or {})
-
-    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls an operator that is one step, and rounds its result."""
-        raise NotImplementedError
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def in_single_steps(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which steps are rounded to float32."""

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from opwright import _torch
-from opwright._torch import TorchDispatchMode, decomposition_table, return_and_correct_aliasing, tree_map
+from opwright._torch import decomposition_table, return_and_correct_aliasing, tree_map
 from opwright.verify import double_double as dd
 from opwright.verify.double_double import Pair, pair
 from opwright.verify.formulas import STABLE_FORMULAS, packets
+from opwright.verify.modes import Mode
 from opwright.verify.tensors import tensors_of
 
 _DRAWS, _MULTIPLE = 4, 16.0  # so few draws rarely meet the largest error
@@ -163,28 +164,23 @@ def _pair_of(value: Any, like: Tensor | None = None) -> Pair:
     return Pair(value.high, value.low) if isinstance(value, _Wide) else pair(value, like)
 
 
-class _Pairs(TorchDispatchMode):
+class _Pairs(Mode):
     """Computes with pairs."""
 
     def __init__(self) -> None:
         super().__init__()
         self._open: list[Any] = []  # operators whose decompositions are being computed
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not any(isinstance(t, _Wide) for t in tensors_of([args, kwargs])):
             return tree_map(_widen, func(*args, **kwargs))
         if any(t.is_complex() or t.layout != torch.strided for t in tensors_of([args, kwargs])):
             raise NotWide(f"`{func}` takes complex or sparse tensors")
         if _writes(func) and _torch.schema_of(func).name.endswith("_"):
             return self._in_place(func, args, kwargs)
-        return self._compute(func, args, kwargs)
+        return self._compute_pairs(func, args, kwargs)
 
-    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _compute_pairs(self, func: Any, args: Any, kwargs: Any) -> Any:
         kind = func.overloadpacket
         if kind in _ON_HIGH:
             return tree_map(_widen, func(*tree_map(_high, args), **tree_map(_high, kwargs)))
@@ -218,7 +214,7 @@ class _Pairs(TorchDispatchMode):
             value = _pair_of(0.0 if name == "zero_" else args[1], target.high)
         else:
             made = getattr(getattr(_aten, name.removesuffix("_")), _torch.overload_name_of(func))
-            value = _pair_of(self._compute(made, args, kwargs))
+            value = _pair_of(self._compute_pairs(made, args, kwargs))
         target.high.copy_(value.high)
         target.low.copy_(value.low)
         return return_and_correct_aliasing(func, args, kwargs, target)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from opwright import _torch
 from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, packets
+from opwright.verify.modes import Mode
 from opwright.verify.tensors import copy_of, tensors_of
 
 _TINY = torch.finfo(torch.float64).smallest_normal
@@ -376,7 +377,7 @@ class _Kind:
     is_flushing: bool
 
 
-class PositiveSums(_torch.TorchDispatchMode):
+class PositiveSums(Mode):
     """Makes sums that are zero positive, as those are that start from 0, or from a + x (b - a).
 
     But not those of two inputs as they are given: such a sum starts from one of them.
@@ -389,12 +390,8 @@ class PositiveSums(_torch.TorchDispatchMode):
         super().__init__()
         self._inputs = {_torch.address_of(t.untyped_storage()) for t in inputs}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
         if func.overloadpacket in _ADDING and isinstance(result, torch.Tensor) and result.is_floating_point():
             terms = {_torch.address_of(t.untyped_storage()) for t in tensors_of(args)}
             is_plain = func.overloadpacket in _DIFFERENCES and not kwargs and terms <= self._inputs
@@ -405,15 +402,15 @@ class PositiveSums(_torch.TorchDispatchMode):
         return result
 
 
-class _NotesSingle(_torch.TorchDispatchMode):
+class _NotesSingle(Mode):
     """Notes whether an operator rounds its result to float32 or a shorter type."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
         if not _kind_of(func).is_exact:
             results = result if isinstance(result, (tuple, list)) else (result,)
             self.found |= any(

@@ -12,7 +12,7 @@ import torch
 from opwright.errors import plural
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU
-from opwright.verify.operator_watch import OperatorWatch
+from opwright.verify.modes import OperatorWatch
 from opwright.verify.oracle_process import Computation, Output, frames_of
 from opwright.verify.rounding import SCATTERED_SUMS
 from opwright.verify.target import Target

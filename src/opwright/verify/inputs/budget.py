@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opwright.contract.sweep import Case
-from opwright.verify.operator_watch import OperatorWatch
+from opwright.verify.modes import OperatorWatch
 from opwright.verify.oracle import few_threads, to_oracle
 
 PART = 8

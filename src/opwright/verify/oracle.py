@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import threading
 import warnings
@@ -218,7 +217,6 @@ def are_finite(outputs: Sequence[Any]) -> bool:
 def expect(
     reference: Reference,
     values: Sequence[Any],
-    seed: int = 0,
     is_narrow: bool = False,
     precision: Precision | None = None,
 ) -> list[Expected | Discrete | None]:
@@ -239,7 +237,7 @@ def expect(
             with PositiveSums(tensors_of(given)):
                 positive_sums = reference(given)
     is_infinite = any(bool(t.isinf().any()) for t in tensors_of(values) if t.is_floating_point())
-    refinement = Refinement(reference, values, exact, eager, seed, precision, widens_casts)
+    refinement = Refinement(reference, values, exact, eager, precision, widens_casts)
     found: list[Expected | Discrete | None] = []
     for i, (value, plain) in enumerate(zip(exact, eager, strict=True)):
         if value is None or plain is None:
@@ -414,14 +412,13 @@ class Refinement:
         values: Sequence[Any],
         exact: Sequence[Any],
         eager: Sequence[Any],
-        seed: int,
         precision: Precision | None = None,
         widens_casts: bool = False,
     ) -> None:
         self.eager, self._widens_casts = eager, widens_casts
         self.factor = precision.factor if isinstance(precision, Factor) else 1.0
-        self._reference, self._values, self._exact, self._seed = reference, values, exact, seed
-        self.moves = _Moves(self._in_steps, values, exact, eager, seed, precision)
+        self._reference, self._values, self._exact = reference, values, exact
+        self.moves = _Moves(self._in_steps, values, exact, eager, precision)
 
     def allow(self, exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
         """Returns what an output must be, from what PyTorch gets and how far the reference moves."""
@@ -446,7 +443,7 @@ class Refinement:
     @functools.cached_property
     def rounding(self) -> list[torch.Tensor]:
         """How far each result moves when every step is rounded to float64."""
-        moves = _Moves(self._in_steps, self._values, self._exact, self._exact, self._seed)
+        moves = _Moves(self._in_steps, self._values, self._exact, self._exact)
         with few_threads(self._values), torch.no_grad():
             return [spread for spread, _ in moves.after(_STOCHASTIC_RUNS[-1])]
 
@@ -522,6 +519,9 @@ class _Moves:
 
     Each result is rounded to its own type on the way, a float32 state beside bfloat16 parameters to float32; to the
     coarsest among the results if PyTorch's own result is farther off than its type allows.
+
+    Attributes:
+        runs: how often the reference has been run.
     """
 
     def __init__(
@@ -530,7 +530,6 @@ class _Moves:
         values: Sequence[Any],
         exact: Sequence[Any],
         eager: Sequence[Any],
-        seed: int,
         precision: Precision | None = None,
     ) -> None:
         self._exact, self._eager = exact, eager
@@ -545,21 +544,22 @@ class _Moves:
         if least in units.values() and computes_in_single(reference, values):
             units = {i: max(unit, single) for i, unit in units.items()}
         self._units, self._coarsest = units, max(units.values(), default=0.0)
-        self._of_unit = {
-            unit: _MovesOfUnit(
-                reference, values, exact, seed, unit, _TF32_UNIT if precision == "tf32" and unit == single else 0.0
+        self._moves = {
+            unit: _accumulate_moves(
+                reference, values, exact, unit, _TF32_UNIT if precision == "tf32" and unit == single else 0.0
             )
             for unit in {*units.values(), self._coarsest}
         }
-
-    @property
-    def runs(self) -> int:
-        """How often the reference has been run."""
-        return self._of_unit[self._coarsest].runs
+        self._found = {unit: next(moves) for unit, moves in self._moves.items()}
+        self.runs, self._lock = 0, threading.Lock()
 
     def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns both of each result, after that many runs or more."""
-        found = {unit: moves.after(runs) for unit, moves in self._of_unit.items()}
+        with self._lock:  # a check compares in several threads
+            for _ in range(self.runs, runs):
+                self._found = {unit: next(moves, self._found[unit]) for unit, moves in self._moves.items()}
+                self.runs += 1
+            found = self._found
         return [found[self._unit(i, found)][i] for i in range(len(self._exact))]
 
     def _unit(self, output: int, found: dict[float, list[tuple[torch.Tensor, torch.Tensor]]]) -> float:
@@ -571,39 +571,27 @@ class _Moves:
         return self._coarsest if bool(is_off.any()) else own
 
 
-class _MovesOfUnit:
-    """The same for one unit, which all steps are rounded to.
+def _accumulate_moves(
+    reference: Reference, values: Sequence[Any], exact: Sequence[Any], unit: float, product_unit: float
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Yields how far results move, and where one becomes NaN or ceases to be one, after 0, 1, 2, ... runs.
 
-    Attributes:
-        runs: how often the reference has been run.
+    Args:
+        unit: what all steps are rounded to; 0: no result is floating-point.
+        product_unit: what the inputs of matrix products are rounded to first.
     """
-
-    def __init__(
-        self,
-        reference: Reference,
-        values: Sequence[Any],
-        exact: Sequence[Any],
-        seed: int,
-        unit: float,
-        product_unit: float,
-    ) -> None:
-        self.runs, self._exact, self._lock = 0, exact, threading.Lock()
-        self._spreads = [
-            torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(()) for e in exact
-        ]
-        self._changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in self._spreads]
-        runs = round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, seed, _MAX_RUNS, product_unit)
-        self._moved = runs if unit else iter(())
-
-    def after(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        with self._lock:  # a check compares in several threads
-            for moved in itertools.islice(self._moved, max(runs - self.runs, 0)):
-                self.runs += 1
-                for i, (value, center) in enumerate(zip(moved, self._exact, strict=True)):
-                    if isinstance(value, torch.Tensor) and value.is_floating_point():
-                        distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
-                        self._spreads[i] = torch.maximum(self._spreads[i], distance)
-                        # Rounding does not make a result infinite: the steps also move a sum of exact zeros below 0.
-                        is_changed = (value.isnan() != center.isnan()) & ~center.isinf()
-                        self._changes[i] = self._changes[i] | is_changed
-            return list(zip(self._spreads, self._changes, strict=True))
+    spreads = [
+        torch.zeros_like(e, dtype=torch.float64) if isinstance(e, torch.Tensor) else torch.zeros(()) for e in exact
+    ]
+    changes = [torch.zeros_like(spread, dtype=torch.bool) for spread in spreads]
+    yield list(zip(spreads, changes, strict=True))
+    if not unit:
+        return
+    for moved in round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, 0, _MAX_RUNS, product_unit):
+        for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)
+                spreads[i] = torch.maximum(spreads[i], distance)
+                # Rounding does not make a result infinite: the steps also move a sum of exact zeros below 0.
+                changes[i] = changes[i] | ((value.isnan() != center.isnan()) & ~center.isinf())
+        yield list(zip(spreads, changes, strict=True))

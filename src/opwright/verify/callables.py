@@ -24,7 +24,7 @@ from opwright.contract.dtypes import describe, describe_undense
 from opwright.contract.sweep import Case
 from opwright.errors import CheckError, plural
 from opwright.verify.formulas import oracle_formulas
-from opwright.verify.tensors import has_double
+from opwright.verify.tensors import has_double, shares_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Callables:
         """Calls the reference with the values of a case; returns the leaves of its result."""
         with self.formulas_for(values):
             outputs, keys, names = self._call(self.reference, values)
-        self.form = Form(keys, names, bool(_storages(values) & _storages(outputs)))
+        self.form = Form(keys, names, shares_memory(values, outputs))
         return outputs
 
     def formulas_for(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
@@ -162,8 +162,7 @@ class Callables:
         if self.form is not None and keys != self.form.keys:
             raise TypeError(f"returned {_describe(keys)}, expected {_describe(self.form.keys)}")
         if self.form is not None and self.form.may_alias:
-            inputs = _storages(values)
-            outputs = [o.clone() if o is not None and _storages([o]) & inputs else o for o in outputs]
+            outputs = [o.clone() if o is not None and shares_memory([o], values) else o for o in outputs]
         return outputs
 
     def argument_names(self, case: Case) -> list[str]:
@@ -323,8 +322,3 @@ def _flatten_into(value: Any, key: str, name: str, outputs: list[Any], keys: lis
 def _describe(keys: list[str]) -> str:
     names = [key for key in dict.fromkeys(keys) if key]
     return f"{plural(len(keys), 'output')}" + (f" under {', '.join(names)}" if names else "")
-
-
-def _storages(values: Iterable[Any]) -> set[int]:
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}

@@ -14,7 +14,7 @@ import torch
 
 from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
-from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, has_gradient, host_times
+from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, host_times, pair_with_directions
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
 from opwright.bench.workload import DIRECTIONS, all_tensors, plans
 from opwright.dispatch.operator import Operator, operator_of
@@ -22,7 +22,9 @@ from opwright.errors import CheckError, NotVerifiedError, plural
 from opwright.machine import machine_card
 from opwright.records import BenchRecord, Measurement, VerifyRecord
 from opwright.verify.api import verify
+from opwright.verify.callables import name_of
 from opwright.verify.devices import CPU, device_of, gpus_of, is_gpu, parse_device
+from opwright.verify.request import list_samples
 from opwright.verify.runner import BUILDING
 from opwright.verify.tasks import Task
 
@@ -110,13 +112,7 @@ def bench(
         target, reference, samples = task.make(parse_device(device or CPU))
         samples = samples[:1]  # the others have the same sizes
     operator = operator_of(target)
-    name = (
-        task.name
-        if task
-        else operator.declaration.name
-        if operator
-        else getattr(target, "__name__", type(target).__name__)
-    )
+    name = task.name if task else operator.declaration.name if operator else name_of(target)
     if operator is None and (reference is None or samples is None):
         raise CheckError(
             name,
@@ -155,9 +151,7 @@ def bench(
         machine.copy_gb_s, machine.compute_gflops = limits.copy_gb_s, limits.gemm_gflops.get("f32")
         settings = Settings(name, operator, truth, place, limits, seconds, precision, on_run, too_large or {})
         inputs = [
-            Input(direction, plan, settings)
-            for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned)
-            if direction == "forward" or directions is not None or has_gradient(operator, plan)
+            Input(direction, plan, settings) for direction, plan in pair_with_directions(planned, directions, operator)
         ][part[0] :: part[1]]
         record = BenchRecord(
             name=task.name if task else checked.name,
@@ -336,12 +330,10 @@ def memory_hint(target: Any, *, has_samples: bool) -> str:
     return "pass smaller samples" if has_samples else "`--axis` chooses smaller sizes, as `--axis n=256,1024`"
 
 
-def _list_samples(name: str, samples: Any) -> list[Any] | None:
-    """Returns the samples as a list: an iterator would be empty when it is asked again."""
-    if samples is None:
-        return None
-    found = list(samples() if callable(samples) else samples)
-    if not found:
+def _list_samples(name: str, samples: Any) -> Any:
+    """Returns samples that may be asked for more than once; raises CheckError if there are none."""
+    found = list_samples(samples)
+    if found is not None and not found:
         raise CheckError(name, "there are no samples to measure it on", hint="`samples=[(x, y), ...]`")
     return found
 
@@ -358,14 +350,15 @@ def refuse_unverified(
     if verified is not None and _covers(verified, target, where):
         checked = verified
     else:
-        how = {
-            "checks": _VERIFY_FIRST,
-            "devices": [where],
-            "timeout_s": timeout_s,
-            "isolated": not is_gpu(where),
-            "quick": True,
-        }
-        checked = verify(target, reference, samples, **how)
+        checked = verify(
+            target,
+            reference,
+            samples,
+            checks=_VERIFY_FIRST,
+            devices=[where],
+            timeout_s=timeout_s,
+            isolated=not is_gpu(where),
+        )
     if checked.failures:
         first = checked.failures[0]
         hint = f"`{first.repeat}`" if first.repeat else "`opwright.verify(...)` shows all failures"
@@ -381,7 +374,7 @@ def refuse_unverified(
 def _covers(record: VerifyRecord, target: Any, where: torch.device) -> bool:
     """Returns whether a record says that this target is right there: not another one, not some check or case of it."""
     operator = operator_of(target)
-    name = operator.declaration.qualified_name if operator else getattr(target, "__name__", type(target).__name__)
+    name = operator.declaration.qualified_name if operator else name_of(target)
     ran = {c.name for c in record.checks if torch.device(c.device or "cpu").type == where.type}
     return record.name == name and not record.only and ran.issuperset(_VERIFY_FIRST)
 

@@ -10,9 +10,9 @@ import torch
 
 from opwright.bench.api import DTYPES, choose_device
 from opwright.bench.environment import kept_memory
-from opwright.bench.measure import describe_case, has_gradient
+from opwright.bench.measure import describe_case, pair_with_directions
 from opwright.bench.timers import calls_in_sample, no_garbage_collection
-from opwright.bench.workload import DIRECTIONS, Plan, Workload, plans
+from opwright.bench.workload import Plan, Workload, plans
 from opwright.contract.sweep import without_names
 from opwright.dispatch.operator import Operator
 
@@ -46,12 +46,10 @@ class Side:
         self._planned: dict[str, tuple[str, Plan]] = {}
         self.named_cases: dict[str, str] = {}
         found = plans(operator, None, sweep, None, dtypes, self._device)
-        for direction in directions or DIRECTIONS[:2]:
-            for plan in found:
-                if direction == "forward" or directions is not None or has_gradient(operator, plan):
-                    named_case = describe_case(plan.make(0))
-                    name = f"{direction} {without_names(named_case)}"
-                    self._planned[name], self.named_cases[name] = (direction, plan), named_case
+        for direction, plan in pair_with_directions(found, directions, operator):
+            named_case = describe_case(plan.make(0))
+            name = f"{direction} {without_names(named_case)}"
+            self._planned[name], self.named_cases[name] = (direction, plan), named_case
         self.inputs = list(self._planned)
         self._current: tuple[str, Callable[[], object], int] | None = None
         # For the rest of the process, which ends with this.

@@ -49,6 +49,7 @@ from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError
 from opwright.machine import machine_card
 from opwright.records import CallPart, CallRecord
+from opwright.verify.callables import name_of
 
 _ROUNDS = 160
 _SAMPLE_SECONDS = 5e-4
@@ -71,7 +72,7 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
     operator = operator_of(target)
     if operator is None:
         raise CheckError(
-            getattr(target, "__name__", type(target).__name__),
+            name_of(target),
             "only the calls of an operator can be split",
             hint='`@operator("my_ops::name")` declares one',
         )

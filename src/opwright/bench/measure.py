@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 from opwright.bench.environment import peak_bytes
 from opwright.bench.roofline import CpuBench, GpuBench
 from opwright.bench.timers import Timed, join
-from opwright.bench.workload import Plan, Workload, all_tensors, applier, as_list, one_element
+from opwright.bench.workload import DIRECTIONS, Plan, Workload, all_tensors, applier, as_list, one_element
 from opwright.contract.cost import Cost, default_cost
 from opwright.contract.dtypes import short_name
 from opwright.contract.sweep import Case, without_names
@@ -283,7 +284,18 @@ def _warn_of_clocks(timing: Timing) -> list[str]:
     ]
 
 
-def has_gradient(operator: Operator | None, plan: Plan) -> bool:
+def pair_with_directions(
+    planned: Sequence[Plan], directions: Sequence[str] | None, operator: Operator | None
+) -> list[tuple[str, Plan]]:
+    """Returns each direction with each plan; by default forward, and backward where there is a gradient."""
+    return [
+        (direction, plan)
+        for direction, plan in itertools.product(directions or DIRECTIONS[:2], planned)
+        if direction == "forward" or directions is not None or _has_gradient(operator, plan)
+    ]
+
+
+def _has_gradient(operator: Operator | None, plan: Plan) -> bool:
     """Returns whether there is a backward to measure."""
     if operator is None:
         return any(t.is_floating_point() for t in all_tensors(plan.make(0).values))

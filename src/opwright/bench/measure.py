@@ -296,7 +296,6 @@ def pair_with_directions(
 
 
 def _has_gradient(operator: Operator | None, plan: Plan) -> bool:
-    """Returns whether there is a backward to measure."""
     if operator is None:
         return any(t.is_floating_point() for t in all_tensors(plan.make(0).values))
     contract = operator.contract

@@ -165,8 +165,6 @@ def _pair_of(value: Any, like: Tensor | None = None) -> Pair:
 
 
 class _Pairs(Mode):
-    """Computes with pairs."""
-
     def __init__(self) -> None:
         super().__init__()
         self._open: list[Any] = []  # operators whose decompositions are being computed

@@ -250,7 +250,6 @@ class Target:
         return self._cases
 
     def _refuse_no_input(self, refused: list[Case]) -> None:
-        """Raises CheckError: there is nothing that it could be verified on."""
         name = self.operator.declaration.name
         kind = "samples" if self.has_samples else "inputs, as they follow from its contract"
         hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"

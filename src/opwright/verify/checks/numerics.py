@@ -345,7 +345,6 @@ def interchangeable(target: Target, case: Case) -> tuple[int, int] | None:
 
 
 def _wrong_for_one_tensor_twice(target: Target, case: Case) -> str:
-    """Returns how the outputs are wrong where two arguments are one tensor, "" if they are not."""
     pair = interchangeable(target, case)
     if pair is None:
         return ""

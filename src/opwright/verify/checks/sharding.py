@@ -218,7 +218,6 @@ def _compare(target: Target, signature: Signature, rule: Rule, calls: Sequence[_
 
 
 def _reason(signature: Signature, rule: Rule) -> str:
-    """Returns what is wrong with a rule, in words."""
     t = names()
     pairs = list(zip(signature.slots, rule.inputs, strict=True))
     summed = [f"`{slot.label}`" for slot, p in pairs if isinstance(p, t.Partial)]

@@ -215,8 +215,6 @@ def _warm_stream(trial: Trial) -> torch.cuda.Stream:
 
 
 class _Busy:
-    """Keeps the current stream busy for a time."""
-
     def __init__(self) -> None:
         # Another process has the GPU in between: the shortest of some times is that of the clock.
         self.cycles_per_ms = _CYCLES / min(self._time_ms() for _ in range(_TIMES))
@@ -396,7 +394,6 @@ def _forward_of_callable(target: Target) -> Trial:
 
 @contextlib.contextmanager
 def _frequent_switches() -> Iterator[None]:
-    """Lets Python change threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

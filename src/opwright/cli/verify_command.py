@@ -154,21 +154,28 @@ def verify_one(
 
 
 def print_record(record: VerifyRecord) -> None:
-    """Prints the checks of a record, an undecided case of each, its first failure, and which others there are."""
+    """Prints the checks of a record, its first failure and which others there are, else an undecided case of each."""
     if not record.ended_early:
         rows = [("check", "outcome", "cases", "worst error", "")]
         rows += [(c.title, c.outcome, str(c.cases) if c.cases else "", c.worst, c.note) for c in record.checks]
         print_rows(rows)
     for note in record.notes:
         print(f"\nnote: {note}")
-    for c in record.checks:
-        if c.undecided:
-            first, *others = c.undecided
-            more = f" (and {plural(len(others), 'more case')})" if others else ""
-            print(f"\nUNDECIDED {c.title}")
-            print_rows([("  case", first.input), ("  found", first.reason + more)])
-    if not record.failures:
+    undecided = [c for c in record.checks if c.undecided]
+    if record.failures:
+        _print_first_failure(record)
+        if undecided:
+            names = ", ".join(c.title for c in undecided)
+            print(f"\nUndecided on some cases, not shown beside a failure: {names}")
         return
+    for c in undecided:
+        first, *others = c.undecided
+        more = f" (and {plural(len(others), 'more case')})" if others else ""
+        print(f"\nUNDECIDED {c.title}")
+        print_rows([("  case", first.input), ("  found", first.reason + more)])
+
+
+def _print_first_failure(record: VerifyRecord) -> None:
     failure, *others = record.failures
     print(f"\nFAILED {failure.title}")
     print_rows(

@@ -180,7 +180,7 @@ class _StochasticRounding(Rounding):
 
     def move_by_terms(self, value: torch.Tensor, terms: float) -> torch.Tensor:
         """Returns a tensor, each element moved by what a sum of that many terms is off."""
-        return self._move(value, max(self.unit, self._one_sign_unit(terms)), False)
+        return self._move(value, max(self.unit, self._sum_unit(terms)), False)
 
     def _step_of(self, func: Any, args: Any, kwargs: Any) -> _Step:
         kind, unit = _kind_of(func), self.unit
@@ -188,16 +188,16 @@ class _StochasticRounding(Rounding):
         if kind.is_product:
             terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
             factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms) + 2 * self.product_unit
-            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
+            unit = max(unit, self._sum_unit(terms), self.product_unit)
         elif kind.is_sum:
             terms = _terms_of(func, args, kwargs)
             factor, unit_before = 0, self._sum_unit(terms)
-            unit = max(unit, self._one_sign_unit(terms))
+            unit = max(unit, self._sum_unit(terms))
             is_long_sum = terms >= _LONG_SUM and func in _PLAIN_SUMS and args[0].dtype == torch.float64
         elif kind.is_scattered_sum and (at := _added_at(func, args, kwargs)) is not None:
             terms = _count_most_added(func, args, kwargs, at)
             factor, unit_before = at, self._sum_unit(terms)
-            unit = max(unit, self._one_sign_unit(terms))
+            unit = max(unit, self._sum_unit(terms))
         elif kind.is_long_product:
             unit = max(unit, self._sum_unit(_terms_of(func, args, kwargs)))
         elif kind.is_transform:
@@ -205,7 +205,7 @@ class _StochasticRounding(Rounding):
         elif kind.is_convolution:
             terms = args[1][0].numel()
             factor, unit_before = 1, self._product_unit(terms) + 2 * self.product_unit
-            unit = max(unit, self._one_sign_unit(terms), self.product_unit)
+            unit = max(unit, self._sum_unit(terms), self.product_unit)
         elif kind.is_normalization:
             unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
         moved_by = None if kind.is_exact else unit
@@ -234,18 +234,12 @@ class _StochasticRounding(Rounding):
     def _sum_unit(self, terms: float) -> float:
         """Returns the relative error of adding that many terms one by one, rounding each time.
 
-        PyTorch accumulates 16-bit types in float32, so that is the rounding, at most.
+        PyTorch accumulates 16-bit types in float32, so that is the rounding, at most. The sum itself moves by it as well:
+        moving each of its terms says little where they have one sign, since what they move by cancels, but an early
+        rounding stays in all partial sums after it. Terms that are equal are even rounded alike: 1,031 terms exp(k / 8)
+        of few different k, one after the other in float32, are off by 75 half units, twice the root of their number.
         """
         return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))
-
-    def _one_sign_unit(self, terms: float) -> float:
-        """Returns the same, of the sum of terms of one sign.
-
-        Moving each of them apart says little then: what they move by cancels, but an early rounding stays in all partial
-        sums after it. Terms that are equal are even rounded alike: 1,031 terms exp(k / 8) of few different k, one after the
-        other in float32, are off by 75 half units, twice the root of their number.
-        """
-        return self._sum_unit(terms)
 
     def _product_unit(self, terms: float) -> float:
         """Returns the same for a sum of products.

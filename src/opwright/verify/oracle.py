@@ -344,7 +344,7 @@ def measure_sharing(value: torch.Tensor, expected: Expected) -> float:
     they do not.
     """
     found, errors = _distances(value, expected), [0.0]
-    for dim in range(value.ndim) if found is not None else ():
+    for dim in range(value.ndim) if found is not None and value.ndim > 1 else ():
         distance, counted = (t.movedim(dim, 0).flatten(1) for t in found)
         counts = counted.sum(1)
         means = (distance.where(counted, 0.0).sum(1) / counts)[counts > 0]

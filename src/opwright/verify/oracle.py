@@ -340,8 +340,8 @@ def measure_bias(value: torch.Tensor, expected: Expected) -> tuple[float, float]
 def measure_sharing(value: torch.Tensor, expected: Expected) -> float:
     """Returns how far such a mean is off by chance, in ulp, where the elements of a row or column share a rounding.
 
-    One rounded denominator moves all of its row. The rows then differ from each other, and where a kernel cuts off digits
-    they do not.
+    One rounded denominator moves all of its row. The rows then differ from each other; where a kernel cuts off
+    digits, they do not.
     """
     found, errors = _distances(value, expected), [0.0]
     for dim in range(value.ndim) if found is not None and value.ndim > 1 else ():
@@ -354,7 +354,7 @@ def measure_sharing(value: torch.Tensor, expected: Expected) -> float:
 
 
 def _distances(value: torch.Tensor, expected: Expected) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns how many ulp lie between a result and the correctly rounded one, and where that counts; None for too few."""
+    """Returns how far a result lies from the correctly rounded one, in ulp, and where that counts; None for too few."""
     if torch.finfo(expected.dtype).bits > 16 or value.numel() < _MIN_BIAS_ELEMENTS:
         return None
     info = torch.finfo(expected.dtype)

@@ -687,4 +687,4 @@ def test_autocast_to_a_type_that_the_reference_does_not_take(ns) -> None:
         return torch.special.log_ndtr(x)
 
     record = verify(likelihood, checks=["autocast"])
-    assert '`autocast="float32"` is what to declare' in record.failures[0].message
+    assert 'declare `autocast="float32"`' in record.failures[0].message

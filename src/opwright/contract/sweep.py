@@ -233,7 +233,10 @@ class Sweep:
 
     @property
     def _rounds(self) -> bool:
-        """Whether it may round to integers. Wide integers may be indices, of which several are right in a tie."""
+        """Whether an output may be rounded to integers, as by quantisation.
+
+        Integers of 32 or 64 bits may be indices instead: where values are equal, more than one index is right.
+        """
         families = [output.type.family for output in self.contract.outputs]
         is_index = any(max(dtype.itemsize for dtype in f.dtypes) > 2 for f in families if not f.has_floats)
         return self.forward is None and not is_index

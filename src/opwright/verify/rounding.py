@@ -234,9 +234,9 @@ class _StochasticRounding(Rounding):
     def _sum_unit(self, terms: float) -> float:
         """Returns the relative error of adding that many terms one by one, rounding each time.
 
-        PyTorch accumulates 16-bit types in float32, so that is the rounding, at most. The sum moves by it as well as
-        its terms: what terms of one sign move by cancels, but an early rounding stays in all partial sums after it. Terms
-        that are equal are even rounded alike: 1,031 terms exp(k / 8) of few different k, one after the other in
+        PyTorch accumulates 16-bit types in float32, so each addition rounds to float32 at most. The sum is moved as
+        well as its terms: random moves of terms of one sign cancel, but an early rounding stays in all partial sums
+        after it. Equal terms are even rounded alike: 1,031 terms exp(k / 8) of few different k, one after the other in
         float32, are off by 75 half units, twice the root of their number.
         """
         return min(self.unit, torch.finfo(torch.float32).eps / 2) * math.sqrt(max(terms, 1))

@@ -10,9 +10,11 @@ using opwright::Pack;
 using opwright::View;
 
 // Threads of a block: pairs of packs side by side, and time steps.
-constexpr int kMaxThreads = 128;
-// Heads whose packs a thread holds at once, and all that it rotates with one read of the tables.
-constexpr int kHeadsAtOnce = 4, kHeadsOfThread = 8;
+constexpr int kMaxThreads = 128, kMinBlocks = 8;
+// Heads that a thread rotates with one read of the tables.
+constexpr int kHeads = 2;
+// Results of more bytes are written past the second-level cache, which they would only clear.
+constexpr int64_t kMostCached = int64_t{32} << 20;
 
 // Queries or keys as a thread walks them.
 template <typename T>
@@ -39,7 +41,7 @@ struct Rotation {
   Heads<T> q, k;
   Table cos, sin;
   float sign;
-  bool interleaved, is_in_place, are_times_inner;
+  bool interleaved, is_in_place, are_times_inner, is_streamed;
   int64_t times, half, dim;
   int64_t pairs, columns;  // of packs in a row: rotated; with those that are copied
   unsigned tiles, chunks;  // of time steps, of heads
@@ -90,10 +92,19 @@ __device__ OPWRIGHT_INLINE void turn(S (&a)[N], S (&b)[N], const S (&c)[N], cons
   }
 }
 
+// Stores a pack, for later or (streamed) as what is not read again soon.
+template <typename T, int N>
+__device__ OPWRIGHT_INLINE void store(T* at, Pack<T, N> pack, bool is_streamed) {
+  if constexpr (N > 1) {
+    if (is_streamed) return __stcs(reinterpret_cast<uint4*>(at), opwright::bit_cast<uint4>(pack));
+  }
+  opwright::store_pack(at, pack);
+}
+
 // A thread takes two packs of N elements in the rows of several heads at one time step. Packs
 // behind the rotated columns are copied, two to a thread.
 template <typename T, int N>
-__global__ void __launch_bounds__(kMaxThreads) rotate_kernel(Rotation<T> p) {
+__global__ void __launch_bounds__(kMaxThreads, kMinBlocks) rotate_kernel(Rotation<T> p) {
   using S = compute_t<T>;
   opwright::let_next_start();  // waits for the kernel in front, too
   // Blocks that run at the same time are neighbours in memory.
@@ -105,9 +116,9 @@ __global__ void __launch_bounds__(kMaxThreads) rotate_kernel(Rotation<T> p) {
   const int64_t batch = far / outer;
   const int64_t time = static_cast<int64_t>(tile) * blockDim.y + threadIdx.y;
   if (time >= p.times) return;
-  const int first_head = static_cast<int>(chunk) * kHeadsOfThread;
+  const int first_head = static_cast<int>(chunk) * kHeads;
   const int all = p.q.count + p.k.count;
-  const int end_head = first_head + kHeadsOfThread < all ? first_head + kHeadsOfThread : all;
+  const int end_head = first_head + kHeads < all ? first_head + kHeads : all;
   for (int64_t column = threadIdx.x; column < p.columns; column += blockDim.x) {
     const bool is_rotated = column < p.pairs;
     int64_t first, second;
@@ -139,39 +150,36 @@ __global__ void __launch_bounds__(kMaxThreads) rotate_kernel(Rotation<T> p) {
       for (int i = 0; i < N; ++i) s[i] *= p.sign;
     }
     const bool has_second = is_rotated || second < p.dim;
-#pragma unroll 1
-    for (int head = first_head; head < end_head; head += kHeadsAtOnce) {
-      Pack<T, N> a[kHeadsAtOnce], b[kHeadsAtOnce];
-      OPWRIGHT_UNROLL
-      for (int i = 0; i < kHeadsAtOnce; ++i) {
-        const int h = head + i;
-        if (h >= end_head) break;
-        const bool is_key = h >= p.q.count;
-        const Plane<const T>& plane = is_key ? p.k.from : p.q.from;
-        const T* row = plane.data + batch * plane.batch + time * plane.time +
-                       (is_key ? h - p.q.count : h) * plane.head;
-        a[i] = opwright::load_pack<N>(row + first * plane.column);
-        if (has_second) b[i] = opwright::load_pack<N>(row + second * plane.column);
+    Pack<T, N> a[kHeads], b[kHeads];
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < kHeads; ++i) {
+      const int h = first_head + i;
+      if (h >= end_head) break;
+      const bool is_key = h >= p.q.count;
+      const Plane<const T>& plane = is_key ? p.k.from : p.q.from;
+      const T* row = plane.data + batch * plane.batch + time * plane.time +
+                     (is_key ? h - p.q.count : h) * plane.head;
+      a[i] = opwright::load_pack<N>(row + first * plane.column);
+      if (has_second) b[i] = opwright::load_pack<N>(row + second * plane.column);
+    }
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < kHeads; ++i) {
+      const int h = first_head + i;
+      if (h >= end_head) break;
+      if (is_rotated) {
+        S x[N], y[N];
+        opwright::unpack(a[i], x);
+        opwright::unpack(b[i], y);
+        turn<N>(x, y, c, s, p.interleaved);
+        a[i] = opwright::pack_of<T>(x);
+        b[i] = opwright::pack_of<T>(y);
       }
-      OPWRIGHT_UNROLL
-      for (int i = 0; i < kHeadsAtOnce; ++i) {
-        const int h = head + i;
-        if (h >= end_head) break;
-        if (is_rotated) {
-          S x[N], y[N];
-          opwright::unpack(a[i], x);
-          opwright::unpack(b[i], y);
-          turn<N>(x, y, c, s, p.interleaved);
-          a[i] = opwright::pack_of<T>(x);
-          b[i] = opwright::pack_of<T>(y);
-        }
-        const bool is_key = h >= p.q.count;
-        const Plane<T>& plane = is_key ? p.k.to : p.q.to;
-        T* row = plane.data + batch * plane.batch + time * plane.time +
-                 (is_key ? h - p.q.count : h) * plane.head;
-        opwright::store_pack(row + first * plane.column, a[i]);
-        if (has_second) opwright::store_pack(row + second * plane.column, b[i]);
-      }
+      const bool is_key = h >= p.q.count;
+      const Plane<T>& plane = is_key ? p.k.to : p.q.to;
+      T* row = plane.data + batch * plane.batch + time * plane.time +
+               (is_key ? h - p.q.count : h) * plane.head;
+      store(row + first * plane.column, a[i], p.is_streamed);
+      if (has_second) store(row + second * plane.column, b[i], p.is_streamed);
     }
   }
 }
@@ -221,7 +229,8 @@ void rotate_all(const View<Q, 4>& q, const View<Q, 4>& k, const View<const float
   p.pairs = p.half / width;
   p.columns = p.pairs + (copied + 2 * width - 1) / (2 * width);
   if (p.columns == 0) return;
-  p.chunks = (p.q.count + p.k.count + kHeadsOfThread - 1) / kHeadsOfThread;
+  p.chunks = (p.q.count + p.k.count + kHeads - 1) / kHeads;
+  p.is_streamed = (q.numel() + k.numel()) * int64_t{sizeof(T)} > kMostCached;
   const int side = p.columns < kMaxThreads ? static_cast<int>(p.columns) : kMaxThreads;
   const int deep = p.times < kMaxThreads / side ? static_cast<int>(p.times) : kMaxThreads / side;
   const int64_t tiles = (p.times + deep - 1) / deep, blocks = cos.size(0) * tiles * p.chunks;

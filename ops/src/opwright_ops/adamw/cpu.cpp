@@ -27,15 +27,13 @@ C* fetch(T* from, int64_t count, C* buffer) {
   }
 }
 
-// Rounds values into a tensor, unless they lie there; by random bits from `shift` on if there are.
+// Rounds values into a tensor, unless they lie there; by random bits if there are.
 template <typename C, typename T>
-void put(T* to, const C* values, int64_t count, const uint32_t* words, int shift) {
+void put(T* to, const C* values, int64_t count, const uint16_t* bits) {
   if constexpr (!kSame<T, C>) {
     if constexpr (kSame<T, bfloat16>) {
-      if (words) {
-        for (int64_t i = 0; i < count; ++i) {
-          to[i].bits = round_by(values[i], words[i] >> shift & 0xffffu);
-        }
+      if (bits) {
+        for (int64_t i = 0; i < count; ++i) to[i].bits = round_by(values[i], bits[i]);
         return;
       }
     }
@@ -67,7 +65,7 @@ void update(C* __restrict p, const C* __restrict g, C* __restrict m, C* __restri
 
 template <typename T, typename S>
 void step_block(const Entry<T, S>& e, int64_t begin, int64_t count, const Options& o,
-                const Factors<compute_t<T>>& f, const Key (&keys)[2]) {
+                const Factors<compute_t<T>>& f, const Noise& noise) {
   using C = compute_t<T>;
   constexpr bool kHasNoise = kSame<T, bfloat16> || kSame<S, bfloat16>;
   C buffers[5][kBlock];
@@ -80,23 +78,23 @@ void step_block(const Entry<T, S>& e, int64_t begin, int64_t count, const Option
     update<true>(p, g, m, v, most, count, f);
   else
     update<false>(p, g, m, v, most, count, f);
-  uint32_t words[2][kHasNoise ? kBlock : 1];
   const bool is_random = kHasNoise && o.stochastic_rounding;
-  if constexpr (kHasNoise) {
-    for (int stream = 0; is_random && stream < (kSame<S, bfloat16> ? 2 : 1); ++stream) {
-      const Key key = keys[stream];
-      // A block does not reach over a multiple of 2^32: the upper half is the same in all of it.
-      const uint32_t low = static_cast<uint32_t>(begin), high = static_cast<uint32_t>(begin >> 32);
-      for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
-        words[stream][i] = mix(mix((low + i) ^ key.first) ^ high ^ key.second);
+  uint16_t bits[kHasNoise ? kBlock : 1];
+  // A block begins with a pair.
+  const auto draw = [&](Stream stream) {
+    if constexpr (kHasNoise) {
+      for (int64_t i = 0; is_random && i < (count + 1) / 2; ++i) {
+        const uint32_t word = noise.word(noise.of_pair(begin / 2 + i), stream);
+        bits[2 * i] = static_cast<uint16_t>(word),
+                 bits[2 * i + 1] = static_cast<uint16_t>(word >> 16);
       }
     }
-  }
-  const uint32_t *first = is_random ? words[0] : nullptr, *second = is_random ? words[1] : nullptr;
-  put(e.param + begin, p, count, first, 0);
-  put(e.exp_avg + begin, m, count, first, 16);
-  put(e.exp_avg_sq + begin, v, count, second, 0);
-  if (most) put(e.most + begin, most, count, second, 16);
+    return is_random ? bits : nullptr;
+  };
+  put(e.param + begin, p, count, draw(kParam));
+  put(e.exp_avg + begin, m, count, draw(kExpAvg));
+  put(e.exp_avg_sq + begin, v, count, draw(kExpAvgSq));
+  if (most) put(e.most + begin, most, count, draw(kMost));
 }
 
 template <typename T, typename S>
@@ -128,12 +126,12 @@ void step_all(const Lists<T, S>& lists, const View<const float, 0>& rate, const 
           const uint32_t count = static_cast<uint32_t>(static_cast<int64_t>(t));
           const uint32_t place = static_cast<uint32_t>(o.first + i);
           const uint64_t seed = static_cast<uint64_t>(o.seed);
-          const Key keys[2] = {Key::of(seed, count, place, 0), Key::of(seed, count, place, 1)};
+          const Noise noise(seed, count, place);
           for (; chunk < end && chunk < starts[i + 1]; ++chunk) {
             const int64_t first = (chunk - starts[i]) * kChunk;
             const int64_t last = e.count < first + kChunk ? e.count : first + kChunk;
             for (int64_t at = first; at < last; at += kBlock) {
-              step_block(e, at, last - at < kBlock ? last - at : kBlock, o, f, keys);
+              step_block(e, at, last - at < kBlock ? last - at : kBlock, o, f, noise);
             }
           }
         }

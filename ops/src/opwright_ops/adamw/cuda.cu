@@ -37,6 +37,20 @@ static_assert(sizeof(Batch<double, double>) <= 32764);
 template <typename T, typename S>
 inline constexpr int kWidth = kPackWidth<T> > kPackWidth<S> ? kPackWidth<T> : kPackWidth<S>;
 
+// The random bits of N elements; those of an odd place are the second of a pair.
+template <int N>
+struct Bits {
+  const Noise* noise;  // null where values are rounded to nearest
+  uint32_t of_pairs[(N + 1) / 2];
+  bool is_odd;
+
+  __device__ OPWRIGHT_INLINE Bits(const Noise* noise, int64_t at)
+      : noise(noise), is_odd(N == 1 && at % 2) {
+    OPWRIGHT_UNROLL
+    for (int i = 0; noise && i < (N + 1) / 2; ++i) of_pairs[i] = noise->of_pair(at / 2 + i);
+  }
+};
+
 template <int N, typename T>
 struct Packs {
   static constexpr int kWidth = kPackWidth<T> < N ? kPackWidth<T> : N;
@@ -60,14 +74,16 @@ struct Packs {
       for (int j = 0; j < kWidth; ++j) values[i * kWidth + j] = part[j];
     }
   }
-  // Rounds to nearest, or by 16 random bits, `shift` places up in the words.
-  __device__ OPWRIGHT_INLINE void pack(const compute_t<T> (&values)[N], bool is_random,
-                                       const uint32_t (&words)[N], int shift) {
+  // Rounds to nearest, or by the bits of a stream.
+  __device__ OPWRIGHT_INLINE void pack(const compute_t<T> (&values)[N], const Bits<N>& random,
+                                       Stream stream) {
     if constexpr (kSame<T, bfloat16>) {
-      if (is_random) {
+      if (random.noise) {
         OPWRIGHT_UNROLL
-        for (int i = 0; i < N; ++i) {
-          (*this)[i].bits = round_by(values[i], words[i] >> shift & 0xffffu);
+        for (int i = 0; i < N; i += 2) {
+          const uint32_t word = random.noise->word(random.of_pairs[i / 2], stream);
+          (*this)[i].bits = round_by(values[i], random.is_odd ? word >> 16 : word & 0xffffu);
+          if (i + 1 < N) (*this)[i + 1].bits = round_by(values[i + 1], word >> 16);
         }
         return;
       }
@@ -117,8 +133,7 @@ struct Elements {
 
   // Computes, rounds and stores.
   __device__ OPWRIGHT_INLINE void step(const Entry<T, S>& e, int64_t at,
-                                       const Factors<compute_t<T>>& f, bool is_random,
-                                       const Key& first, const Key& second) {
+                                       const Factors<compute_t<T>>& f, const Noise* noise) {
     using C = compute_t<T>;
     C p[N], g[N], m[N], v[N], most[N];
     params.unpack(p), grads.unpack(g), exp_avgs.unpack(m), exp_avg_sqs.unpack(v);
@@ -136,23 +151,15 @@ struct Elements {
       }
       p[i] = p[i] * f.decay - f.size * ratio<T>(m[i], square * f.correction2, f.eps);
     }
-    uint32_t words[N] = {};
-    if (is_random) {
-      OPWRIGHT_UNROLL
-      for (int i = 0; i < N; ++i) words[i] = first.word(at + i);
-    }
-    params.pack(p, is_random, words, 0);
-    exp_avgs.pack(m, is_random, words, 16);
-    if (kSame<S, bfloat16> && is_random) {
-      OPWRIGHT_UNROLL
-      for (int i = 0; i < N; ++i) words[i] = second.word(at + i);
-    }
-    exp_avg_sqs.pack(v, is_random, words, 0);
+    const Bits<N> random(noise, at);
+    params.pack(p, random, kParam);
+    exp_avgs.pack(m, random, kExpAvg);
+    exp_avg_sqs.pack(v, random, kExpAvgSq);
     params.store(e.param + at);
     exp_avgs.store(e.exp_avg + at);
     exp_avg_sqs.store(e.exp_avg_sq + at);
     if (e.most) {
-      mosts.pack(most, is_random, words, 16);
+      mosts.pack(most, random, kMost);
       mosts.store(e.most + at);
     }
   }
@@ -185,12 +192,12 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
     if (e.step) count = static_cast<uint32_t>(*e.step);
   }
   const bool is_random = kHasNoise && p.options.stochastic_rounding;
-  Key first{}, second{};
+  Noise noise;
   if (is_random) {
-    const uint64_t seed = static_cast<uint64_t>(p.options.seed);
-    const uint32_t place = static_cast<uint32_t>(p.options.first + tensor);
-    first = Key::of(seed, count, place, 0), second = Key::of(seed, count, place, 1);
+    noise = Noise(static_cast<uint64_t>(p.options.seed), count,
+                  static_cast<uint32_t>(p.options.first + tensor));
   }
+  const Noise* const random = is_random ? &noise : nullptr;
   const int64_t block = blockIdx.x - p.first_block[tensor];
   const int64_t step = kThreads * N, behind = (block + 1) * p.rounds * step;
   const int64_t end = behind < e.count ? behind : e.count;
@@ -202,7 +209,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
     for (; at + N <= end; at += step) {
       Elements<T, S, N> now = ahead;
       if (at + step + N <= end) ahead.load(e, at + step);
-      now.step(e, at, f, is_random, first, second);
+      now.step(e, at, f, random);
     }
   }
 #pragma unroll 1
@@ -212,7 +219,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
     for (int64_t i = at; i < last; ++i) {
       Elements<T, S, 1> one;
       one.load(e, i);
-      one.step(e, i, f, is_random, first, second);
+      one.step(e, i, f, random);
     }
   }
 }

@@ -18,18 +18,18 @@ def _mix(word: Any) -> Any:
     return word ^ (word >> 16)
 
 
-def random_words(count: int, seed: int, step: Any, tensor: int, stream: int, device: torch.device) -> Tensor:
-    """Returns 32 random bits for each element of a tensor: a function of these numbers alone.
+def random_bits(count: int, seed: int, step: Any, tensor: int, stream: int, device: torch.device) -> Tensor:
+    """Returns 16 random bits for each element of a tensor: a function of these numbers alone.
 
     Args:
         step: a number, or a tensor of one.
         tensor: which of the tensors of a step it is.
-        stream: 0 for the parameter and exp_avg, 1 for exp_avg_sq and its maximum, 16 bits each.
+        stream: 0 for the parameter, 1 for exp_avg, 2 for exp_avg_sq, 3 for its maximum.
     """
-    key = _mix(_mix(_mix(seed & _WORD) ^ (seed >> 32 & _WORD)) ^ (tensor & _WORD))
-    key = _mix(_mix(key ^ (step & _WORD)) ^ stream)
-    index = torch.arange(count, device=device)
-    return _mix(_mix((index & _WORD) ^ key) ^ (index >> 32) ^ _mix(key + 1 & _WORD))
+    key = _mix(_mix(_mix(_mix(seed & _WORD) ^ (seed >> 32 & _WORD)) ^ (tensor & _WORD)) ^ (step & _WORD))
+    pair = torch.arange((count + 1) // 2, device=device)
+    words = _mix(_mix((pair & _WORD) ^ key) ^ (pair >> 32) ^ _mix(key + 1 + stream & _WORD))
+    return torch.stack([words & 0xFFFF, words >> 16], 1).flatten()[:count]
 
 
 def _store(to: Tensor, value: Tensor, bits: Tensor | None) -> None:
@@ -105,8 +105,7 @@ def _declare(suffix: str, State: Any) -> Any:
             bits: list[Tensor | None] = [None] * 4
             if stochastic_rounding:
                 count = t.long() if isinstance(t, Tensor) else t
-                streams = [random_words(p.numel(), seed, count, first + i, stream, p.device) for stream in (0, 1)]
-                bits = [half for words in streams for half in (words & 0xFFFF, words >> 16)]
+                bits = [random_bits(p.numel(), seed, count, first + i, stream, p.device) for stream in range(4)]
             for to, value, own in zip((param, *states), (p, m, v, most), bits, strict=False):
                 _store(to, value, own)
 

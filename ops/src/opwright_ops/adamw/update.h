@@ -20,19 +20,26 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t mix(uint32_t word) {
   return word ^ (word >> 16);
 }
 
-// The key of the random bits of one tensor in one step, for one of two streams.
-struct Key {
-  uint32_t first, second;
-  OPWRIGHT_HOST_DEVICE static Key of(uint64_t seed, uint32_t step, uint32_t tensor,
-                                     uint32_t stream) {
+// What is rounded at random, each with bits of its own.
+enum Stream { kParam, kExpAvg, kExpAvgSq, kMost, kStreams };
+
+// The random bits of one tensor in one step: 16 for each element and stream, in words of two
+// elements that follow each other.
+struct Noise {
+  uint32_t key, streams[kStreams];
+
+  Noise() = default;
+  OPWRIGHT_HOST_DEVICE Noise(uint64_t seed, uint32_t step, uint32_t tensor) {
     const uint32_t high = static_cast<uint32_t>(seed >> 32);
-    uint32_t key = mix(mix(mix(static_cast<uint32_t>(seed)) ^ high) ^ tensor);
-    key = mix(mix(key ^ step) ^ stream);
-    return {key, mix(key + 1)};
+    key = mix(mix(mix(mix(static_cast<uint32_t>(seed)) ^ high) ^ tensor) ^ step);
+    for (uint32_t stream = 0; stream < kStreams; ++stream) streams[stream] = mix(key + 1 + stream);
   }
-  OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t word(int64_t index) const {
-    return mix(mix(static_cast<uint32_t>(index) ^ first) ^ static_cast<uint32_t>(index >> 32) ^
-               second);
+  // What the words of a pair have in common.
+  OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t of_pair(int64_t pair) const {
+    return mix(static_cast<uint32_t>(pair) ^ key) ^ static_cast<uint32_t>(pair >> 32);
+  }
+  OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t word(uint32_t of_pair, Stream stream) const {
+    return mix(of_pair ^ streams[stream]);
   }
 };
 

@@ -80,9 +80,8 @@ bool steps_at_once(const Plan& plan, const GridSteps<T>& steps, cudaStream_t str
     return false;
   } else {
     if (plan.is_single) return take_single(steps, stream), true;
-    const auto launch = forward_of<T>(plan, steps.layer);
-    return launch.kernel && run_at_once(launch.kernel, steps, plan, launch.shared_bytes,
-                                        plan.is_near ? plan.blocks : 1, stream);
+    return run_in_teams([&](int teams) { return forward_of<T>(plan, steps.layer, teams); }, steps,
+                        plan, plan.is_near ? plan.blocks : 1, stream);
   }
 }
 template <typename T>
@@ -91,9 +90,8 @@ bool sweep_at_once(const Plan& plan, const GridSweep<T>& sweep, cudaStream_t str
     return false;
   } else {
     if (plan.is_single) return sweep_single(sweep, stream), true;
-    const auto launch = backward_of<T>(plan, sweep.layer);
-    return launch.kernel && run_at_once(launch.kernel, sweep, plan, launch.shared_bytes,
-                                        plan.is_near ? plan.blocks : 2, stream);
+    return run_in_teams([&](int teams) { return backward_of<T>(plan, sweep.layer, teams); }, sweep,
+                        plan, plan.is_near ? plan.blocks : 2, stream);
   }
 }
 
@@ -279,9 +277,15 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
   const Layer<T> layer =
       layer_of(scratch, B, H, R, bias, peephole, norm_ih, norm_hh, norm_c, h_mask, lengths, reset,
                seed, activation, slope, coupled, clip, zoneout_h, zoneout_c, stream);
+  View<const T, 3> saved = is_saved ? gates : View<const T, 3>{};
+  if (is_saved && !gates.is_contiguous()) {
+    T* const copy = scratch.take<T>(rows * width);
+    opwright::call("aten::copy_", borrow(copy, {steps, B, width}), borrow(gates), false);
+    saved = rows_of_steps<const T>(copy, steps, B, width);
+  }
   const Past<T> past{h_0,
                      output,
-                     is_saved ? gates : View<const T, 3>{},
+                     saved,
                      is_saved ? nullptr : scratch.take<E>(rows * width),
                      scratch.take<E>(rows * H),
                      steps,

@@ -87,9 +87,10 @@ template <typename T>
 __device__ void leave_gates(const State<T>& state, int64_t t, int64_t entry, int64_t unit,
                             int64_t H, bool is_active, const compute_t<T> (&gates)[4]) {
   if (!state.gates.defined()) return;
+  T* const to = &state.gates(t, entry, unit);
+  const int64_t apart = H * state.gates.stride(2);
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
-    state.gates(t, entry, j * H + unit) = is_active ? static_cast<T>(gates[j]) : T(0.0f);
+  for (int j = 0; j < 4; ++j) to[j * apart] = is_active ? static_cast<T>(gates[j]) : T(0.0f);
 }
 
 // One step of all cells: `x` and `h` are the products with the input and with h, [B, 4H]. A block

@@ -32,11 +32,12 @@ struct Grid {
   static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast,
                         kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
-  using Weights = Rows<T, kIsFast, kIsExact, 2 * SETS, MOST, HELD>;
+  static constexpr int kTeams = KIND & kPaired ? 2 : 1;
+  using Weights = Rows<T, kIsFast, kIsExact, 2 * SETS, MOST, HELD, kTeams>;
   static constexpr int kEntries = 8 * NT;
   // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8.
   static constexpr int kItems = 2 * SETS * NT;
-  static_assert(kItems <= kWarps);
+  static_assert(kItems <= kWarps && !(kIsNear && kTeams > 1));
   static_assert(!kIsNormalised || (kIsNear && kItems == kWarps && kEntries == Totals::kEntries));
 
   // Of columns. Near and fast, as many as all warps can have: those beyond the width stay 0.
@@ -44,13 +45,15 @@ struct Grid {
     return kIsNear && kIsFast ? kWarps * MOST : static_cast<int>(groups_of(width, kPerChunk<T>));
   }
 
+  // Of a team; two take turns where there is room.
+  static constexpr int kTurns = kTeams > 1 ? 1 : 2;
   struct Sums {
-    float4 of[2][kWarps][kItems][32];
+    float4 of[kTurns][kWarps][kItems][32];
   };
   static int64_t shared_bytes(int slices, int64_t width) {
     const int64_t near =
         slices * (sizeof(NearSlice) + 2 * groups_for(width) * kEntries * 4 * sizeof(Chunk));
-    return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + sizeof(Sums) +
+    return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + kTeams * sizeof(Sums) +
            int64_t{slices} * kItems * 32 * (sizeof(E) + sizeof(T)) +
            Weights::shared_bytes(groups_for(width));
   }
@@ -64,7 +67,8 @@ struct Grid {
     const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
     const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R),
               B = static_cast<int>(layer.B);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int team = kTeams > 1 ? team_of_block() : 0,
+              warp = (kTeams > 1 ? thread_of_team() : threadIdx.x) / 32, lane = threadIdx.x % 32;
     const int groups = groups_for(R);
     const int chunks = (R + kPerChunk<T> - 1) / kPerChunk<T>;
     const int unit_0 = blockIdx.x * SETS * kUnits, entry_0 = blockIdx.y * a.slices * kEntries;
@@ -73,8 +77,10 @@ struct Grid {
     NearSlice* near = reinterpret_cast<NearSlice*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
     Chunk* const mine =
         kIsNear ? reinterpret_cast<Chunk*>(near + a.slices) : a.chunks + blockIdx.y * 2 * all;
-    Sums& sums = *(kIsNear ? reinterpret_cast<Sums*>(mine + all) : reinterpret_cast<Sums*>(shared));
-    E* all_c = reinterpret_cast<E*>(&sums + 1);
+    Sums* const all_sums =
+        reinterpret_cast<Sums*>(kIsNear ? static_cast<void*>(mine + all) : shared);
+    Sums& sums = all_sums[team];
+    E* all_c = reinterpret_cast<E*>(all_sums + kTeams);
     T* all_h = reinterpret_cast<T*>(all_c + a.slices * kItems * 32);
     const auto buffer = [&](int step, int slice) {
       return mine + (slice * 2 + step % 2) * per_step;
@@ -86,8 +92,9 @@ struct Grid {
     if (kIsNormalised && threadIdx.x == 0) totals.prepare();
     // h before the first step.
     const int fillers = kIsNear ? 1 : gridDim.x;
-    for (int i = (kIsNear ? 0 : blockIdx.x) * kThreads + threadIdx.x; i < a.slices * per_step;
-         i += fillers * kThreads) {
+    constexpr int kAll = kTeams * kThreads;
+    for (int i = (kIsNear ? 0 : blockIdx.x) * kAll + threadIdx.x; i < a.slices * per_step;
+         i += fillers * kAll) {
       const int slice = i / per_step, at = i % per_step, chunk = at / (4 * kEntries) * 4 + at % 4;
       const int entry = entry_0 + slice * kEntries + at / 4 % kEntries;
       if (!kIsNear && chunk >= chunks) continue;
@@ -134,7 +141,7 @@ struct Grid {
         gain_x[j] = layer.norm_ih[j * H + unit], gain_h[j] = layer.norm_hh[j * H + unit];
       for (int j = 0; j < 2 && unit < H; ++j) gain_c[j] = static_cast<E>(layer.norm_c(j, unit));
     }
-    for (int slice = 0; slice < a.slices; ++slice) {
+    for (int slice = team; slice < a.slices; slice += kTeams) {
       if (!is_real(slice)) continue;
       const int entry = entry_of_0 + slice * kEntries;
       all_c[cell_of(slice)] = a.state.c[entry * H + unit];
@@ -155,14 +162,14 @@ struct Grid {
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[j] = __ldcs(from_input + slice * kEntries * 4 * H + j * H);
     };
-    fetch(0);
+    fetch(team);
     if (kIsNear) wait_for_cluster();
     int turn = 0;
     for (int step = 0; step < a.count; ++step) {
       const int64_t t = a.first + step * direction;
       const bool is_last = step + 1 == a.count;
       const int64_t next = is_last ? a.after : t + direction;
-      for (int slice = 0; slice < a.slices; ++slice, turn ^= 1) {
+      for (int slice = team; slice < a.slices; slice += kTeams, turn = (turn + 1) % kTurns) {
         float found[2 * SETS][NT][4];
         if constexpr (kIsNear) {
           if (step > 0) near[slice].wait(step, a.count, bytes);
@@ -170,6 +177,7 @@ struct Grid {
         } else {
           weights.template multiply<NT>(buffer(step, slice), found, Tagged<T>(step, all));
         }
+        if constexpr (kTurns == 1) wait_for_team<kTeams>();  // all have read the sums of before
 #pragma unroll
         for (int s = 0; s < SETS; ++s)
 #pragma unroll
@@ -179,8 +187,8 @@ struct Grid {
               sums.of[turn][warp][(s * NT + n) * 2 + i][lane] =
                   make_float4(found[2 * s][n][i], found[2 * s][n][2 + i], found[2 * s + 1][n][i],
                               found[2 * s + 1][n][2 + i]);
-        __syncthreads();
-        const bool is_round = slice + 1 == a.slices;
+        wait_for_team<kTeams>();
+        const bool is_round = slice + kTeams >= a.slices;
         if (has_cells) {
           float4 sum = sums.of[turn][0][warp][lane];
 #pragma unroll
@@ -246,10 +254,10 @@ struct Grid {
           }
         }
         if (is_round) from_input += direction * inputs, moments_x += direction * B;
-        if (!is_last || !is_round) fetch(is_round ? 0 : slice + 1);
+        if (!is_last || !is_round) fetch(is_round ? team : slice + kTeams);
       }
     }
-    for (int slice = 0; slice < a.slices; ++slice) {
+    for (int slice = team; slice < a.slices; slice += kTeams) {
       if (!is_real(slice)) continue;
       const int entry = entry_of_0 + slice * kEntries;
       a.state.c[entry * H + unit] = all_c[cell_of(slice)];
@@ -278,7 +286,8 @@ struct Grid {
 };
 
 template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
-__global__ void __launch_bounds__(kThreads, 1) take_in_grid(GridSteps<T> steps) {
+__global__ void __launch_bounds__(kThreads*(KIND& kPaired ? 2 : 1), 1)
+    take_in_grid(GridSteps<T> steps) {
 #if __CUDA_ARCH__ >= 900
   Grid<T, KIND, SETS, NT, MOST, HELD>::take(steps);
 #endif

@@ -33,6 +33,12 @@ struct Marked : InGlobal {
     if (chunk.word[0] == kNone) chunk.word[0] = 0x7fff7fffu;  // NaN as well
     store_chunk(to, chunk);
   }
+  // What was cleared before is so for all, before what follows.
+  __device__ static void order() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+  }
   __device__ static void clear(Chunk* to) { store_chunk(to, {{kNone, kNone, kNone, kNone}}); }
 };
 
@@ -43,12 +49,13 @@ struct GridBack {
                         kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
   static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
-  using Weights = Rows<T, kIsFast, kIsExact, SETS * kRanks / 2, MOST, HELD>;
+  static constexpr int kTeams = KIND & kPaired ? 2 : 1;
+  using Weights = Rows<T, kIsFast, kIsExact, SETS * kRanks / 2, MOST, HELD, kTeams>;
   static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
   static constexpr int kSums = SETS * kRanks * NT * 32,
                        kOwn = kSums / kRanks;            // of a cluster, of a block; pairs
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
-  static_assert(kCells <= kThreads && kSums <= kThreads);
+  static_assert(kCells <= kThreads && kSums <= kThreads && !(kIsNear && kTeams > 1));
   static_assert(!kIsNormalised || (kIsNear && kCells == kThreads && kBlockUnits == 32));
 
   struct alignas(16) Slice {
@@ -66,7 +73,7 @@ struct GridBack {
   }
   static int64_t shared_bytes(int slices, int64_t H) {
     const int64_t near = slices * int64_t{2} * groups_for(H) * kEntries * 4 * sizeof(Chunk);
-    return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + sizeof(Partial) +
+    return (kIsNormalised ? sizeof(Totals) : 0) + (kIsNear ? near : 0) + kTeams * sizeof(Partial) +
            slices * sizeof(Slice) + Weights::shared_bytes((groups_for(H) + kRanks - 1) / kRanks);
   }
   static bool is_for(const Layer<T>& layer) {
@@ -77,12 +84,16 @@ struct GridBack {
   __device__ static void sweep(const GridSweep<T>& a) {
     extern __shared__ __align__(16) unsigned char shared[];
     Totals& totals = *reinterpret_cast<Totals*>(shared);
-    Partial& partial = *reinterpret_cast<Partial*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
-    Slice* slices = reinterpret_cast<Slice*>(&partial + 1);
+    const int team = kTeams > 1 ? team_of_block() : 0;
+    Partial* const partials =
+        reinterpret_cast<Partial*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
+    Partial& partial = partials[team];
+    Slice* slices = reinterpret_cast<Slice*>(partials + kTeams);
     const Layer<T> layer = kIsFast ? plain(a.layer) : a.layer;
     const int H = static_cast<int>(layer.H), R = static_cast<int>(layer.R),
               B = static_cast<int>(layer.B);
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const int thread = kTeams > 1 ? thread_of_team() : threadIdx.x, warp = thread / 32,
+              lane = thread % 32;
     const int rank = blockIdx.x % kRanks, groups = groups_for(H);
     const int per_step = groups * kEntries * 4,
               chunks = 4 * static_cast<int>(groups_of(H, kUnitsOfChunk<T>));
@@ -108,7 +119,8 @@ struct GridBack {
     const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
     for (int i = thread; kIsNear && kIsFast && i < a.slices * kBuffers * per_step; i += kThreads)
       near_chunks[i] = {};
-    if (!kIsNear && thread < 2 * a.slices) slices[thread / 2].arrivals[thread % 2].prepare();
+    if (!kIsNear && threadIdx.x < 2 * a.slices)
+      slices[threadIdx.x / 2].arrivals[threadIdx.x % 2].prepare();
     if (kIsNear && thread < a.slices) slices[thread].near.prepare(steps + 1, bytes);
     if (kIsNormalised && thread == 0) totals.prepare();
 
@@ -127,7 +139,7 @@ struct GridBack {
     const int give_to =
         has_cells && chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
     const int of_chunk = unit % kUnitsOfChunk<T>;  // of the threads that have its units
-    for (int slice = 0; slice < a.slices && has_cells; ++slice) {
+    for (int slice = team; slice < a.slices && has_cells; slice += kTeams) {
       const int entry = entry_of_0 + slice * kEntries;
       slices[slice].grad_h[cell] = is_real(slice) ? a.sweep.grad_h[entry * R + unit] : E(0);
       slices[slice].grad_c[cell] = is_real(slice) ? a.sweep.grad_c[entry * H + unit] : E(0);
@@ -139,17 +151,19 @@ struct GridBack {
     const bool is_saved = a.past.saved.defined();
     Read<T> saved[4] = {}, grad_output = {};
     E made[4] = {}, before = 0, of_h[4] = {};
+    const T* const grad_outputs = &a.sweep.grad_output(0, entry_of_0, unit);
     Moments<E> moments_h = {}, moments_c = {};
     const auto fetch = [&](int64_t t, int slice) {
       if (!is_real(slice)) return;
       const int entry = entry_of_0 + slice * kEntries;
       const int64_t row = t * B + entry;
+      const int64_t gates = row * 4 * H + unit;
+      if (is_saved) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (is_saved)
-          saved[j] = read(a.past.saved(t, entry, j * H + unit));
-        else
-          made[j] = a.past.z[row * 4 * H + j * H + unit];
+        for (int j = 0; j < 4; ++j) saved[j] = read(a.past.saved.data()[gates + j * H]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) made[j] = a.past.z[gates + j * H];
       }
       if constexpr (kIsNormalised) {
 #pragma unroll
@@ -157,153 +171,168 @@ struct GridBack {
         moments_h = a.sweep.moments_h[row], moments_c = a.sweep.moments_c[row];
       }
       before = a.past.c_before[row * H + unit];
-      grad_output = read(a.sweep.grad_output(t, entry, unit));
+      grad_output = read(grad_outputs[t * a.sweep.grad_output.stride(0) +
+                                      slice * kEntries * a.sweep.grad_output.stride(1)]);
     };
     const auto time_of = [&](int step) -> int64_t {
       return a.past.reverse ? step : steps - 1 - step;
     };
-    fetch(time_of(0), 0);
+    fetch(time_of(0), team);
     wait_for_cluster();
-    for (int step = 0; step <= steps; ++step) {
+    // Sums of the products of a slice, from the second step on, on their way to the blocks of the
+    // units.
+    const auto multiply = [&](int step, int slice) {
+      Slice& here = slices[slice];
+      const int parity = step % 2;
+      float found[SETS * kRanks / 2][NT][4];
+      if constexpr (kIsNear) {
+        here.near.wait(step, steps + 1, bytes);
+        weights.template multiply<NT>(buffer(step, slice), found, Near{});
+      } else {
+        if (slice == team) Marked::order();
+        weights.template multiply<NT>(buffer(step, slice), found, Marked{});
+      }
+      wait_for_team<kTeams>();  // all have read the sums of before
+#pragma unroll
+      for (int tile = 0; tile < SETS * kRanks / 2; ++tile)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            partial.of[warp][((2 * tile + i) * NT + n) * 32 + lane] =
+                make_float2(found[tile][n][2 * i], found[tile][n][2 * i + 1]);
+      wait_for_team<kTeams>();
+      if (kIsNear) return;
+      if (thread == 0) here.arrivals[parity].announce(kSums * sizeof(float2));
+      if (thread >= kSums) return;
+      float2 sum = partial.of[0][thread];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) {
+        const float2 more = partial.of[w][thread];
+        sum.x += more.x, sum.y += more.y;
+      }
+      here.arrivals[parity].send(&here.come[parity][rank][thread % kOwn], sum, thread / kOwn);
+    };
+    // The cells of a slice.
+    const auto finish = [&](int step, int slice) {
+      Slice& here = slices[slice];
       const int64_t t = time_of(step), after = step ? time_of(step - 1) : -1;
       const bool is_end = step == steps;
       const int parity = step % 2;
-      for (int slice = 0; slice < a.slices; ++slice) {
-        Slice& here = slices[slice];
-        if (step > 0) {
-          float found[SETS * kRanks / 2][NT][4];
-          if constexpr (kIsNear) {
-            here.near.wait(step, steps + 1, bytes);
-            weights.template multiply<NT>(buffer(step, slice), found, Near{});
-          } else {
-            __threadfence();  // what was cleared in the step before is so for all, before what
-                              // follows
-            weights.template multiply<NT>(buffer(step, slice), found, Marked{});
-          }
+      // While sums travel.
+      Gates<T> x;
+      const E of_output = grad_output.value();
+      E from_h[4];
 #pragma unroll
-          for (int tile = 0; tile < SETS * kRanks / 2; ++tile)
+      for (int j = 0; j < 4; ++j) from_h[j] = of_h[j];
+      const Moments<E> now_h = moments_h, now_c = moments_c;
+      if (!is_end) {
 #pragma unroll
-            for (int n = 0; n < NT; ++n)
+        for (int j = 0; j < 4; ++j) x.z[j] = is_saved ? saved[j].value() : made[j];
+        x.before = before;
+        x.complete(layer.options);
+        const bool is_round = slice + kTeams >= a.slices;
+        const int next = step + is_round;
+        if (next < steps) fetch(time_of(next), is_round ? team : slice + kTeams);
+      }
+      E to_h = 0;
+      if (step > 0) {
+        if (!kIsNear) here.arrivals[parity].wait((step - 1) / 2 % 2);
 #pragma unroll
-              for (int i = 0; i < 2; ++i)
-                partial.of[warp][((2 * tile + i) * NT + n) * 32 + lane] =
-                    make_float2(found[tile][n][2 * i], found[tile][n][2 * i + 1]);
-          __syncthreads();
-          if (!kIsNear && thread == 0) here.arrivals[parity].announce(kSums * sizeof(float2));
-          if (!kIsNear && thread < kSums) {
-            float2 sum = partial.of[0][thread];
-#pragma unroll
-            for (int w = 1; w < kWarps; ++w) {
-              const float2 more = partial.of[w][thread];
-              sum.x += more.x, sum.y += more.y;
-            }
-            here.arrivals[parity].send(&here.come[parity][rank][thread % kOwn], sum, thread / kOwn);
-          }
-        }
-        // While sums travel.
-        Gates<T> x;
-        const E of_output = grad_output.value();
-        E from_h[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) from_h[j] = of_h[j];
-        const Moments<E> now_h = moments_h, now_c = moments_c;
-        if (!is_end) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) x.z[j] = is_saved ? saved[j].value() : made[j];
-          x.before = before;
-          x.complete(layer.options);
-          const bool is_round = slice + 1 == a.slices;
-          const int next = step + is_round;
-          if (next < steps) fetch(time_of(next), is_round ? 0 : slice + 1);
-        }
-        E to_h = 0;
-        if (step > 0) {
-          if (!kIsNear) here.arrivals[parity].wait((step - 1) / 2 % 2);
-#pragma unroll
-          for (int r = 0; r < (kIsNear ? kWarps : kRanks); ++r) {
-            const float2 sum = kIsNear ? partial.of[r][come_at]
-                                       : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
-            to_h += in_slice % 2 ? sum.y : sum.x;
-          }
-          __syncthreads();  // all have read the partial sums
-        }
-        if (!has_cells) continue;
-        const int entry = entry_of_0 + slice * kEntries;
-        const bool is_there = is_real(slice);
-        E& grad_h = here.grad_h[cell];
-        E& grad_c = here.grad_c[cell];
-        if (is_end) {
-          if (!is_there) continue;
-          a.sweep.to_h[entry * R + unit] = to_h;
-          a.sweep.grad_h[entry * R + unit] = grad_h;
-          a.sweep.grad_c[entry * H + unit] = grad_c;
-          continue;
-        }
-        E grad[4] = {}, to_new = 0, value = 0, gain_c = 1, normal = x.cell;
-        const auto keeps = kept(layer.options, layer.seed, is_there ? entry : 0, unit, t);
-        const bool is_active = is_there && layer.is_active(t, entry);
-        if (is_there) {
-          E left = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h, to_h);
-          to_new = take_grad_h(layer, is_active, of_output, keeps.h, left);
-          grad_h = left;
-        }
-        if (kIsNormalised && is_active) {
-          gain_c = static_cast<E>(layer.norm_c(0, unit)),
-          value = (x.cell - now_c.mean) * now_c.scale;
-          normal = value * gain_c + static_cast<E>(layer.norm_c(1, unit)),
-          x.squashed = layer.options.tanh(normal);
-        }
-        const E grad_o = layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o);
-        E to_cell = layer.options.through_tanh(to_new * x.o, normal, x.squashed);
-        const int64_t row = t * B + entry;
-        const int reduction = step * a.slices + slice;
-        if constexpr (kIsNormalised) {
-          if (!is_active) to_cell = 0;
-          if (is_there)
-            a.sweep.normal[row * H + unit] = to_cell,
-                                     a.sweep.normal_unit[row * H + unit] = to_cell * value;
-          to_cell *= gain_c;
-          const float2 sums =
-              totals.sums(0, reduction, in_slice, make_float2(to_cell, to_cell * value));
-          to_cell = now_c.scale * (to_cell - (sums.x + value * sums.y) / H);
-        }
-        if (is_active)
-          grad_c =
-              gates_back(layer, a.sweep, x, t, entry, unit, grad_o, to_cell, keeps.c, grad_c, grad);
-        if constexpr (kIsNormalised) {
-          E values[4];
-          float2 mine = {};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            values[j] = (from_h[j] - now_h.mean) * now_h.scale;
-            if (is_there) a.sweep.before_norm[row * 4 * H + j * H + unit] = grad[j];
-            grad[j] *= gain_h[j];
-            mine.x += grad[j], mine.y += grad[j] * values[j];
-          }
-          const float2 sums = totals.sums(1, reduction, in_slice, mine);
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-            grad[j] =
-                is_there ? now_h.scale * (grad[j] - (sums.x + values[j] * sums.y) / (4 * H)) : 0;
-        }
-        T narrow[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) narrow[j] = static_cast<T>(grad[j]);
-        const Chunk out = chunk_of(narrow);
-        if (give_to < 0) {
-        } else if constexpr (kIsNear) {
-          here.near.give(step + 1, buffer(step + 1, slice) + give_to, out, of_chunk,
-                         kUnitsOfChunk<T>);
-        } else if (of_chunk == 0) {
-          Marked::give(buffer(step + 1, slice) + give_to, out);
-          if (step > 1) Marked::clear(buffer(step - 1, slice) + give_to);
-        }
-        if (is_there) {
-          T* to = a.sweep.gates + row * 4 * H + unit;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) to[j * H] = narrow[j];
+        for (int r = 0; r < (kIsNear ? kWarps : kRanks); ++r) {
+          const float2 sum = kIsNear ? partial.of[r][come_at]
+                                     : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
+          to_h += in_slice % 2 ? sum.y : sum.x;
         }
       }
+      if (!has_cells) return;
+      const int entry = entry_of_0 + slice * kEntries;
+      const bool is_there = is_real(slice);
+      E& grad_h = here.grad_h[cell];
+      E& grad_c = here.grad_c[cell];
+      if (is_end) {
+        if (!is_there) return;
+        a.sweep.to_h[entry * R + unit] = to_h;
+        a.sweep.grad_h[entry * R + unit] = grad_h;
+        a.sweep.grad_c[entry * H + unit] = grad_c;
+        return;
+      }
+      E grad[4] = {}, to_new = 0, value = 0, gain_c = 1, normal = x.cell;
+      const auto keeps = kept(layer.options, layer.seed, is_there ? entry : 0, unit, t);
+      const bool is_active = is_there && layer.is_active(t, entry);
+      if (is_there) {
+        E left = absorb(layer, a.past, a.sweep, after, entry, unit, grad_h, to_h);
+        to_new = take_grad_h(layer, is_active, of_output, keeps.h, left);
+        grad_h = left;
+      }
+      if (kIsNormalised && is_active) {
+        gain_c = static_cast<E>(layer.norm_c(0, unit)), value = (x.cell - now_c.mean) * now_c.scale;
+        normal = value * gain_c + static_cast<E>(layer.norm_c(1, unit)),
+        x.squashed = layer.options.tanh(normal);
+      }
+      const E grad_o = layer.options.through_sigmoid(to_new * x.squashed, x.z[3], x.o);
+      E to_cell = layer.options.through_tanh(to_new * x.o, normal, x.squashed);
+      const int64_t row = t * B + entry;
+      const int reduction = step * a.slices + slice;
+      if constexpr (kIsNormalised) {
+        if (!is_active) to_cell = 0;
+        if (is_there)
+          a.sweep.normal[row * H + unit] = to_cell,
+                                   a.sweep.normal_unit[row * H + unit] = to_cell * value;
+        to_cell *= gain_c;
+        const float2 sums =
+            totals.sums(0, reduction, in_slice, make_float2(to_cell, to_cell * value));
+        to_cell = now_c.scale * (to_cell - (sums.x + value * sums.y) / H);
+      }
+      if (is_active)
+        grad_c =
+            gates_back(layer, a.sweep, x, t, entry, unit, grad_o, to_cell, keeps.c, grad_c, grad);
+      if constexpr (kIsNormalised) {
+        E values[4];
+        float2 mine = {};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          values[j] = (from_h[j] - now_h.mean) * now_h.scale;
+          if (is_there) a.sweep.before_norm[row * 4 * H + j * H + unit] = grad[j];
+          grad[j] *= gain_h[j];
+          mine.x += grad[j], mine.y += grad[j] * values[j];
+        }
+        const float2 sums = totals.sums(1, reduction, in_slice, mine);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          grad[j] =
+              is_there ? now_h.scale * (grad[j] - (sums.x + values[j] * sums.y) / (4 * H)) : 0;
+      }
+      T narrow[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) narrow[j] = static_cast<T>(grad[j]);
+      const Chunk out = chunk_of(narrow);
+      if (give_to < 0) {
+      } else if constexpr (kIsNear) {
+        here.near.give(step + 1, buffer(step + 1, slice) + give_to, out, of_chunk,
+                       kUnitsOfChunk<T>);
+      } else if (of_chunk == 0) {
+        Marked::give(buffer(step + 1, slice) + give_to, out);
+        if (step > 1) Marked::clear(buffer(step - 1, slice) + give_to);
+      }
+      if (is_there) {
+        T* to = a.sweep.gates + row * 4 * H + unit;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) to[j * H] = narrow[j];
+      }
+    };
+    // Where there are several slices, the sums of one travel while the next is multiplied.
+    struct Turn {
+      int step, slice;
+    } ahead{0, team}, turn{0, team};
+    const auto advance = [&](Turn& of) {
+      of.slice += kTeams;
+      if (of.slice >= a.slices) of.slice = team, ++of.step;
+    };
+    if (!kIsNear && team + kTeams < a.slices) advance(ahead);
+    for (; turn.step <= steps; advance(ahead), advance(turn)) {
+      if (ahead.step > 0 && ahead.step <= steps) multiply(ahead.step, ahead.slice);
+      finish(turn.step, turn.slice);
     }
     wait_for_cluster();
   }
@@ -328,7 +357,8 @@ struct GridBack {
 };
 
 template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
-__global__ void __launch_bounds__(kThreads, 1) sweep_in_grid(GridSweep<T> sweep) {
+__global__ void __launch_bounds__(kThreads*(KIND& kPaired ? 2 : 1), 1)
+    sweep_in_grid(GridSweep<T> sweep) {
 #if __CUDA_ARCH__ >= 900
   GridBack<T, KIND, SETS, NT, MOST, HELD>::sweep(sweep);
 #endif

@@ -11,7 +11,7 @@ struct Past {
   using E = compute_t<T>;
   View<const T, 2> h_0;
   View<const T, 3> output;
-  View<const T, 3> saved;  // the gates before their activations, if they were kept
+  View<const T, 3> saved;  // the gates before their activations, if they were kept; contiguous
   E* z;                    // [T, B, 4H]: the same, otherwise
   E* c_before;             // [T, B, H]: the cells before each step
   int64_t steps;

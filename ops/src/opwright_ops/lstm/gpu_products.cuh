@@ -61,7 +61,7 @@ __device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], u
 // take it: TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each
 // other (a group). A warp has at most MOST groups, or exactly if they are full; HELD of the steps,
 // two for each group, are in registers.
-template <typename T, bool kIsFull, bool kIsExact, int TILES, int MOST, int HELD>
+template <typename T, bool kIsFull, bool kIsExact, int TILES, int MOST, int HELD, int TEAMS = 1>
 struct Rows {
   static constexpr int kMostTiles = 2;  // of entries
   uint32_t held[HELD][TILES][4];
@@ -88,7 +88,8 @@ struct Rows {
   // end before `chunks`.
   template <typename Word>
   __device__ void load(int from, int groups, int chunks, void* shared, const Word& word) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = steps_in_shared(groups);
+    const int warp = thread_of_team() / 32, lane = threadIdx.x % 32,
+              steps = steps_in_shared(groups);
     first = first_of(warp, groups), count = first_of(warp + 1, groups) - first;
     first += from;
     is_beyond = 4 * (first + count - 1) + lane % 4 >= chunks;
@@ -96,31 +97,37 @@ struct Rows {
     more = static_cast<uint4*>(shared) + (kStaged * kWarps + warp * steps * TILES) * 32 + lane;
     seen = static_cast<float4*>(shared) +
            ((kStaged + steps * TILES) * kWarps + warp * 2 * kMostTiles) * 32;
-    // Loops that are not unrolled, into memory of this thread: else the code of this would be most
-    // of the kernel.
+    // A piece at a time, into memory of this thread: more would make this most of the kernel's
+    // code.
     const auto put = [&](uint4* to, int piece) {
       const int k = piece / TILES;
-#pragma unroll 1
-      for (int i = 0; i < 4; ++i)
-        reinterpret_cast<uint32_t*>(to)[i] =
-            k / 2 < count ? word(lane / 4 + (i & 1) * 8, piece % TILES,
-                                 4 * (first + k / 2) + lane % 4, 2 * (k % 2) + i / 2)
-                          : 0;
+      uint32_t words[4] = {};
+      if (k / 2 < count) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          words[i] = word(lane / 4 + (i & 1) * 8, piece % TILES, 4 * (first + k / 2) + lane % 4,
+                          2 * (k % 2) + i / 2);
+      }
+      *to = make_uint4(words[0], words[1], words[2], words[3]);
     };
+    // Teams have the same pieces, and read half of them each.
+    const int team = TEAMS > 1 ? team_of_block() : 0;
+#pragma unroll 1
+    for (int piece = HELD * TILES + team; piece < 2 * count * TILES; piece += TEAMS)
+      put(more + (piece - HELD * TILES) * 32, piece);
 #pragma unroll
     for (int done = 0; done < HELD * TILES; done += kStaged) {
 #pragma unroll 1
-      for (int i = 0; i < kStaged; ++i) put(staged + i * 32, done + i);
+      for (int i = team; i < kStaged; i += TEAMS) put(staged + i * 32, done + i);
+      if constexpr (TEAMS > 1) __syncthreads();
 #pragma unroll
       for (int i = 0; i < kStaged; ++i) {
         const uint4 v = staged[i * 32];
         uint32_t (&to)[4] = held[(done + i) / TILES][(done + i) % TILES];
         to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
       }
+      if constexpr (TEAMS > 1) __syncthreads();
     }
-#pragma unroll 1
-    for (int piece = HELD * TILES; piece < 2 * count * TILES; ++piece)
-      put(more + (piece - HELD * TILES) * 32, piece);
   }
 
   // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j +
@@ -128,7 +135,8 @@ struct Rows {
   template <int NT, typename Exchange>
   __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4],
                            const Exchange& exchange) const {
-    constexpr int kAhead = (kIsExact ? 8 : 16) / NT, kWindow = MOST < kAhead ? MOST : kAhead;
+    constexpr int kAhead = (kIsExact ? 8 : 16 / TEAMS) / NT,
+                  kWindow = MOST < kAhead ? MOST : kAhead;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll

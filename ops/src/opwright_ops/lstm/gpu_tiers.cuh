@@ -74,6 +74,7 @@ template <typename Kernel>
 struct Launch {
   Kernel kernel = nullptr;
   int64_t shared_bytes = 0;
+  int threads = 0;
 };
 
 // use<kind, sets, tiles, most groups of a warp, steps in registers>() for all kernels, the fast
@@ -89,6 +90,13 @@ void for_kernels(const Use& use) {
       use.template operator()<kFast, kSets<T>, NT, 6 * MORE, 8 * MORE>();
       use.template operator()<kFast, kSets<T>, NT, 8 * MORE, 8 * MORE>();
       use.template operator()<0, kSets<T>, NT, 8 * MORE, 8 * MORE>();
+      if constexpr (NT == 2) {
+        // Teams share the registers; the weights that these have no room for are read again.
+        constexpr int kPair = kFast | kPaired;
+        use.template operator()<kPair, kSets<T>, NT, 2 * MORE, 2 * MORE>();
+        use.template operator()<kPair, kSets<T>, NT, 3 * MORE, 2 * MORE>();
+        use.template operator()<kPair, kSets<T>, NT, 4 * MORE, 3 * MORE - 2>();
+      }
     } else {
       use.template operator()<kFast, kSets<T>, NT, 4 * MORE, 8 * MORE>();
       use.template operator()<kFast, kSets<T>, NT, 8 * MORE, 16 * MORE>();
@@ -113,32 +121,33 @@ void for_kernels(const Use& use) {
   far.template operator()<2>();
 }
 
-// The kernel of a plan: the fast one of that width, if there is one, or that for all.
+// The kernel of a plan with so many teams: the fast one of that width, if there is one, or that for
+// all.
 template <typename T>
-auto forward_of(const Plan& plan, const Layer<T>& layer) {
+auto forward_of(const Plan& plan, const Layer<T>& layer, int teams) {
   Launch<void (*)(GridSteps<T>)> launch;
   for_kernels<T, 1, 1>([&]<int KIND, int SETS, int NT, int MOST, int HELD>() {
     using Steps = Grid<T, KIND, SETS, NT, MOST, HELD>;
     if (launch.kernel || plan.is_near != Steps::kIsNear || plan.is_exact != Steps::kIsExact ||
-        plan.tiles != NT || (Steps::kIsFast && !Steps::is_for(layer)) ||
+        plan.tiles != NT || teams != Steps::kTeams || (Steps::kIsFast && !Steps::is_for(layer)) ||
         Steps::kIsNormalised != layer.norm_c.defined())
       return;
     launch = {take_in_grid<T, KIND, SETS, NT, MOST, HELD>,
-              Steps::shared_bytes(plan.slices, layer.R)};
+              Steps::shared_bytes(plan.slices, layer.R), Steps::kTeams * kThreads};
   });
   return launch;
 }
 template <typename T>
-auto backward_of(const Plan& plan, const Layer<T>& layer) {
+auto backward_of(const Plan& plan, const Layer<T>& layer, int teams) {
   Launch<void (*)(GridSweep<T>)> launch;
   for_kernels<T, 2, 4>([&]<int KIND, int SETS, int NT, int MOST, int HELD>() {
     using Steps = GridBack<T, KIND, SETS, NT, MOST, HELD>;
     if (launch.kernel || plan.is_near != Steps::kIsNear || plan.is_exact != Steps::kIsExact ||
-        plan.tiles != NT || (Steps::kIsFast && !Steps::is_for(layer)) ||
+        plan.tiles != NT || teams != Steps::kTeams || (Steps::kIsFast && !Steps::is_for(layer)) ||
         Steps::kIsNormalised != layer.norm_c.defined())
       return;
     launch = {sweep_in_grid<T, KIND, SETS, NT, MOST, HELD>,
-              Steps::shared_bytes(plan.slices, layer.H)};
+              Steps::shared_bytes(plan.slices, layer.H), Steps::kTeams * kThreads};
   });
   return launch;
 }
@@ -219,8 +228,8 @@ int clusters_at_once(void (*kernel)(Arguments), const cudaLaunchConfig_t& config
 // Runs a kernel whose blocks wait for each other, so they must all be on the GPU at once: those of
 // a cluster always are. Returns false without a launch where that is not certain.
 template <typename Arguments>
-bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Plan& plan,
-                 int64_t shared_bytes, int cluster, cudaStream_t stream) {
+bool run_at_once(const Launch<void (*)(Arguments)>& launch, const Arguments& arguments,
+                 const Plan& plan, int cluster, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
@@ -228,19 +237,31 @@ bool run_at_once(void (*kernel)(Arguments), const Arguments& arguments, const Pl
   attributes[1].val.cooperative = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.parts));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 1;
   const int needed = plan.is_near ? 1 : plan.blocks * plan.parts / cluster;
-  const bool fits = clusters_at_once(kernel, config) >= needed;
+  const bool fits = clusters_at_once(launch.kernel, config) >= needed;
   config.numAttrs = plan.is_near ? 1 : 2;
   if (!fits) return false;
   // What failed before is not taken for a refusal.
   opwright::check(cudaPeekAtLastError() == cudaSuccess, "a kernel could not be launched");
-  if (cudaLaunchKernelEx(&config, kernel, arguments) == cudaSuccess) return true;
+  if (cudaLaunchKernelEx(&config, launch.kernel, arguments) == cudaSuccess) return true;
   (void)cudaGetLastError();
+  return false;
+}
+
+// Runs launch_of(teams): with two teams where slices take turns, a kernel is for them and a block
+// has room for both; else with one.
+template <typename Arguments, typename LaunchOf>
+bool run_in_teams(const LaunchOf& launch_of, const Arguments& arguments, const Plan& plan,
+                  int cluster, cudaStream_t stream) {
+  for (int teams = plan.slices > 1 ? 2 : 1; teams; --teams) {
+    const auto launch = launch_of(teams);
+    if (launch.kernel && run_at_once(launch, arguments, plan, cluster, stream)) return true;
+  }
   return false;
 }
 

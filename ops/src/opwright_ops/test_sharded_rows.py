@@ -289,6 +289,27 @@ def check_a_transducer() -> None:
         opwright_ops.transducer_loss(distribute_tensor(logits, mesh, placements), *given, packed=True, blank=13)
 
 
+def check_a_joint() -> None:
+    """A joint and a layer whose vocabulary is sharded give the fused loss, which itself names them in its refusal."""
+    mesh = init_device_mesh(DEVICE, (RANKS,))
+    shapes = (2, 4, 8), (2, 4, 8), (13, 8), (13,)
+    layers = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    rest = [torch.tensor([[1, 12, 1], [5, 3, 0]]), torch.tensor([4, 4]), torch.tensor([3, 2])]
+    wanted = opwright_ops.transducer_loss_fused(*layers, *rest)
+    wanted.backward()
+    placements = [R], [R], [S0], [S0]
+    spread = [distribute_tensor(x.detach(), mesh, p).requires_grad_() for x, p in zip(layers, placements, strict=True)]
+    there = [distribute_tensor(x, mesh, [R]) for x in rest]
+    f, g, weight, bias = spread
+    loss = opwright_ops.transducer_loss(F.linear(opwright_ops.transducer_joint(f, g), weight, bias), *there)
+    loss.backward()
+    torch.testing.assert_close(loss.full_tensor(), wanted)
+    for found, layer in zip(spread, layers, strict=True):
+        torch.testing.assert_close(found.grad.full_tensor(), layer.grad)
+    with pytest.raises(TypeError, match="`weight` must not be a DTensor"):
+        opwright_ops.transducer_loss_fused(*layers[:2], weight, None, *rest)
+
+
 def check_a_backward_in_place() -> None:
     mesh = init_device_mesh(DEVICE, (RANKS,))
     call = LOSSES[3]
@@ -375,6 +396,7 @@ CHECKS = [
     check_special_rows,
     check_types,
     check_a_transducer,
+    check_a_joint,
     check_a_backward_in_place,
     check_targets_that_are_no_classes,
     check_ranks_that_take_no_part,

@@ -75,11 +75,16 @@ def transducer_loss_fused(
     Raises:
         ValueError: shapes or lengths do not fit; `activation` or `reduction` is unknown.
         IndexError: a target within its length, or `blank`, is outside of the vocabulary.
-        TypeError: types do not fit.
+        TypeError: types do not fit, or a tensor is a DTensor.
     """
     if activation not in ("relu", "tanh", None):
         got = ("got", repr(activation)), ("expected", '"relu", "tanh" or None')
         refuse(ValueError, "activation", "is unknown", *got, subject=_SUBJECT)
+    arguments = {"f": f, "g": g, "weight": weight, "bias": bias, "targets": targets}
+    for name, value in (arguments | {"logit_lengths": logit_lengths, "target_lengths": target_lengths}).items():
+        if hasattr(value, "device_mesh"):  # a DTensor, whose module need not be loaded
+            hint = "`transducer_loss(linear(transducer_joint(f, g), weight, bias), ...)` takes them, also with shards"
+            refuse(TypeError, name, "must not be a DTensor", ("got", shown(value)), subject=_SUBJECT, hint=hint)
     check_targets(_SUBJECT, targets, logit_lengths, target_lengths)
     joint_lengths(_SUBJECT, f, g, logit_lengths, target_lengths)
     if weight.ndim != 2 or weight.shape[1] != f.shape[2] or (bias is not None and bias.shape != weight.shape[:1]):

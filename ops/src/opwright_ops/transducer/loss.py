@@ -255,8 +255,8 @@ def joint_lengths(
         rows = ("f", shown(f)), ("g", shown(g))
         refuse(ValueError, "f", "must be [B, T, H], and `g` [B, U + 1, H]", *rows, subject=subject)
     if logit_lengths is None:
-        logit_lengths = torch.full((len(f),), f.shape[1], device=f.device)
+        logit_lengths = f.new_full((len(f),), f.shape[1], dtype=torch.int64)  # distributed where `f` is
     if target_lengths is None:
-        target_lengths = torch.full((len(f),), g.shape[1] - 1, device=f.device)
+        target_lengths = f.new_full((len(f),), g.shape[1] - 1, dtype=torch.int64)
     check_targets(subject, logit_lengths.new_zeros(len(f), g.shape[1] - 1), logit_lengths, target_lengths)
     return logit_lengths.long(), target_lengths.long()

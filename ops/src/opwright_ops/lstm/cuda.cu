@@ -51,15 +51,17 @@ Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision prec
   if (tier == Tier::step || (is_normalised && tier == Tier::grid)) return {};
   const bool is_exact = sizeof(T) == 4 && !rounds<T>(precision);
   const auto device = opwright::current_device();
-  constexpr int64_t kBestNear = 512;  // bytes of h of an entry; more go faster through the cache
-  const bool prefers_near = is_normalised || H * int64_t{sizeof(T)} <= kBestNear;
+  // Bytes of h of an entry: more go faster through the cache, and so many where the slices of a
+  // cluster would not all be multiplied at once.
+  constexpr int64_t kBestNear = 512, kBestSlices = 2;
+  const int64_t bytes = H * int64_t{sizeof(T)};
   if (is_normalised && is_exact) return {};
-  if (tier == Tier::cluster || (tier == Tier::auto_ && prefers_near)) {
-    const Plan single = is_normalised ? Plan{} : single_plan<T>(H, B, device);
-    const Plan near = single.blocks ? single : near_plan<T>(H, B, device, is_exact);
-    if (near.blocks || tier == Tier::cluster || is_normalised) return near;
-  }
-  return is_normalised ? Plan{} : far_plan<T>(H, B, device, is_exact);
+  const Plan far = is_normalised ? Plan{} : far_plan<T>(H, B, device, is_exact);
+  const Plan single = is_normalised ? Plan{} : single_plan<T>(H, B, device);
+  const Plan near = single.blocks ? single : near_plan<T>(H, B, device, is_exact);
+  if (tier == Tier::cluster || is_normalised) return near;
+  const bool is_crowded = bytes == kBestNear && near.slices > kBestSlices && far.blocks;
+  return tier == Tier::auto_ && near.blocks && bytes <= kBestNear && !is_crowded ? near : far;
 }
 
 // Memory that the blocks of a launch exchange chunks in; `bits` is what it has to be filled with.
@@ -448,13 +450,19 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
   if (is_projected)
     opwright::call("aten::mm.out", borrow(sweep.projected, {rows, R}).t(),
                    borrow(sweep.cell_out, {rows, H}), borrow(grad_weight_hr));
-  constexpr int kParts = 16;
-  E* sums = scratch.take<E>(kParts * width);
+  constexpr int64_t kMostParts = 64, kRowsOfPart = 64, kPer = 4;
+  E* sums = scratch.take<E>(kMostParts * width);
   const auto sum = [&](const auto* from, const E* times, const Moments<E>* of, int64_t count,
                        int64_t columns, T* a, T* b) {
-    const dim3 grid(static_cast<unsigned>((columns + 31) / 32), kParts);
-    sum_columns<E><<<grid, kThreads, 0, stream>>>(from, times, of, count, columns, sums);
-    join_sums<T><<<blocks_for(columns), kThreads, 0, stream>>>(sums, kParts, columns, a, b);
+    const int64_t wanted = up(count, kRowsOfPart), per = columns % kPer ? 1 : kPer;
+    const int parts = static_cast<int>(wanted < 1 ? 1 : wanted < kMostParts ? wanted : kMostParts);
+    const dim3 grid(static_cast<unsigned>(up(columns, 32 * per)), parts);
+    const auto kernel = [&](auto* kernel) {
+      kernel<<<grid, kThreads, 0, stream>>>(from, times, of, count, columns, sums);
+    };
+    using S = std::remove_cvref_t<decltype(*from)>;
+    per == kPer ? kernel(sum_columns<kPer, E, S>) : kernel(sum_columns<1, E, S>);
+    join_sums<T><<<blocks_for(columns), kThreads, 0, stream>>>(sums, parts, columns, a, b);
   };
   T *const to_ih = data_of(grad_bias_ih), *const to_hh = data_of(grad_bias_hh),
            *const none = nullptr;

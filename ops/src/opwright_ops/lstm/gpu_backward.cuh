@@ -227,26 +227,38 @@ __global__ void __launch_bounds__(kThreads)
 
 // Sums of columns over each of gridDim.y parts of the rows, in an order that is always the same.
 // Times the normalised rows, if there are any.
-template <typename E, typename S>
+// A lane has PER columns that follow each other; `width` is a multiple of them.
+template <int PER, typename E, typename S>
 __global__ void __launch_bounds__(kThreads)
     sum_columns(const S* from, const E* rows, const Moments<E>* of, int64_t count, int64_t width,
                 E* to) {
-  __shared__ E shared[8][33];
+  struct alignas(PER * sizeof(S)) Columns {
+    S of[PER];
+  };
+  __shared__ E shared[8][32 * PER];
   const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
-  const int64_t column = blockIdx.x * int64_t{32} + lane;
+  const int64_t column = (blockIdx.x * int64_t{32} + lane) * PER;
   const int64_t end = (blockIdx.y + 1) * count / gridDim.y;
-  E sum = 0;
+  E sums[PER] = {};
 #pragma unroll 8
   for (int64_t row = blockIdx.y * count / gridDim.y + part; column < width && row < end; row += 8) {
     const int64_t at = row * width + column;
-    const E value = static_cast<E>(from[at]);
-    sum += rows ? value * (rows[at] - of[row].mean) * of[row].scale : value;
+    const Columns columns = *reinterpret_cast<const Columns*>(from + at);
+#pragma unroll
+    for (int i = 0; i < PER; ++i) {
+      const E value = static_cast<E>(columns.of[i]);
+      sums[i] += rows ? value * (rows[at + i] - of[row].mean) * of[row].scale : value;
+    }
   }
-  shared[part][lane] = sum;
+#pragma unroll
+  for (int i = 0; i < PER; ++i) shared[part][i * 32 + lane] = sums[i];
   __syncthreads();
   if (part || column >= width) return;
-  for (int i = 1; i < 8; ++i) sum += shared[i][lane];
-  to[blockIdx.y * width + column] = sum;
+#pragma unroll
+  for (int i = 0; i < PER; ++i) {
+    for (int k = 1; k < 8; ++k) sums[i] += shared[k][i * 32 + lane];
+    to[blockIdx.y * width + column + i] = sums[i];
+  }
 }
 template <typename T>
 __global__ void join_sums(const compute_t<T>* sums, int parts, int64_t width, T* a, T* b) {
@@ -254,6 +266,7 @@ __global__ void join_sums(const compute_t<T>* sums, int parts, int64_t width, T*
   const int64_t column = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (column >= width) return;
   E sum = 0;
+#pragma unroll 8
   for (int i = 0; i < parts; ++i) sum += sums[i * width + column];
   if (a) a[column] = static_cast<T>(sum);
   if (b) b[column] = static_cast<T>(sum);

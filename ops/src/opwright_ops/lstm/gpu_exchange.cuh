@@ -165,7 +165,7 @@ struct NearSlice {
   // Waits for the chunks of `step`, from the second on.
   __device__ void wait(int step, int steps, uint32_t bytes) {
     arrivals[step % 2].wait((step - 1) / 2 % 2);
-    if (threadIdx.x == 0 && step + 2 < steps) arrivals[step % 2].announce(bytes);
+    if (thread_of_team() == 0 && step + 2 < steps) arrivals[step % 2].announce(bytes);
   }
   // To all blocks of the cluster; of the `many` threads that have a chunk, each to its share of
   // them.

@@ -37,8 +37,9 @@ struct Grid {
   static constexpr int kEntries = 8 * NT;
   // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8.
   static constexpr int kItems = 2 * SETS * NT;
-  static_assert(kItems <= kWarps && !(kIsNear && kTeams > 1));
-  static_assert(!kIsNormalised || (kIsNear && kItems == kWarps && kEntries == Totals::kEntries));
+  static_assert(kItems <= kWarps);
+  static_assert(!kIsNormalised ||
+                (kIsNear && kTeams == 1 && kItems == kWarps && kEntries == Totals::kEntries));
 
   // Of columns. Near and fast, as many as all warps can have: those beyond the width stay 0.
   __host__ __device__ static int groups_for(int64_t width) {

@@ -55,8 +55,9 @@ struct GridBack {
   static constexpr int kSums = SETS * kRanks * NT * 32,
                        kOwn = kSums / kRanks;            // of a cluster, of a block; pairs
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
-  static_assert(kCells <= kThreads && kSums <= kThreads && !(kIsNear && kTeams > 1));
-  static_assert(!kIsNormalised || (kIsNear && kCells == kThreads && kBlockUnits == 32));
+  static_assert(kCells <= kThreads && kSums <= kThreads);
+  static_assert(!kIsNormalised ||
+                (kIsNear && kTeams == 1 && kCells == kThreads && kBlockUnits == 32));
 
   struct alignas(16) Slice {
     float2 come[kIsNear ? 1 : 2][kRanks][kIsNear ? 1 : kOwn];
@@ -117,12 +118,13 @@ struct GridBack {
                  });
     const int steps = static_cast<int>(a.past.steps);
     const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
-    for (int i = thread; kIsNear && kIsFast && i < a.slices * kBuffers * per_step; i += kThreads)
+    for (int i = threadIdx.x; kIsNear && kIsFast && i < a.slices * kBuffers * per_step;
+         i += kTeams * kThreads)
       near_chunks[i] = {};
     if (!kIsNear && threadIdx.x < 2 * a.slices)
       slices[threadIdx.x / 2].arrivals[threadIdx.x % 2].prepare();
-    if (kIsNear && thread < a.slices) slices[thread].near.prepare(steps + 1, bytes);
-    if (kIsNormalised && thread == 0) totals.prepare();
+    if (kIsNear && threadIdx.x < a.slices) slices[threadIdx.x].near.prepare(steps + 1, bytes);
+    if (kIsNormalised && threadIdx.x == 0) totals.prepare();
 
     // This thread's cell of each slice.
     const bool has_cells = thread < kCells;

@@ -80,7 +80,7 @@ struct Rows {
       HELD * TILES < 4 ? HELD * TILES : 4;  // pieces on their way into registers
   static_assert(HELD * TILES % kStaged == 0);
   static int64_t shared_bytes(int groups) {
-    const int turns = kIsExact ? 2 * kMostTiles : 0;
+    const int turns = kIsExact ? 2 * kMostTiles * TEAMS : 0;
     return int64_t{steps_in_shared(groups) * TILES + kStaged + turns} * kWarps * 32 * sizeof(uint4);
   }
 
@@ -96,7 +96,7 @@ struct Rows {
     uint4* const staged = static_cast<uint4*>(shared) + warp * kStaged * 32 + lane;
     more = static_cast<uint4*>(shared) + (kStaged * kWarps + warp * steps * TILES) * 32 + lane;
     seen = static_cast<float4*>(shared) +
-           ((kStaged + steps * TILES) * kWarps + warp * 2 * kMostTiles) * 32;
+           ((kStaged + steps * TILES) * kWarps + threadIdx.x / 32 * 2 * kMostTiles) * 32;
     // A piece at a time, into memory of this thread: more would make this most of the kernel's
     // code.
     const auto put = [&](uint4* to, int piece) {

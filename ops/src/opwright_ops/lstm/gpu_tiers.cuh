@@ -40,13 +40,19 @@ Plan single_plan(int64_t H, int64_t B, opwright::Device device) {
     return {};
   return {.blocks = 1, .parts = static_cast<int>(B), .tiles = 1, .slices = 1, .is_single = true};
 }
+// Clusters of so many blocks that a GPU takes at once. One lies within 16 multiprocessors or 18; an
+// H100 takes 30 of 4 blocks, 15 of 8 and 7 of 16.
+inline int64_t clusters_within(int64_t multiprocessors, int64_t blocks) {
+  const int64_t within = multiprocessors / 16 * (16 / blocks),
+                all = (multiprocessors - 12) / blocks;
+  return within < all ? within : all;
+}
 template <typename T>
 Plan near_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
   constexpr int64_t kMostBytes = 1024, kMostSlices = 4;  // of h of an entry
   if (!has_plans<T>(B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, (is_exact ? kNearExactSets : kNearSets) * kUnits), eights = up(B, 8);
-  const int64_t fit =
-      device.multiprocessors / 16 * (16 / blocks);  // clusters; one lies within 16 multiprocessors
+  const int64_t fit = clusters_within(device.multiprocessors, blocks);
   if (fit < 1) return {};
   const int64_t each = up(eights, fit), slices = each < kMostSlices ? each : kMostSlices;
   return {true, static_cast<int>(blocks), static_cast<int>(up(eights, slices)),
@@ -93,6 +99,7 @@ void for_kernels(const Use& use) {
       if constexpr (NT == 2) {
         // Teams share the registers; the weights that these have no room for are read again.
         constexpr int kPair = kFast | kPaired;
+        use.template operator()<kPair, kSets<T>, NT, MORE, 2 * MORE>();
         use.template operator()<kPair, kSets<T>, NT, 2 * MORE, 2 * MORE>();
         use.template operator()<kPair, kSets<T>, NT, 3 * MORE, 2 * MORE>();
         use.template operator()<kPair, kSets<T>, NT, 4 * MORE, 3 * MORE - 2>();
@@ -105,14 +112,21 @@ void for_kernels(const Use& use) {
       use.template operator()<kExact | kFast, kSets<T>, NT, 4 * MORE, 8 * MORE>();
       use.template operator()<kExact | kFast, kSets<T>, NT, 8 * MORE, kHeld>();
       use.template operator()<kExact, kSets<T>, NT, 8 * MORE, kHeld>();
+      if constexpr (NT == 2) {
+        use.template operator()<kFast | kPaired, kSets<T>, NT, MORE, 2 * MORE>();
+        use.template operator()<kExact | kFast | kPaired, kSets<T>, NT, MORE, 2 * MORE>();
+      }
     }
   };
   use.template operator()<kNear | kFast, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+  use.template operator()<kNear | kFast | kPaired, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
   use.template operator()<kNear | kFast, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   use.template operator()<kNear, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   use.template operator()<kNear | kNormalised, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   if constexpr (!kIsNarrow<T>) {
     use.template operator()<kExact | kNear | kFast, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+    constexpr int kExactPair = kExact | kNear | kFast | kPaired;
+    use.template operator()<kExactPair, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
     use.template
     operator()<kExact | kNear | kFast, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
     use.template operator()<kExact | kNear, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();

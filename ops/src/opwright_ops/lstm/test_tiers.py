@@ -18,6 +18,12 @@ H200 = {"major": 9, "multi_processor_count": 132}
     [
         (H200, 256, 1, bf16, {}, "cluster"),
         (H200, 257, 1, bf16, {}, "grid"),
+        (H200, 256, 240, bf16, {}, "cluster"),
+        (H200, 256, 241, bf16, {}, "grid"),
+        (H200, 256, 512, f16, {}, "grid"),
+        (H200, 256, 513, f16, {}, "cluster"),
+        (H200, 128, 256, f32, {}, "grid"),
+        (H200, 120, 256, f32, {}, "cluster"),
         (H200, 128, 1000, f32, {"fp32_precision": "tf32"}, "cluster"),
         (H200, 1024, 32, f32, {"fp32_precision": "tf32"}, "grid"),
         (H200, 1025, 1, f32, {"fp32_precision": "tf32"}, "step"),

@@ -11,6 +11,7 @@ from opwright_ops.lstm.refusals import refuse
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
 _BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST = 512, 1024, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
+_BEST_SLICES = 2  # of 8 entries, of a cluster whose h has _BEST_CLUSTER bytes
 _MOST_UNITS_SINGLE, _MOST_SINGLE = 64, 4  # where each entry has a block of its own; of those for a multiprocessor
 
 
@@ -57,13 +58,22 @@ def lstm_tier(
     is_single = hidden_size <= _MOST_UNITS_SINGLE and batch_size <= _MOST_SINGLE * gpu.multi_processor_count
     if is_single and not layer_norm:
         return "cluster"
+    units = 16 if is_exact else 32  # of a block of a cluster
+    clusters = _clusters_within(gpu.multi_processor_count, -(-hidden_size // units))
     widest = _WIDEST_CLUSTER if layer_norm else _BEST_CLUSTER
-    if not (is_exact and layer_norm) and hidden_size * size <= widest and gpu.multi_processor_count >= 16:
-        return "cluster"
+    is_near = not (is_exact and layer_norm) and hidden_size * size <= widest and clusters > 0
     if layer_norm:
-        return "step"
-    units = 8 if size == 4 else 16  # of a block
+        return "cluster" if is_near else "step"
+    units = 8 if size == 4 else 16
     blocks = 2 * -(-hidden_size // (2 * units))
     at_once = gpu.multi_processor_count // blocks
     fits = hidden_size * size <= _WIDEST and at_once and -(-batch_size // (8 * at_once)) <= _MOST_ENTRIES // 8
+    is_crowded = hidden_size * size == _BEST_CLUSTER and batch_size > 8 * _BEST_SLICES * clusters
+    if is_near and not (is_crowded and fits):
+        return "cluster"
     return "grid" if fits else "step"
+
+
+def _clusters_within(multiprocessors: int, blocks: int) -> int:
+    """Returns how many clusters of so many blocks are taken at once."""
+    return min(multiprocessors // 16 * (16 // blocks), (multiprocessors - 12) // blocks) if blocks <= 16 else 0

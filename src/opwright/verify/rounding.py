@@ -74,21 +74,14 @@ class _Step:
         unit: how far the result is moved; None: not at all.
         moved: which argument is moved before the call; None: none is.
         unit_before: how far that is.
-        is_in_place: whether it writes into what it returns.
-        is_difference: whether the result is moved by the rounding of its terms as well.
-        moves_zeros: whether a zero may be what is below the normal numbers: torch.exp and its like flush that, also in
-            the oracle. Another zero is a zero in every formula: a sum of zeros or of nothing, a product with a zero.
         is_long_sum: whether it adds up so many terms that it matters in which order.
     """
 
     func: Any
+    kind: _Kind
     unit: float | None
     moved: int | None = None
     unit_before: float = 0.0
-    is_in_place: bool = False
-    is_difference: bool = False
-    moves_zeros: bool = False
-    is_scaling: bool = False
     is_long_sum: bool = False
 
 
@@ -129,7 +122,7 @@ class _StochasticRounding(Rounding):
         with self._in_steps_of(min(unit, torch.finfo(torch.float32).eps / 2)):
             result = formula(*args, **kwargs)
         with _torch.pause_dispatch_mode():  # this one: its own arithmetic is not to be rounded
-            return self._run_and_note(_Step(None, unit), (result,), {})
+            return self._run_and_note(_Step(None, _Kind(), unit), (result,), {})
 
     def _run_and_note(self, step: _Step, args: Any, kwargs: Any) -> Any:
         result = self.run(step, args, kwargs)
@@ -139,25 +132,24 @@ class _StochasticRounding(Rounding):
 
     def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
         """Calls an operator and moves what it takes and what it returns."""
+        kind = step.kind
         if step.moved is not None:
             moved = self._move(args[step.moved], step.unit_before, False)
             args = [*args[: step.moved], moved, *args[step.moved + 1 :]]
-        terms = self._rounding_of(args, kwargs) if step.is_difference else None
+        terms = self._rounding_of(args, kwargs) if kind.is_difference else None
         result = args[0] if step.func is None else step.func(*args, **kwargs)
         if terms is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
             result = result.add_(terms)
         if step.unit is None:
             return result
-        if step.is_in_place:
+        if kind.is_in_place:  # it rounds what it leaves
             if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
-                result.copy_(
-                    self._move(result, step.unit, step.moves_zeros)
-                )  # an in-place operator rounds what it leaves
+                result.copy_(self._move(result, step.unit, kind.is_flushing))
             return result
         if isinstance(result, (tuple, list)):
-            moved = [self._move(r, step.unit, step.moves_zeros) for r in result]
+            moved = [self._move(r, step.unit, kind.is_flushing) for r in result]
             return moved if isinstance(result, list) else tuple(moved)
-        moved = self._move(result, step.unit, step.moves_zeros, args[:2] if step.is_scaling else ())
+        moved = self._move(result, step.unit, kind.is_flushing, args[:2] if kind.is_scaling else ())
         if step.is_long_sum and self.recording is not None:  # once is enough: it is the same every time
             off = self._error_one_by_one(step.func, args, kwargs, result)
             moved = torch.where(off.abs() > (moved - result).abs(), result + off, moved)
@@ -183,43 +175,16 @@ class _StochasticRounding(Rounding):
         return self._move(value, max(self.unit, self._sum_unit(terms)), False)
 
     def _step_of(self, func: Any, args: Any, kwargs: Any) -> _Step:
-        kind, unit = _kind_of(func), self.unit
-        factor, unit_before, is_long_sum = None, 0.0, False
+        kind = _kind_of(func)
+        moved, terms = kind.count_terms(func, args, kwargs)
+        unit_before = self._sum_unit(terms)
+        unit = max(self.unit, unit_before)
         if kind.is_product:
-            terms = args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
-            factor, unit_before = 1 if kind.is_biased else 0, self._product_unit(terms) + 2 * self.product_unit
-            unit = max(unit, self._sum_unit(terms), self.product_unit)
-        elif kind.is_sum:
-            terms = _terms_of(func, args, kwargs)
-            factor, unit_before = 0, self._sum_unit(terms)
-            unit = max(unit, self._sum_unit(terms))
-            is_long_sum = terms >= _LONG_SUM and func in _PLAIN_SUMS and args[0].dtype == torch.float64
-        elif kind.is_scattered_sum and (at := _added_at(func, args, kwargs)) is not None:
-            terms = _count_most_added(func, args, kwargs, at)
-            factor, unit_before = at, self._sum_unit(terms)
-            unit = max(unit, self._sum_unit(terms))
-        elif kind.is_long_product:
-            unit = max(unit, self._sum_unit(_terms_of(func, args, kwargs)))
+            unit, unit_before = max(unit, self.product_unit), self._product_unit(terms) + 2 * self.product_unit
         elif kind.is_transform:
-            factor, unit_before = 0, self._sum_unit(math.log2(max(args[0].numel(), 2)) ** 2)
-        elif kind.is_convolution:
-            terms = args[1][0].numel()
-            factor, unit_before = 1, self._product_unit(terms) + 2 * self.product_unit
-            unit = max(unit, self._sum_unit(terms), self.product_unit)
-        elif kind.is_normalization:
-            unit = max(unit, self._sum_unit(args[0].shape[-1] if args[0].ndim else 1))
-        moved_by = None if kind.is_exact else unit
-        return _Step(
-            func,
-            moved_by,
-            factor,
-            unit_before,
-            kind.is_in_place,
-            kind.is_difference,
-            kind.is_flushing,
-            func.overloadpacket in _SCALING,
-            is_long_sum,
-        )
+            unit = self.unit
+        is_long_sum = terms >= _LONG_SUM and func in _PLAIN_SUMS and args[0].dtype == torch.float64
+        return _Step(func, kind, None if kind.is_exact else unit, moved, unit_before, is_long_sum)
 
     def _rounding_of(self, args: Any, kwargs: Any) -> torch.Tensor:
         """Returns how far two terms are off when each is off by one rounding, in float32 at least.
@@ -353,22 +318,31 @@ def _draw_steps(count: int, seed: int) -> torch.Tensor:
     return made.add_(made.sign(), alpha=0.5)
 
 
+# Takes an operator and its arguments; returns which argument is moved, None for none, and how many terms or factors an
+# element of the result has, at most or on average.
+_CountTerms = Callable[[Any, Any, Any], tuple[int | None, float]]
+
+
 @dataclass(frozen=True)
 class _Kind:
-    """How an operator of PyTorch rounds; exact are views, constants and moved data."""
+    """How an operator of PyTorch rounds.
 
-    is_product: bool
-    is_biased: bool
-    is_sum: bool
-    is_scattered_sum: bool
-    is_long_product: bool
-    is_convolution: bool
-    is_transform: bool
-    is_normalization: bool
-    is_exact: bool
-    is_in_place: bool
-    is_difference: bool
-    is_flushing: bool
+    Attributes:
+        is_exact: whether it does not: a view, a constant, moved data.
+        is_in_place: whether it writes into what it returns.
+        is_difference: whether the result is moved by the rounding of its terms as well.
+        is_flushing: whether a zero may be what is below the normal numbers: torch.exp and its like flush that, also in
+            the oracle. Another zero is a zero in every formula: a sum of zeros or of nothing, a product with a zero.
+    """
+
+    count_terms: _CountTerms = lambda func, args, kwargs: (None, 0)
+    is_product: bool = False
+    is_transform: bool = False
+    is_exact: bool = False
+    is_in_place: bool = False
+    is_difference: bool = False
+    is_flushing: bool = False
+    is_scaling: bool = False
 
 
 class PositiveSums(Mode):
@@ -428,48 +402,43 @@ def _kind_of(func: Any) -> _Kind:
     packet = func.overloadpacket
     aliases = [a.alias_info for a in _torch.schema_of(func).returns if a.alias_info is not None]
     return _Kind(
-        packet in MATRIX_PRODUCTS,
-        packet in _BIASED_PRODUCTS,
-        packet in _SUMS,
-        packet in SCATTERED_SUMS,
-        packet in _LONG_PRODUCTS,
-        packet is torch.ops.aten.convolution,
-        packet in _TRANSFORMS,
-        packet in _NORMALIZATIONS,
-        packet in _EXACT or any(not alias.is_write for alias in aliases),
-        bool(aliases),
-        packet in _DIFFERENCES,
-        packet in _FLUSHING,
+        _TERMS.get(packet, _Kind.count_terms),
+        is_product=packet in _PRODUCTS,
+        is_transform=packet in _TRANSFORMS,
+        is_exact=packet in _EXACT or any(not alias.is_write for alias in aliases),
+        is_in_place=bool(aliases),
+        is_difference=packet in _DIFFERENCES,
+        is_flushing=packet in _FLUSHING,
+        is_scaling=packet in _SCALING,
     )
 
 
-def _terms_of(func: Any, args: Any, kwargs: Any) -> float:
-    """Returns how many terms or factors an element of the result has, at most or on average."""
+def _terms_of_product(func: Any, args: Any, kwargs: Any) -> tuple[int, float]:
+    at = 1 if func.overloadpacket in _BIASED_PRODUCTS else 0
+    return at, args[-1].shape[-2] if args[-1].ndim > 1 else args[-1].numel()
+
+
+def _terms_of_sum(func: Any, args: Any, kwargs: Any) -> tuple[int | None, float]:
+    at = None if func.overloadpacket in _LONG_PRODUCTS else 0
     if func.overloadpacket in _CUMULATIVE:
-        return args[0].shape[args[1]] if args[0].ndim else 1
+        return at, args[0].shape[args[1]] if args[0].ndim else 1
     if func.overloadpacket in _POOLS:
-        return math.prod(args[1])
-    return args[0].numel() / max(_first(func(*args, **kwargs)).numel(), 1)
+        return at, math.prod(args[1])
+    result = func(*args, **kwargs)
+    return at, args[0].numel() / max((result[0] if isinstance(result, (tuple, list)) else result).numel(), 1)
 
 
-def _added_at(func: Any, args: Any, kwargs: Any) -> int | None:
-    """Returns which argument of a scattered sum is added, None where it replaces what is there."""
-    if func.overloadpacket not in _PUTS:
-        return 3  # base, dimension, index, terms
-    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    return 2 if accumulate else None
-
-
-def _count_most_added(func: Any, args: Any, kwargs: Any, at: int) -> float:
-    """Returns how many terms the fullest element of a scattered sum has: as many ones as are added there, and the base."""
+def _terms_of_scattered_sum(func: Any, args: Any, kwargs: Any) -> tuple[int | None, float]:
+    """Counts the terms of the fullest element: as many ones as are added there, and the base."""
+    at = 3  # base, dimension, index, terms
+    if func.overloadpacket in _PUTS:
+        at = 2
+        if not (args[3] if len(args) > 3 else kwargs.get("accumulate", False)):
+            return None, 0  # it replaces what is there
     values = list(args)
     values[0], values[at] = torch.zeros_like(args[0]), torch.ones_like(args[at])
     counts = func(*values, **kwargs)
-    return 1 + (counts.max().item() if counts.numel() else 0)
-
-
-def _first(result: Any) -> torch.Tensor:
-    return result[0] if isinstance(result, (tuple, list)) else result
+    return at, 1 + (counts.max().item() if counts.numel() else 0)
 
 
 _BIASED_PRODUCTS = packets("addmm baddbmm")  # what is added comes first
@@ -499,6 +468,15 @@ _SCALING = packets("mul div pow")  # of two factors; a square is a power
 _LONG_PRODUCTS = packets("prod cumprod")
 _TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")
 _NORMALIZATIONS = packets("_softmax _log_softmax logsumexp logcumsumexp native_layer_norm")
+_PRODUCTS = MATRIX_PRODUCTS | {_ATEN.convolution}
+_TERMS: dict[Any, _CountTerms] = {
+    **dict.fromkeys(MATRIX_PRODUCTS, _terms_of_product),
+    **dict.fromkeys(_SUMS | _LONG_PRODUCTS, _terms_of_sum),
+    **dict.fromkeys(SCATTERED_SUMS, _terms_of_scattered_sum),
+    **dict.fromkeys(_TRANSFORMS, lambda func, args, kwargs: (0, math.log2(max(args[0].numel(), 2)) ** 2)),
+    **dict.fromkeys(_NORMALIZATIONS, lambda func, args, kwargs: (None, args[0].shape[-1] if args[0].ndim else 1)),
+    _ATEN.convolution: lambda func, args, kwargs: (1, args[1][0].numel()),
+}
 _EXACT = packets(
     "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
     "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"

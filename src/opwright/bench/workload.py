@@ -419,7 +419,7 @@ def _difference(result: Any, wanted: Expected | Discrete | None, *, is_gradient:
         wanted = with_room(wanted)
     message = compare(result.detach(), wanted).message
     if message and is_gradient and isinstance(wanted, Expected):
-        message = compare(result.detach(), with_room(wanted.whole())).message
+        message = compare(result.detach(), with_room(wanted.after())).message
     return message
 
 

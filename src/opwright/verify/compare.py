@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from opwright.errors import plural
-from opwright.verify.oracle import MAX_BIAS, Discrete, Expected, few_threads, measure_bias, measure_sharing
+from opwright.verify.oracle import MAX_BIAS, MAX_RUNS, Discrete, Expected, few_threads, measure_bias, measure_sharing
 
 
 @dataclass
@@ -65,23 +65,22 @@ def compare(got: torch.Tensor, expected: Expected | Discrete) -> Difference:
 
 def _compare(got: torch.Tensor, expected: Expected | Discrete) -> Difference:
     found = _compare_once(got, expected)
-    if found.message and isinstance(expected, Expected) and expected.is_narrow:
+    if isinstance(expected, Discrete) or expected.refinement is None:
+        return found
+    if found.message and expected.is_narrow:
         for wider in expected.widen():
             expected, found = wider, _compare_once(got, wider)
             if not found.message:
                 break
-    is_jump = 0 < found.share <= _MAX_SHARE and found.worst_ratio <= _MAX_JUMP
-    if is_jump and isinstance(expected, Expected) and expected.refinement is not None:
-        expected = expected.after_all_runs()
+    if 0 < found.share <= _MAX_SHARE and found.worst_ratio <= _MAX_JUMP:
+        expected = expected.after(MAX_RUNS)
         found = _compare_once(got, expected)
-    if found.message and isinstance(expected, Expected) and expected.refinement is not None:
-        expected = expected.with_overflow()
-        found = _compare_once(got, expected)
-    if found.message and isinstance(expected, Expected) and expected.refinement is not None:
-        expected = expected.with_doubt()
-        found = _compare_once(got, expected)
-        if found.undecided:
-            found = _compare_once(got, expected.in_more_digits())
+    for refine in (Expected.with_overflow, Expected.with_doubt):
+        if found.message:
+            expected = refine(expected)
+            found = _compare_once(got, expected)
+    if found.undecided:
+        found = _compare_once(got, expected.in_more_digits())
     if found.undecided:
         note_undecided(found.undecided)
     return found
@@ -227,11 +226,7 @@ def tell_share(count: int, total: int) -> str:
 
 
 def _index_of(at: int, shape: torch.Size) -> list[int]:
-    index = []
-    for size in reversed(shape):
-        at, own = divmod(at, size)
-        index.insert(0, own)
-    return index
+    return [int(i) for i in torch.unravel_index(torch.tensor(at), shape)]
 
 
 def pattern_of(wrong: torch.Tensor) -> str:

@@ -37,7 +37,7 @@ _ULP = 4.0
 _UNITS_OF_LARGEST = 4.0
 # How often the reference is run with its steps rounded. What fewer runs allow, more of them allow too, so a comparison
 # that passes after one needs no other.
-_STOCHASTIC_RUNS, _MAX_RUNS = (1, 2, 4, 8), 64
+_STOCHASTIC_RUNS, MAX_RUNS = (1, 2, 4, 8), 64
 _TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
@@ -95,18 +95,11 @@ class Expected:
         *some, last = _STOCHASTIC_RUNS
         for runs in some:
             if runs >= self.refinement.moves.runs:
-                yield replace(self._after(runs), is_narrow=True)
-        yield self._after(last)
+                yield replace(self.after(runs), is_narrow=True)
+        yield self.after(last)
 
-    def whole(self) -> Expected:
-        """Returns the same, with the whole allowance."""
-        return self._after(_STOCHASTIC_RUNS[-1])
-
-    def after_all_runs(self) -> Expected:
-        """Returns the same, with what many more runs of the reference allow."""
-        return self._after(_MAX_RUNS)
-
-    def _after(self, runs: int) -> Expected:
+    def after(self, runs: int = _STOCHASTIC_RUNS[-1]) -> Expected:
+        """Returns the same, with what so many runs of the reference allow; by default the whole allowance."""
         spread, is_unsettled = self.refinement.moved(runs)[self.output]
         wide = self.refinement.factor * (_ULP * self.ulp + _MULTIPLE * spread)
         allowance = torch.maximum(self.allowance, wide)
@@ -249,7 +242,7 @@ def expect(
             expected.refinement, expected.output, expected.is_narrow = refinement, i, True
             expected.is_infinite_input = is_infinite
             if not is_narrow:
-                expected = expected.whole()
+                expected = expected.after()
             if nudged is not None:
                 zeros = _signed_zeros(expected.exact, plain, nudged[i], values)
                 expected.is_negative_zero = zeros & positive_sums[i].signbit()
@@ -369,19 +362,6 @@ def _distances(value: torch.Tensor, expected: Expected) -> tuple[torch.Tensor, t
     return ((value - rounded) / expected.ulp).clamp(-4, 4), counted
 
 
-def _allow(exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
-    ulp = ulp_of(exact, plain.dtype)
-    error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
-    allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
-    overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
-    expected = Expected(exact, allowance, ulp, overflowed, plain.dtype)
-    is_finite = exact.isinf() & plain.isfinite()
-    if bool(is_finite.any()):
-        expected.finite_value = torch.where(is_finite, plain.double(), math.nan)
-    expected.bias = measure_bias(plain.double(), expected)
-    return expected
-
-
 def with_room(expected: Expected | Discrete | None, share: float = 0.0) -> Any:
     """Allows a gradient some units in the last place of the largest one, and at least this share of it.
 
@@ -422,11 +402,19 @@ class Refinement:
 
     def allow(self, exact: torch.Tensor, plain: torch.Tensor, spread: torch.Tensor) -> Expected:
         """Returns what an output must be, from what PyTorch gets and how far the reference moves."""
-        expected = _allow(exact, plain, spread)
+        ulp = ulp_of(exact, plain.dtype)
+        error = (plain.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
+        allowance = _ULP * ulp + _MULTIPLE * torch.maximum(error, spread)
+        overflowed = ~torch.isnan(exact) & ~torch.isfinite(plain) & (plain.double() != exact)
+        expected = Expected(exact, allowance, ulp, overflowed, plain.dtype)
+        is_finite = exact.isinf() & plain.isfinite()
+        if bool(is_finite.any()):
+            expected.finite_value = torch.where(is_finite, plain.double(), math.nan)
+        expected.bias = measure_bias(plain.double(), expected)
         expected.allowance = self.factor * expected.allowance
         return expected
 
-    def moved(self, runs: int = _STOCHASTIC_RUNS[-1]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def moved(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns how far each result moves when every step is rounded to the dtype, in that many runs.
 
         And where rounding decides whether it is NaN: in PyTorch, or when every step is rounded.
@@ -587,7 +575,7 @@ def _accumulate_moves(
     yield list(zip(spreads, changes, strict=True))
     if not unit:
         return
-    for moved in round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, 0, _MAX_RUNS, product_unit):
+    for moved in round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, 0, MAX_RUNS, product_unit):
         for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from opwright._torch import tree_map
 from opwright.contract.precision import Factor, Precision
 from opwright.verify.formulas import Overflow, OverflowLeaving, WidenCasts, ZeroProducts, oracle_formulas
 from opwright.verify.global_state import in_threads
@@ -285,24 +286,20 @@ _NUDGE = 2.0**-100
 
 def _compute_nudged(reference: Reference, values: Sequence[Any]) -> Sequence[Any] | None:
     """Returns the outputs for inputs whose negative zeros are tiny negative numbers; None where there are none."""
-    has_zeros = False
+
+    def has_zeros(value: Any) -> bool:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return is_float and bool(_negative_zeros(value).any())
 
     def nudge(value: Any) -> Any:
-        nonlocal has_zeros
-        if isinstance(value, (list, tuple)):
-            return [nudge(v) for v in value]
-        moved = to_oracle(value)
-        if isinstance(moved, torch.Tensor) and moved.is_floating_point():
-            zeros = (moved == 0) & moved.signbit()
-            if bool(zeros.any()):
-                has_zeros = True
-                moved = torch.where(zeros, -_NUDGE, moved)
-        return moved
+        wide = to_oracle(value)
+        return torch.where(_negative_zeros(wide), -_NUDGE, wide) if has_zeros(value) else wide
 
-    inputs = [nudge(v) for v in values]
-    if not has_zeros:
-        return None
-    return reference(inputs)
+    return reference(tree_map(nudge, list(values))) if any(map(has_zeros, tensors_of(values))) else None
+
+
+def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor == 0) & tensor.signbit()
 
 
 def _signed_zeros(
@@ -316,8 +313,8 @@ def _signed_zeros(
     of_input = torch.zeros_like(exact, dtype=torch.bool)
     for value in tensors_of(values):
         if value.shape == exact.shape and value.is_floating_point():
-            of_input |= (value == 0) & value.signbit()
-    agree = (exact == 0) & exact.signbit() & (plain == 0) & plain.signbit()
+            of_input |= _negative_zeros(value)
+    agree = _negative_zeros(exact) & _negative_zeros(plain)
     return of_input & agree & (nudged <= -_NUDGE / 16) & (nudged >= -1)
 
 

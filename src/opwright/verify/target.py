@@ -32,7 +32,15 @@ from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.values import derived_cases
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, Output, Question
-from opwright.verify.tensors import Bands, copy_of, is_same, place_between_guards, poison_memory_for, tensors_of
+from opwright.verify.tensors import (
+    Bands,
+    copy_of,
+    count_elements,
+    is_same,
+    place_between_guards,
+    poison_memory_for,
+    tensors_of,
+)
 
 _FULL_SEEDS = 3
 # Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
@@ -162,30 +170,22 @@ class Target:
 
     def written(self, values: Sequence[Any]) -> list[Any]:
         """Returns the arguments that are written into, those of a list one by one."""
-        found: list[Any] = []
-        for i in self.mutated():
-            found += values[i] if isinstance(values[i], (list, tuple)) else [values[i]]
-        return found
+        return [part for i in self.mutated() for _, part in _parts_of("", values[i])]
 
     def written_names(self, case: Case) -> list[str]:
         """Returns what each of the arguments that are written into is called in messages."""
-        found: list[str] = []
         names = self.argument_names(case)
-        for i in self.mutated():
-            value = case.values[i]
-            is_list = isinstance(value, (list, tuple))
-            found += [f"`{names[i].strip('`')}[{k}]`" for k in range(len(value))] if is_list else [names[i]]
-        return found
+        return [name for i in self.mutated() for name, _ in _parts_of(names[i], case.values[i])]
 
     def _written_by_reference(self) -> list[int]:
-        given = [case for _, case in self.cases() if case.label.startswith("sample")][:1]
-        for case in given:
-            values = copy_of(case.values)
-            with torch.no_grad():
-                self.reference(values)
-            pairs = enumerate(zip(case.values, values, strict=True))
-            return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and not is_same(a, b)]
-        return []
+        case = next((case for _, case in self.cases() if case.label.startswith("sample")), None)
+        if case is None:
+            return []
+        values = copy_of(case.values)
+        with torch.no_grad():
+            self.reference(values)
+        pairs = enumerate(zip(case.values, values, strict=True))
+        return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and not is_same(a, b)]
 
     def argument_names(self, case: Case) -> list[str]:
         """Returns what each value of a case is called in messages: `bias`, in backticks, where it has a name."""
@@ -195,14 +195,9 @@ class Target:
 
     def float_names(self, case: Case, without: Iterable[int] = ()) -> list[str]:
         """Returns what each floating-point tensor among the values is called, but for those at some positions."""
-        found = []
-        for i, (name, value) in enumerate(zip(self.argument_names(case), case.values, strict=False)):
-            parts = {name: value}
-            if isinstance(value, (list, tuple)):
-                parts = {f"`{name.strip('`')}[{k}]`": v for k, v in enumerate(value)}
-            floats = [n for n, v in parts.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
-            found += floats if i not in without else []
-        return found
+        named = enumerate(zip(self.argument_names(case), case.values, strict=False))
+        parts = [part for i, each in named if i not in without for part in _parts_of(*each)]
+        return [name for name, v in parts if isinstance(v, torch.Tensor) and v.is_floating_point()]
 
     def output_names(self, count: int) -> list[str]:
         """Returns what each of so many outputs is called in messages."""
@@ -255,7 +250,7 @@ class Target:
         hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"
         if not refused:
             raise CheckError(name, f"there are no {kind}", hint=hint)
-        said = self._refusal_of(refused[0])
+        said = refusal_of(self.reference, refused[0])
         if said.startswith(_MISTAKES):
             hint = "correct the reference: it raises this for any arguments"
         rows = [("the first", str(refused[0])), ("it says", said)]
@@ -266,16 +261,13 @@ class Target:
         is_derived = self.has_samples and "," in case.label
         return self.operator is not None and not is_derived and self.contract.find_outside(case.values) is None
 
-    def _refusal_of(self, case: Case) -> str:
-        return refusal_of(self.reference, case)
-
     def tell_refused(self) -> str:
         """Returns on how many of its inputs nothing is checked, since the reference raises; "" if it takes all."""
         if not self.refused:
             return ""
         owner = self._owner() or self.operator
         hint = "" if self.has_samples else f"; declare a domain, or `@{owner.declaration.name}.samples`"
-        why = self._refusal_of(self.refused[0])
+        why = refusal_of(self.reference, self.refused[0])
         return describe_refused(self.operator.declaration.name, self.refused, len(self.cases()), why) + hint
 
     def _refuse_no_oracle(self, given: list[Case]) -> None:
@@ -327,7 +319,7 @@ class Target:
     @property
     def has_samples(self) -> bool:
         """Whether samples take the place of the sweep: given ones, declared ones, those of a backward's operator."""
-        behind = [self.operator, self._owner()] if self.operator is not None else []
+        behind = self.operator, self._owner()
         return self._samples is not None or any(o is not None and o._samples is not None for o in behind)
 
     def _sampled_cases(self) -> Iterable[Case]:
@@ -344,7 +336,7 @@ class Target:
         """Returns the samples; raises CheckError for one that is against the contract."""
         for case in cases:
             try:
-                self._bind(case.values)
+                self.contract.bind(self.contract.name_arguments(case.values))
             except OpwrightError as error:
                 raise CheckError(
                     self.operator.declaration.name,
@@ -363,16 +355,13 @@ class Target:
                 )
         return cases
 
-    def _bind(self, values: Sequence[Any]) -> None:
-        self.contract.bind(self.contract.name_arguments(values))
-
     @property
     def computed(self) -> dict[int, int]:
         """Which arguments of a backward its operator has returned: position and number of the output.
 
         They follow from the others. None are, where it does not take all that they are computed from.
         """
-        owner = None if self.operator is None else self._owner()
+        owner = self._owner()
         names = [p.name for p in self.contract.parameters] if owner else []
         if owner is None or not {p.name for p in owner.contract.parameters}.issubset(names):
             return {}
@@ -391,7 +380,7 @@ class Target:
         Outputs of its operator that a backward takes follow from that operator's inputs: where it takes any, only
         the gradients are free.
         """
-        owner = None if self.operator is None else self._owner()
+        owner = self._owner()
         if owner is None:
             return set(range(len(case.values)))
         names = [p.name for p in self.contract.parameters]
@@ -403,12 +392,12 @@ class Target:
 
     def _owner(self) -> Operator | None:
         """Returns the operator that this one is the backward of."""
-        return registry.operators.get(self.operator.declaration.forward or "")
+        return registry.operators.get(self.operator.declaration.forward or "") if self.operator is not None else None
 
     @property
     def is_derivative_of_reference(self) -> bool:
         """Whether this is a backward whose own gradient follows from its reference: no kernel has part in that."""
-        return self.operator is not None and self._owner() is not None and self.operator.backward_operator is None
+        return self._owner() is not None and self.operator.backward_operator is None
 
     def forward(self) -> tuple[Contract, Callable[[Sequence[Any]], list[Any]]] | None:
         """Returns the contract and the reference of the operator that this one is the backward of."""
@@ -454,7 +443,7 @@ class Target:
         if self.operator is None:
             wanted = [case for case in wanted if "," not in case.label] or wanted  # as given, not derived
         if self.operator is None or any(case.label.startswith("sample") for case in wanted):
-            return sorted(wanted, key=_elements)[:: max(len(wanted) - 1, 1)][:2]
+            return sorted(wanted, key=lambda case: count_elements(case.values))[:: max(len(wanted) - 1, 1)][:2]
         first = [next((c for c in wanted if c.label == label), None) for label in ("base", "large")]
         return [case for case in first if case is not None]
 
@@ -590,11 +579,14 @@ def sweep_cases(
 
 
 def _dtype_of(case: Case) -> torch.dtype | None:
-    for value in case.values:
-        for tensor in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                return tensor.dtype
-    return None
+    return next((t.dtype for t in tensors_of(case.values) if t.is_floating_point()), None)
+
+
+def _parts_of(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Returns an argument with its name, the parts of a list one by one."""
+    if not isinstance(value, (list, tuple)):
+        return [(name, value)]
+    return [(f"`{name.strip('`')}[{k}]`", part) for k, part in enumerate(value)]
 
 
 def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -607,10 +599,10 @@ def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Ca
     It is the one with the most tensors, of those the smallest.
     """
     for dtype in dict.fromkeys(_dtype_of(case) for case in cases):
-        own = [case for case in cases if _dtype_of(case) == dtype and _elements(case)]
+        own = [case for case in cases if _dtype_of(case) == dtype and count_elements(case.values)]
         if not own:
             continue
-        case = min(own, key=lambda c: (-len(tensors_of(c.values)), _elements(c)))
+        case = min(own, key=lambda c: (-len(tensors_of(c.values)), count_elements(c.values)))
         for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
             yield (
                 dtype,
@@ -643,7 +635,3 @@ def _extent(value: Any) -> str:
         return repr(value)
     flat = torch.cat([t.flatten().double() for t in tensors])
     return f"{flat.min().item():g} to {flat.max().item():g}"
-
-
-def _elements(case: Case) -> int:
-    return sum(t.numel() for t in tensors_of(case.values))

@@ -259,8 +259,8 @@ class _Lane:
         for event in self.worker.look():
             if "start" in event:
                 self._started = time.perf_counter()
-            elif "check" in event:
-                result = _result_of(event)
+            elif "result" in event:
+                result = decode(Result, event["result"], "result")
                 found[self.pending.pop(0)] = result
                 self._deaths += result.has_ended
         if self.worker.is_over:
@@ -282,13 +282,6 @@ class _Lane:
         check = Check(job.name, "failed", cases=1, seconds=seconds, device=str(job.device))
         fatal = _NOT_LOADED if case == _LOADING else ""
         return Result(check, [_failure_of(job, [finding], self._work.repeat)], fatal, has_ended=True)
-
-
-def _result_of(event: dict[str, Any]) -> Result:
-    failures = [Failure(**failure) for failure in event["failures"]]
-    return Result(
-        decode(Check, event["check"], "check"), failures, event["fatal"], event["backend"], event["has_ended"]
-    )
 
 
 def try_out(function: Callable[[], Any], timeout_s: float) -> str:
@@ -364,13 +357,7 @@ def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProce
     """Runs jobs, and sends what they do and what comes of them."""
 
     def emit(result: Result) -> None:
-        channel.send(
-            check=builtins_of(result.check),
-            failures=[builtins_of(failure) for failure in result.failures],
-            fatal="" if result.has_ended else result.fatal,
-            backend=result.backend,
-            has_ended=result.has_ended,
-        )
+        channel.send(result=builtins_of(replace(result, fatal="" if result.has_ended else result.fatal)))
         if result.has_ended:
             raise _Over
 

@@ -6,7 +6,7 @@ The candidate is imported in the process of the checks only: nothing of its file
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -153,15 +153,9 @@ def _names_in(file: Path) -> set[str]:
         body = ast.parse(file.read_bytes()).body
     except (SyntaxError, ValueError, OSError):
         return set()
-    return set(_iterate_definitions(body))
-
-
-def _iterate_definitions(body: list[ast.stmt]) -> Iterator[str]:
-    for statement in body:
-        if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
-            yield statement.name
-        elif isinstance(statement, ast.Assign):
-            yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+    found = {each.name for each in body if isinstance(each, (ast.ClassDef, ast.FunctionDef))}
+    targets = (target for each in body if isinstance(each, ast.Assign) for target in each.targets)
+    return found | {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def _import(path: Path) -> ModuleType:

@@ -390,33 +390,27 @@ def fresh_data(target: Target) -> Iterator[Finding]:
                 continue
             original = _change_case(target, case, at, _on_grid) if not case.label.startswith("sample") else case
             variants = [
+                ("", original),
                 ("two elements in the middle exchanged", _change_case(target, original, at, _exchange)),
                 ("an element in the middle changed", _change_case(target, original, at, _change_one)),
                 ("other values", _change_case(target, original, at, _reverse)),
                 ("the first values again", original),
             ]
             if target.effort != "full" and case.label == "large":
-                variants = variants[:1]
+                variants = variants[:2]
             values = target.inputs(original)
-            key = ("fresh data", id(case))
-            expected = target.remember(key, lambda o=original: expected_of(target, o))
-            finding = check_call(target, original, values, expected)
-            variants = [
-                (what, v)
-                for what, v in variants
-                if v is original or try_reference(target.reference, v.values) is not None
-            ]
+            finding = Finding(str(case))
             for i, (what, variant) in enumerate(variants):
-                if finding.message:
-                    break
-                fill_from(values, target.inputs(variant))
-                if variant is not original:
-                    expected = target.remember((*key, i), lambda v=variant: expected_of(target, v))
-                else:
-                    expected = target.remember(key, lambda o=original: expected_of(target, o))
+                if variant is not original and try_reference(target.reference, variant.values) is None:
+                    continue
+                if what:
+                    fill_from(values, target.inputs(variant))
+                key = "fresh data", id(case), 0 if variant is original else i
+                expected = target.remember(key, lambda v=variant: expected_of(target, v))
                 finding = check_call(target, variant, values, expected)
                 if finding.message:
-                    finding.message = f"the same memory with {what}: {finding.message}"
+                    finding.message = f"the same memory with {what}: {finding.message}" if what else finding.message
+                    break
             finding.case = str(case)
             yield finding
 

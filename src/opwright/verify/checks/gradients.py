@@ -92,7 +92,7 @@ def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
         raise Skipped("float64 is not among its dtypes")
     if target.casts_to_single:
         raise Skipped("its reference casts to float32: too coarse for finite differences")
-    cases, ran = target.tiny_cases(torch.float64), False
+    cases = target.tiny_cases(torch.float64)
     has_finding = has_other_gradient = False
     # Last bits that vary are far below what gradcheck itself allows.
     varies = 0.0 if target.operator.declaration.deterministic else _VARIES
@@ -104,25 +104,20 @@ def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
             outputs = call(*inputs) if inputs else ()
             if not outputs or not all(bool(t.isfinite().all()) for t in (*inputs, *outputs)):
                 continue  # there are no finite differences
-            ran = True
             check(call, inputs, raise_exception=True, check_batched_grad=False, fast_mode=is_large, nondet_tol=varies)
-            has_finding = True
-            yield Finding(str(case))
+            message = ""
         except Exception as error:
-            ran = True
             raise_if_lost(target.device, error)
             if isinstance(error, GradcheckError) and not _is_derivative(target, case, check, is_large):
                 has_other_gradient = True
                 continue
-            has_finding = True
-            yield Finding(
-                str(case),
-                _tell_mismatch(str(error), *_names_for(check, target, case, len(inputs), len(outputs)))
-                or first_line(error, 3),
-            )
+            names = _names_for(check, target, case, len(inputs), len(outputs))
+            message = _tell_mismatch(str(error), *names) or first_line(error, 3)
+        has_finding = True
+        yield Finding(str(case), message)
     if has_other_gradient and not has_finding:
         raise Skipped("the gradient of its reference is not the derivative, as after `detach`")
-    if cases and not ran:
+    if cases and not has_finding:
         raise Skipped("no output is float64 where its inputs are, and finite: there are no finite differences")
 
 

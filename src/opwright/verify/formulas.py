@@ -276,7 +276,7 @@ class Rounding(Mode):
 
     def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Computes several steps, rounded as float32 is at most, and rounds the result."""
-        raise NotImplementedError
+        return formula(*args, **kwargs)
 
 
 class Leaving(TorchFunctionMode):
@@ -340,9 +340,6 @@ class Overflow(Rounding):
         self.largest, self.fill = largest, fill
         self.is_of_sums, self.is_of_infinities = is_of_sums, is_of_infinities
 
-    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return formula(*args, **kwargs)
-
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.is_of_infinities:
             return self._compute_with_infinities(func, args, kwargs)
@@ -386,9 +383,6 @@ class Overflow(Rounding):
 
 class ZeroProducts(Rounding):
     """Lets zero times infinity or NaN be zero: a kernel may skip what has no weight, such as keys that are masked."""
-
-    def in_single(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return formula(*args, **kwargs)
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         kind = func.overloadpacket

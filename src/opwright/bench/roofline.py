@@ -21,7 +21,7 @@ from opwright.bench.timers import Gpu, Timed, time_fresh, time_interleaved, time
 from opwright.build.store import Store, digest_of
 from opwright.contract.dtypes import short_name
 from opwright.errors import StoreError
-from opwright.records import Limits, Machine
+from opwright.records import Limits, Machine, Timing
 from opwright.typed_json import decode
 
 _COPY_BYTES = 128 << 20  # of each tensor: far above any last-level cache that a process can claim
@@ -116,27 +116,24 @@ class GpuBench:
     def measure_limits(self) -> Limits:
         free, _ = torch.cuda.mem_get_info(self.device)
         size = min(_GPU_COPY_BYTES, free // 8)
-        copy = 2 * size / self._time_alone(_copies(size, 1, self.device)) / 1e3
+        copy = 2 * size / self._time_alone(_copies(size, 1, self.device)).median_us / 1e3
         a, b, c = (torch.ones(size // 4, device=self.device) for _ in range(3))
-        triad = 3 * size / self._time_alone([lambda: torch.add(a, b, alpha=3.0, out=c)]) / 1e3
+        triad = 3 * size / self._time_alone([lambda: torch.add(a, b, alpha=3.0, out=c)]).median_us / 1e3
         del a, b, c
-        cached = 2 * (self.gpu.l2_bytes // 8) / self._warm(_copies(self.gpu.l2_bytes // 8, 1, self.device)) / 1e3
+        cache = self.gpu.l2_bytes // 8
+        cached = 2 * cache / self._time_alone(_copies(cache, 1, self.device)).warm_us / 1e3
         gemm = {}
         for dtype, size in _GPU_GEMM.items():
             x, y = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
-            gemm[short_name(dtype)] = 2 * size**3 / self._time_alone([lambda x=x, y=y: torch.mm(x, y)]) / 1e3
+            took_us = self._time_alone([lambda x=x, y=y: torch.mm(x, y)]).median_us
+            gemm[short_name(dtype)] = 2 * size**3 / took_us / 1e3
         one = torch.ones(1, device=self.device)
         empty = self.host_us({"add": lambda: torch.add(one, one)})["add"]
-        launch = self._warm([lambda: one.zero_()])
+        launch = self._time_alone([lambda: one.zero_()]).warm_us
         return Limits(copy, triad, cached, gemm, empty, launch, torch.get_num_threads(), time.time())
 
-    def _warm(self, calls: Sequence[Callable[[], object]]) -> float:
-        (timing,) = time_on_gpu({"": calls}, 0.1, self.gpu).timings
-        return timing.warm_us
-
-    def _time_alone(self, calls: Sequence[Callable[[], object]]) -> float:
-        (timing,) = time_on_gpu({"": calls}, 0.1, self.gpu).timings
-        return timing.median_us
+    def _time_alone(self, calls: Sequence[Callable[[], object]]) -> Timing:
+        return time_on_gpu({"": calls}, 0.1, self.gpu).timings[0]
 
     def cache_bytes(self) -> int:
         return self.gpu.l2_bytes
@@ -203,28 +200,18 @@ def limits_of(place: CpuBench | GpuBench, machine: Machine, *, again: bool = Fal
         again: measure them now, whatever is kept.
     """
     path = _path(place.device, machine)
-    if not again:
-        found = _read(path)
-        if found is not None:
-            return found
-    found = place.measure_limits()
-    with contextlib.suppress(StoreError, OSError):
-        _write(path, found)
-    return found
+    if not again and (found := _read(path)) is not None:
+        return found
+    return _keep(path, place.measure_limits())
 
 
 def measure_limits_again(place: CpuBench | GpuBench, machine: Machine, known: Limits) -> Limits:
     """Measures exceeded limits again and keeps the better of each: other work may have slowed the first measurement."""
-    found = _best_of(known, place.measure_limits())
-    with contextlib.suppress(StoreError, OSError):
-        _write(_path(place.device, machine), found)
-    return found
-
-
-def _best_of(one: Limits, other: Limits) -> Limits:
-    better = {name: max(getattr(one, name), getattr(other, name)) for name in ("copy_gb_s", "triad_gb_s", "cache_gb_s")}
-    shared = {dtype: max(one.gemm_gflops.get(dtype, 0.0), rate) for dtype, rate in other.gemm_gflops.items()}
-    return replace(other, **better, gemm_gflops=one.gemm_gflops | shared)
+    new = place.measure_limits()
+    better = {name: max(getattr(known, name), getattr(new, name)) for name in ("copy_gb_s", "triad_gb_s", "cache_gb_s")}
+    shared = {dtype: max(known.gemm_gflops.get(dtype, 0.0), rate) for dtype, rate in new.gemm_gflops.items()}
+    found = replace(new, **better, gemm_gflops=known.gemm_gflops | shared)
+    return _keep(_path(place.device, machine), found)
 
 
 def _path(device: torch.device, machine: Machine) -> Path:
@@ -244,8 +231,9 @@ def _read(path: Path) -> Limits | None:
         return None
 
 
-def _write(path: Path, limits: Limits) -> None:
-    with Store().lock(f"limits-{path.stem}"):  # makes the store, and refuses one that is not ours
+def _keep(path: Path, limits: Limits) -> Limits:
+    # The lock makes the store, and refuses one that is not ours.
+    with contextlib.suppress(StoreError, OSError), Store().lock(f"limits-{path.stem}"):
         path.parent.mkdir(mode=0o700, exist_ok=True)
         staged = path.with_name(f"{path.stem}.{secrets.token_hex(4)}")
         with open(staged, "w") as f:
@@ -253,3 +241,4 @@ def _write(path: Path, limits: Limits) -> None:
             f.flush()
             os.fsync(f.fileno())
         staged.rename(path)
+    return limits

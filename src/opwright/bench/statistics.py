@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from opwright.records import BaseRow, BenchRecord, Comparison, Machine, Measurement
+from opwright.records import BaseRow, BenchRecord, Comparison, Measurement
 from opwright.records.bench import relative_width
 
 MIN_BLOCKS = 8  # Student's factor is 2.4 with eight, 4.3 with three
@@ -26,7 +26,10 @@ TRIMMED = 0.2  # the usual share
 
 def compare(candidate: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Comparison:
     """Compares the samples of a candidate with Opwright's, both in blocks of paired rounds."""
-    ratios = [log_ratio(a, b) for a, b in zip(ours, theirs, strict=True)]
+    ratios = [
+        statistics.median(math.log(b / a) for a, b in zip(*block, strict=True))
+        for block in zip(ours, theirs, strict=True)
+    ]
     center, half = interval_of(ratios)
     return Comparison(candidate, math.exp(center), relative_width(half), len(ratios))
 
@@ -45,11 +48,6 @@ def interval_of_blocks(blocks: Sequence[Sequence[float]]) -> float:
     """Returns the relative half-width of the 95 % confidence interval of a time; inf for fewer than two blocks."""
     _, half = interval_of([math.log(statistics.median(block)) for block in blocks])
     return relative_width(half)
-
-
-def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Returns the median logarithm of theirs over ours, of samples that were taken in pairs."""
-    return statistics.median(math.log(b / a) for a, b in zip(ours, theirs, strict=True))
 
 
 def interval_of(numbers: Sequence[float], rows: int = 1, trimmed: float = 0.0) -> tuple[float, float]:
@@ -165,9 +163,8 @@ def _against(m: Measurement, yardstick: str) -> tuple[float, float]:
 
 def reason_for_hint(base: BenchRecord, now: BenchRecord, rows: Sequence[BaseRow]) -> str:
     """Returns why a record proves nothing; "" if it does."""
-    differing = [
-        f"{name} ({ours} against {theirs})" for name, (theirs, ours) in _facts(base, now).items() if theirs != ours
-    ]
+    pairs = zip(_facts(base).items(), _facts(now).values(), strict=True)
+    differing = [f"{name} ({ours} against {theirs})" for (name, theirs), ours in pairs if theirs != ours]
     if differing:
         return f"the base was measured elsewhere: {', '.join(differing)}"
     if any(math.isinf(row.visible) for row in rows):
@@ -175,17 +172,12 @@ def reason_for_hint(base: BenchRecord, now: BenchRecord, rows: Sequence[BaseRow]
     return ""
 
 
-def _facts(base: BenchRecord, now: BenchRecord) -> Mapping[str, tuple[object, object]]:
-    def of(record: BenchRecord) -> dict[str, object]:
-        machine: Machine = record.machine
-        device = machine.device if record.on_gpu else ""
-        return {
-            "CPU": machine.cpu,
-            "cores": machine.cores,
-            "GPU": device,
-            "torch": machine.torch,
-            "threads": record.threads,
-        }
-
-    before, after = of(base), of(now)
-    return {name: (before[name], after[name]) for name in after}
+def _facts(record: BenchRecord) -> dict[str, object]:
+    machine = record.machine
+    return {
+        "CPU": machine.cpu,
+        "cores": machine.cores,
+        "GPU": machine.device if record.on_gpu else "",
+        "torch": machine.torch,
+        "threads": record.threads,
+    }

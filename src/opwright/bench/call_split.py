@@ -83,7 +83,8 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
         case = one_element(operator, place.device)
         one = torch.ones(1, device=place.device)
         loops = {"nothing": _nothing, "torch.add": _loop(torch.add, (one, one))}
-        loops["operator"] = _function_loop(operator, case.values)
+        keywords = [p.name for p in operator.contract.parameters if p.keyword_only]
+        loops["operator"] = _loop(operator.function, case.values, keywords)
         applier(operator.function, operator)(case.values)  # builds and loads
         backend = place.device.type
         if operator.contract.mutated or not kernels.is_loaded(operator, backend):
@@ -189,11 +190,6 @@ def _loop(function: Callable[..., Any], arguments: Sequence[Any], keywords: Sequ
     scope: dict[str, Any] = {}
     exec(compile(source, "<where a call goes>", "exec"), scope)
     return scope["make"](function, *arguments)
-
-
-def _function_loop(operator: Operator, values: Sequence[Any]) -> Loop:
-    keywords = [p.name for p in operator.contract.parameters if p.keyword_only]
-    return _loop(operator.function, values, keywords)
 
 
 class _Given:

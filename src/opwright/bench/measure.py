@@ -141,7 +141,10 @@ class Input:
                 self._call_first(name, calls[name][0])
             settings.on_run("", self.name)
             if not self.visits:
-                self._look_at_cost(work, calls["opwright"][0]())
+                results = calls["opwright"][0]()
+                self._cost = cost_of(self.direction, work, operator, results)
+                self._least = least_cost(operator, self._cost, results, work.values)
+                self._output_bytes = sum(size_of(t) for t in results if isinstance(t, torch.Tensor))
             for number in range(1, place.input_sets(self._cost.bytes_moved, len(candidates))):
                 other = Workload(self.direction, self.plan.make(number).values, operator)
                 for name, function in candidates.items():
@@ -192,12 +195,6 @@ class Input:
                 f"{self.name}: a call of {name} takes {with_unit(1e6 * took_s, TIME)}; "
                 f"`--seconds {math.ceil(took_s)}` measures it"
             )
-
-    def _look_at_cost(self, work: Workload, results: list[Any]) -> None:
-        operator = self._settings.operator
-        self._cost = cost_of(self.direction, work, operator, results)
-        self._least = least_cost(operator, self._cost, results, work.values)
-        self._output_bytes = sum(size_of(t) for t in results if isinstance(t, torch.Tensor))
 
     def _refuse_wrong(self, work: Workload, several: list[list[Any]]) -> None:
         """Raises NotVerifiedError if one of several results, all of the inputs as they are now, is wrong."""

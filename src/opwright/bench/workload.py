@@ -326,18 +326,13 @@ class Workload:
                     factor = 1 - torch.rand(size, generator=generator) / (4 * tensor.ndim)
                     shape = [-1 if d == axis else 1 for d in range(tensor.ndim)]
                     tensor.mul_(factor.to(tensor.device, tensor.dtype).reshape(shape))
-                self._fold(tensor)
+                if (domain := self._domains.get(id(tensor))) is not None:
+                    tensor.copy_(domain.fold(tensor))
 
     def _written(self) -> list[torch.Tensor]:
         seeds = list((self._seeds or {}).values())
         written = seeds if self.direction == "backward" else [*all_tensors(self.values), *seeds]
         return [tensor for tensor in written if _is_writable(tensor)]
-
-    def _fold(self, tensor: torch.Tensor) -> None:
-        """Moves values that were changed back into the domain of their argument."""
-        domain = self._domains.get(id(tensor))
-        if domain is not None:
-            tensor.copy_(domain.fold(tensor))
 
     def keep(self) -> None:
         """Remembers the values of arguments that a call changes, for `restore`."""

@@ -25,7 +25,7 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.machine import machine_card
-from opwright.records import Check, Failure, VerifyRecord
+from opwright.records import Check, VerifyRecord
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
@@ -123,7 +123,11 @@ def verify(
     return VerifyRecord(
         name=request.name,
         checks=[result.check for result in results],
-        failures=_by_cause([failure for result in results for failure in result.failures]),
+        # First those from which others follow: what is read outside of a tensor can be any value.
+        failures=sorted(
+            (failure for result in results for failure in result.failures),
+            key=lambda failure: not failure.check.endswith("guard bands"),
+        ),
         backends=_backends(results),
         machine=machine_card(),  # it wakes the GPU, after which no fork could run the checks
         created=started,
@@ -133,11 +137,6 @@ def verify(
         in_process=in_process,
         notes=[*_notes_on(request, chosen, is_built), *filter(None, [refused])],
     )
-
-
-def _by_cause(failures: list[Failure]) -> list[Failure]:
-    """Returns failures, first those from which others follow: what is read outside of a tensor can be any value."""
-    return sorted(failures, key=lambda failure: not failure.check.endswith("guard bands"))
 
 
 def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort: str) -> tuple[list[Any], str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -55,8 +55,8 @@ def devices_for(operator: Operator, samples: Sequence[torch.Tensor]) -> list[tor
     Args:
         samples: the tensors of the samples that the caller gave; they decide when one is on a GPU.
     """
-    given = _distinct(t.device for t in samples if is_gpu(t.device))
-    return given or [CPU, *gpus_of(operator)]
+    given = dict.fromkeys(t.device for t in samples if is_gpu(t.device))
+    return list(given) or [CPU, *gpus_of(operator)]
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -108,10 +108,6 @@ def raise_if_lost(device: torch.device, error: Exception) -> None:
     """Raises DeviceLost if a device accepts no more work since a call raised an error."""
     if is_lost(device):
         raise DeviceLost(str(error)) from error
-
-
-def _distinct(devices: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(devices))
 
 
 _Result = TypeVar("_Result")

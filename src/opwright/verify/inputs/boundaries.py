@@ -144,12 +144,11 @@ def _index_cases(target: Target) -> Iterator[Case]:
 
         sizes = dict.fromkeys([BATCH], _BATCH_SIZE) | maker.base_sizes()
         count = _count(maker, parameter, dtype, sizes)
-        usual = torch.zeros(count, dtype=torch.int64)
 
         def takes(value: int, count: int = count, filled: Any = filled, sizes: dict[str, int] = sizes) -> bool | None:
             return _takes(target, filled(_one(count, value), sizes, f"of {value}"))
 
-        if not count or (found := _find_range(takes, int(usual[0]), info.min, info.max)) is None:
+        if not count or (found := _find_range(takes, 0, info.min, info.max)) is None:
             continue
         is_index = found.above is not None or isinstance(parameter.domain, Index)
         if parameter.domain is not None:

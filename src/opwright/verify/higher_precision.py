@@ -230,7 +230,7 @@ def _is_view(func: Any) -> bool:
 
 def _move_elements(func: Any, args: Any, kwargs: Any) -> Any:
     """Moves elements: the high parts, and the low ones in the same way. Numbers that are filled in have no low part."""
-    values = [i for i, a in enumerate(_torch.schema_of(func).arguments) if a.name in _FILLED_IN]
+    names = [a.name for a in _torch.schema_of(func).arguments]
 
     def part(which: str) -> Any:
         def taken(value: Any) -> Any:
@@ -239,14 +239,11 @@ def _move_elements(func: Any, args: Any, kwargs: Any) -> Any:
             is_float = isinstance(value, Tensor) and value.is_floating_point()
             return torch.zeros_like(value) if is_float and which == "low" else value
 
-        some = [
-            0.0 if i in values and which == "low" and isinstance(a, (int, float)) else a for i, a in enumerate(args)
-        ]
-        named = {
-            k: 0.0 if k in _FILLED_IN and which == "low" and isinstance(v, (int, float)) else v
-            for k, v in kwargs.items()
-        }
-        return func(*tree_map(taken, some), **tree_map(taken, named))
+        def argument(name: str, value: Any) -> Any:
+            is_filled_in = name in _FILLED_IN and isinstance(value, (int, float))
+            return 0.0 if is_filled_in and which == "low" else tree_map(taken, value)
+
+        return func(*map(argument, names, args), **{name: argument(name, value) for name, value in kwargs.items()})
 
     high, low = part("high"), part("low")
     if isinstance(high, Tensor):

@@ -34,6 +34,5 @@ class OperatorWatch(Mode):
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         self.operators.append(func.overloadpacket)
-        made = tensors_of(result if isinstance(result, (list, tuple)) else [result])
-        self.largest = max([self.largest, *(t.numel() for t in made)])
+        self.largest = max([self.largest, *(t.numel() for t in tensors_of([result]))])
         return result

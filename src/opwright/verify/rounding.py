@@ -380,10 +380,7 @@ class _NotesSingle(Mode):
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         if not _kind_of(func).is_exact:
-            results = result if isinstance(result, (tuple, list)) else (result,)
-            self.found |= any(
-                isinstance(r, torch.Tensor) and r.is_floating_point() and r.element_size() < 8 for r in results
-            )
+            self.found |= any(t.is_floating_point() and t.element_size() < 8 for t in tensors_of([result]))
         return result
 
 
@@ -556,10 +553,7 @@ class Recording(TorchFunctionMode):
         with torch.no_grad():
             for step, args, kwargs in self._steps:
                 result = run(step, filled(args), {name: filled(v) for name, v in kwargs.items()} if kwargs else kwargs)
-                if isinstance(result, torch.Tensor):
-                    tensors.append(result)
-                else:
-                    tensors += tensors_of([result])
+                tensors += tensors_of([result])
         return filled(self._outputs)
 
     def _refer(self, value: Any) -> Any:

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -281,42 +281,29 @@ def flatten(result: Any) -> tuple[list[Any], list[str], list[str]]:
 
     Numbers become tensors, complex tensors pairs of real numbers; what is not a number is skipped.
     """
-    outputs: list[Any] = []
-    keys: list[str] = []
-    names: list[str] = []
-    if result is not None:
-        _flatten_into(result, "", "", outputs, keys, names)
-    return outputs, keys, names
+    found = list(_iterate_leaves(result, "", "")) if result is not None else []
+    return [output for output, _, _ in found], [key for _, key, _ in found], [name for _, _, name in found]
 
 
-def _flatten_into(value: Any, key: str, name: str, outputs: list[Any], keys: list[str], names: list[str]) -> None:
-    """Adds what a value holds. `key` tells which results are alike, and `name` also where in a list each lies."""
+def _iterate_leaves(value: Any, key: str, name: str) -> Iterator[tuple[Any, str, str]]:
+    """Yields what a value holds. `key` tells which results are alike, and `name` also where in a list each lies."""
+    parts: Iterable[tuple[Any, str, str]] = ()
     if isinstance(value, torch.Tensor):
         value = value.to_dense() if value.layout != torch.strided else value
-        outputs.append(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
+        yield torch.view_as_real(value.resolve_conj()) if value.is_complex() else value, key, name
     elif isinstance(value, (bool, int, float)):
-        outputs.append(torch.tensor(value))
+        yield torch.tensor(value), key, name
     elif value is None:
-        outputs.append(None)
+        yield None, key, name
     elif isinstance(value, Mapping):
-        for each in sorted(value, key=str):
-            _flatten_into(value[each], f"{key}[{each!r}]", f"{name}[{each!r}]", outputs, keys, names)
-        return
+        parts = ((value[each], f"[{each!r}]", f"[{each!r}]") for each in sorted(value, key=str))
     elif isinstance(value, (list, tuple)):
         fields = getattr(value, "_fields", None)  # of a named tuple
-        for i, item in enumerate(value):
-            _flatten_into(item, key, f"{name}.{fields[i]}" if fields else f"{name}[{i}]", outputs, keys, names)
-        return
+        parts = ((item, "", f".{fields[i]}" if fields else f"[{i}]") for i, item in enumerate(value))
     elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            _flatten_into(
-                getattr(value, field.name), f"{key}.{field.name}", f"{name}.{field.name}", outputs, keys, names
-            )
-        return
-    else:
-        return
-    keys.append(key)
-    names.append(name)
+        parts = ((getattr(value, f.name), f".{f.name}", f".{f.name}") for f in dataclasses.fields(value))
+    for part, of_key, of_name in parts:
+        yield from _iterate_leaves(part, key + of_key, name + of_name)
 
 
 def _describe(keys: list[str]) -> str:

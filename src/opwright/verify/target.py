@@ -296,14 +296,7 @@ class Target:
             given = self.callables.cases(self._samples)
             self._refuse_no_oracle(given)
             self._cases = [(_dtype_of(case), case) for case in given]  # enough for `mutated`
-            more = derived_cases(
-                given,
-                lambda case: case.values[-1].arguments,
-                lambda case: len(case.values) - 1 if self.callables.are_shared else case.values[-1].arguments,
-                self.reference,
-                bool(self.mutated()),
-                self._announce,
-            )
+            more = derived_cases(given, self.callables, bool(self.mutated()), self._announce)
             for case in (*given, *(more if self.expand else ())):
                 yield _dtype_of(case), case
             return

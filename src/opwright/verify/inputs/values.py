@@ -16,6 +16,7 @@ import torch
 
 from opwright.contract.fill import LAYOUTS, lay_out
 from opwright.contract.sweep import Case
+from opwright.verify.callables import Callables
 from opwright.verify.oracle import are_finite, to_oracle, try_reference
 from opwright.verify.tensors import count_elements, tensors_of
 
@@ -26,23 +27,17 @@ _MAX_ELEMENTS = 2**24  # of a sample that others are made from: each costs a doz
 
 
 def derived_cases(
-    given: Sequence[Case],
-    arguments: Callable[[Case], int],
-    shared: Callable[[Case], int],
-    reference: Callable[[Sequence[Any]], list[Any]],
-    mutates: bool,
-    announce: Callable[[Case], None],
+    given: Sequence[Case], callables: Callables, mutates: bool, announce: Callable[[Case], None]
 ) -> Iterator[Case]:
     """Yields inputs made from samples, those only that the reference accepts: finite ones give finite results.
 
     Args:
         given: the samples.
-        arguments: returns how many of the first values of a case are arguments.
-        shared: returns how many of the first values reach the candidate: parameters may be among them.
-        reference: the computation.
-        mutates: whether it writes into its arguments.
+        callables: the candidate and its reference.
+        mutates: whether the reference writes into its arguments.
         announce: called with each case that the reference is asked about.
     """
+    reference = callables.call_reference
 
     def accepts(case: Case, is_finite: bool = True, is_number: bool = False, is_real: bool = False) -> bool:
         announce(case)
@@ -78,22 +73,21 @@ def derived_cases(
     for case in given:
         if count_elements(case.values) > _MAX_ELEMENTS:
             continue
-        varied = _vary(case, shared(case))
+        arguments = case.values[: case.values[-1].arguments]
+        varied = _vary(case.values[:-1] if callables.are_shared else arguments)
         for some in (varied, *({i: v} for i, v in varied.items() if len(varied) > 1)):
             changed = _with(case, "zeros and ones replaced", some)
             if some and accepts(changed):
                 yield changed
                 break
-        if (drawn := _draw_integers(case, arguments(case))) and accepts(
-            changed := _with(case, "other integers", drawn)
-        ):
+        if (drawn := _draw_integers(arguments)) and accepts(changed := _with(case, "other integers", drawn)):
             yield changed
-        for i, value in enumerate(case.values[: arguments(case)]):
+        for i, value in enumerate(arguments):
             if isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.ndim and value.numel():
                 for what, mask in _masks(value):
                     if accepts(changed := _with(case, f"argument {i} {what}", {i: mask})):
                         yield changed
-        tensors = [i for i, v in enumerate(case.values[: arguments(case)]) if _is_real(v)]
+        tensors = [i for i, v in enumerate(arguments) if _is_real(v)]
         if not tensors:
             continue
         # With no finite result to start from, the numbers do not show which others are in its domain.
@@ -133,11 +127,11 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
 
 
-def _vary(case: Case, count: int) -> dict[int, torch.Tensor]:
+def _vary(values: Sequence[Any]) -> dict[int, torch.Tensor]:
     """Returns other values for what is all zeros or all ones: somewhat larger ones, as a variance may be; masks with holes."""
     generator = torch.Generator().manual_seed(0)
     found = {}
-    for i, value in enumerate(case.values[:count]):
+    for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or not value.numel() or not bool((value == value.reshape(-1)[0]).all()):
             continue
         drawn = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.device)
@@ -158,11 +152,11 @@ def _masks(value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{not others} at the end of rows alone", mask
 
 
-def _draw_integers(case: Case, count: int) -> dict[int, torch.Tensor]:
+def _draw_integers(values: Sequence[Any]) -> dict[int, torch.Tensor]:
     """Returns other values for integers of both signs, which are not indices: as large, and in 8 bits any."""
     generator = torch.Generator().manual_seed(0)
     found = {}
-    for i, value in enumerate(case.values[:count]):
+    for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or value.dtype not in _SIGNED:
             continue
         if not value.numel() or not int(value.min()) < 0 < int(value.max()):

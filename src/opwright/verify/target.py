@@ -611,14 +611,12 @@ def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
     pending = itertools.cycle(layouts)
 
     def put(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(put(v) for v in value)
         if not isinstance(value, torch.Tensor):
             return value
         empty = lay_out(lambda shape: torch.zeros(shape, dtype=value.dtype), tuple(value.shape), next(pending))
         return empty.copy_(value)
 
-    return tuple(put(v) for v in values)
+    return tree_map(put, values)
 
 
 def _extent(value: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from opwright._torch import tree_map
 from opwright.contract.memory import overlaps_itself
 
 
@@ -120,22 +121,20 @@ def place_between_guards(value: Any, device: torch.device | None = None) -> tupl
     """Returns a copy as `copy_of` makes it, between guard bands of NaN, and the bands."""
     bands = Bands()
 
-    def copied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            plain = copy_of(value, device)
-            data = storage_bytes(plain)
-            fill = 1 if value.dtype == torch.bool else 255
-            buffer = torch.full((data.numel() + 2 * _GUARD_BYTES,), fill, dtype=torch.uint8, device=data.device)
-            buffer[_GUARD_BYTES : _GUARD_BYTES + data.numel()] = data
-            bands.found.extend((b, b.clone()) for b in (buffer[:_GUARD_BYTES], buffer[-_GUARD_BYTES:]))
-            offset = plain.storage_offset() + _GUARD_BYTES // value.element_size()
-            empty = torch.empty(0, dtype=value.dtype, device=data.device)
-            return empty.set_(buffer.untyped_storage(), offset, value.shape, value.stride())
-        if isinstance(value, (list, tuple)):
-            return type(value)(copied(v) for v in value)
-        return {k: copied(v) for k, v in value.items()} if isinstance(value, dict) else value
+    def place(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        plain = copy_of(value, device)
+        data = storage_bytes(plain)
+        fill = 1 if value.dtype == torch.bool else 255
+        buffer = torch.full((data.numel() + 2 * _GUARD_BYTES,), fill, dtype=torch.uint8, device=data.device)
+        buffer[_GUARD_BYTES : _GUARD_BYTES + data.numel()] = data
+        bands.found.extend((b, b.clone()) for b in (buffer[:_GUARD_BYTES], buffer[-_GUARD_BYTES:]))
+        offset = plain.storage_offset() + _GUARD_BYTES // value.element_size()
+        empty = torch.empty(0, dtype=value.dtype, device=data.device)
+        return empty.set_(buffer.untyped_storage(), offset, value.shape, value.stride())
 
-    return copied(value), bands
+    return tree_map(place, value), bands
 
 
 def two_alike(values: Any) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
+from opwright._torch import tree_map
 from opwright.contract.fill import lay_out
 from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, find_difference, first_line, outputs_of_reference
@@ -186,11 +187,9 @@ def as_function_of_tensors(
         pending = list(tensors)
 
         def fill(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return pending.pop(0) if is_argument(value) else value
-            return [fill(v) for v in value] if isinstance(value, (list, tuple)) else value
+            return pending.pop(0) if isinstance(value, torch.Tensor) and is_argument(value) else value
 
-        filled = [fill(v) for v in values]
+        filled = tree_map(fill, values)
         if computed:
             filled = target.with_computed(filled)
         return tuple(o for o in differentiable(target, target.call(filled)) if dtype in (None, o.dtype))
@@ -356,16 +355,12 @@ def as_leaves(values: Any, asked: set[int] | None = None) -> list[Any]:
     count = itertools.count()
 
     def leaf(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if not value.is_floating_point():
-                return value
-            number = next(count)
-            return value.detach().requires_grad_(asked is None or number in asked)
-        if isinstance(value, dict):
-            return {k: leaf(v) for k, v in value.items()}
-        return type(value)(leaf(v) for v in value) if isinstance(value, (list, tuple)) else value
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        number = next(count)
+        return value.detach().requires_grad_(asked is None or number in asked)
 
-    return [leaf(v) for v in values]
+    return tree_map(leaf, list(values))
 
 
 def floats_of(values: Any) -> list[torch.Tensor]:

@@ -35,26 +35,15 @@ def packets(names: str) -> frozenset[Any]:
 
 
 _STEPS = get_decompositions(
-    [
-        _aten.gelu,
-        _aten.gelu_backward,
-        _aten.native_batch_norm,
-        _aten._native_batch_norm_legit,
-        _aten.native_batch_norm_backward,
-        _aten.native_group_norm,
-        _aten.native_group_norm_backward,
-        _aten.native_layer_norm_backward,
-        _aten.mish,
-        _aten.mish_backward,
-        *map(
-            functools.partial(getattr, _aten),
-            "addcdiv addcmul binary_cross_entropy binary_cross_entropy_backward elu elu_backward glu glu_backward "
-            "grid_sampler_2d hardsigmoid hardsigmoid_backward hardswish hardswish_backward huber_loss "
-            "huber_loss_backward lerp log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 mse_loss "
-            "mse_loss_backward sigmoid_backward silu_backward smooth_l1_loss smooth_l1_loss_backward softplus_backward "
-            "tanh_backward upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d".split(),
-        ),
-    ]
+    packets(
+        "addcdiv addcmul binary_cross_entropy binary_cross_entropy_backward elu elu_backward gelu gelu_backward glu "
+        "glu_backward grid_sampler_2d hardsigmoid hardsigmoid_backward hardswish hardswish_backward huber_loss "
+        "huber_loss_backward lerp log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 mish mish_backward "
+        "mse_loss mse_loss_backward native_batch_norm _native_batch_norm_legit native_batch_norm_backward "
+        "native_group_norm native_group_norm_backward native_layer_norm_backward sigmoid_backward silu_backward "
+        "smooth_l1_loss smooth_l1_loss_backward softplus_backward tanh_backward upsample_bicubic2d upsample_bilinear2d "
+        "upsample_linear1d upsample_trilinear3d"
+    )
 )
 
 
@@ -70,14 +59,7 @@ for _packet in (_aten.lerp, _aten.addcmul, _aten.addcdiv):
             _STEPS[_twin] = functools.partial(_in_place, _formula)
 # Those that PyTorch computes in float32 at least, and rounds at the end.
 _STEPS_IN_SINGLE = get_decompositions(
-    [
-        _aten._softmax,
-        _aten._softmax_backward_data,
-        _aten._log_softmax,
-        _aten._log_softmax_backward_data,
-        _aten.logsumexp,
-        _aten.native_layer_norm,
-    ]
+    packets("_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data logsumexp native_layer_norm")
 )
 
 

@@ -387,10 +387,6 @@ def choose_device(
     Raises:
         CheckError: there is no such device, or the samples are on several.
     """
-    if operator is not None and samples is None:
-        if named is not None:
-            return parse_device(named)
-        return next(iter(gpus_of(operator)), CPU)
     tensors = all_tensors(samples)
     devices = sorted({str(t.device) for t in tensors if t.ndim})
     if len(devices) > 1:

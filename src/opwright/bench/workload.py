@@ -353,7 +353,7 @@ class Workload:
         """
         given = all_tensors(self.values)
         seeds = list((self._seeds or {}).values())
-        compute = self._computation(reference, len(given))
+        compute = self._computation(reference)
         is_large = sum(t.numel() for t in given) > _MAX_ORACLE_ELEMENTS
         if is_large and _is_near(got, compute([t.detach().clone() for t in given] + seeds)):
             return ""
@@ -366,11 +366,12 @@ class Workload:
                 return f"result {number}: {found}"
         return ""
 
-    def _computation(self, reference: Callable[..., Any], count: int) -> Callable[[Sequence[Any]], list[Any]]:
+    def _computation(self, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], list[Any]]:
         """Returns the reference as a function of the tensors of the arguments and of the gradients that come in."""
         needs_gradient = [t.requires_grad for t in all_tensors(self.values)]
 
         def compute(given: Sequence[Any]) -> list[Any]:
+            count = len(needs_gradient)
             tensors, seeds = [t.detach() for t in given[:count]], given[count:]
             is_wide = any(t.dtype == torch.float64 for t in tensors)
             apply = applier(_in_precision(reference, is_wide), self._operator)

@@ -63,10 +63,9 @@ def memory(target: Target) -> Iterator[Finding]:
                 values = target.inputs(case)
                 measured.append(peak_of(lambda call=call, values=values: call(values), target.device))
             needed, peak = max(*of_reference, made), statistics.median_low(of_call)
-            if target.operator is not None:
-                allowed = _MULTIPLE * needed + made + _SLACK_BYTES
-            else:
-                allowed = _MULTIPLE_OF_STEPS * max(needed, given) + made + _SLACK_BYTES
+            is_own = target.operator is not None
+            most = _MULTIPLE * needed if is_own else _MULTIPLE_OF_STEPS * max(needed, given)
+            allowed = most + made + _SLACK_BYTES
             if peak <= allowed:
                 break
         else:

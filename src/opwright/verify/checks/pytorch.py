@@ -101,8 +101,7 @@ def _integers_before_floats(contract: Contract) -> bool:
 
 def torch_compile(target: Target) -> Iterator[Finding]:
     """torch.compile(fullgraph, dynamic) gives the same values and gradients, without recompiling."""
-    operator = target.operator
-    contract = operator.contract
+    contract = target.operator.contract
     _torch.reset_dynamo()
     graphs: list[int] = []
 
@@ -344,11 +343,11 @@ def _to(value: Any, dtype: torch.dtype, most: int | None = None) -> Any:
 
 def refusals(target: Target) -> Iterator[Finding]:
     """Wrong calls raise the error of the contract that names the argument, through both entries."""
-    operator = target.operator
-    contract = operator.contract
-    case = target.small_cases(torch.float32)[0] if target.small_cases(torch.float32) else None
-    if case is None:
+    contract = target.operator.contract
+    cases = target.small_cases(torch.float32)
+    if not cases:
         raise Skipped("no small case")
+    case = cases[0]
     for i, parameter in enumerate(contract.parameters):
         if not parameter.is_tensor or not tensors_of([case.values[i]]):
             continue
@@ -363,11 +362,8 @@ def refusals(target: Target) -> Iterator[Finding]:
                 target.run(values)
                 message = "accepted"
             except ContractError as error:
-                message = (
-                    ""
-                    if f"`{parameter.name}`" in str(error) or f"`{parameter.name}[" in str(error)
-                    else f"the error does not name it: {first_line(error)}"
-                )
+                is_named = any(f"`{parameter.name}{end}" in str(error) for end in "`[")
+                message = "" if is_named else f"the error does not name it: {first_line(error)}"
             except Exception as error:
                 message = f"raised {type(error).__name__}: {first_line(error)}"
             yield Finding(f"`{parameter.name}` is {what}", message)

@@ -124,7 +124,7 @@ class _Meeting:
         self.barrier = threading.Barrier(count)
         self.given: list[Any] = [None] * count
 
-    def reduce(self, rank: int, how: str, numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    def reduce(self, rank: int, how: str, numbers: Sequence[torch.Tensor]) -> Any:
         joined = torch.stack(tuple(numbers))
         self.given[rank] = how, joined
         self.barrier.wait(_MAX_WAIT_S)
@@ -132,7 +132,7 @@ class _Meeting:
             raise RuntimeError("the ranks exchange different things")
         reduced = {"sum": torch.sum, "max": torch.amax}[how](torch.stack([each for _, each in self.given]), 0)
         self.barrier.wait(_MAX_WAIT_S)
-        return reduced
+        return reduced.unbind() if len(numbers) > 1 else reduced[0]
 
 
 class _Rank(NamedTuple):
@@ -144,12 +144,10 @@ class _Rank(NamedTuple):
     start: int
 
     def sum(self, *numbers: torch.Tensor) -> Any:
-        made = self.meeting.reduce(self.rank, "sum", numbers)
-        return made.unbind() if len(numbers) > 1 else made[0]
+        return self.meeting.reduce(self.rank, "sum", numbers)
 
     def max(self, *numbers: torch.Tensor) -> Any:
-        made = self.meeting.reduce(self.rank, "max", numbers)
-        return made.unbind() if len(numbers) > 1 else made[0]
+        return self.meeting.reduce(self.rank, "max", numbers)
 
 
 def _hold_exchange(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,18 +75,14 @@ def derived_cases(
             continue
         arguments = case.values[: case.values[-1].arguments]
         varied = _vary(case.values[:-1] if callables.are_shared else arguments)
-        for some in (varied, *({i: v} for i, v in varied.items() if len(varied) > 1)):
-            changed = _with(case, "zeros and ones replaced", some)
-            if some and accepts(changed):
-                yield changed
-                break
-        if (drawn := _draw_integers(arguments)) and accepts(changed := _with(case, "other integers", drawn)):
-            yield changed
+        tried = (varied, *({i: v} for i, v in varied.items())) if len(varied) > 1 else (varied,)
+        yield from _first(accepts, (_with(case, "zeros and ones replaced", some) for some in tried if some))
+        if drawn := _draw_integers(arguments):
+            yield from _first(accepts, [_with(case, "other integers", drawn)])
         for i, value in enumerate(arguments):
             if isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.ndim and value.numel():
                 for what, mask in _masks(value):
-                    if accepts(changed := _with(case, f"argument {i} {what}", {i: mask})):
-                        yield changed
+                    yield from _first(accepts, [_with(case, f"argument {i} {what}", {i: mask})])
         tensors = [i for i, v in enumerate(arguments) if _is_real(v)]
         if not tensors:
             continue
@@ -97,13 +93,16 @@ def derived_cases(
         for layout in LAYOUTS:
             if not (mutates and layout == "expanded"):  # writing through stride 0 has no defined result
                 changed = _with(case, layout, {i: _lay_out(case.values[i], layout) for i in tensors})
-                if accepts(changed, is_finite=False):
-                    yield changed
+                yield from _first(accepts, [changed], is_finite=False)
         if len(tensors) > 1:
             layouts = zip(tensors, itertools.cycle(_MIXED))  # no end of them
             changed = _with(case, "mixed layouts", {i: _lay_out(case.values[i], layout) for i, layout in layouts})
-            if accepts(changed, is_finite=False):
-                yield changed
+            yield from _first(accepts, [changed], is_finite=False)
+
+
+def _first(accepts: Callable[..., bool], cases: Iterable[Case], **how: bool) -> Iterator[Case]:
+    """Yields the first case that is accepted, if one is."""
+    yield from itertools.islice((case for case in cases if accepts(case, **how)), 1)
 
 
 def holds_infinities(case: Case) -> bool:
@@ -189,15 +188,11 @@ def _other_values(
     for scale in _SCALES:
         drawn = {i: noise(case.values[i]) * scale for i in free}
         # Where negative numbers are not accepted, positive ones may be.
-        for values in (drawn, {i: v.abs() for i, v in drawn.items()}):
-            changed = _with(case, f"values around {scale:g}", values)
-            if accepts(changed):
-                yield changed
-                break
+        tried = (drawn, {i: v.abs() for i, v in drawn.items()})
+        yield from _first(accepts, (_with(case, f"values around {scale:g}", values) for values in tried))
     # A variance as the mean of squares less the square of the mean loses its digits here.
-    changed = _with(case, f"values around {_FAR:g}", {i: noise(case.values[i]) + _FAR for i in free})
-    if accepts(changed):
-        yield changed
+    far = {i: noise(case.values[i]) + _FAR for i in free}
+    yield from _first(accepts, [_with(case, f"values around {_FAR:g}", far)])
     for at in free:
         for what, values in _with_infinities(case.values[at]):
             changed = _with(case, f"a row of argument {at} {what}", {at: values})
@@ -207,11 +202,9 @@ def _other_values(
     kinds = (("special values", _FINITE), ("values of all sizes", _SIZES), (_INFINITIES, _NOT_FINITE))
     for label, special in kinds:
         for part, numbers in _parts(case.values[free[0]], special):
-            for values in _offer(case.values[free[0]], numbers, special is _FINITE):
-                changed = _with(case, f"{label}{part}", {free[0]: values})
-                if accepts(changed, is_finite=special is _FINITE, is_number=special is _SIZES):
-                    yield changed
-                    break
+            offered = _offer(case.values[free[0]], numbers, special is _FINITE)
+            made = (_with(case, f"{label}{part}", {free[0]: values}) for values in offered)
+            yield from _first(accepts, made, is_finite=special is _FINITE, is_number=special is _SIZES)
         for at in free if len(free) > 1 and special is not _SIZES else ():  # what the others hold may hide them
             neutral = _NEUTRAL if special is _FINITE else _NEUTRAL[::-1]  # 0 times infinity is NaN
             _, numbers = next(_parts(case.values[at], special))

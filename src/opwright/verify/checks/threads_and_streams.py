@@ -413,43 +413,40 @@ def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bo
     start, bad = threading.Barrier(len(given)), []
     found: list[tuple[list[Any], list[torch.Tensor], list[list[torch.Tensor]]]] = []
 
-    def work(values: list[Any], right: list[torch.Tensor]) -> None:
+    def run(function: Callable[..., None], *args: Any) -> None:
         try:
-            used = [
-                copy_of(values) if copies else values
-                for _ in range(_ROUNDS if target.operator is not None else _ROUNDS_OF_CALLABLE)
-            ]
-            if not on_gpu:
-                start.wait(60)
-                results = [trial.compute(each) for each in used]
-            else:
+            if on_gpu:
                 torch.cuda.set_device(device)
-                stream = torch.cuda.Stream()
-                torch.cuda.synchronize()
-                start.wait(60)
-                with torch.cuda.stream(stream):
-                    results = [trial.compute(each) for each in used]
-                stream.synchronize()
-            found.append((values, right, results))
+            function(*args)
         except BaseException as error:
             start.abort()
             bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
+
+    def work(values: list[Any], right: list[torch.Tensor]) -> None:
+        used = [
+            copy_of(values) if copies else values
+            for _ in range(_ROUNDS if target.operator is not None else _ROUNDS_OF_CALLABLE)
+        ]
+        stream = torch.cuda.Stream() if on_gpu else None
+        if on_gpu:
+            torch.cuda.synchronize()
+        start.wait(60)
+        with torch.cuda.stream(stream) if on_gpu else contextlib.nullcontext():
+            results = [trial.compute(each) for each in used]
+        if on_gpu:
+            stream.synchronize()
+        found.append((values, right, results))
 
     # What one thread gets alone: not the main one, whose share of the CPU's threads may be another.
     wanted: list[list[torch.Tensor]] = []
 
     def compute_alone() -> None:
-        try:
-            if on_gpu:
-                torch.cuda.set_device(device)
-            wanted.extend(_alone(trial, values) for values in given)
-        except BaseException as error:
-            bad.append(f"raised {type(error).__name__} in a thread: {first_line(error)}")
+        wanted.extend(_alone(trial, values) for values in given)
 
-    _run_all([threading.Thread(target=compute_alone)])
+    _run_all([threading.Thread(target=run, args=(compute_alone,))])
     if bad:
         return bad[0]
-    _run_all([threading.Thread(target=work, args=pair) for pair in zip(given, wanted, strict=True)])
+    _run_all([threading.Thread(target=run, args=(work, *pair)) for pair in zip(given, wanted, strict=True)])
     if on_gpu:
         torch.cuda.synchronize()
     if bad or all(trial.agree(result, right, values) for values, right, results in found for result in results):

@@ -214,7 +214,6 @@ class _Run:
         self._compiled: set[int] = set()  # inputs on which it was timed where there was time for it
 
     def measure_all(self) -> None:
-        """Visits each input once, then compiles where there is time, then refines."""
         self._until = perf_counter() + self._settings.seconds
         share = _FIRST_SHARE * self._settings.seconds / max(len(self._inputs), 1)
         for number, each in self._inputs:

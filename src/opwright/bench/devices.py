@@ -116,7 +116,6 @@ class _Joint(Current):
         self._devices, self._parts = devices, dict[int, Current]()
 
     def take_part(self, i: int, part: Current) -> None:
-        """Notes what one device has measured."""
         self._parts[i] = part
         self.name = part.name
         self.started = min(each.started for each in self._parts.values())
@@ -129,8 +128,6 @@ class _Joint(Current):
 
 
 class _Part(Watcher):
-    """The watcher of one device."""
-
     def __init__(self, together: _Together, i: int) -> None:
         self._together, self._i = together, i
 

@@ -352,15 +352,12 @@ def time_on_gpu(
 
 
 def _blocks(lanes: Mapping[str, _Lane], names: Mapping[str, Any]) -> list[dict[str, list[float]]]:
-    """Returns the cold samples by blocks of rounds."""
     step = _ROUNDS_IN_BLOCK
     count = min(len(lanes[name].cold_us) for name in names) // step
     return [{name: lanes[name].cold_us[i * step : (i + 1) * step] for name in names} for i in range(count)]
 
 
 class _Lane:
-    """One candidate and its samples."""
-
     def __init__(self, calls: Sequence[Callable[[], object]], gpu: Gpu) -> None:
         self.calls, self.gpu = calls, gpu
         self.cold_us: list[float] = []

@@ -237,7 +237,6 @@ def _widen_all(func: Any, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _widen(value: Any) -> Any:
-    """Returns a floating-point tensor in float64, anything else as it is."""
     is_narrow = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(torch.float64) if is_narrow else value
 

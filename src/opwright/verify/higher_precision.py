@@ -141,13 +141,11 @@ class _Wide(Tensor):
 
 
 def _widen(value: Any) -> Any:
-    """Returns a tensor in float64 as a pair, anything else as it is."""
     is_double = isinstance(value, Tensor) and value.dtype == torch.float64 and not isinstance(value, _Wide)
     return _Wide(value, torch.zeros_like(value)) if is_double else value
 
 
 def _make(value: Any) -> Any:
-    """Returns a result: a pair, or what is not floating-point."""
     if not isinstance(value, Pair):
         return value
     if value.high.numel() > _MAX_ELEMENTS:
@@ -368,7 +366,6 @@ def _cumulate(a: Any, dim: int, *, dtype: Any = None) -> Any:
 
 
 def _matrix_product(a: Any, b: Any) -> Any:
-    """Returns sums of products of matrices, or of batches of them."""
     first, second = _pair_of(a), _pair_of(b)
     if first.high.numel() * second.high.shape[-1] > _MAX_PRODUCTS:
         return NotImplemented

@@ -131,7 +131,6 @@ class _StochasticRounding(Rounding):
         return result
 
     def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
-        """Calls an operator and moves what it takes and what it returns."""
         kind = step.kind
         if step.moved is not None:
             moved = self._move(args[step.moved], step.unit_before, False)

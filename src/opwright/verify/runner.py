@@ -252,7 +252,6 @@ class _Lane:
             self._started = time.perf_counter()
 
     def look(self) -> dict[Job, Result]:
-        """Returns what has come of jobs since the last time."""
         if self.worker is None:
             return {}
         found: dict[Job, Result] = {}
@@ -275,7 +274,6 @@ class _Lane:
         return found
 
     def _tell_death(self, job: Job) -> Result:
-        """Returns the finding of the check at which the worker has ended."""
         case = self.worker.running.what if self.worker.running != Running() else ""
         finding = Finding(case or "before the first case", self.worker.tell_end())
         seconds = time.perf_counter() - self._started
@@ -354,8 +352,6 @@ class _Over(Exception):
 
 
 def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProcess, threads: int | None = None) -> None:
-    """Runs jobs, and sends what they do and what comes of them."""
-
     def emit(result: Result) -> None:
         channel.send(result=builtins_of(replace(result, fatal="" if result.has_ended else result.fatal)))
         if result.has_ended:

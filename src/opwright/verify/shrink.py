@@ -43,7 +43,6 @@ def shrink(check: Check, target: Target, case: Case, found: Finding) -> Finding 
 
 
 def _parts(case: Case) -> Iterator[Case]:
-    """Yields smaller cases, the much smaller ones first."""
     sizes = sorted({s for t in tensors_of(case.values) for s in t.shape if s > 1}, reverse=True)
     for is_half in (True, False):
         for size in sizes:

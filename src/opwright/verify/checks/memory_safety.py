@@ -103,7 +103,6 @@ def _tell_reference(target: Target, case: Case, outputs: Sequence[tuple[Sequence
 
 
 def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> Finding:
-    """Returns the finding for outputs that are not what a call without `out=` returns."""
     for name, out, result in zip(target.output_names(len(outs)), outs, results, strict=True):
         if result is None or result.shape != out.shape:
             continue
@@ -211,8 +210,6 @@ def _call_with(target: Target, values: list[Any], outs: list[torch.Tensor]) -> s
 
 
 def _make_out(like: torch.Tensor, layout: str) -> torch.Tensor:
-    """Returns a tensor of garbage in a layout."""
-
     def fill(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.full(shape, _poison(like.dtype), dtype=like.dtype, device=like.device)
 

@@ -325,7 +325,6 @@ def _is_steady_in_place(target: Target, case: Case) -> bool:
 
 
 def _how_far(target: Target, first: list[torch.Tensor], second: list[torch.Tensor]) -> str:
-    """Returns words for the first output in which two calls differ."""
     if len(first) != len(second):
         return ""
     for name, a, b in zip(target.output_names(len(first)), first, second, strict=False):

@@ -85,7 +85,6 @@ class _Call:
 
 
 def _hold(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> Finding:
-    """Runs each rank of a rule on its part, and puts the parts of the results together."""
     t, operator = names(), target.operator
     signature = signature_of(operator.contract, case.values)
     label = f"{case}, {rule.describe(signature)}, {ranks} ranks"

@@ -538,7 +538,6 @@ _LENGTHS = (1, 2, 4, 5, 9, 65)
 
 
 def _largest(maker: Sweep, sizes: dict[str, int]) -> int:
-    """Returns how many elements the largest input has in a case of these sizes."""
     named = maker.option_sets()[0] | maker.base_sizes() | sizes
     return max(math.prod(shape_of(p.type, named, (sizes.get(BATCH, 1),))) for p in maker.contract.tensors)
 
@@ -571,6 +570,5 @@ def _axis_names(parameter: Parameter) -> list[str]:
 
 
 def _count(maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, sizes: dict[str, int]) -> int:
-    """Returns how many elements a tensor has in a case of these sizes."""
     values = maker.contract.name_arguments(_made(maker, "", dtype, sizes).values)
     return values[parameter.name].numel()

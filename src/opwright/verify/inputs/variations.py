@@ -73,7 +73,6 @@ def enlarge(target: Target, bytes_of_outputs: int) -> Case | None:
 
 
 def _given(target: Target) -> list[Case]:
-    """Returns the samples as they are."""
     if target.callables is None or not target.expand:
         return []
     return [case for _, case in target.cases() if "," not in case.label]

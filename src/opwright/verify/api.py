@@ -102,7 +102,7 @@ def verify(
         (samples, refused), expand = _samples_of(contract, target, reference, samples, effort), False
     is_made = isinstance(target, Request)  # by `opwright.testing.suite`, for several runs
     request = target if is_made else Request(target, reference, list_samples(samples), effort, expand)
-    work = Work(request, only, request.command)
+    work = Work(request, only)
     chosen = _devices(request, devices)
     jobs = [
         Job(prefix, name, device)

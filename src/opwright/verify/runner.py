@@ -112,12 +112,10 @@ class Work:
     Attributes:
         request: makes what is checked, in the process where the candidate runs.
         only: run only cases whose description contains this text.
-        repeat: the command that verifies it again, without its flags; "" where there is none.
     """
 
     request: Request
     only: str = ""
-    repeat: str = ""
 
 
 # --- in the process of the caller ---------------------------------------------------------------------------------
@@ -279,7 +277,7 @@ class _Lane:
         seconds = time.perf_counter() - self._started
         check = Check(job.name, "failed", cases=1, seconds=seconds, device=str(job.device))
         fatal = _NOT_LOADED if case == _LOADING else ""
-        return Result(check, [_failure_of(job, [finding], self._work.repeat)], fatal, has_ended=True)
+        return Result(check, [_failure_of(job, [finding], self._work.request.command)], fatal, has_ended=True)
 
 
 def try_out(function: Callable[[], Any], timeout_s: float) -> str:
@@ -450,7 +448,7 @@ class _Here:
     def _tell_not_loaded(self, job: Job, error: BaseException) -> Result:
         text = "; ".join([f"raised {type(error).__name__}: {error}", *self._guard.take()])[:_MAX_MESSAGE]
         check = Check(job.name, "failed", cases=1, device=str(job.device))
-        failure = _failure_of(job, [Finding(_LOADING, text)], self._work.repeat)
+        failure = _failure_of(job, [Finding(_LOADING, text)], self._work.request.command)
         return Result(check, [failure], _NOT_LOADED, "callable")
 
     def _run_one(self, job: Job, target: Target) -> Result:
@@ -516,7 +514,7 @@ class _Here:
         )
         fatal = next((f.is_fatal for f in findings if f.is_fatal), "")
         failures = []
-        repeat = self._work.repeat
+        repeat = self._work.request.command
         if repeat and target.effort != "default":
             repeat += f" --{target.effort}"
         if bad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,18 +38,14 @@ def resized_cases(target: Target) -> Iterator[Case]:
                 made = _change(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
                 if _outputs(target, made, is_finite=True):  # the mean of nothing is NaN
                     yield made
-    long = next((made for case in sorted(given, key=_elements) if (made := _long(target, case)) is not None), None)
-    if long is not None:
-        yield long
+    yield from islice(filter(None, (_long(target, case) for case in sorted(given, key=_elements))), 1)
     for case in sorted(given, key=_elements)[:1]:
         leading = next(_leading(case), None)
         sizes = leading.shape[::-1] if leading is not None else ()
         for size in dict.fromkeys(s for s in sizes if s > 1):
             # One row, but no other axis of one: what was made for weights of 3 would be repeated along it without an error.
             for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW, (1,)):
-                found = next((made for n in tried if (made := _of_size(target, case, size, n)) is not None), None)
-                if found is not None:
-                    yield found
+                yield from islice(filter(None, (_of_size(target, case, size, n) for n in tried)), 1)
 
 
 def is_of_one(case: Case) -> bool:
@@ -79,12 +76,9 @@ def _given(target: Target) -> list[Case]:
 
 
 def _long(target: Target, case: Case) -> Case | None:
-    for width in _WIDTHS:
-        most = _MAX_ELEMENTS[target.effort]
-        found = _lengthen(target, case, _ROWS, width, most, f"{_ROWS} rows", _ORACLE_SECONDS)
-        if found is not None:
-            return found
-    return None
+    most, what = _MAX_ELEMENTS[target.effort], f"{_ROWS} rows"
+    found = (_lengthen(target, case, _ROWS, width, most, what, _ORACLE_SECONDS) for width in _WIDTHS)
+    return next(filter(None, found), None)
 
 
 def _lengthen(

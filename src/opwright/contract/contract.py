@@ -158,6 +158,11 @@ class Contract(NamedTuple):
         families = [t.family for t in types if not t.family.is_single]
         return next((f for f in families if f.is_floating), families[0] if families else None)
 
+    @property
+    def scalar_dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """The dtypes of that family; None alone where there is none."""
+        return self.scalar_family.dtypes if self.scalar_family is not None else (None,)
+
     def bind(self, arguments: Mapping[str, Any]) -> Bindings:
         """Checks the arguments of a call and returns what they bind.
 

@@ -547,8 +547,7 @@ def sweep_cases(
         forward: what a backward is the backward of, as `Sweep` takes it.
         inputs: returns fresh copies of the arguments of a case, where the reference is to compute.
     """
-    family = contract.scalar_family
-    dtypes = family.dtypes if family else (None,)
+    dtypes = contract.scalar_dtypes
     sweeps = [Sweep(contract, seed, forward, effort) for seed in range(_FULL_SEEDS if effort == "full" else 1)]
 
     def may_be_long(axis: str) -> bool:

@@ -86,10 +86,9 @@ def _large_case(target: Target) -> Case | None:
             if found is None or size_of(found) < _MIN_BYTES:
                 found = enlarge(target, _MIN_BYTES)
         else:
-            family = target.contract.scalar_family
+            dtype = target.contract.scalar_dtypes[0]
             sweep = target.make_sweep("full")
             sizes, batch = sweep.aligned_sizes()
-            dtype = None if family is None else family.dtypes[0]
             options = sweep.option_sets()[0]
             found = sweep.make("memory", dtype, sizes, batch, options)
             if not target.accepts(found):

@@ -128,7 +128,7 @@ def _index_cases(target: Target) -> Iterator[Case]:
     Where it takes any, they are not indices: then the extremes of the dtype are among them.
     """
     maker = target.make_sweep()
-    dtype = main_dtype(target)
+    dtype = target.contract.scalar_dtypes[0]
     of_forward = {output.name for output in maker.forward[0].outputs} if maker.forward else set()
     for parameter in target.contract.tensors:
         own = parameter.type.family.dtypes[0]
@@ -235,7 +235,9 @@ def _option_cases(target: Target) -> Iterator[Case]:
             continue
 
         def made(value: float, name: str = name) -> Case:
-            return _made(maker, f"{name} of {value}", main_dtype(target), sizes, options=usual | {name: value})
+            return _made(
+                maker, f"{name} of {value}", target.contract.scalar_dtypes[0], sizes, options=usual | {name: value}
+            )
 
         if parameter.kind == "float":
             tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)), *_ends_of(parameter))
@@ -312,10 +314,9 @@ def _special_cases(target: Target) -> Iterator[Case]:
     In dtypes other than the first the tensors take turns, unless it is full: each may be converted in a way of its own.
     """
     maker = target.make_sweep()
-    family = target.contract.scalar_family
-    options = maker.option_sets()
-    pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(family.dtypes if family else (None,))]
-    pairs += [(main_dtype(target), each) for each in options[1:]] if target.effort == "full" else []
+    dtypes, options = target.contract.scalar_dtypes, maker.option_sets()
+    pairs = [(dtype, options[i % len(options)]) for i, dtype in enumerate(dtypes)]
+    pairs += [(dtypes[0], each) for each in options[1:]] if target.effort == "full" else []
     tensors = [p for p in target.drawn.tensors if p.kind == "tensor" and p.type.family.has_floats]
     for i, (dtype, chosen) in enumerate(pairs):
         in_turn = tensors[i % len(tensors) :][:1] if tensors else []
@@ -351,7 +352,7 @@ def _special_in(
         if not _is_cheap(target, diagonal):
             return
         yield diagonal
-        if dtype == main_dtype(target) and options == maker.option_sets()[0]:
+        if dtype == target.contract.scalar_dtypes[0] and options == maker.option_sets()[0]:
             sizes = {axes[-1]: _WIDE, row_axis: _WIDE_ROWS}
             yield made("special values in wide rows", sizes, _place_diagonally)
         yield made("rows of one special value", {axes[-1]: _WIDTH, row_axis: _SPECIAL}, _fill_rows)
@@ -422,8 +423,7 @@ def _size_cases(target: Target) -> Iterator[Case]:
     """
     maker = target.make_sweep()
     options, beside = itertools.cycle(maker.option_sets()), itertools.cycle((-1, 1))
-    family = target.contract.scalar_family
-    main = main_dtype(target)
+    main, *other_dtypes = target.contract.scalar_dtypes
     axes = [*dict.fromkeys(axis for p in target.contract.tensors for axis in _axis_names(p))]
     axes = [axis for axis in axes if axis == BATCH or axis in maker.long_axes()]
 
@@ -442,8 +442,8 @@ def _size_cases(target: Target) -> Iterator[Case]:
             is_whole = target.effort == "full" or size.bit_count() == 1
             for near in (size - 1, size, size + 1) if is_whole else (size, size + next(beside)):
                 yield made(main, {axis: near})
-            if family and len(family.dtypes) > 1 and size in _TILES_OF_OTHERS:
-                yield made(family.dtypes[-1], {axis: size})
+            if other_dtypes and size in _TILES_OF_OTHERS:
+                yield made(other_dtypes[-1], {axis: size})
     for first, second in itertools.combinations(axes, 2):
         for size in (size for size in _TILES if size <= _MAX_SQUARE):
             if not _is_cheap(target, made(main, {first: size, second: size})):
@@ -527,7 +527,7 @@ def _list_cases(target: Target) -> Iterator[Case]:
     maker = target.make_sweep()
     if any(parameter.kind == "tensors" for parameter in target.contract.parameters):
         for length in _LENGTHS:
-            case = _made(maker, f"lists of {length}", main_dtype(target), {BATCH: 3}, length=length)
+            case = _made(maker, f"lists of {length}", target.contract.scalar_dtypes[0], {BATCH: 3}, length=length)
             if target.accepts(case):
                 yield case
 
@@ -540,12 +540,6 @@ _LENGTHS = (1, 2, 4, 5, 9, 65)
 def _largest(maker: Sweep, sizes: dict[str, int]) -> int:
     named = maker.option_sets()[0] | maker.base_sizes() | sizes
     return max(math.prod(shape_of(p.type, named, (sizes.get(BATCH, 1),))) for p in maker.contract.tensors)
-
-
-def main_dtype(target: Target) -> torch.dtype | None:
-    """Returns the first dtype of the operator's floating-point family."""
-    family = target.contract.scalar_family
-    return family.dtypes[0] if family else None
 
 
 def _made(

@@ -141,6 +141,7 @@ def bench(
     call = operator.function if operator else target
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     truth = operator.declaration.reference if operator else reference
+    code = getattr(target, "__code__", None)
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     process = "own" if getattr(main, "name", "") == "opwright.bench.worker" else "caller"
     threads = threads or (torch.get_num_threads() if is_gpu(where) else None)
@@ -165,7 +166,7 @@ def bench(
             device=str(where),
             conditions=conditions,
             limits=limits,
-            commit=commit_of(_file_of(operator, target)),
+            commit=commit_of(operator.declaration.file if operator else getattr(code, "co_filename", "")),
         )
         on_start(record, len(inputs))
         run = _Run(inputs, call, baseline, against, settings, on_measurement)
@@ -400,10 +401,6 @@ def choose_device(
     if operator is not None and not any(is_gpu(t.device) for t in tensors):
         return next(iter(gpus_of(operator)), CPU)
     return device_of(tensors)
-
-
-def _file_of(operator: Operator | None, target: Any) -> str:
-    return operator.declaration.file if operator else getattr(getattr(target, "__code__", None), "co_filename", "")
 
 
 def _candidates(

@@ -203,12 +203,10 @@ class Current:
         )
         measurements = [self.measured[number] for number in sorted(self.measured)]
         seconds = time.monotonic() - self.started
-        refused, hint = (_one_line(error), error.hint) if error else ("", "")
+        refused, hint = (error.rule, error.hint) if error else ("", "")
+        if error and error.rows:
+            refused += f" ({'; '.join(' '.join(row) for row in error.rows)})"
         return replace(record, measurements=measurements, seconds=seconds, refused=refused, hint=hint)
-
-
-def _one_line(error: OpwrightError) -> str:
-    return f"{error.rule} ({'; '.join(' '.join(row) for row in error.rows)})" if error.rows else error.rule
 
 
 # --- in the process that measures ----

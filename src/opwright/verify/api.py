@@ -99,7 +99,7 @@ def verify(
     effort = "full" if full else "default"
     refused = ""
     if contract is not None:
-        (samples, refused), expand = _samples_of(contract, target, reference, samples, effort), False
+        (samples, refused), expand = _make_samples(contract, target, reference, samples, effort), False
     is_made = isinstance(target, Request)  # by `opwright.testing.suite`, for several runs
     request = target if is_made else Request(target, reference, list_samples(samples), effort, expand)
     work = Work(request, only)
@@ -137,15 +137,6 @@ def verify(
         in_process=in_process,
         notes=[*_notes_on(request, chosen, is_built), *filter(None, [refused])],
     )
-
-
-def _samples_of(contract: str, target: Any, reference: Any, samples: Any, effort: str) -> tuple[list[Any], str]:
-    name = name_of(target)
-    if isinstance(target, Task) or operator_of(target) is not None:
-        raise CheckError(name, "`contract` is for a callable: an operator and a task have inputs of their own")
-    if reference is None or samples is not None:
-        raise CheckError(name, "`contract` takes the place of `samples`, beside a `reference`")
-    return _make_samples(contract, name, reference, effort)
 
 
 def _notes_on(request: Request, chosen: Sequence[torch.device], is_built: bool) -> list[str]:
@@ -230,17 +221,21 @@ def _backends(results: Sequence[Result]) -> list[str]:
 _DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
 
 
-def _make_samples(text: str, name: str, reference: Callable[..., Any], effort: str) -> tuple[list[Labelled], str]:
+def _make_samples(text: str, target: Any, reference: Any, samples: Any, effort: str) -> tuple[list[Labelled], str]:
     """Returns the inputs of a sweep over a contract, as far as the reference takes them, and a note on the others.
 
     Args:
         text: the parameters and the result of a function, as in Python.
-        name: what is verified, for messages.
 
     Raises:
         CheckError: the text is not a signature, or the reference takes none of the inputs.
         DeclarationError: an annotation cannot be read.
     """
+    name = name_of(target)
+    if isinstance(target, Task) or operator_of(target) is not None:
+        raise CheckError(name, "`contract` is for a callable: an operator and a task have inputs of their own")
+    if reference is None or samples is not None:
+        raise CheckError(name, "`contract` takes the place of `samples`, beside a `reference`")
     contract = _parse(text, name)
     own = caller(contract, reference)
 

@@ -126,12 +126,8 @@ def capture(
         with torch.cuda.graph(graph, stream=stream):
             result = call()
     except Exception:
-        _end_capture()
+        # Ends what is left: the default generator, which draws for a capture until one succeeds.
+        with contextlib.suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+            torch.empty(1, device="cuda").zero_()
         raise
     return graph, result
-
-
-def _end_capture() -> None:
-    """Ends what a failed capture leaves: the default generator, which draws for a capture until one succeeds."""
-    with contextlib.suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
-        torch.empty(1, device="cuda").zero_()

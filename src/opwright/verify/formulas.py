@@ -197,7 +197,8 @@ class _OracleFormulas(Mode):
         if self._widens_casts and isinstance(mode, Rounding):
             wide = _widen_cast(args, kwargs)
             floats = [t for t in tensors_of([args, kwargs]) if t.is_floating_point()]
-            is_single = wide is not kwargs or not floats or all(_is_single(t) for t in floats)
+            # Whether each stands for a tensor that a reference computes in float32.
+            is_single = wide is not kwargs or all(getattr(t, "opwright_is_single", False) for t in floats)
             with mode.in_single_steps() if is_single else contextlib.nullcontext():
                 if floats:
                     result = self._compute_by_formula(mode, func, args, wide)
@@ -217,11 +218,6 @@ class _OracleFormulas(Mode):
         if isinstance(mode, Rounding) and func in _STEPS_IN_SINGLE:
             return mode.in_single(_STEPS_IN_SINGLE[func], *args, **kwargs)
         return (_STEPS if isinstance(mode, Rounding) else STABLE_FORMULAS).get(func, func)(*args, **kwargs)
-
-
-def _is_single(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor in float64 stands for one that a reference computes in float32."""
-    return getattr(tensor, "opwright_is_single", False)
 
 
 def _widen_all(func: Any, args: Sequence[Any]) -> Sequence[Any]:

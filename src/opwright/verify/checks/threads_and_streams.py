@@ -362,7 +362,8 @@ def threads(target: Target) -> Iterator[Finding]:
         raise Skipped("it mutates its arguments")
     if is_plain and target.callables.are_shared and target.callables.parameters:
         raise Skipped("a module is given its parameters call by call")
-    with _device(target), _frequent_switches():
+    device = torch.cuda.device(target.device) if target.device.type == "cuda" else contextlib.nullcontext()
+    with device, _frequent_switches():
         for trial in [_forward_of_callable(target)] if is_plain else trials(target):
             given = [trial.values]
             while len(given) < _THREADS:
@@ -400,11 +401,6 @@ def _frequent_switches() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-def _device(target: Target) -> contextlib.AbstractContextManager[Any]:
-    on_gpu = target.device.type == "cuda"
-    return torch.cuda.device(target.device) if on_gpu else contextlib.nullcontext()
 
 
 def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bool) -> str:

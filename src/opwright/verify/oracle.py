@@ -101,7 +101,7 @@ class Expected:
 
     def after(self, runs: int = _STOCHASTIC_RUNS[-1]) -> Expected:
         """Returns the same, with what so many runs of the reference allow; by default the whole allowance."""
-        spread, is_unsettled = self.refinement.moved(runs)[self.output]
+        spread, is_unsettled = self.refinement.moved(self.output, runs)
         wide = self.refinement.factor * (_ULP * self.ulp + _MULTIPLE * spread)
         allowance = torch.maximum(self.allowance, wide)
         return replace(self, allowance=allowance, is_narrow=False, is_unsettled=is_unsettled)
@@ -411,19 +411,14 @@ class Refinement:
         expected.allowance = self.factor * expected.allowance
         return expected
 
-    def moved(self, runs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Returns how far each result moves when every step is rounded to the dtype, in that many runs.
+    def moved(self, output: int, runs: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns how far a floating-point result moves when every step is rounded to the dtype, in that many runs.
 
         And where rounding decides whether it is NaN: in PyTorch, or when every step is rounded.
         """
         with few_threads(self._values):
-            found = self.moves.after(runs)
-        return [
-            (spread, changes | (plain.isnan() != exact.isnan()))
-            if isinstance(exact, torch.Tensor) and plain is not None
-            else (spread, changes)
-            for (spread, changes), exact, plain in zip(found, self._exact, self.eager, strict=True)
-        ]
+            spread, changes = self.moves.after(runs)[output]
+        return spread, changes | (self.eager[output].isnan() != self._exact[output].isnan())
 
     @functools.cached_property
     def rounding(self) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -56,21 +57,6 @@ def _write_saved_hooks(value: bool) -> None:
         _torch.pop_saved_tensor_hooks()
 
 
-def _autocast(device: str) -> tuple[_Setting, _Setting]:
-    return (
-        _Setting(
-            f"torch.is_autocast_enabled({device!r})",
-            lambda: torch.is_autocast_enabled(device),
-            lambda value: torch.set_autocast_enabled(device, value),
-        ),
-        _Setting(
-            f"torch.get_autocast_dtype({device!r})",
-            lambda: torch.get_autocast_dtype(device),
-            lambda value: torch.set_autocast_dtype(device, value),
-        ),
-    )
-
-
 def _of_gpu(read: Callable[[], Any]) -> Callable[[], Any]:
     """Returns what reads a setting that there is while a GPU is in use: from the first use until a fault; else None."""
 
@@ -111,8 +97,14 @@ _SETTINGS = (
     _Setting(
         "torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
-    *_autocast("cpu"),
-    *_autocast("cuda"),
+    *(
+        _Setting(f"torch.{read.__name__}({device!r})", partial(read, device), partial(write, device))
+        for device in ("cpu", "cuda")
+        for read, write in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        )
+    ),
     *(
         _Setting(f"torch.backends.{name}", *found)
         for name, getter, setter in _FLAGS

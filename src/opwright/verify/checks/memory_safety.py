@@ -43,6 +43,7 @@ def outputs_written(target: Target) -> Iterator[Finding]:
     if not operator.contract.outputs:
         raise Skipped("no outputs: it only mutates")
     complaints: dict[torch.dtype | None, str] = {}
+    generators, where = (torch.cuda, [target.device]) if target.device.type == "cuda" else (torch, [])
     with torch.no_grad():
         for chosen, case in target.cases():
             outputs = _outputs_of(target, case)
@@ -59,7 +60,7 @@ def outputs_written(target: Target) -> Iterator[Finding]:
                 buffers.append(buffer)
                 outs.append(buffer[_GUARD : _GUARD + size].view(shape))
             values, bands = target.inputs_between_guards(case)
-            random = _random_state(target.device)
+            random = generators.get_rng_state(*where)
             target.call_with_out(values, outs)
             target.wait(target.device)
             if not bands.are_intact():
@@ -72,7 +73,7 @@ def outputs_written(target: Target) -> Iterator[Finding]:
                     return
             given = target.inputs(case)
             if operator.declaration.random:
-                _set_random_state(target.device, random)
+                generators.set_rng_state(random, *where)
             results = target.run(given)
             is_same_again = agree(target, results, outs, outputs_of_reference, case.values)
             yield Finding(str(case)) if is_same_again else _tell_unwritten(target, case, outs, results)
@@ -224,17 +225,6 @@ def _overlap(like: torch.Tensor) -> torch.Tensor:
     """Returns a tensor whose rows begin one element apart."""
     memory = torch.zeros(sum(like.shape) + 1, dtype=like.dtype, device=like.device)
     return memory.as_strided(like.shape, [1] * like.ndim)
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 def _poison(dtype: torch.dtype) -> Any:

@@ -39,6 +39,7 @@ class Difference:
 # show it. So more runs are made if few elements are wrong, and by little.
 _MAX_SHARE, _MAX_JUMP = 1 / 16, 100.0
 _CHANCE = 3.0  # standard errors
+_SIDES = (("above", "below"), ("farther from 0 than", "nearer to 0 than"))
 _NARROW = "beyond the narrow allowance"
 _collected: list[list[str]] = []
 
@@ -118,18 +119,15 @@ def _compare_once(got: torch.Tensor, expected: Expected | Discrete) -> Differenc
     message = _describe_worst(got, expected, ratio, error) if worst > 1 else ""
     worst_ulp = _ulps_at(at, error, expected) if worst < math.inf else 0.0
     if not message:
-        for found, own, where in zip(
-            measure_bias(value, expected), expected.bias, ("above", "farther from 0 than"), strict=True
-        ):
+        for found, own, sides in zip(measure_bias(value, expected), expected.bias, _SIDES, strict=True):
             allowed = MAX_BIAS + 2 * abs(own)
             if abs(found) > allowed:
                 allowed += _CHANCE * measure_sharing(value, expected)
             worst, worst_ulp = max((worst, worst_ulp), (abs(found) / allowed, abs(found)))
             if abs(found) > allowed:
-                where = where if found > 0 else {"above": "below"}.get(where, "nearer to 0 than")
                 message = (
-                    f"on average the results lie {abs(found):.2g} ulp {where} the correctly rounded ones, where "
-                    f"{allowed:.2g} are allowed: they are not rounded to nearest"
+                    f"on average the results lie {abs(found):.2g} ulp {sides[found < 0]} the correctly rounded ones, "
+                    f"where {allowed:.2g} are allowed: they are not rounded to nearest"
                 )
                 break
     wrong = ratio > 1

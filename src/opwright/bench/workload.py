@@ -57,12 +57,8 @@ def plans(
 ) -> list[Plan]:
     """Returns what is to be measured, smallest first within a dtype."""
     if operator is None:
-        given = samples() if callable(samples) else samples
-        cases = []
-        for i, sample in enumerate(given):
-            args, kwargs = split_sample(sample)
-            cases.append(Case(f"sample {i}", (args, kwargs), kwargs))
-        return [_plan_of(case, None) for case in cases]
+        given = map(split_sample, samples() if callable(samples) else samples)
+        return [_plan_of(Case(f"sample {i}", (args, kwargs), kwargs), None) for i, (args, kwargs) in enumerate(given)]
     if samples is not None:
         return [_plan_of(case, device) for case in declared_cases(operator.contract, samples)]
     return list(_sweep_plans(operator, sweep, options, dtypes, device))

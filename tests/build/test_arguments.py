@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 import torch
 from jaxtyping import Float, Float64, Int
+from kernel_head import COMPILED, HEAD
 from torch import Tensor
 
 from opwright import operator
@@ -13,21 +14,12 @@ from opwright.errors import ContractError
 
 pytestmark = pytest.mark.compiler
 
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-using opwright::List;
-template <typename T> using C = opwright::compute_t<T>;
-#define THREE float, double, opwright::half
-"""
-COMPILED = (torch.float32, torch.float64, torch.float16)
-
 
 @pytest.fixture(scope="module")
 def options(ns):
-    source = (
-        HEAD
-        + """
+    # "default" is not a name in Python, "2x" is not one in C++, "half-up" in neither; `mode` has a default,
+    # `rounding` has none and is keyword-only.
+    @operator(f"{ns}::options", cpu=HEAD + """
     template <typename T>
     void options(View<const T, 1> x, int64_t shift, double scale, bool negate, Mode mode, int64_t power,
                  double slope, bool ceil, Rounding rounding, View<T, 1> output) {
@@ -42,12 +34,7 @@ def options(ns):
         output(i) = T(C<T>(negate ? -v : v));
       }
     }
-    OPWRIGHT_KERNEL(options, THREE)"""
-    )
-
-    # "default" is not a name in Python, "2x" is not one in C++, "half-up" in neither; `mode` has a default,
-    # `rounding` has none and is keyword-only.
-    @operator(f"{ns}::options", cpu=source)
+    OPWRIGHT_KERNEL(options, THREE)""")  # fmt: skip
     def options(
         x: Float[Tensor, "*s"],
         shift: int,
@@ -107,19 +94,14 @@ def test_wrong_options(options, entries):
 
 def test_extreme_numbers(ns, entries):
     # int64 and float64 arrive whole; a default may be tiny, a value infinite.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::extreme", cpu=HEAD + """
     void extreme(View<const double, 1> x, int64_t big, double low, double tiny, View<double, 1> output) {
       output(0) = double(big % 1000);
       output(1) = low;
       output(2) = tiny;
       output(3) = x(0);
     }
-    OPWRIGHT_KERNEL(extreme)"""
-    )
-
-    @operator(f"{ns}::extreme", cpu=source)
+    OPWRIGHT_KERNEL(extreme)""")  # fmt: skip
     def extreme(
         x: Float64[Tensor, "1"], big: int = 2**62 + 1, low: float = -1e300, tiny: float = 1e-300
     ) -> Float64[Tensor, "4"]:
@@ -143,9 +125,7 @@ def test_a_default_that_no_schema_can_say_is_refused(ns, default):
 
 @pytest.fixture(scope="module")
 def optional(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::optional", cpu=HEAD + """
     template <typename T>
     void optional(View<const T, 2> x, View<const T, 1> w, View<const int64_t, 1> index, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -154,10 +134,7 @@ def optional(ns):
           output(i, j) = T(C<T>(x(i, k)) * (w.defined() ? C<T>(w(j)) : C<T>(1)));
         }
     }
-    OPWRIGHT_KERNEL(optional, THREE)"""
-    )
-
-    @operator(f"{ns}::optional", cpu=source)
+    OPWRIGHT_KERNEL(optional, THREE)""")  # fmt: skip
     def optional(
         x: Float[Tensor, "*batch n"],
         w: Float[Tensor, "n"] | None,
@@ -194,9 +171,7 @@ def test_empty_optional_is_given(optional, entries):
 
 @pytest.fixture(scope="module")
 def lists(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::lists", cpu=HEAD + """
     template <typename T>
     void lists(View<const T, 1> x, List<View<const T, 2>> rows, List<View<const int64_t, 1>> ks,
                View<T, 1> output) {
@@ -208,10 +183,7 @@ def lists(ns):
         output(j) = T(sum);
       }
     }
-    OPWRIGHT_KERNEL(lists, THREE)"""
-    )
-
-    @operator(f"{ns}::lists", cpu=source)
+    OPWRIGHT_KERNEL(lists, THREE)""")  # fmt: skip
     def lists(
         x: Float[Tensor, "n"], rows: list[Float[Tensor, "_ n"]], ks: list[Int[Tensor, "n"]]
     ) -> Float[Tensor, "n"]:
@@ -248,19 +220,14 @@ def test_wrong_items_of_lists(lists, entries):
 
 
 def test_a_list_that_alone_gives_the_size(ns, entries):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::total", cpu=HEAD + """
     template <typename T> void total(List<View<const T, 1>> xs, View<T, 1> output) {
       for (int64_t j = 0; j < output.size(0); ++j) {
         output(j) = T(0);
         for (const auto& x : xs) output(j) = T(C<T>(output(j)) + C<T>(x(j)));
       }
     }
-    OPWRIGHT_KERNEL(total, THREE)"""
-    )
-
-    @operator(f"{ns}::total", cpu=source)
+    OPWRIGHT_KERNEL(total, THREE)""")  # fmt: skip
     def total(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
         return torch.stack(xs).sum(0)
 
@@ -282,18 +249,13 @@ def test_no_tensor_at_all(ns, entries):
 
 
 def test_arguments_named_as_words_of_the_implementation(ns, entries):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::words", cpu=HEAD + """
     template <typename T>
     void words(View<const T, 1> self, View<const T, 1> error, int64_t result, double values,
                View<T, 1> output) {
       for (int64_t i = 0; i < self.size(0); ++i) output(i) = self(i) + error(i) * T(result) * T(values);
     }
-    OPWRIGHT_KERNEL(words, float)"""
-    )
-
-    @operator(f"{ns}::words", cpu=source)
+    OPWRIGHT_KERNEL(words, float)""")  # fmt: skip
     def words(
         self: Float[Tensor, "n"], error: Float[Tensor, "n"], result: int = 1, values: float = 1.0
     ) -> Float[Tensor, "n"]:
@@ -324,17 +286,13 @@ def test_choices_without_a_name_in_c_are_refused(ns, choices):
 
 
 def test_choices_that_are_no_identifiers(ns, entries):
-    source = (
-        HEAD
-        + """
+    choices = ["zero-fill", "2d", "default"]
+
+    @operator(f"{ns}::pad", cpu=HEAD + """
     template <typename T> void pad(View<const T, 1> x, Mode mode, View<T, 1> output) {
       output(0) = x(0) + T(mode == Mode::zero_fill ? 1 : mode == Mode::_2d ? 2 : mode == Mode::default_ ? 3 : 0);
     }
-    OPWRIGHT_KERNEL(pad, float)"""
-    )
-    choices = ["zero-fill", "2d", "default"]
-
-    @operator(f"{ns}::pad", cpu=source)
+    OPWRIGHT_KERNEL(pad, float)""")  # fmt: skip
     def pad(x: Float[Tensor, "1"], mode: Literal[tuple(choices)] = "2d") -> Float[Tensor, "1"]:
         return x + choices.index(mode) + 1
 
@@ -344,16 +302,11 @@ def test_choices_that_are_no_identifiers(ns, entries):
 
 
 def test_scalar_tensors(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::affine", cpu=HEAD + """
     template <typename T> void affine(View<const T, 0> x, View<const T, 0> y, View<T, 0> output) {
       output() = T(2 * C<T>(x()) - C<T>(*y.data()));
     }
-    OPWRIGHT_KERNEL(affine, THREE)"""
-    )
-
-    @operator(f"{ns}::affine", cpu=source)
+    OPWRIGHT_KERNEL(affine, THREE)""")  # fmt: skip
     def affine(x: Float[Tensor, ""], y: Float[Tensor, ""]) -> Float[Tensor, ""]:
         return 2 * x - y
 

@@ -140,9 +140,7 @@ def test_an_operator_without_a_kernel_has_two_parts(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_list_of_tensors_is_handed_over() -> None:
-    @opwright.operator(
-        "call_split::listed",
-        cpu="""
+    @opwright.operator("call_split::listed", cpu="""
 #include <opwright/kernel.h>
 using opwright::List;
 using opwright::View;
@@ -152,8 +150,7 @@ void listed(List<View<const T, 1>> xs, View<T, 1> output) {
   const_cast<T*>(xs[1].data())[0] += T(1);
 }
 OPWRIGHT_KERNEL(listed, float)
-""",
-    )
+""")  # fmt: skip
     def listed(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
         return xs[0] + xs[1]
 

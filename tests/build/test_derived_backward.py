@@ -104,16 +104,13 @@ def test_a_recording_is_made_once_for_a_signature_and_runs_no_reference(bent):
 
 
 def test_values_that_are_equal_but_not_the_same_have_a_recording_each(ns):
-    @operator(
-        f"{ns}::over",
-        cpu="""
+    @operator(f"{ns}::over", cpu="""
 #include <opwright/kernel.h>
 using opwright::View;
 template <typename T> void over(View<const T, 1> x, double shift, View<T, 1> output) {
   for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(1 / (x(i) + shift));
 }
-OPWRIGHT_KERNEL(over, double)""",
-    )
+OPWRIGHT_KERNEL(over, double)""")  # fmt: skip
     def over(x: Float[Tensor, "n"], shift: float = 0.0) -> Float[Tensor, "n"]:
         return torch.atan2(torch.full_like(x, shift), x) + x if shift == 0 else 1 / (x + shift)
 
@@ -243,9 +240,7 @@ def test_autocast_around_the_backward(op):
 
 
 def test_a_reference_that_looks_at_its_data_is_not_recorded(ns):
-    @operator(
-        f"{ns}::fold",
-        cpu="""
+    @operator(f"{ns}::fold", cpu="""
 #include <opwright/kernel.h>
 using opwright::View;
 template <typename T> void fold(View<const T, 1> x, View<T, 1> output) {
@@ -253,8 +248,7 @@ template <typename T> void fold(View<const T, 1> x, View<T, 1> output) {
   for (int64_t i = 0; i < x.size(0); ++i) sum += x(i);
   for (int64_t i = 0; i < x.size(0); ++i) output(i) = sum > 0 ? 2 * x(i) : 3 * x(i);
 }
-OPWRIGHT_KERNEL(fold, double)""",
-    )
+OPWRIGHT_KERNEL(fold, double)""")  # fmt: skip
     def fold(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return 2 * x if sum(x.tolist()) > 0 else 3 * x
 

@@ -4,32 +4,22 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import Bool, Float, Float32, Int, Int64, Integer, Num, Shaped, UInt8
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import operator
 
 pytestmark = pytest.mark.compiler
 
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-template <typename T> using C = opwright::compute_t<T>;
-#define FLOATS float, double, opwright::half, opwright::bfloat16
-"""
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def test_every_float(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::line", cpu=HEAD + """
     template <typename T> void line(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(2 * C<T>(x(i)) + 1);
     }
-    OPWRIGHT_KERNEL(line, FLOATS)"""
-    )
-
-    @operator(f"{ns}::line", cpu=source)
+    OPWRIGHT_KERNEL(line, FLOATS)""")  # fmt: skip
     def line(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         return 2 * x + 1
 
@@ -38,17 +28,12 @@ def test_every_float(ns, check, whole):
 
 def test_int_family(ns, check, whole):
     # int8 is not compiled: the reference runs.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::below", cpu=HEAD + """
     template <typename T> void below(View<const T, 1> x, View<T, 1> output) {
       T sum = 0;
       for (int64_t i = 0; i < x.size(0); ++i) { output(i) = sum; sum = T(sum + x(i)); }
     }
-    OPWRIGHT_KERNEL(below, int64_t, int32_t, int16_t)"""
-    )
-
-    @operator(f"{ns}::below", cpu=source)
+    OPWRIGHT_KERNEL(below, int64_t, int32_t, int16_t)""")  # fmt: skip
     def below(x: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
         return (x.cumsum(0) - x).to(x.dtype)
 
@@ -56,16 +41,11 @@ def test_int_family(ns, check, whole):
 
 
 def test_unsigned_and_signed_integers(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::half_up", cpu=HEAD + """
     template <typename T> void half_up(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T((int64_t(x(i)) + 1) / 2);
     }
-    OPWRIGHT_KERNEL(half_up, uint8_t, int64_t)"""
-    )
-
-    @operator(f"{ns}::half_up", cpu=source)
+    OPWRIGHT_KERNEL(half_up, uint8_t, int64_t)""")  # fmt: skip
     def half_up(x: Integer[Tensor, "*s"]) -> Integer[Tensor, "*s"]:
         return ((x.long() + 1) // 2).to(x.dtype)
 
@@ -80,16 +60,11 @@ def test_unsigned_and_signed_integers(ns, check, whole):
 
 
 def test_bool(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::both", cpu=HEAD + """
     void both(View<const bool, 1> a, View<const bool, 1> b, View<bool, 1> output) {
       for (int64_t i = 0; i < a.size(0); ++i) output(i) = a(i) && b(i);
     }
-    OPWRIGHT_KERNEL(both)"""
-    )
-
-    @operator(f"{ns}::both", cpu=source)
+    OPWRIGHT_KERNEL(both)""")  # fmt: skip
     def both(a: Bool[Tensor, "*s"], b: Bool[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         return a & b
 
@@ -104,17 +79,13 @@ def test_bool(ns, check, whole):
 
 def test_shaped_family(ns, check, whole):
     # Floats, integers and bool in one template; float16 is not compiled.
-    source = (
-        HEAD
-        + """
+    compiled = (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool)
+
+    @operator(f"{ns}::reverse", cpu=HEAD + """
     template <typename T> void reverse(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(x.size(0) - 1 - i);
     }
-    OPWRIGHT_KERNEL(reverse, float, opwright::bfloat16, int64_t, int8_t, uint8_t, bool)"""
-    )
-    compiled = (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool)
-
-    @operator(f"{ns}::reverse", cpu=source)
+    OPWRIGHT_KERNEL(reverse, float, opwright::bfloat16, int64_t, int8_t, uint8_t, bool)""")  # fmt: skip
     def reverse(x: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
         return x.flip(0)
 
@@ -131,16 +102,12 @@ def test_shaped_family(ns, check, whole):
 def test_gradient_of_a_family_with_floats_and_integers(ns, family):
     # These are not float families, but their float tensors have gradients all the same.
     name = f"square_{family.__name__.lower()}"
-    source = (
-        HEAD
-        + """
+
+    @operator(f"{ns}::{name}", cpu=HEAD + """
     template <typename T> void NAME(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(x(i) * x(i));
     }
-    OPWRIGHT_KERNEL(NAME, float, int64_t)""".replace("NAME", name)
-    )
-
-    @operator(f"{ns}::{name}", cpu=source)
+    OPWRIGHT_KERNEL(NAME, float, int64_t)""".replace("NAME", name))  # fmt: skip
     def square(x: family[Tensor, "n"]) -> family[Tensor, "n"]:
         return x * x
 
@@ -152,17 +119,12 @@ def test_gradient_of_a_family_with_floats_and_integers(ns, family):
 
 
 def test_single_dtypes_have_no_template(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::weigh", cpu=HEAD + """
     void weigh(View<const float, 1> x, View<const int64_t, 1> n, View<const uint8_t, 1> u,
                View<float, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) * float(n(i)) + float(u(i));
     }
-    OPWRIGHT_KERNEL(weigh)"""
-    )
-
-    @operator(f"{ns}::weigh", cpu=source)
+    OPWRIGHT_KERNEL(weigh)""")  # fmt: skip
     def weigh(x: Float32[Tensor, "*s"], n: Int64[Tensor, "*s"], u: UInt8[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
         return x * n + u
 
@@ -179,9 +141,7 @@ def test_single_dtypes_have_no_template(ns, check, whole):
 
 @pytest.fixture(scope="module")
 def gather(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::gather", cpu=HEAD + """
     template <typename T>
     void gather(View<const T, 2> x, View<const int64_t, 1> index, View<T, 2> rows, View<int64_t, 1> next) {
       for (int64_t i = 0; i < index.size(0); ++i) {
@@ -189,10 +149,7 @@ def gather(ns):
         next(i) = index(i) + 1;
       }
     }
-    OPWRIGHT_KERNEL(gather, float, double, opwright::half)"""
-    )
-
-    @operator(f"{ns}::gather", cpu=source)
+    OPWRIGHT_KERNEL(gather, float, double, opwright::half)""")  # fmt: skip
     def gather(x: Float[Tensor, "n d"], index: Int[Tensor, "m"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, "m"]]:
         return x[index.long()], index + 1
 
@@ -231,9 +188,7 @@ def test_out_of_a_converted_dtype(gather, entries, index_dtype):
 
 
 def test_outputs_of_fixed_dtypes(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::facts", cpu=HEAD + """
     template <typename T>
     void facts(View<const T, 2> x, View<float, 1> sum, View<bool, 2> positive, View<int64_t, 1> argmax) {
       for (int64_t i = 0; i < x.size(0); ++i) {
@@ -248,10 +203,7 @@ def test_outputs_of_fixed_dtypes(ns, check, whole):
         argmax(i) = best;
       }
     }
-    OPWRIGHT_KERNEL(facts, float, opwright::half, opwright::bfloat16)"""
-    )
-
-    @operator(f"{ns}::facts", cpu=source)
+    OPWRIGHT_KERNEL(facts, float, opwright::half, opwright::bfloat16)""")  # fmt: skip
     def facts(
         x: Float[Tensor, "*batch n"],
     ) -> tuple[Float32[Tensor, "*batch"], Bool[Tensor, "*batch n"], Int64[Tensor, "*batch"]]:
@@ -271,16 +223,11 @@ def test_outputs_of_fixed_dtypes(ns, check, whole):
 def test_signs_and_complex_parts(ns, entries):
     # The imaginary part of a conjugate is a view with the sign pending: a kernel that reads the memory
     # behind it must not see it.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::twice", cpu=HEAD + """
     template <typename T> void twice(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(2 * x(i));
     }
-    OPWRIGHT_KERNEL(twice, float)"""
-    )
-
-    @operator(f"{ns}::twice", cpu=source)
+    OPWRIGHT_KERNEL(twice, float)""")  # fmt: skip
     def twice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         return x * 2
 
@@ -292,14 +239,9 @@ def test_signs_and_complex_parts(ns, entries):
 
 def test_error_of_the_reference_reaches_the_caller(ns, entries):
     # A dtype without a kernel runs the reference; what the reference raises must not be lost.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::only", cpu=HEAD + """
     template <typename T> void only(View<const T, 1> x, View<T, 1> output) { output(0) = x(0); }
-    OPWRIGHT_KERNEL(only, float)"""
-    )
-
-    @operator(f"{ns}::only", cpu=source)
+    OPWRIGHT_KERNEL(only, float)""")  # fmt: skip
     def only(x: Float[Tensor, "1"]) -> Float[Tensor, "1"]:
         if x.dtype == torch.float64:
             raise NotImplementedError("float64 is too wide")

@@ -3,20 +3,13 @@
 import pytest
 import torch
 from jaxtyping import Float, Int64
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import operator
 from opwright.errors import BackwardError
 
 pytestmark = pytest.mark.compiler
-
-HEAD = """
-#include <cmath>
-#include <opwright/kernel.h>
-using opwright::View;
-using opwright::List;
-template <typename T> using C = opwright::compute_t<T>;
-"""
 
 
 def grads(function, *inputs):
@@ -31,9 +24,7 @@ def grads(function, *inputs):
 @pytest.fixture(scope="module")
 def gated(ns):
     # out = x * w ** power + b, its backward in the same source, for float and double.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::gated", cpu=HEAD + """
     template <typename T>
     void gated(View<const T, 2> x, View<const T, 1> w, View<const T, 1> b, int64_t power, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -55,10 +46,7 @@ def gated(ns):
       }
     }
     OPWRIGHT_KERNEL(gated, float, double)
-    OPWRIGHT_KERNEL(gated_backward, float, double)"""
-    )
-
-    @operator(f"{ns}::gated", cpu=source)
+    OPWRIGHT_KERNEL(gated_backward, float, double)""")  # fmt: skip
     def gated(
         x: Float[Tensor, "*batch n"],
         w: Float[Tensor, "n"],
@@ -133,9 +121,7 @@ def test_gradcheck_with_kernels(gated, entries):
 
 @pytest.fixture(scope="module")
 def logistic(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::logistic", cpu=HEAD + """
     template <typename T> void logistic(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(1 / (1 + std::exp(-x(i))));
     }
@@ -144,10 +130,7 @@ def logistic(ns):
       for (int64_t i = 0; i < output.size(0); ++i) grad_x(i) = grad_output(i) * output(i) * (1 - output(i));
     }
     OPWRIGHT_KERNEL(logistic, float, double)
-    OPWRIGHT_KERNEL(logistic_backward, float, double)"""
-    )
-
-    @operator(f"{ns}::logistic", cpu=source)
+    OPWRIGHT_KERNEL(logistic_backward, float, double)""")  # fmt: skip
     def logistic(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         return torch.sigmoid(x)
 
@@ -182,9 +165,7 @@ def test_backward_from_the_saved_output(logistic, entries):
 @pytest.fixture(scope="module")
 def best(ns):
     # Two outputs, one of them no float; the backward reads the index that the forward found.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::best", cpu=HEAD + """
     template <typename T> void best(View<const T, 2> x, View<T, 1> values, View<int64_t, 1> indices) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         int64_t at = 0;
@@ -200,10 +181,7 @@ def best(ns):
         for (int64_t j = 0; j < x.size(1); ++j) grad_x(i, j) = j == output1(i) ? grad_output0(i) : T(0);
     }
     OPWRIGHT_KERNEL(best, float, double)
-    OPWRIGHT_KERNEL(best_backward, float, double)"""
-    )
-
-    @operator(f"{ns}::best", cpu=source)
+    OPWRIGHT_KERNEL(best_backward, float, double)""")  # fmt: skip
     def best(x: Float[Tensor, "*batch n"]) -> tuple[Float[Tensor, "*batch"], Int64[Tensor, "*batch"]]:
         values, indices = x.max(-1)
         return values, indices
@@ -229,9 +207,7 @@ def test_backward_with_an_integer_output(best, entries):
 
 @pytest.fixture(scope="module")
 def derived(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::derived", cpu=HEAD + """
     template <typename T>
     void derived(View<const T, 2> x, List<View<const T, 1>> ws, View<const T, 1> b, View<T, 2> first,
                  View<T, 1> second) {
@@ -244,10 +220,7 @@ def derived(ns):
         }
       }
     }
-    OPWRIGHT_KERNEL(derived, float, double)"""
-    )
-
-    @operator(f"{ns}::derived", cpu=source)
+    OPWRIGHT_KERNEL(derived, float, double)""")  # fmt: skip
     def derived(
         x: Float[Tensor, "*batch n"], ws: list[Float[Tensor, "n"]], b: Float[Tensor, "n"] | None = None
     ) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch"]]:
@@ -295,19 +268,14 @@ def test_derived_backward_of_one_output(derived, entries):
 
 def test_list_gradient_beside_a_declared_backward(ns, entries):
     # A declared backward has no place for the gradients of a list: they must not vanish in silence.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::weighted", cpu=HEAD + """
     template <typename T> void weighted(View<const T, 1> x, List<View<const T, 1>> ws, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         output(i) = x(i);
         for (const auto& w : ws) output(i) *= w(i);
       }
     }
-    OPWRIGHT_KERNEL(weighted, float)"""
-    )
-
-    @operator(f"{ns}::weighted", cpu=source)
+    OPWRIGHT_KERNEL(weighted, float)""")  # fmt: skip
     def weighted(x: Float[Tensor, "n"], ws: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
         return x * torch.stack([torch.ones_like(x), *ws]).prod(0)
 

@@ -4,26 +4,16 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import Float, Num
+from kernel_head import COMPILED, HEAD
 from torch import Tensor
 
 from opwright import operator
 
 pytestmark = pytest.mark.compiler
 
-# bfloat16 is left out on purpose: it shows that the reference stands in.
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-template <typename T> using C = opwright::compute_t<T>;
-#define THREE float, double, opwright::half
-"""
-COMPILED = (torch.float32, torch.float64, torch.float16)
-
 
 def test_named_axes(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::outer", cpu=HEAD + """
     template <typename T> void outer(View<const T, 2> x, View<const T, 2> y, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < y.size(0); ++j) {
@@ -32,10 +22,7 @@ def test_named_axes(ns, check, whole):
           output(i, j) = T(sum);
         }
     }
-    OPWRIGHT_KERNEL(outer, THREE)"""
-    )
-
-    @operator(f"{ns}::outer", cpu=source)
+    OPWRIGHT_KERNEL(outer, THREE)""")  # fmt: skip
     def outer(x: Float[Tensor, "m k"], y: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
         return x @ y.mT
 
@@ -46,19 +33,14 @@ def test_named_axes(ns, check, whole):
 
 
 def test_fixed_axes(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::cross", cpu=HEAD + """
     template <typename T> void cross(View<const T, 1> a, View<const T, 1> b, View<T, 1> output) {
       for (int i = 0; i < 3; ++i) {
         const int j = (i + 1) % 3, k = (i + 2) % 3;
         output(i) = T(C<T>(a(j)) * C<T>(b(k)) - C<T>(a(k)) * C<T>(b(j)));
       }
     }
-    OPWRIGHT_KERNEL(cross, THREE)"""
-    )
-
-    @operator(f"{ns}::cross", cpu=source)
+    OPWRIGHT_KERNEL(cross, THREE)""")  # fmt: skip
     def cross(a: Float[Tensor, "3"], b: Float[Tensor, "3"]) -> Float[Tensor, "3"]:
         return torch.linalg.cross(a.double(), b.double()).to(a.dtype)
 
@@ -74,17 +56,12 @@ SHAPES = [(), (3,), (2, 3), (2, 1, 3)]
 
 @pytest.fixture(scope="module")
 def leading(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::leading", cpu=HEAD + """
     template <typename T> void leading(View<const T, 2> x, View<const T, 1> b, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = T(C<T>(x(i, j)) * C<T>(b(j)));
     }
-    OPWRIGHT_KERNEL(leading, THREE)"""
-    )
-
-    @operator(f"{ns}::leading", cpu=source)
+    OPWRIGHT_KERNEL(leading, THREE)""")  # fmt: skip
     def leading(x: Float[Tensor, "*batch n"], b: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
         return x * b
 
@@ -101,17 +78,12 @@ def test_variadic_leading(leading, check, whole, shape):
 
 @pytest.fixture(scope="module")
 def trailing(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::trailing", cpu=HEAD + """
     template <typename T> void trailing(View<const T, 2> x, View<const T, 1> b, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = T(C<T>(x(i, j)) + C<T>(b(i)));
     }
-    OPWRIGHT_KERNEL(trailing, THREE)"""
-    )
-
-    @operator(f"{ns}::trailing", cpu=source)
+    OPWRIGHT_KERNEL(trailing, THREE)""")  # fmt: skip
     def trailing(x: Float[Tensor, "n *rest"], b: Float[Tensor, "n"]) -> Float[Tensor, "n *rest"]:
         return x + b.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -128,9 +100,7 @@ def test_variadic_trailing(trailing, check, whole, shape):
 
 @pytest.fixture(scope="module")
 def middle(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::middle", cpu=HEAD + """
     template <typename T> void middle(View<const T, 3> x, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t k = 0; k < x.size(2); ++k) {
@@ -139,10 +109,7 @@ def middle(ns):
           output(i, k) = T(sum);
         }
     }
-    OPWRIGHT_KERNEL(middle, THREE)"""
-    )
-
-    @operator(f"{ns}::middle", cpu=source)
+    OPWRIGHT_KERNEL(middle, THREE)""")  # fmt: skip
     def middle(x: Float[Tensor, "b *mid c"]) -> Float[Tensor, "b c"]:
         return x.reshape(x.shape[0], x.shape[1:-1].numel(), x.shape[-1]).sum(1)
 
@@ -164,16 +131,11 @@ def test_variadic_alone(alone, check, whole, shape):
 
 @pytest.fixture(scope="module")
 def alone(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::alone", cpu=HEAD + """
     template <typename T> void alone(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(C<T>(x(i)) * C<T>(x(i)));
     }
-    OPWRIGHT_KERNEL(alone, THREE)"""
-    )
-
-    @operator(f"{ns}::alone", cpu=source)
+    OPWRIGHT_KERNEL(alone, THREE)""")  # fmt: skip
     def alone(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         return x * x
 
@@ -182,9 +144,7 @@ def alone(ns):
 
 def test_axes_without_names(ns, check, whole):
     # Two `...` of different shapes and a `_`: none of them constrains another.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::total", cpu=HEAD + """
     template <typename T>
     void total(View<const T, 1> x, View<const T, 2> y, View<const T, 2> z, View<T, 1> output) {
       C<T> sum = 0;
@@ -196,10 +156,7 @@ def test_axes_without_names(ns, check, whole):
         output(i) = T(row);
       }
     }
-    OPWRIGHT_KERNEL(total, THREE)"""
-    )
-
-    @operator(f"{ns}::total", cpu=source)
+    OPWRIGHT_KERNEL(total, THREE)""")  # fmt: skip
     def total(x: Float[Tensor, "..."], y: Float[Tensor, "... 2"], z: Float[Tensor, "n _"]) -> Float[Tensor, "n"]:
         return x.sum() + (y[..., 0] - y[..., 1]).sum() + z.sum(1)
 
@@ -213,20 +170,15 @@ def test_axes_without_names(ns, check, whole):
 
 
 def test_computed_axis_of_an_input(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    # `4*h` comes before the argument that binds h.
+    @operator(f"{ns}::gates", cpu=HEAD + """
     template <typename T> void gates(View<const T, 2> g, View<const T, 2> c, View<T, 2> output) {
       const int64_t h = c.size(1);
       for (int64_t b = 0; b < c.size(0); ++b)
         for (int64_t j = 0; j < h; ++j)
           output(b, j) = T(C<T>(c(b, j)) + C<T>(g(b, j)) - C<T>(g(b, 3 * h + j)));
     }
-    OPWRIGHT_KERNEL(gates, THREE)"""
-    )
-
-    # `4*h` comes before the argument that binds h.
-    @operator(f"{ns}::gates", cpu=source)
+    OPWRIGHT_KERNEL(gates, THREE)""")  # fmt: skip
     def gates(g: Float[Tensor, "b 4*h"], c: Float[Tensor, "b h"]) -> Float[Tensor, "b h"]:
         first, _, _, last = g.chunk(4, 1)
         return c + first - last
@@ -241,9 +193,7 @@ def test_computed_axis_of_an_input(ns, check, whole):
 
 
 def test_axis_that_only_an_expression_binds(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::quarter", cpu=HEAD + """
     template <typename T> void quarter(View<const T, 1> x, View<T, 1> output) {
       const int64_t h = output.size(0);
       for (int64_t j = 0; j < h; ++j) {
@@ -252,10 +202,7 @@ def test_axis_that_only_an_expression_binds(ns, check, whole):
         output(j) = T(sum);
       }
     }
-    OPWRIGHT_KERNEL(quarter, THREE)"""
-    )
-
-    @operator(f"{ns}::quarter", cpu=source)
+    OPWRIGHT_KERNEL(quarter, THREE)""")  # fmt: skip
     def quarter(x: Float[Tensor, "4*h"]) -> Float[Tensor, "h"]:
         return x.reshape(4, -1).sum(0)
 
@@ -267,17 +214,12 @@ def test_axis_that_only_an_expression_binds(ns, check, whole):
 
 def test_two_axes_bound_by_expressions(ns, check, whole):
     # `h+k` holds two names that no axis of their own binds: `2*h` gives h, so `h+k` gives k.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::tail", cpu=HEAD + """
     template <typename T> void tail(View<const T, 1> x, View<const T, 1> y, View<T, 1> output) {
       const int64_t h = x.size(0) / 2;
       for (int64_t j = 0; j < output.size(0); ++j) output(j) = y(h + j);
     }
-    OPWRIGHT_KERNEL(tail, THREE)"""
-    )
-
-    @operator(f"{ns}::tail", cpu=source)
+    OPWRIGHT_KERNEL(tail, THREE)""")  # fmt: skip
     def tail(x: Float[Tensor, "2*h"], y: Float[Tensor, "h+k"]) -> Float[Tensor, "k"]:
         return y[x.shape[0] // 2 :].clone()
 
@@ -288,9 +230,7 @@ def test_two_axes_bound_by_expressions(ns, check, whole):
 
 
 def test_computed_axes_of_outputs(ns, check, whole):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::shapes", cpu=HEAD + """
     template <typename T>
     void shapes(View<const T, 1> x, View<const T, 1> y, int64_t k, View<T, 1> pairs, View<T, 1> windows,
                 View<T, 1> joined, View<T, 1> least) {
@@ -303,10 +243,7 @@ def test_computed_axes_of_outputs(ns, check, whole):
       for (int64_t i = 0; i < joined.size(0); ++i) joined(i) = i < x.size(0) ? x(i) : y(i - x.size(0));
       for (int64_t i = 0; i < least.size(0); ++i) least(i) = T(C<T>(x(i)) * C<T>(y(i)));
     }
-    OPWRIGHT_KERNEL(shapes, THREE)"""
-    )
-
-    @operator(f"{ns}::shapes", cpu=source)
+    OPWRIGHT_KERNEL(shapes, THREE)""")  # fmt: skip
     def shapes(
         x: Float[Tensor, "a"], y: Float[Tensor, "b"], k: int = 2
     ) -> tuple[Float[Tensor, "a//2"], Float[Tensor, "a-k+1"], Float[Tensor, "a+b"], Float[Tensor, "min(a,b)"]]:
@@ -333,16 +270,12 @@ def test_computed_axes_of_outputs(ns, check, whole):
 
 def test_a_second_family_reaches_the_kernel_only_as_whole_numbers(ns, count_reference):
     """A float was cut off to an int64."""
-    source = (
-        HEAD
-        + """
+
+    @operator(f"{ns}::add", cpu=HEAD + """
     template <typename T> void add(View<const T, 1> x, View<const int64_t, 1> y, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(y(i));
     }
-    OPWRIGHT_KERNEL(add, float)"""
-    )
-
-    @operator(f"{ns}::add", cpu=source)
+    OPWRIGHT_KERNEL(add, float)""")  # fmt: skip
     def add(x: Float[Tensor, "n"], y: Num[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x + y.to(x.dtype)
 

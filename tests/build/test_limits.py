@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 from jaxtyping import Float
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import operator
@@ -15,26 +16,15 @@ from opwright.errors import OpwrightError
 
 pytestmark = pytest.mark.compiler
 
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-using opwright::List;
-"""
-
 
 @pytest.fixture(scope="module")
 def add(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::add", cpu=HEAD + """
     template <typename T> void add(View<const T, 2> x, View<const T, 1> b, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = x(i, j) + b(j);
     }
-    OPWRIGHT_KERNEL(add, float)"""
-    )
-
-    @operator(f"{ns}::add", cpu=source)
+    OPWRIGHT_KERNEL(add, float)""")  # fmt: skip
     def add(x: Float[Tensor, "*batch n"], b: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
         return x + b
 
@@ -134,16 +124,12 @@ def test_many_named_axes_are_declared_quickly(ns, entries):
 
 def test_many_choices(ns, entries):
     letters = [f"c{i}" for i in range(40)]
-    source = (
-        HEAD
-        + """
+
+    @operator(f"{ns}::pick", cpu=HEAD + """
     template <typename T> void pick(View<const T, 1> x, Which which, View<T, 1> output) {
       output(0) = x(0) + T(which == Which::c39 ? 39 : int(which));
     }
-    OPWRIGHT_KERNEL(pick, float)"""
-    )
-
-    @operator(f"{ns}::pick", cpu=source)
+    OPWRIGHT_KERNEL(pick, float)""")  # fmt: skip
     def pick(x: Float[Tensor, "1"], which: Literal[tuple(letters)]) -> Float[Tensor, "1"]:
         return x + letters.index(which)
 
@@ -165,9 +151,7 @@ def test_no_elements(add, entries, shape):
 
 @pytest.fixture(scope="module")
 def halves(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::halves", cpu=HEAD + """
     template <typename T>
     void halves(View<const T, 1> x, int64_t k, View<T, 1> first, View<T, 1> rest, View<T, 0> product) {
       product() = 1;
@@ -176,10 +160,7 @@ def halves(ns):
         product() *= x(i);
       }
     }
-    OPWRIGHT_KERNEL(halves, float)"""
-    )
-
-    @operator(f"{ns}::halves", cpu=source)
+    OPWRIGHT_KERNEL(halves, float)""")  # fmt: skip
     def halves(x: Float[Tensor, "n"], k: int) -> tuple[Float[Tensor, "k"], Float[Tensor, "n-k"], Float[Tensor, ""]]:
         return x[:k].clone(), x[k:].clone(), x.prod()
 
@@ -208,17 +189,12 @@ def test_results_of_nothing(halves, entries):
 def test_writes_beside_an_empty_output(ns, entries):
     from opwright import Mutates
 
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::count", cpu=HEAD + """
     template <typename T> void count(View<const T, 1> x, View<T, 1> calls, View<T, 1> output) {
       calls(0) += 1;
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i);
     }
-    OPWRIGHT_KERNEL(count, float)"""
-    )
-
-    @operator(f"{ns}::count", cpu=source)
+    OPWRIGHT_KERNEL(count, float)""")  # fmt: skip
     def count(x: Float[Tensor, "n"], calls: Mutates[Float[Tensor, "1"]]) -> Float[Tensor, "n"]:
         calls += 1
         return x.clone()
@@ -265,9 +241,7 @@ def resident_bytes():
 @pytest.fixture(scope="module")
 def everything(ns):
     # An argument of each kind that the glue owns a handle of.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::everything", cpu=HEAD + """
     template <typename T>
     void everything(View<const T, 1> x, View<const T, 1> w, List<View<const T, 1>> ys, int64_t k, double s,
                     bool b, Mode mode, View<T, 1> first, View<T, 1> second) {
@@ -277,10 +251,7 @@ def everything(ns):
         for (const auto& y : ys) second(i) += y(i);
       }
     }
-    OPWRIGHT_KERNEL(everything, float)"""
-    )
-
-    @operator(f"{ns}::everything", cpu=source)
+    OPWRIGHT_KERNEL(everything, float)""")  # fmt: skip
     def everything(
         x: Float[Tensor, "n"],
         w: Float[Tensor, "n"] | None,

@@ -9,16 +9,12 @@ import threading
 import pytest
 import torch
 from jaxtyping import Float, Float32
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import operator
 
 pytestmark = pytest.mark.compiler
-
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-"""
 
 
 @pytest.mark.parametrize(
@@ -32,17 +28,13 @@ using opwright::View;
 )
 def test_autocast(ns, policy, dtype, entries):
     name = f"cast_{policy}".lower()
-    source = (
-        HEAD
-        + """
+
+    @operator(f"{ns}::{name}", cpu=HEAD + """
     template <typename T>
     void NAME(View<const T, 1> x, View<const T, 1> y, View<const float, 1> z, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(float(x(i)) * float(y(i)) + z(i));
     }
-    OPWRIGHT_KERNEL(NAME, float, opwright::bfloat16, double)""".replace("NAME", name)
-    )
-
-    @operator(f"{ns}::{name}", cpu=source, autocast=policy)
+    OPWRIGHT_KERNEL(NAME, float, opwright::bfloat16, double)""".replace("NAME", name), autocast=policy)  # fmt: skip
     def cast(x: Float[Tensor, "*s"], y: Float[Tensor, "*s"], z: Float32[Tensor, "*s"]) -> Float[Tensor, "*s"]:
         return (x.float() * y.float() + z).to(x.dtype)
 
@@ -110,16 +102,12 @@ def test_modules_that_hold_an_operator(ns, tmp_path, monkeypatch):
 def test_threads_race_for_the_first_call(ns):
     for round_ in range(3):
         name = f"race{round_}"
-        source = (
-            HEAD
-            + """
+
+        @operator(f"{ns}::{name}", cpu=HEAD + """
         template <typename T> void NAME(View<const T, 1> x, View<T, 1> output) {
           for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i) + T(ROUND);
         }
-        OPWRIGHT_KERNEL(NAME, float)""".replace("NAME", name).replace("ROUND", str(round_))
-        )
-
-        @operator(f"{ns}::{name}", cpu=source)
+        OPWRIGHT_KERNEL(NAME, float)""".replace("NAME", name).replace("ROUND", str(round_)))  # fmt: skip
         def race(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
             return x - 1000  # shows if a thread gets the reference
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from jaxtyping import Float, Int
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import Mutates, operator
@@ -10,26 +11,15 @@ from opwright.errors import NotDifferentiableError
 
 pytestmark = pytest.mark.compiler
 
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-using opwright::List;
-"""
-
 
 @pytest.fixture(scope="module")
 def bump(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::bump", cpu=HEAD + """
     template <typename T> void bump(View<T, 2> x, View<const T, 1> by) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) x(i, j) += by(j);
     }
-    OPWRIGHT_KERNEL(bump, float)"""
-    )
-
-    @operator(f"{ns}::bump", cpu=source)
+    OPWRIGHT_KERNEL(bump, float)""")  # fmt: skip
     def bump(x: Mutates[Float[Tensor, "*batch n"]], by: Float[Tensor, "n"]) -> None:
         x += by
 
@@ -102,9 +92,7 @@ def test_mutation_in_inference_mode(bump, entries):
 @pytest.fixture(scope="module")
 def momentum(ns):
     # Results and writes, an optional and a list of written tensors, a converted dtype.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::momentum", cpu=HEAD + """
     template <typename T>
     void momentum(View<const T, 1> g, View<T, 1> buffer, View<T, 1> peak, List<View<T, 1>> copies,
                   View<int64_t, 1> steps, double decay, View<T, 0> norm) {
@@ -118,10 +106,7 @@ def momentum(ns):
       steps(0) += 1;
       norm() = sum;
     }
-    OPWRIGHT_KERNEL(momentum, float)"""
-    )
-
-    @operator(f"{ns}::momentum", cpu=source)
+    OPWRIGHT_KERNEL(momentum, float)""")  # fmt: skip
     def momentum(
         g: Float[Tensor, "n"],
         buffer: Mutates[Float[Tensor, "n"]],

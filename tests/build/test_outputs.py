@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
+from kernel_head import COMPILED, HEAD
 from torch import Tensor
 
 from opwright import operator
 from opwright.errors import OutError
 
 pytestmark = pytest.mark.compiler
-
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-template <typename T> using C = opwright::compute_t<T>;
-#define THREE float, double, opwright::half
-"""
-COMPILED = (torch.float32, torch.float64, torch.float16)
 
 
 class MinMax(NamedTuple):
@@ -29,9 +22,7 @@ class MinMax(NamedTuple):
 
 @pytest.fixture(scope="module")
 def minmax(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::minmax", cpu=HEAD + """
     template <typename T> void minmax(View<const T, 2> x, View<T, 1> low, View<T, 1> high) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         low(i) = high(i) = x(i, 0);
@@ -41,10 +32,7 @@ def minmax(ns):
         }
       }
     }
-    OPWRIGHT_KERNEL(minmax, THREE)"""
-    )
-
-    @operator(f"{ns}::minmax", cpu=source)
+    OPWRIGHT_KERNEL(minmax, THREE)""")  # fmt: skip
     def minmax(x: Float[Tensor, "*batch n"]) -> MinMax:
         return MinMax(x.amin(-1), x.amax(-1))
 
@@ -81,16 +69,11 @@ def test_out(minmax, entries):
 
 
 def test_out_overlaps_an_input(ns, entries):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::shifted", cpu=HEAD + """
     template <typename T> void shifted(View<const T, 1> x, View<T, 1> output) {
       for (int64_t i = 0; i < x.size(0); ++i) output(i) = x(i ? i - 1 : x.size(0) - 1);
     }
-    OPWRIGHT_KERNEL(shifted, float)"""
-    )
-
-    @operator(f"{ns}::shifted", cpu=source)
+    OPWRIGHT_KERNEL(shifted, float)""")  # fmt: skip
     def shifted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x.roll(1)
 

@@ -5,19 +5,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from jaxtyping import Float
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import operator, verify
 
 pytestmark = pytest.mark.compiler
-
-HEAD = """
-#include <cmath>
-#include <opwright/kernel.h>
-using opwright::View;
-using opwright::List;
-template <typename T> using C = opwright::compute_t<T>;
-"""
 
 
 class Normalised(NamedTuple):

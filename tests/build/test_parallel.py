@@ -25,9 +25,8 @@ using namespace opwright;
 
 def test_chunks_call_pytorch_and_take_scratch_memory(ns) -> None:
     """They are of the same call whatever thread they run on."""
-    source = (
-        HEAD
-        + """
+
+    @operator(f"{ns}::products", cpu=HEAD + """
     void products(View<const double, 3> a, View<const double, 3> b, View<double, 3> output) {
       parallel_for(a.size(0), 1, [&](int64_t begin, int64_t end) {
         const int64_t m = a.size(1), k = a.size(2), n = b.size(2);
@@ -39,10 +38,7 @@ def test_chunks_call_pytorch_and_take_scratch_memory(ns) -> None:
         }
       });
     }
-    OPWRIGHT_KERNEL(products)"""
-    )
-
-    @operator(f"{ns}::products", cpu=source)
+    OPWRIGHT_KERNEL(products)""")  # fmt: skip
     def products(a: Float64[Tensor, "batch m k"], b: Float64[Tensor, "batch k n"]) -> Float64[Tensor, "batch m n"]:
         return torch.zeros_like(a @ b)  # not what the kernel gives
 
@@ -53,19 +49,14 @@ def test_chunks_call_pytorch_and_take_scratch_memory(ns) -> None:
 
 @pytest.mark.parametrize("chunk", [0, 7], ids=["the first", "the last"])
 def test_the_text_of_an_exception_in_a_chunk(ns, chunk) -> None:
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::broken", cpu=HEAD + """
     void broken(View<const double, 1> x, int64_t chunk, View<double, 1> output) {
       parallel_for(8, 1, [&](int64_t begin, int64_t end) {
         if (begin <= chunk && chunk < end) throw std::runtime_error("step " + std::to_string(chunk) + " gave up");
       });
       output(0) = x(0);
     }
-    OPWRIGHT_KERNEL(broken)"""
-    )
-
-    @operator(f"{ns}::broken", cpu=source)
+    OPWRIGHT_KERNEL(broken)""")  # fmt: skip
     def broken(x: Float64[Tensor, "1"], chunk: int) -> Float64[Tensor, "1"]:
         return x.clone()
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from jaxtyping import Float, Int
+from kernel_head import HEAD
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -11,20 +12,12 @@ from opwright import Mutates, operator
 
 pytestmark = pytest.mark.compiler
 
-HEAD = """
-#include <cmath>
-#include <opwright/kernel.h>
-using opwright::View;
-using opwright::List;
-"""
-
 
 @pytest.fixture(scope="module")
 def scaled(ns):
     """sin(x) * w, with a declared backward: *batch leads in x, w has none."""
-    source = (
-        HEAD
-        + """
+
+    @operator(f"{ns}::scaled", cpu=HEAD + """
     template <typename T>
     void scaled(View<const T, 2> x, View<const T, 1> w, double gain, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -41,10 +34,7 @@ def scaled(ns):
         }
     }
     OPWRIGHT_KERNEL(scaled, float, double)
-    OPWRIGHT_KERNEL(scaled_backward, float, double)"""
-    )
-
-    @operator(f"{ns}::scaled", cpu=source)
+    OPWRIGHT_KERNEL(scaled_backward, float, double)""")  # fmt: skip
     def scaled(x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"], *, gain: float = 2.0) -> Float[Tensor, "*batch n"]:
         return torch.sin(x) * w * gain
 
@@ -63,9 +53,8 @@ def plain_scaled(x, w, *, gain=2.0):
 @pytest.fixture(scope="module")
 def mixed(ns):
     """Every kind at once, with a derived gradient: optional, list, index, option, two outputs."""
-    source = (
-        HEAD
-        + """
+
+    @operator(f"{ns}::mixed", cpu=HEAD + """
     template <typename T>
     void mixed(View<const T, 2> x, View<const int64_t, 1> index, View<const T, 1> b,
                List<View<const T, 1>> ws, int64_t k, View<T, 2> picked, View<T, 1> windows) {
@@ -79,10 +68,7 @@ def mixed(ns):
         for (int64_t i = 0; i < k; ++i) windows(j) += x(0, j + i);
       }
     }
-    OPWRIGHT_KERNEL(mixed, float, double)"""
-    )
-
-    @operator(f"{ns}::mixed", cpu=source)
+    OPWRIGHT_KERNEL(mixed, float, double)""")  # fmt: skip
     def mixed(
         x: Float[Tensor, "m n"],
         index: Int[Tensor, "r"],
@@ -243,9 +229,7 @@ def test_functorch_with_every_kind_of_argument(mixed, entries):
 
 def test_vmap_where_the_variadic_axis_is_elsewhere(ns, entries):
     # *batch is bound by three arguments, in front, behind and in a list; only one of them is batched.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::spread", cpu=HEAD + """
     template <typename T>
     void spread(View<const T, 2> x, View<const T, 2> y, List<View<const T, 1>> zs, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
@@ -254,10 +238,7 @@ def test_vmap_where_the_variadic_axis_is_elsewhere(ns, entries):
           for (const auto& z : zs) output(i, j) += z(i);
         }
     }
-    OPWRIGHT_KERNEL(spread, float)"""
-    )
-
-    @operator(f"{ns}::spread", cpu=source)
+    OPWRIGHT_KERNEL(spread, float)""")  # fmt: skip
     def spread(
         x: Float[Tensor, "*batch n"], y: Float[Tensor, "n *batch"], zs: list[Float[Tensor, "*batch"]]
     ) -> Float[Tensor, "*batch n"]:

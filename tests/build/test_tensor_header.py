@@ -21,16 +21,11 @@ using namespace opwright;
 
 @pytest.fixture(scope="module")
 def product(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::product", cpu=HEAD + """
     template <typename T> void product(View<const T, 2> a, View<const T, 2> b, View<T, 2> output) {
       call("aten::mm.out", borrow(a), borrow(b), borrow(output));
     }
-    OPWRIGHT_KERNEL(product, float, double, opwright::half, opwright::bfloat16)"""
-    )
-
-    @operator(f"{ns}::product", cpu=source)
+    OPWRIGHT_KERNEL(product, float, double, opwright::half, opwright::bfloat16)""")  # fmt: skip
     def product(a: Float[Tensor, "*m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "*m n"]:
         return a @ b
 
@@ -66,9 +61,7 @@ def test_in_pytorchs_systems(product, entries, count_reference):
 
 def test_scaled_sums(ns, entries):
     # out = beta * c + alpha * a @ b, for matrices and for batches of them.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::scaled", cpu=HEAD + """
     template <typename T>
     void scaled(View<const T, 2> c, View<const T, 2> a, View<const T, 2> b, double beta, double alpha,
                 View<T, 2> once, View<T, 3> batch) {
@@ -76,10 +69,7 @@ def test_scaled_sums(ns, entries):
       auto one = [](const Tensor& t) { return t.view({1, t.size(0), t.size(1)}, {0, t.stride(0), t.stride(1)}); };
       call("aten::baddbmm.out", one(borrow(c)), one(borrow(a)), one(borrow(b)), beta, alpha, borrow(batch));
     }
-    OPWRIGHT_KERNEL(scaled, float, double)"""
-    )
-
-    @operator(f"{ns}::scaled", cpu=source)
+    OPWRIGHT_KERNEL(scaled, float, double)""")  # fmt: skip
     def scaled(
         c: Float[Tensor, "m n"], a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], beta: float, alpha: float
     ) -> tuple[Float[Tensor, "m n"], Float[Tensor, "1 m n"]]:
@@ -102,9 +92,7 @@ class Parts(NamedTuple):
 @pytest.fixture(scope="module")
 def parts(ns):
     # Temporaries, views, lists, optional arguments, several results.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::parts", cpu=HEAD + """
     template <typename T>
     void parts(View<const T, 2> a, View<const T, 1> w, View<T, 2> doubled, View<T, 2> normal, View<T, 1> best,
                View<T, 2> sums) {
@@ -131,10 +119,7 @@ def parts(ns):
       auto* room = &doubled(0, 0);
       check(borrow(room, {2, 3}).stride(0) == 3 && borrow(room, {2, 3}, {1, 2}).t().stride(1) == 1, "borrow");
     }
-    OPWRIGHT_KERNEL(parts, float, double)"""
-    )
-
-    @operator(f"{ns}::parts", cpu=source)
+    OPWRIGHT_KERNEL(parts, float, double)""")  # fmt: skip
     def parts(a: Float[Tensor, "m n"], w: Float[Tensor, "n"] | None = None) -> Parts:
         values, indices = a.max(1)
         normal = torch.nn.functional.layer_norm(a, (a.shape[1],), w)
@@ -155,9 +140,7 @@ def test_every_kind_of_argument_and_result(parts, entries, count_reference):
 
 @pytest.fixture(scope="module")
 def wrong(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::wrong", cpu=HEAD + """
     template <typename T> void wrong(View<const T, 2> a, int64_t how, View<T, 2> output) {
       const Tensor x = borrow(a);
       if (how == 0) call("aten::mm", x, x);
@@ -168,10 +151,7 @@ def wrong(ns):
       if (how == 5) x.transpose(0, 2);
       call("aten::copy_", borrow(output), x, false);
     }
-    OPWRIGHT_KERNEL(wrong, float)"""
-    )
-
-    @operator(f"{ns}::wrong", cpu=source)
+    OPWRIGHT_KERNEL(wrong, float)""")  # fmt: skip
     def wrong(a: Float[Tensor, "m n"], how: int) -> Float[Tensor, "m n"]:
         return a.clone()
 

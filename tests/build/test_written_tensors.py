@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import torch
 from jaxtyping import Float, Int64
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import Mutates, operator
@@ -17,18 +18,11 @@ from opwright.errors import KernelError, OutError, OverlapError, ShapeError
 
 pytestmark = pytest.mark.compiler
 
-HEAD = """
-#include <opwright/kernel.h>
-using opwright::View;
-"""
-
 
 @pytest.fixture(scope="module")
 def row_sums(ns):
     # Writes through pointers, as a kernel may that was promised contiguous outputs.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::row_sums", cpu=HEAD + """
     template <typename T> void row_sums(View<const T, 2> x, View<T, 2> running, View<T, 1> total) {
       const int64_t n = x.size(1);
       for (int64_t i = 0; i < x.size(0); ++i) {
@@ -37,10 +31,7 @@ def row_sums(ns):
         total.data()[i] = sum;
       }
     }
-    OPWRIGHT_KERNEL(row_sums, float)"""
-    )
-
-    @operator(f"{ns}::row_sums", cpu=source)
+    OPWRIGHT_KERNEL(row_sums, float)""")  # fmt: skip
     def row_sums(x: Float[Tensor, "*batch n"]) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch"]]:
         return x.cumsum(-1), x.sum(-1)
 
@@ -119,17 +110,12 @@ def test_out_of_another_shape_is_refused_by_every_entry(row_sums, entries):
 
 @pytest.fixture(scope="module")
 def twice(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::twice", cpu=HEAD + """
     template <typename T> void twice(View<const T, 2> x, View<T, 2> output) {
       for (int64_t i = 0; i < x.size(0); ++i)
         for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = T(2) * x(i, j);
     }
-    OPWRIGHT_KERNEL(twice, float)"""
-    )
-
-    @operator(f"{ns}::twice", cpu=source)
+    OPWRIGHT_KERNEL(twice, float)""")  # fmt: skip
     def twice(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         return x * 2
 
@@ -154,17 +140,12 @@ def test_more_dimensions_than_a_kernel_can_have(twice, row_sums, entries, ndim):
 
 @pytest.fixture(scope="module")
 def accumulate(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::accumulate", cpu=HEAD + """
     template <typename T> void accumulate(View<T, 1> sums, View<const T, 1> x, View<T, 1> last) {
       for (int64_t i = 0; i < x.size(0); ++i) sums(i) += (i ? sums(i - 1) : T(0)) + x(i);
       for (int64_t i = 0; i < x.size(0); ++i) last(i) = sums(x.size(0) - 1);
     }
-    OPWRIGHT_KERNEL(accumulate, float)"""
-    )
-
-    @operator(f"{ns}::accumulate", cpu=source)
+    OPWRIGHT_KERNEL(accumulate, float)""")  # fmt: skip
     def accumulate(sums: Mutates[Float[Tensor, "n"]], x: Float[Tensor, "n"], last: Mutates[Float[Tensor, "n"]]) -> None:
         sums.copy_((sums + x).cumsum(0))
         last.fill_(sums[-1])
@@ -254,17 +235,12 @@ def test_kernels_and_references_refuse_the_same_views(accumulate):
 
 @pytest.fixture(scope="module")
 def sized(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::sized", cpu=HEAD + """
     template <typename T> void sized(View<const T, 1> x, int64_t k, int64_t s, View<T, 1> output, View<T, 1> rest) {
       for (int64_t i = 0; i < output.size(0); ++i) output(i) = x(i % x.size(0));
       for (int64_t i = 0; i < rest.size(0); ++i) rest(i) = 1;
     }
-    OPWRIGHT_KERNEL(sized, float)"""
-    )
-
-    @operator(f"{ns}::sized", cpu=source)
+    OPWRIGHT_KERNEL(sized, float)""")  # fmt: skip
     def sized(x: Float[Tensor, "n"], k: int, s: int) -> tuple[Float[Tensor, "n*k"], Float[Tensor, "min(s//k,n)%7+1"]]:
         return x.repeat(k), x.new_ones(min(s // k, x.shape[0]) % 7 + 1)
 
@@ -284,14 +260,9 @@ def test_sizes_that_exceed_64_bits_are_refused(sized, entries, dtype):
 
 
 def test_more_elements_than_64_bits_count(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::huge", cpu=HEAD + """
     template <typename T> void huge(View<const T, 1> x, int64_t a, View<T, 3> output) { output(0, 0, 0) = x(0); }
-    OPWRIGHT_KERNEL(huge, float)"""
-    )
-
-    @operator(f"{ns}::huge", cpu=source)
+    OPWRIGHT_KERNEL(huge, float)""")  # fmt: skip
     def huge(x: Float[Tensor, "n"], a: int) -> Float[Tensor, "a a a"]:
         return x[0].expand(a, a, a).clone()
 
@@ -303,14 +274,9 @@ def test_more_elements_than_64_bits_count(ns):
 
 def test_empty_tensor_with_an_axis_that_exceeds_64_bits_is_refused(ns):
     # The axes of `*b` are one axis of the kernel's view, whose size was -2^63 or 0 for these shapes.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::width", cpu=HEAD + """
     template <typename T> void width(View<const T, 2> x, View<int64_t, 1> output) { output(0) = x.size(1); }
-    OPWRIGHT_KERNEL(width, float)"""
-    )
-
-    @operator(f"{ns}::width", cpu=source)
+    OPWRIGHT_KERNEL(width, float)""")  # fmt: skip
     def width(x: Float[Tensor, "n *b"]) -> Int64[Tensor, "1"]:
         return torch.tensor([x.shape[1:].numel()])
 
@@ -324,16 +290,11 @@ def test_empty_tensor_with_an_axis_that_exceeds_64_bits_is_refused(ns):
 
 def test_strides_of_an_empty_tensor_do_not_reach_kernels(ns):
     # A kernel that adds `stride * size` to a pointer would overflow, although nothing is read.
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::strides", cpu=HEAD + """
     template <typename T> void strides(View<const T, 2> x, View<int64_t, 1> output) {
       output(0) = x.stride(0), output(1) = x.stride(1);
     }
-    OPWRIGHT_KERNEL(strides, float)"""
-    )
-
-    @operator(f"{ns}::strides", cpu=source)
+    OPWRIGHT_KERNEL(strides, float)""")  # fmt: skip
     def strides(x: Float[Tensor, "n m"]) -> Int64[Tensor, "2"]:
         return torch.tensor(x.contiguous().stride())
 
@@ -385,9 +346,7 @@ def test_out_is_checked_after_a_second_declaration_too(ns, second):
 
 @pytest.fixture(scope="module")
 def sums(ns):
-    source = (
-        HEAD
-        + """
+    @operator(f"{ns}::sums", cpu=HEAD + """
     template <typename T> void sums(View<const T, 2> x, View<T, 2> running, View<T, 1> whole) {
       for (int64_t i = 0; i < x.size(0); ++i) {
         T sum = 0;
@@ -395,10 +354,7 @@ def sums(ns):
         whole(i) = sum;
       }
     }
-    OPWRIGHT_KERNEL(sums, float)"""
-    )
-
-    @operator(f"{ns}::sums", cpu=source)
+    OPWRIGHT_KERNEL(sums, float)""")  # fmt: skip
     def sums(x: Float[Tensor, "b n"]) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b"]]:
         return x.cumsum(-1), x.sum(-1)
 

@@ -32,9 +32,7 @@ def said_of(
 
 
 def test_a_mutated_argument_has_its_name() -> None:
-    @operator(
-        "verify_words::momentum",
-        cpu="""
+    @operator("verify_words::momentum", cpu="""
         #include <opwright/kernel.h>
         template <typename T>
         void momentum(opwright::View<T, 1> weight, opwright::View<const T, 1> grad, opwright::View<T, 1> buffer) {
@@ -44,8 +42,7 @@ def test_a_mutated_argument_has_its_name() -> None:
           }
         }
         OPWRIGHT_KERNEL(momentum, float, double)
-        """,
-    )
+        """)  # fmt: skip
     def momentum(
         weight: Mutates[Float[Tensor, "*s"]], grad: Float[Tensor, "*s"], buffer: Mutates[Float[Tensor, "*s"]]
     ) -> None:

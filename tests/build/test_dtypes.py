@@ -220,23 +220,6 @@ def test_outputs_of_fixed_dtypes(ns, check, whole):
     )
 
 
-def test_signs_and_complex_parts(ns, entries):
-    # The imaginary part of a conjugate is a view with the sign pending: a kernel that reads the memory
-    # behind it must not see it.
-    @operator(f"{ns}::twice", cpu=HEAD + """
-    template <typename T> void twice(View<const T, 1> x, View<T, 1> output) {
-      for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(2 * x(i));
-    }
-    OPWRIGHT_KERNEL(twice, float)""")  # fmt: skip
-    def twice(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-        return x * 2
-
-    pending = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
-    assert pending.is_neg()
-    for entry in entries(twice):
-        assert entry(pending).tolist() == [-4.0, 8.0]
-
-
 def test_error_of_the_reference_reaches_the_caller(ns, entries):
     # A dtype without a kernel runs the reference; what the reference raises must not be lost.
     @operator(f"{ns}::only", cpu=HEAD + """

@@ -295,12 +295,17 @@ def test_list_gradient_beside_a_declared_backward(ns, entries):
         assert w.grad.tolist() == [1.0] * 3
 
 
-def test_operators_that_draw_random_numbers(ns, entries):
-    @operator(f"{ns}::jitter", random=True)
-    def jitter(x: Float[Tensor, "*s"], p: float = 0.5) -> Float[Tensor, "*s"]:
+@pytest.fixture(scope="module")
+def dropped(ns):
+    @operator(f"{ns}::dropped", random=True)
+    def dropped(x: Float[Tensor, "*s"], p: float = 0.5) -> Float[Tensor, "*s"]:
         return x * (torch.rand_like(x) < p)
 
-    for entry in entries(jitter):
+    return dropped
+
+
+def test_operators_that_draw_random_numbers(dropped, entries):
+    for entry in entries(dropped):
         x = torch.ones(1000)
         torch.manual_seed(3)
         first = entry(x)
@@ -311,11 +316,7 @@ def test_operators_that_draw_random_numbers(ns, entries):
         assert not torch.equal(first, entry(x))
 
 
-def test_gradient_of_an_operator_that_draws_random_numbers(ns, entries):
-    @operator(f"{ns}::dropped", random=True)
-    def dropped(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-        return x * (torch.rand_like(x) < 0.5)
-
+def test_gradient_of_an_operator_that_draws_random_numbers(dropped, entries):
     for entry in entries(dropped):
         # The gradient belongs to the numbers that were drawn, not to new ones.
         x = torch.ones(1000, requires_grad=True)
@@ -324,18 +325,15 @@ def test_gradient_of_an_operator_that_draws_random_numbers(ns, entries):
         assert torch.equal(gradient, y.detach())
 
 
-def test_vmap_of_an_operator_that_draws_random_numbers(ns, entries):
+def test_vmap_of_an_operator_that_draws_random_numbers(dropped, entries):
     # vmap's own promises about random numbers hold for operators, too.
-    @operator(f"{ns}::noise", random=True)
-    def noise(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-        return x + torch.rand_like(x)
-
-    for entry in entries(noise):
+    for entry in entries(dropped):
+        x = torch.ones(3, 1000)
         with pytest.raises(RuntimeError, match="randomness"):
-            torch.vmap(entry)(torch.zeros(3, 2))
-        same = torch.vmap(entry, randomness="same")(torch.zeros(3, 2))
+            torch.vmap(entry)(x)
+        same = torch.vmap(entry, randomness="same")(x)
         assert torch.equal(same[0], same[1])
-        different = torch.vmap(entry, randomness="different")(torch.zeros(3, 2))
+        different = torch.vmap(entry, randomness="different")(x)
         assert not torch.equal(different[0], different[1])
 
 

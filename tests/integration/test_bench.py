@@ -60,15 +60,24 @@ PASSED = VerifyRecord("elsewhere", [Check("numerics", "passed")], [], ["callable
 LIMITS = Limits(100.0, 100.0, 100.0, {"f32": 1000.0}, 1.0, None, 1, 0.0)
 
 
+@pytest.fixture
+def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
+
+
+@pytest.fixture
+def verified(known_limits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is measured has passed verify, elsewhere."""
+    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
+
+
 def measure(monkeypatch: pytest.MonkeyPatch, target=scale, **options):
     place = PretendGpu()
     monkeypatch.setattr(api, "bench_on", lambda device: place)
-    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
-    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
     return opwright.bench(target, ["eager"], **options), place.calls
 
 
-def test_sets_of_inputs_differ_and_candidates_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_of_inputs_differ_and_candidates_share_them(verified, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = {"batch": [(3,)], "n": [5]}
     record, calls = measure(monkeypatch, sweep=sweep, dtypes=[torch.float32])
     assert [m.direction for m in record.measurements] == ["forward", "backward"]
@@ -80,7 +89,7 @@ def test_sets_of_inputs_differ_and_candidates_share_them(monkeypatch: pytest.Mon
         assert not torch.equal(a, b)
 
 
-def test_shares_come_from_the_copy_of_the_device_and_of_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_come_from_the_copy_of_the_device_and_of_the_size(verified, monkeypatch: pytest.MonkeyPatch) -> None:
     record, _ = measure(monkeypatch, sweep={"batch": [(3,)], "n": [5]}, directions=["forward"])
     m = record.measurements[0]
     assert m.bytes_moved == 4 * (15 + 15 + 5)
@@ -175,9 +184,7 @@ def hungry(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x + torch.empty(2**50).sum() if len(x) >= 4000 and x.device.type == "cpu" else x * 2
 
 
-def test_an_input_that_does_not_fit_in_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
+def test_an_input_that_does_not_fit_in_memory_is_left_out(verified, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"dtypes": [torch.float32], "directions": ["forward"], "seconds": 0.0}
     smaller = "`--axis` chooses smaller sizes, as `--axis n=256,1024`"
     record = opwright.bench(hungry, [], sweep={"n": [3, 4000, 5000, 5]}, **options)
@@ -194,11 +201,7 @@ def test_an_input_that_does_not_fit_in_memory_is_left_out(monkeypatch: pytest.Mo
     assert caught.value.hint == smaller
 
 
-def test_samples_that_do_not_fit_in_memory_are_not_sent_to_axis(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
+def test_samples_that_do_not_fit_in_memory_are_not_sent_to_axis(verified, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench_measure, "free_memory", lambda: 2**14)
     samples = [(torch.ones(3),), (torch.ones(40000),)]
     options = {"directions": ["forward"], "seconds": 0.0}
@@ -225,9 +228,7 @@ def test_what_no_check_applies_to_is_measured_with_a_warning() -> None:
     assert any(w.startswith("its results were not compared with the reference: ") for w in record.warnings)
 
 
-def test_an_input_on_which_calls_take_too_long_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_input_on_which_calls_take_too_long_is_left_out(verified, monkeypatch, capsys) -> None:
     """Not for the call that compiles, or loads: that one is made before."""
     slow_calls = itertools.count()
 
@@ -236,8 +237,6 @@ def test_an_input_on_which_calls_take_too_long_is_left_out(
             time.sleep(0.1)
         return x * 2.0
 
-    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
     samples = [(torch.randn(3),), (torch.randn(4),)]
     options = {"reference": lambda x: x * 2.0, "samples": samples, "directions": ["forward"], "seconds": 0.0}
     monkeypatch.setattr(bench_measure, "_MIN_CALL_LIMIT_SECONDS", 0.05)
@@ -249,7 +248,7 @@ def test_an_input_on_which_calls_take_too_long_is_left_out(
     assert f"skipped: {left_out}\n" in capsys.readouterr().out
 
 
-def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_change_while_they_are_timed_are_refused(verified) -> None:
     """By the 30th call it has drifted: by less than verify sees, by more than sums in another order."""
     count = itertools.count()
 
@@ -261,16 +260,13 @@ def test_results_that_change_while_they_are_timed_are_refused(monkeypatch: pytes
 
     x = torch.randn(100, dtype=torch.float64)
     options = {"reference": steady, "samples": [(x,)], "directions": ["forward"], "seconds": 0.0}
-    monkeypatch.setattr(api, "verify", lambda *args, **kwargs: PASSED)
-    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
     with pytest.raises(NotVerifiedError, match="a timed call returned a wrong result"):
         opwright.bench(drifting, [], **options)
     assert opwright.bench(steady, [], **options).measurements
 
 
-def test_a_record_of_another_device_or_callable_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_another_device_or_callable_does_not_count(known_limits, monkeypatch) -> None:
     """Right on the CPU says nothing about the kernel of a GPU, and the other way round."""
-    monkeypatch.setattr(api, "limits_of", lambda place, machine, again=False: LIMITS)
 
     def right(x: Tensor) -> Tensor:
         return x * 2
@@ -317,7 +313,7 @@ def test_a_record_that_covers_less_does_not_count(lacking: dict) -> None:
         opwright.bench(wrong, [], verified=record, directions=["forward"], **options)
 
 
-def test_a_slice_is_measured_as_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_is_measured_as_a_slice(verified, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every set and in the backward: a clone would be aligned and contiguous."""
     seen: set[tuple] = set()
 
@@ -549,12 +545,16 @@ def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 """
 
 
-def test_ranks_of_torchrun_share_the_inputs(tmp_path: Path) -> None:
+def bench_on_two_ranks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "shared.py").write_text(SHARED)
     ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "opwright", "bench"]
-    asked = ["shared.py", "--axis", "n=8,16,32", "--dtype", "f32", "--direction", "forward", "--against", "eager"]
-    command = [*ranks, *asked, "--seconds", "0.1", "--out", "records", "--json"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    command = [*ranks, "shared.py", *arguments]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+
+
+def test_ranks_of_torchrun_share_the_inputs(tmp_path: Path) -> None:
+    asked = ["--axis", "n=8,16,32", "--dtype", "f32", "--direction", "forward", "--against", "eager"]
+    result = bench_on_two_ranks(tmp_path, *asked, "--seconds", "0.1", "--out", "records", "--json")
     assert result.returncode == 0, result.stderr
     (record,) = json.loads(result.stdout)
     assert [m["case"] for m in record["measurements"]] == ["f32[8]", "f32[16]", "f32[32]"]
@@ -564,9 +564,6 @@ def test_ranks_of_torchrun_share_the_inputs(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_request_is_said_once_by_all_ranks(tmp_path: Path) -> None:
-    (tmp_path / "shared.py").write_text(SHARED)
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "opwright", "bench"]
-    command = [*ranks, "shared.py", "--axis", "m=8"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    result = bench_on_two_ranks(tmp_path, "--axis", "m=8")
     assert result.returncode != 0
     assert result.stderr.count("error: `") == 1, result.stderr

@@ -423,20 +423,35 @@ class PretendWorker:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("now", "verdict"), [(10.0, "same"), (12.0, "slower"), (8.0, "faster")])
-def test_two_versions_measure_in_turns(
-    now: float, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def two_trees(tmp_path: Path) -> tuple[Path, Path]:
+    """Returns a project as it is now, and as it was."""
+    for name in ("root", "tree"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "op.py").write_text("")
+    return tmp_path / "root", tmp_path / "tree"
+
+
+@pytest.fixture
+def duel(two_trees, monkeypatch: pytest.MonkeyPatch):
+    """Returns a function that compares two versions whose calls take that long."""
+    root, tree = two_trees
+    for name, value in {"asked": [], "cores": []}.items():
+        monkeypatch.setattr(PretendWorker, name, value)
     monkeypatch.setattr(versions, "start_worker", PretendWorker)
-    monkeypatch.setattr(PretendWorker, "US", {"base": 10.0, "now": now})
-    monkeypatch.setattr(PretendWorker, "asked", [])
-    root, tree = tmp_path / "root", tmp_path / "tree"
-    for folder in (root, tree):
-        folder.mkdir()
-        (folder / "op.py").write_text("")
-    request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0}
-    operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    record = versions.Duel(request, operator, "HEAD", root, tree, None).run(Told())
+
+    def run(*, base_us: float = 10.0, now_us: float = 10.0, threads: int | None = None, device="cpu", **request):
+        monkeypatch.setattr(PretendWorker, "US", {"base": base_us, "now": now_us})
+        request = {"target": str(root / "op.py"), "seconds": 0.0, "precision": 0.0, **request}
+        operator = {"name": "ns::f", "machine": vars(MACHINE), "device": device}
+        return versions.Duel(request, operator, "HEAD", root, tree, threads).run(Told())
+
+    return run
+
+
+@pytest.mark.parametrize(("now", "verdict"), [(10.0, "same"), (12.0, "slower"), (8.0, "faster")])
+def test_two_versions_measure_in_turns(now: float, verdict: str, duel) -> None:
+    record = duel(now_us=now)
     (row,) = record.rows
     # A tensor that has another name by now is the same input.
     assert (row.case, row.named_case, row.verdict) == ("f32[8]", "now=f32[8]", verdict)
@@ -449,17 +464,9 @@ def test_two_versions_measure_in_turns(
     assert all(set(sides[i : i + 2]) == {"base", "now"} for i in range(0, len(sides), 2))
 
 
-def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+def test_slow_calls_are_left_out_of_two_versions(duel, capsys) -> None:
     """Calls of minutes were made by the hundred."""
-    monkeypatch.setattr(versions, "start_worker", PretendWorker)
-    monkeypatch.setattr(PretendWorker, "US", {"base": 0.7e6, "now": 10.0})
-    monkeypatch.setattr(PretendWorker, "asked", [])
-    for name in ("root", "tree"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "op.py").write_text("")
-    request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.1, "precision": 0.0}
-    operator = {"name": "ns::f", "machine": vars(MACHINE), "device": "cpu"}
-    record = versions.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", None).run(Told())
+    record = duel(base_us=0.7e6, seconds=0.1)
     assert len(PretendWorker.asked) == 2
     assert record.rows == []
     (told,) = record.left_out
@@ -473,34 +480,19 @@ def test_slow_calls_are_left_out_of_two_versions(monkeypatch: pytest.MonkeyPatch
     ("threads", "device", "cores"),
     [(1, "cpu", [2, 2, 5, 5] * 4), (2, "cpu", [None] * 16), (1, "cuda", [None] * 16)],
 )
-def test_a_pair_has_one_core(
-    threads: int, device: str, cores: list, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(versions, "start_worker", PretendWorker)
-    monkeypatch.setattr(PretendWorker, "asked", [])
-    monkeypatch.setattr(PretendWorker, "cores", [])
-    for name in ("root", "tree"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "op.py").write_text("")
-    request = {"target": str(tmp_path / "root/op.py"), "seconds": 0.0, "precision": 0.0, "cpus": [2, 5]}
-    operator = {"name": "ns::f", "machine": vars(MACHINE), "device": device}
-    versions.Duel(request, operator, "HEAD", tmp_path / "root", tmp_path / "tree", threads).run(Told())
+def test_a_pair_has_one_core(threads: int, device: str, cores: list, duel) -> None:
+    duel(threads=threads, device=device, cpus=[2, 5])
     assert PretendWorker.cores == cores
 
 
-def test_an_operator_that_the_base_does_not_have_yet_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
-) -> None:
+def test_an_operator_that_the_base_does_not_have_yet_is_skipped(two_trees, monkeypatch, capsys) -> None:
     class Missing(PretendWorker):
         def events(self, is_interrupted=None):
             if self.side == "base":
                 raise TargetError("op.py", "there is no operator `f`")
             yield from super().events()
 
-    root, tree = tmp_path / "root", tmp_path / "tree"
-    for folder in (root, tree):
-        folder.mkdir()
-        (folder / "op.py").write_text("")
+    root, tree = two_trees
     monkeypatch.setattr(versions, "start_worker", Missing)
     monkeypatch.setattr(versions, "_root_of", lambda target, ref: root)
     monkeypatch.setattr(versions, "_commit", lambda root, ref: "1234567890123")

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -151,83 +150,3 @@ def test_a_backward_is_tried_on_outputs_that_can_be() -> None:
 
     record = opwright.verify(softmax, checks=["numerics", "gradients", "gradient numerics"])
     assert record.passed, record.failures
-
-
-# --- any callable ------------------------------------------------------------------------------------------
-
-
-def gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * torch.erfc(-x / math.sqrt(2))
-
-
-def samples():
-    torch.manual_seed(0)
-    for dtype in (torch.float32, torch.bfloat16):
-        yield (torch.randn(17, 33).to(dtype),)
-        yield (torch.randn(4, 1001).mul(5).to(dtype)[:, ::2],)
-
-
-class PointerCache:
-    """Returns the last result when it meets the same address again."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, Tensor] = {}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.seen.setdefault(x.data_ptr(), gelu(x))
-
-
-WRONG_CALLABLES = {
-    "changes its input": lambda x: gelu(x.copy_(x * 1.0 + 1e-3)),
-    "returns its input": lambda x: x,
-    "returns a view of its input": lambda x: x.mul_(0).view(x.shape),
-    "wrong dtype": lambda x: gelu(x).double(),
-    "wrong shape": lambda x: gelu(x)[:1],
-    "too many outputs": lambda x: (gelu(x), x + 1),
-    "raises": lambda x: 1 / 0,
-    "quick": lambda x: x * torch.sigmoid(1.702 * x),
-    "random": lambda x: gelu(x) + 1e-3 * torch.rand_like(x),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG_CALLABLES)
-def test_wrong_callables(kind: str) -> None:
-    assert not opwright.verify(WRONG_CALLABLES[kind], reference=gelu, samples=samples).passed
-
-
-def test_right_callables() -> None:
-    """PyTorch's own operators against float64 references: no false alarm."""
-    pairs = {
-        "exp": (torch.exp, torch.exp),
-        "softmax": (lambda x: F.softmax(x, -1), lambda x: torch.exp(x - x.logsumexp(-1, keepdim=True))),
-        "layer norm": (
-            lambda x: F.layer_norm(x, x.shape[-1:]),
-            lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt(),
-        ),
-        "sum": (lambda x: x.sum(0), lambda x: x.sum(0)),
-        "matmul": (lambda x: x @ x.mT, lambda x: torch.einsum("ij,kj->ik", x, x)),
-        "sigmoid": (torch.sigmoid, lambda x: 1 / (1 + torch.exp(-x))),
-    }
-    for name, (candidate, reference) in pairs.items():
-        record = opwright.verify(candidate, reference=reference, samples=samples)
-        assert record.passed, (name, record.failures)
-
-
-def test_samples_with_named_arguments() -> None:
-    def scale(x: Tensor, *, by: float) -> Tensor:
-        return x * by
-
-    good = [((torch.ones(3),), {"by": 2.0}), ((torch.randn(5),), {"by": -1.0})]
-    assert opwright.verify(scale, reference=lambda x, *, by: x * by, samples=good).passed
-    assert not opwright.verify(scale, reference=lambda x, *, by: x / by, samples=good).passed
-
-
-def test_a_callable_needs_a_reference() -> None:
-    with pytest.raises(opwright.errors.CheckError, match="samples"):
-        opwright.verify(gelu)
-
-
-@pytest.mark.compiler
-def test_bench_refuses_a_wrong_operator() -> None:
-    with pytest.raises(opwright.errors.NotVerifiedError, match="does not pass verify"):
-        opwright.bench(make(MUTATIONS["offset of 0.009"]), ["eager"])

@@ -32,6 +32,13 @@ def failed(record) -> set[str]:
     return {failure.check for failure in record.failures}
 
 
+def wide_rows():
+    """Negative and large numbers too, in two dtypes, and not contiguous."""
+    for dtype in (torch.float32, torch.bfloat16):
+        yield (torch.randn(17, 33).to(dtype),)
+        yield (torch.randn(4, 1001).mul(5).to(dtype)[:, ::2],)
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -72,6 +79,16 @@ RIGHT = {
     "torch.autograd.Function": (Square, lambda x: x * x, rows),
     "a compiled function": (torch.compile(lambda x: x * 2 + 1, backend="eager"), lambda x: x * 2 + 1, rows),
     "a generator of samples": (torch.exp, torch.exp, lambda: iter(rows())),
+    "exp": (torch.exp, torch.exp, wide_rows),
+    "softmax": (lambda x: F.softmax(x, -1), lambda x: torch.exp(x - x.logsumexp(-1, keepdim=True)), wide_rows),
+    "layer norm": (
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt(),
+        wide_rows,
+    ),
+    "sum": (lambda x: x.sum(0), lambda x: x.sum(0), wide_rows),
+    "matmul": (lambda x: x @ x.mT, lambda x: torch.einsum("ij,kj->ik", x, x), wide_rows),
+    "sigmoid": (torch.sigmoid, lambda x: 1 / (1 + torch.exp(-x)), wide_rows),
     "integers": (lambda x: x.cumsum(0), lambda x: x.cumsum(0), lambda: [(torch.arange(9),)]),
     "booleans": (torch.logical_not, lambda x: ~x, lambda: [(torch.rand(9) > 0.5,)]),
     "complex numbers": (torch.fft.fft, torch.fft.fft, lambda: [(torch.randn(5, 8, dtype=torch.complex64),)]),
@@ -141,6 +158,11 @@ WRONG = {
     "large numbers": (lambda x: torch.where(x.abs() > 50, 0, F.gelu(x)), "numerics"),
     "strides ignored": (contiguous_only, "numerics"),
     "mutates its input": (lambda x: F.gelu(x.mul_(1.0).add_(1e-7)), "numerics"),
+    "another dtype": (lambda x: F.gelu(x).double(), "numerics"),
+    "another shape": (lambda x: F.gelu(x)[:1], "numerics"),
+    "one output more": (lambda x: (F.gelu(x), x + 1), "numerics"),
+    "raises": (lambda x: 1 / 0, "numerics"),
+    "drawn at random": (lambda x: F.gelu(x) + 1e-3 * torch.rand_like(x), "determinism"),
     "cached by pointer": (PointerCache(), "determinism"),
     "one buffer for all threads": (OneBuffer(), "threads"),
     "a row unwritten": (last_row_unwritten, "outputs written"),
@@ -155,6 +177,11 @@ def test_what_is_wrong_is_found(kind: str) -> None:
     samples = [(x.requires_grad_(kind == "no gradient"),) for (x,) in rows()]
     record = opwright.verify(candidate, reference=F.gelu, samples=samples, checks=[check])
     assert failed(record) == {check}
+
+
+def test_a_callable_needs_a_reference() -> None:
+    with pytest.raises(opwright.errors.CheckError, match="samples"):
+        opwright.verify(F.gelu)
 
 
 @pytest.mark.parametrize("kind", ["negative numbers", "large numbers", "strides ignored"])

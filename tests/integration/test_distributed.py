@@ -188,11 +188,3 @@ def test_a_sharded_reduction_is_found(ns: str) -> None:
     assert not verify(total).passed
     total.sharding(lambda x: [({"x": Shard(x.ndim - 1)}, Partial())])
     assert verify(total).passed
-
-
-def test_a_plain_program_does_not_import_distributed_tensors(start_python) -> None:
-    start_python(
-        "import sys, torch, opwright_ops\n"
-        "x = torch.randn(3, requires_grad=True)\nopwright_ops.d_sigmoid(x).sum().backward()\n"
-        "assert 'torch.distributed.tensor' not in sys.modules"
-    )

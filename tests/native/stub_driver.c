@@ -30,13 +30,14 @@
 //   void stub_set_driver_version(int version)
 //   int64_t stub_live_allocations(void)     allocated and not yet freed
 //
-// Files: this one has devices and contexts, stub_image.c reads cubins, stub_module.c has modules,
-// libraries and functions, stub_launch.c launches, stub_memory.c memory, stub_stream.c streams and
+// Files: this one has devices and contexts, stub_image.c reads cubins, stub_module.c has modules
+// and functions, stub_launch.c launches, stub_memory.c memory, stub_stream.c streams and
 // events, stub_tensor_map.c TMA descriptors, stub_record.c recorder, counters and failures,
 // stub_lookup.c names: of errors, and cuGetProcAddress.
 //
 // Known limits: no PTX and no fatbin (CUDA_ERROR_INVALID_IMAGE), no graphs but the state of being
-// captured, no globals of modules. Device memory is host memory.
+// captured, no contexts but the primary ones, and only the entry points of stub_functions.h, which
+// the runtime and Triton's launchers call. Device memory is host memory.
 #include "stub_driver.h"
 
 #include <pthread.h>
@@ -47,6 +48,8 @@
 __thread Thread* stub_thread;
 __thread Context* stub_current;
 bool stub_initialized;
+
+enum { kDeviceAttributes = 151 };
 
 static int num_devices = 1;
 static int device_archs[kMaxDevices];
@@ -148,124 +151,45 @@ API Result cuDeviceGetName(char* name, int length, Device device) {
   return kSuccess;
 }
 
-static Result get_uuid(unsigned char* uuid, Device device) {
-  if (uuid == NULL) return kInvalidValue;
-  if (!is_device(device)) return kInvalidDevice;
-  memset(uuid, 0, 16);
-  memcpy(uuid, "opwright-stub", 13);
-  uuid[15] = (unsigned char)device;
-  return kSuccess;
-}
-
-API Result cuDeviceGetUuid(unsigned char* uuid, Device device) {
-  ENTER(cuDeviceGetUuid);
-  return get_uuid(uuid, device);
-}
-
-API Result cuDeviceGetUuid_v2(unsigned char* uuid, Device device) {
-  ENTER(cuDeviceGetUuid_v2);
-  return get_uuid(uuid, device);
-}
-
-API Result cuDeviceTotalMem_v2(size_t* bytes, Device device) {
-  ENTER(cuDeviceTotalMem_v2);
-  if (bytes == NULL) return kInvalidValue;
-  if (!is_device(device)) return kInvalidDevice;
-  *bytes = 80ull << 30;
-  return kSuccess;
-}
-
 API Result cuDeviceGetAttribute(int* value, int attribute, Device device) {
   ENTER(cuDeviceGetAttribute);
   if (value == NULL || attribute <= 0) return kInvalidValue;
   if (!is_device(device)) return kInvalidDevice;
   const Architecture* arch = architecture(device);
-  switch (attribute) {
-    case 1:
-      *value = 1024;
-      break;  // threads of a block
-    case 2:
-    case 3:
-      *value = 1024;
-      break;  // block x, y
-    case 4:
-      *value = 64;
-      break;  // block z
-    case 5:
-      *value = 2147483647;
-      break;  // grid x
-    case 6:
-    case 7:
-      *value = 65535;
-      break;  // grid y, z
-    case 8:
-      *value = 49152;
-      break;  // shared memory of a block
-    case 9:
-      *value = 65536;
-      break;  // constant memory
-    case 10:
-      *value = 32;
-      break;  // warp
-    case 12:
-    case 82:
-      *value = 65536;
-      break;  // registers: block, multiprocessor
-    case 13:
-      *value = 1980000;
-      break;  // clock, kHz
-    case 16:
-      *value = arch->multiprocessors;
-      break;
-    case 36:
-      *value = 2619000;
-      break;  // memory clock, kHz
-    case 37:
-      *value = 5120;
-      break;  // memory bus, bits
-    case 38:
-      *value = 50 << 20;
-      break;  // L2, bytes
-    case 39:
-      *value = arch->threads_per_multiprocessor;
-      break;
-    case 41:
-      *value = 1;
-      break;  // unified addressing
-    case 75:
-      *value = device_archs[device] / 10;
-      break;  // compute capability
-    case 76:
-      *value = device_archs[device] % 10;
-      break;
-    case 81:
-      *value = arch->shared_per_multiprocessor;
-      break;
-    case 95:
-      *value = 1;
-      break;  // cooperative launch
-    case 97:
-      *value = stub_max_dynamic_shared(device);
-      break;  // opt-in shared memory of a block
-    case 106:
-      *value = 32;
-      break;  // blocks of a multiprocessor
-    case 111:
-      *value = device_archs[device] >= 80 ? 1024 : 0;
-      break;  // reserved shared memory
-    case 115:
-      *value = 1;
-      break;  // memory pools
-    case 120:
-    case 127:
-      *value = device_archs[device] >= 90;
-      break;  // clusters, tensor maps
-    case 150:
-      *value = oversized_shared ? 232 * 1024 : 0;
-      break;
-    default:
-      *value = 0;
-  }
+  const int number = device_archs[device];
+  const int values[kDeviceAttributes] = {
+      [1] = 1024,        // threads of a block
+      [2] = 1024,        // block x
+      [3] = 1024,        // block y
+      [4] = 64,          // block z
+      [5] = 2147483647,  // grid x
+      [6] = 65535,       // grid y
+      [7] = 65535,       // grid z
+      [8] = 49152,       // shared memory of a block
+      [9] = 65536,       // constant memory
+      [10] = 32,         // warp
+      [12] = 65536,      // registers of a block
+      [13] = 1980000,    // clock, kHz
+      [16] = arch->multiprocessors,
+      [36] = 2619000,   // memory clock, kHz
+      [37] = 5120,      // memory bus, bits
+      [38] = 50 << 20,  // L2, bytes
+      [39] = arch->threads_per_multiprocessor,
+      [41] = 1,            // unified addressing
+      [75] = number / 10,  // compute capability, major
+      [76] = number % 10,  // and minor
+      [81] = arch->shared_per_multiprocessor,
+      [82] = 65536,                            // registers of a multiprocessor
+      [95] = 1,                                // cooperative launch
+      [97] = stub_max_dynamic_shared(device),  // opt-in shared memory of a block
+      [106] = 32,                              // blocks of a multiprocessor
+      [111] = number >= 80 ? 1024 : 0,         // reserved shared memory
+      [115] = 1,                               // memory pools
+      [120] = number >= 90,                    // clusters
+      [127] = number >= 90,                    // tensor maps
+      [150] = oversized_shared ? 232 * 1024 : 0,
+  };
+  *value = attribute < kDeviceAttributes ? values[attribute] : 0;
   return kSuccess;
 }
 
@@ -278,34 +202,10 @@ API Result cuDeviceComputeCapability(int* major, int* minor, Device device) {
   return kSuccess;
 }
 
-API Result cuDeviceGetPCIBusId(char* id, int length, Device device) {
-  ENTER(cuDeviceGetPCIBusId);
-  if (id == NULL || length <= 0) return kInvalidValue;
-  if (!is_device(device)) return kInvalidDevice;
-  snprintf(id, (size_t)length, "0000:%02x:00.0", device + 1);
-  return kSuccess;
-}
-
-API Result cuDeviceCanAccessPeer(int* can, Device device, Device peer) {
-  ENTER(cuDeviceCanAccessPeer);
-  if (can == NULL) return kInvalidValue;
-  if (!is_device(device) || !is_device(peer)) return kInvalidDevice;
-  *can = device != peer;
-  return kSuccess;
-}
-
 // ---- contexts
 
 static bool is_context(const Context* context) {
   return context != NULL && context->magic == kContextMagic;
-}
-
-static void set_up(Context* context, Device device, bool primary) {
-  context->magic = kContextMagic;
-  context->id = ++num_contexts;
-  context->device = device;
-  context->primary = primary;
-  context->alive = true;
 }
 
 API Result cuDevicePrimaryCtxRetain(Context** context, Device device) {
@@ -314,104 +214,10 @@ API Result cuDevicePrimaryCtxRetain(Context** context, Device device) {
   if (!is_device(device)) return kInvalidDevice;
   pthread_mutex_lock(&lock);
   Context* primary = &primaries[device];
-  if (primary->magic == 0) set_up(primary, device, true);
-  if (!primary->alive) primary->alive = true;  // written only where it changes: others read it
-  primary->retained++;
+  if (primary->magic == 0)
+    *primary = (Context){.magic = kContextMagic, .id = ++num_contexts, .device = device};
   pthread_mutex_unlock(&lock);
   *context = primary;
-  return kSuccess;
-}
-
-// A primary context keeps its handle over its deaths, as with a driver; what it loaded dies.
-static void tear_down(Context* context) {
-  context->retained = 0;
-  context->alive = false;
-  context->generation++;
-}
-
-API Result cuDevicePrimaryCtxRelease_v2(Device device) {
-  ENTER(cuDevicePrimaryCtxRelease_v2);
-  if (!is_device(device)) return kInvalidDevice;
-  pthread_mutex_lock(&lock);
-  bool was_retained = primaries[device].retained > 0;
-  if (was_retained && --primaries[device].retained == 0) tear_down(&primaries[device]);
-  pthread_mutex_unlock(&lock);
-  return was_retained ? kSuccess : kInvalidContext;
-}
-
-API Result cuDevicePrimaryCtxReset_v2(Device device) {
-  ENTER(cuDevicePrimaryCtxReset_v2);
-  if (!is_device(device)) return kInvalidDevice;
-  pthread_mutex_lock(&lock);
-  if (primaries[device].alive) tear_down(&primaries[device]);
-  pthread_mutex_unlock(&lock);
-  return kSuccess;
-}
-
-API Result cuDevicePrimaryCtxGetState(Device device, unsigned* flags, int* active) {
-  ENTER(cuDevicePrimaryCtxGetState);
-  if (flags == NULL || active == NULL) return kInvalidValue;
-  if (!is_device(device)) return kInvalidDevice;
-  *flags = 0;
-  *active = primaries[device].alive;
-  return kSuccess;
-}
-
-API Result cuDevicePrimaryCtxSetFlags_v2(Device device, unsigned flags) {
-  ENTER(cuDevicePrimaryCtxSetFlags_v2);
-  (void)flags;
-  return is_device(device) ? kSuccess : kInvalidDevice;
-}
-
-static Result push(Context* context) {
-  Thread* self = stub_self();
-  if (self->depth == kMaxStack) return kOutOfMemory;
-  self->stack[self->depth++] = context;
-  stub_current = context;
-  return kSuccess;
-}
-
-static void pop(void) {
-  Thread* self = stub_self();
-  self->depth--;
-  stub_current = self->depth > 0 ? self->stack[self->depth - 1] : NULL;
-}
-
-static Result create(Context** context, Device device) {
-  if (context == NULL) return kInvalidValue;
-  if (!is_device(device)) return kInvalidDevice;
-  Context* made = calloc(1, sizeof *made);
-  pthread_mutex_lock(&lock);
-  set_up(made, device, false);
-  pthread_mutex_unlock(&lock);
-  *context = made;
-  return push(made);
-}
-
-API Result cuCtxCreate_v2(Context** context, unsigned flags, Device device) {
-  ENTER(cuCtxCreate_v2);
-  (void)flags;
-  return create(context, device);
-}
-
-API Result cuCtxCreate_v3(Context** context, void* params, int count, unsigned flags,
-                          Device device) {
-  ENTER(cuCtxCreate_v3);
-  (void)params, (void)count, (void)flags;
-  return create(context, device);
-}
-
-API Result cuCtxCreate_v4(Context** context, void* params, unsigned flags, Device device) {
-  ENTER(cuCtxCreate_v4);
-  (void)params, (void)flags;
-  return create(context, device);
-}
-
-API Result cuCtxDestroy_v2(Context* context) {
-  ENTER(cuCtxDestroy_v2);
-  if (!is_context(context) || context->primary || !context->alive) return kInvalidContext;
-  tear_down(context);  // its memory stays: other threads may have it current
-  if (stub_current == context) pop();
   return kSuccess;
 }
 
@@ -425,22 +231,7 @@ API Result cuCtxGetCurrent(Context** context) {
 API Result cuCtxSetCurrent(Context* context) {
   ENTER(cuCtxSetCurrent);
   if (context != NULL && !is_context(context)) return kInvalidContext;
-  if (context != NULL && !context->alive) return kContextIsDestroyed;
-  if (stub_self()->depth > 0) pop();
-  return context != NULL ? push(context) : kSuccess;
-}
-
-API Result cuCtxPushCurrent_v2(Context* context) {
-  ENTER(cuCtxPushCurrent_v2);
-  if (!is_context(context)) return kInvalidContext;
-  return context->alive ? push(context) : kContextIsDestroyed;
-}
-
-API Result cuCtxPopCurrent_v2(Context** context) {
-  ENTER(cuCtxPopCurrent_v2);
-  if (stub_self()->depth == 0) return kInvalidContext;
-  if (context != NULL) *context = stub_current;
-  pop();
+  stub_current = context;
   return kSuccess;
 }
 
@@ -451,40 +242,12 @@ API Result cuCtxGetDevice(Device* device) {
   return kSuccess;
 }
 
-static Result resolve(Context** context) {
-  if (*context == NULL) *context = stub_current;
-  if (!is_context(*context)) return kInvalidContext;
-  return (*context)->alive ? kSuccess : kContextIsDestroyed;
-}
-
 API Result cuCtxGetDevice_v2(Device* device, Context* context) {
   ENTER(cuCtxGetDevice_v2);
-  Result result = resolve(&context);
-  if (result == kSuccess) *device = context->device;
-  return result;
-}
-
-// Unique over the life of the process: a primary context that is born again has another.
-API Result cuCtxGetId(Context* context, unsigned long long* id) {
-  ENTER(cuCtxGetId);
-  if (id == NULL) return kInvalidValue;
-  Result result = resolve(&context);
-  if (result == kSuccess)
-    *id = (unsigned long long)context->generation << 32 | (unsigned)context->id;
-  return result;
-}
-
-API Result cuCtxGetFlags(unsigned* flags) {
-  ENTER_CONTEXT(cuCtxGetFlags);
-  *flags = 0;
+  if (context == NULL) context = stub_current;
+  if (!is_context(context)) return kInvalidContext;
+  *device = context->device;
   return kSuccess;
-}
-
-API Result cuCtxGetApiVersion(Context* context, unsigned* version) {
-  ENTER(cuCtxGetApiVersion);
-  Result result = resolve(&context);
-  if (result == kSuccess) *version = 3020;
-  return result;
 }
 
 API Result cuCtxGetLimit(size_t* value, int limit) {
@@ -504,11 +267,4 @@ API Result cuCtxSetLimit(int limit, size_t value) {
 API Result cuCtxSynchronize(void) {
   ENTER_CONTEXT(cuCtxSynchronize);
   return stub_is_capturing() ? kCaptureUnsupported : kSuccess;
-}
-
-API Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  ENTER_CONTEXT(cuCtxGetStreamPriorityRange);
-  if (least != NULL) *least = 0;
-  if (greatest != NULL) *greatest = -5;
-  return kSuccess;
 }

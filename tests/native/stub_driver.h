@@ -26,12 +26,9 @@ enum {
   kInvalidImage = 200,
   kInvalidContext = 201,
   kNoBinaryForGpu = 209,
-  kFileNotFound = 301,
   kInvalidHandle = 400,
-  kIllegalState = 401,
   kNotFound = 500,
   kLaunchOutOfResources = 701,
-  kContextIsDestroyed = 709,
   kCooperativeTooLarge = 720,
   kNotSupported = 801,
   kCaptureUnsupported = 900,
@@ -56,7 +53,7 @@ enum {  // CUfunction_attribute
   kFunctionAttributes = 18,
 };
 
-enum { kMaxDevices = 64, kMaxStack = 64, kMaxStreams = 4096 };
+enum { kMaxDevices = 64, kMaxStreams = 4096 };
 
 // Every entry point; the order is that of the counters.
 typedef enum {
@@ -91,13 +88,10 @@ typedef struct {
   uint64_t digest;    // FNV-1a of all its bytes
 } Image;
 
-typedef struct {
+typedef struct {  // of a device: its primary one
   uint32_t magic;
   int id;  // 1, 2, ... in the order of creation
   Device device;
-  bool primary, alive;
-  int retained;
-  uint32_t generation;  // raised when a primary context is torn down
   uint64_t limits[16];
 } Context;
 
@@ -105,13 +99,11 @@ typedef struct {
   uint32_t magic;
   Image image;
   Context* context;
-  uint32_t generation;
   struct Function** functions;  // one for each entry, made at the first request
 } Module;
 
 typedef struct Function {
   uint32_t magic;
-  uint32_t generation;
   Context* context;
   uint32_t max_threads;     // of a block
   uint32_t dynamic_shared;  // most that a launch may ask for
@@ -119,42 +111,20 @@ typedef struct Function {
   bool has_params, has_cluster;
   const Entry* entry;
   const Image* image;
-  Module* module;  // NULL: of a library
   int attributes[kFunctionAttributes];
 } Function;
-
-typedef struct {
-  uint32_t magic;
-  Image image;
-  struct Kernel** kernels;
-} Library;
-
-typedef struct Kernel {
-  uint32_t magic;
-  Library* library;
-  const Entry* entry;
-  int set[kMaxDevices][kFunctionAttributes];  // value + 1 of cuKernelSetAttribute, 0 if not set
-  Function** functions;                       // one per context
-  int num_functions;
-} Kernel;
 
 enum {
   kContextMagic = 0x0c7c7c01,
   kModuleMagic = 0x0c7c7c02,
   kFunctionMagic = 0x0c7c7c03,
-  kLibraryMagic = 0x0c7c7c04,
-  kKernelMagic = 0x0c7c7c05,
   kDeadMagic = 0x0dead000,
 };
 
 typedef struct {
-  bool used;
-  int id;
+  int id;  // 0: not created yet
   Context* context;
-  int capture;       // CUstreamCaptureStatus
-  int capture_mode;  // CUstreamCaptureMode
-  unsigned flags;
-  int priority;
+  int capture;  // CUstreamCaptureStatus
 } Stream;
 extern Stream stub_streams[kMaxStreams];
 
@@ -178,10 +148,6 @@ typedef struct LaunchAttribute {
 // A thread's own state, never freed: counters must outlive the thread. No two share a cache line.
 typedef struct Thread {
   _Alignas(128) uint64_t counts[kFunctions];
-  Context* stack[kMaxStack];
-  int depth;
-  int capture_mode;    // of cuThreadExchangeStreamCaptureMode: 0 global, 1 thread local, 2 relaxed
-  int local_captures;  // streams that it captures in thread-local mode
   struct Thread* next;
 } Thread;
 
@@ -193,7 +159,6 @@ extern __thread Context* stub_current __attribute__((tls_model("initial-exec")))
 extern bool stub_initialized;
 extern bool stub_slow_launch;  // the recorder runs
 extern bool stub_has_faults;   // failures are injected
-extern int stub_global_captures;
 
 // A child of fork may call the stub, whatever the other threads were doing: the mutex is free
 // there.
@@ -233,11 +198,10 @@ static inline void stub_count_call(FunctionId id) {
     ENTER_UNINITIALIZED(name);                                       \
     if (UNLIKELY(!IS_SET(stub_initialized))) return kNotInitialized; \
   } while (0)
-#define ENTER_CONTEXT(name)                                         \
-  do {                                                              \
-    ENTER(name);                                                    \
-    if (UNLIKELY(stub_current == NULL)) return kInvalidContext;     \
-    if (UNLIKELY(!stub_current->alive)) return kContextIsDestroyed; \
+#define ENTER_CONTEXT(name)                                     \
+  do {                                                          \
+    ENTER(name);                                                \
+    if (UNLIKELY(stub_current == NULL)) return kInvalidContext; \
   } while (0)
 
 // stub_image.c
@@ -253,9 +217,6 @@ int stub_driver_version(void);
 bool stub_oversized_shared(void);
 bool stub_is_capturing(void);  // would an unsafe call be refused now?
 Stream* stub_stream(void* handle);
-
-// stub_module.c
-Result stub_function_of_kernel(Function** function, void* handle);  // in the current context
 
 // stub_record.c
 void stub_record_launch(const Function* function, const LaunchConfig* config, void** params,

@@ -87,7 +87,11 @@ static inline Result check_block(const Function* function, const unsigned* block
   return threads > function->max_threads ? kLaunchOutOfResources : kSuccess;
 }
 
-// A current context tells that cuInit was called; whether it lives is seen in its generation.
+static inline Result check_function(const Function* function) {
+  return function != NULL && function->magic == kFunctionMagic ? kSuccess : kInvalidHandle;
+}
+
+// A current context tells that cuInit was called.
 #define ENTER_LAUNCH(name)                                                 \
   do {                                                                     \
     ENTER_UNINITIALIZED(name);                                             \
@@ -98,14 +102,8 @@ static inline Result check_block(const Function* function, const unsigned* block
 static inline
     __attribute__((always_inline)) Result launch(Function* function, const LaunchConfig* config,
                                                  void** params, void** extra, const char* call) {
-  if (UNLIKELY(function == NULL)) return kInvalidHandle;
-  if (UNLIKELY(function->magic != kFunctionMagic)) {
-    Result result = stub_function_of_kernel(&function, function);
-    if (result != kSuccess) return result;
-  }
-  if (UNLIKELY(function->context != stub_current ||
-               function->generation != stub_current->generation))
-    return stub_current->alive ? kInvalidHandle : kContextIsDestroyed;
+  if (UNLIKELY(check_function(function) != kSuccess)) return kInvalidHandle;
+  if (UNLIKELY(function->context != stub_current)) return kInvalidHandle;
   const unsigned* grid = config->grid;
   // Less one and unsigned: zero is the largest.
   if (UNLIKELY(grid[0] - 1 >= 0x7fffffff || grid[1] - 1 >= 65535 || grid[2] - 1 >= 65535))
@@ -145,31 +143,7 @@ API Result cuLaunchKernelEx(const LaunchConfig* config, Function* function, void
   return launch(function, config, params, extra, "cuLaunchKernelEx");
 }
 
-API Result cuLaunchCooperativeKernel(Function* function, unsigned grid_x, unsigned grid_y,
-                                     unsigned grid_z, unsigned block_x, unsigned block_y,
-                                     unsigned block_z, unsigned shared, void* stream,
-                                     void** params) {
-  ENTER_LAUNCH(cuLaunchCooperativeKernel);
-  LaunchAttribute cooperative = {.id = kAttributeCooperative};
-  cooperative.number = 1;
-  LaunchConfig config = {
-      {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, &cooperative, 1};
-  return launch(function, &config, params, NULL, "cuLaunchCooperativeKernel");
-}
-
-API Result cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
-  ENTER_CONTEXT(cuLaunchHostFunc);
-  if (function == NULL) return kInvalidValue;
-  if (stub_stream(stream) == NULL && (uintptr_t)stream > 2) return kInvalidHandle;
-  function(data);
-  return kSuccess;
-}
-
-// ---- occupancy: one block, or one cluster, per multiprocessor at most
-
-static Result check_function(const Function* function) {
-  return function != NULL && function->magic == kFunctionMagic ? kSuccess : kInvalidHandle;
-}
+// ---- occupancy: one cluster per multiprocessor at most
 
 API Result cuOccupancyMaxActiveClusters(int* clusters, Function* function,
                                         const LaunchConfig* config) {
@@ -181,38 +155,4 @@ API Result cuOccupancyMaxActiveClusters(int* clusters, Function* function,
   if (size == 0) return kInvalidClusterSize;
   *clusters = (int)(132 / size);
   return kSuccess;
-}
-
-API Result cuOccupancyMaxPotentialClusterSize(int* size, Function* function,
-                                              const LaunchConfig* config) {
-  ENTER_CONTEXT(cuOccupancyMaxPotentialClusterSize);
-  (void)config;
-  if (size == NULL) return kInvalidValue;
-  if (check_function(function) != kSuccess) return kInvalidHandle;
-  *size = function->attributes[kNonPortableCluster] ? kLargestCluster : kPortableCluster;
-  return kSuccess;
-}
-
-static Result max_blocks(int* blocks, Function* function, int block_size, size_t shared) {
-  if (blocks == NULL || block_size <= 0) return kInvalidValue;
-  if (check_function(function) != kSuccess) return kInvalidHandle;
-  int by_threads = 2048 / block_size;
-  size_t of_block = shared + (size_t)function->entry->static_shared + 1024;
-  size_t by_shared = (size_t)(stub_max_dynamic_shared(function->context->device) + 1024) / of_block;
-  *blocks = by_shared < (size_t)by_threads ? (int)by_shared : by_threads;
-  return kSuccess;
-}
-
-API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function,
-                                                       int block_size, size_t shared) {
-  ENTER_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor);
-  return max_blocks(blocks, function, block_size, shared);
-}
-
-API Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Function* function,
-                                                                int block_size, size_t shared,
-                                                                unsigned flags) {
-  ENTER_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags);
-  (void)flags;
-  return max_blocks(blocks, function, block_size, shared);
 }

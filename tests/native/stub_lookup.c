@@ -18,12 +18,8 @@ typedef struct {
 } Version;
 static const Version kVersions[] = {
     {"cuGetProcAddress", "cuGetProcAddress_v2", 12000},
-    {"cuCtxCreate", "cuCtxCreate_v2", 3020},
-    {"cuCtxCreate", "cuCtxCreate_v3", 11040},
-    {"cuCtxCreate", "cuCtxCreate_v4", 12050},
     {"cuCtxGetDevice", "cuCtxGetDevice_v2", 13000},
     {"cuEventElapsedTime", "cuEventElapsedTime_v2", 12080},
-    {"cuDeviceGetUuid", "cuDeviceGetUuid_v2", 11040},
 };
 
 // By the library's own symbols, so that a build that leaves some out is an older driver.

@@ -16,14 +16,13 @@ enum {  // CUpointer_attribute
   kPointerRangeSize = 12,
   kPointerMapped = 13,
 };
-enum { kTypeHost = 1, kTypeDevice = 2 };
+enum { kTypeDevice = 2 };
 enum { kAlignment = 512 };  // a driver's allocations have 512, torch's and Triton's rely on less
 
 typedef struct {
   uint64_t start;
   size_t size;
   Context* context;
-  int type;
 } Allocation;
 
 static Allocation* allocations;  // sorted by start
@@ -59,11 +58,11 @@ static bool find(uint64_t address, Allocation* found) {
   return inside;
 }
 
-static Result allocate(uint64_t* address, size_t size, int type) {
+static Result allocate(uint64_t* address, size_t size) {
   if (address == NULL || size == 0) return kInvalidValue;
   void* bytes;
   if (size > 64ull << 30 || posix_memalign(&bytes, kAlignment, size) != 0) return kOutOfMemory;
-  Allocation made = {(uint64_t)bytes, size, stub_current, type};
+  Allocation made = {(uint64_t)bytes, size, stub_current};
   pthread_rwlock_wrlock(&lock);
   if (num_allocations == capacity) {
     capacity = capacity > 0 ? 2 * capacity : 64;
@@ -100,7 +99,7 @@ API int64_t stub_live_allocations(void) {
 
 API Result cuMemAlloc_v2(uint64_t* address, size_t size) {
   ENTER_CONTEXT(cuMemAlloc_v2);
-  return stub_is_capturing() ? kCaptureUnsupported : allocate(address, size, kTypeDevice);
+  return stub_is_capturing() ? kCaptureUnsupported : allocate(address, size);
 }
 
 API Result cuMemFree_v2(uint64_t address) {
@@ -117,14 +116,7 @@ static Result check_stream(void* stream) {
 API Result cuMemAllocAsync(uint64_t* address, size_t size, void* stream) {
   ENTER_CONTEXT(cuMemAllocAsync);
   Result result = check_stream(stream);
-  return result != kSuccess ? result : allocate(address, size, kTypeDevice);
-}
-
-API Result cuMemAllocFromPoolAsync(uint64_t* address, size_t size, void* pool, void* stream) {
-  ENTER_CONTEXT(cuMemAllocFromPoolAsync);
-  (void)pool;
-  Result result = check_stream(stream);
-  return result != kSuccess ? result : allocate(address, size, kTypeDevice);
+  return result != kSuccess ? result : allocate(address, size);
 }
 
 API Result cuMemFreeAsync(uint64_t address, void* stream) {
@@ -136,121 +128,8 @@ API Result cuMemFreeAsync(uint64_t address, void* stream) {
 API Result cuMemAllocManaged(uint64_t* address, size_t size, unsigned flags) {
   ENTER_CONTEXT(cuMemAllocManaged);
   (void)flags;
-  return allocate(address, size, kTypeDevice);
+  return allocate(address, size);
 }
-
-API Result cuMemAllocHost_v2(void** address, size_t size) {
-  ENTER_CONTEXT(cuMemAllocHost_v2);
-  return allocate((uint64_t*)address, size, kTypeHost);
-}
-
-API Result cuMemHostAlloc(void** address, size_t size, unsigned flags) {
-  ENTER_CONTEXT(cuMemHostAlloc);
-  (void)flags;
-  return allocate((uint64_t*)address, size, kTypeHost);
-}
-
-API Result cuMemFreeHost(void* address) {
-  ENTER_CONTEXT(cuMemFreeHost);
-  return release((uint64_t)address);
-}
-
-API Result cuMemHostGetDevicePointer_v2(uint64_t* address, void* host, unsigned flags) {
-  ENTER_CONTEXT(cuMemHostGetDevicePointer_v2);
-  (void)flags;
-  *address = (uint64_t)host;
-  return kSuccess;
-}
-
-API Result cuMemGetInfo_v2(size_t* available, size_t* total) {
-  ENTER_CONTEXT(cuMemGetInfo_v2);
-  *total = 80ull << 30;
-  *available = 79ull << 30;
-  return kSuccess;
-}
-
-API Result cuMemGetAddressRange_v2(uint64_t* start, size_t* size, uint64_t address) {
-  ENTER_CONTEXT(cuMemGetAddressRange_v2);
-  Allocation found;
-  if (!find(address, &found)) return kNotFound;
-  if (start != NULL) *start = found.start;
-  if (size != NULL) *size = found.size;
-  return kSuccess;
-}
-
-// ---- pools: one handle per device, whose settings are accepted
-
-API Result cuDeviceGetDefaultMemPool(void** pool, Device device) {
-  ENTER(cuDeviceGetDefaultMemPool);
-  if (pool == NULL) return kInvalidValue;
-  if (device < 0 || device >= stub_device_count()) return kInvalidDevice;
-  *pool = (void*)(uintptr_t)(0x1000 + device);
-  return kSuccess;
-}
-
-API Result cuDeviceGetMemPool(void** pool, Device device) {
-  ENTER(cuDeviceGetMemPool);
-  if (pool == NULL) return kInvalidValue;
-  if (device < 0 || device >= stub_device_count()) return kInvalidDevice;
-  *pool = (void*)(uintptr_t)(0x1000 + device);
-  return kSuccess;
-}
-
-API Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
-  ENTER(cuMemPoolSetAttribute);
-  (void)attribute;
-  return pool == NULL || value == NULL ? kInvalidValue : kSuccess;
-}
-
-API Result cuMemPoolTrimTo(void* pool, size_t keep) {
-  ENTER(cuMemPoolTrimTo);
-  (void)keep;
-  return pool == NULL ? kInvalidValue : kSuccess;
-}
-
-// ---- copies and fills
-
-#define COPY(name, ...)                          \
-  API Result name(__VA_ARGS__) {                 \
-    ENTER_CONTEXT(name);                         \
-    memmove((void*)to, (const void*)from, size); \
-    return kSuccess;                             \
-  }
-#define COPY_ASYNC(name, ...)                                            \
-  API Result name(__VA_ARGS__, void* stream) {                           \
-    ENTER_CONTEXT(name);                                                 \
-    Result result = check_stream(stream);                                \
-    if (result == kSuccess) memmove((void*)to, (const void*)from, size); \
-    return result;                                                       \
-  }
-COPY(cuMemcpy, uint64_t to, uint64_t from, size_t size)
-COPY(cuMemcpyHtoD_v2, uint64_t to, const void* from, size_t size)
-COPY(cuMemcpyDtoH_v2, void* to, uint64_t from, size_t size)
-COPY(cuMemcpyDtoD_v2, uint64_t to, uint64_t from, size_t size)
-COPY_ASYNC(cuMemcpyAsync, uint64_t to, uint64_t from, size_t size)
-COPY_ASYNC(cuMemcpyHtoDAsync_v2, uint64_t to, const void* from, size_t size)
-COPY_ASYNC(cuMemcpyDtoHAsync_v2, void* to, uint64_t from, size_t size)
-COPY_ASYNC(cuMemcpyDtoDAsync_v2, uint64_t to, uint64_t from, size_t size)
-
-#define FILL(name, type)                                       \
-  API Result name(uint64_t to, type value, size_t count) {     \
-    ENTER_CONTEXT(name);                                       \
-    for (size_t i = 0; i < count; i++) ((type*)to)[i] = value; \
-    return kSuccess;                                           \
-  }
-#define FILL_ASYNC(name, type)                                                       \
-  API Result name(uint64_t to, type value, size_t count, void* stream) {             \
-    ENTER_CONTEXT(name);                                                             \
-    Result result = check_stream(stream);                                            \
-    for (size_t i = 0; result == kSuccess && i < count; i++) ((type*)to)[i] = value; \
-    return result;                                                                   \
-  }
-FILL(cuMemsetD8_v2, unsigned char)
-FILL(cuMemsetD16_v2, unsigned short)
-FILL(cuMemsetD32_v2, unsigned)
-FILL_ASYNC(cuMemsetD8Async, unsigned char)
-FILL_ASYNC(cuMemsetD16Async, unsigned short)
-FILL_ASYNC(cuMemsetD32Async, unsigned)
 
 // ---- what a pointer is
 
@@ -259,7 +138,7 @@ static Result get_attribute(void* data, int attribute, uint64_t address) {
   bool known = find(address, &found);
   if (!known) {
     if (!unified) return kInvalidValue;
-    Allocation any = {address, 1, stub_current, kTypeDevice};
+    Allocation any = {address, 1, stub_current};
     found = any;
   }
   switch (attribute) {
@@ -267,15 +146,13 @@ static Result get_attribute(void* data, int attribute, uint64_t address) {
       *(Context**)data = found.context;
       break;
     case kPointerMemoryType:
-      *(unsigned*)data = (unsigned)found.type;
+      *(unsigned*)data = kTypeDevice;
       break;
     case kPointerDevice:
       *(uint64_t*)data = address;
       break;
     case kPointerHost:
-      if (found.type != kTypeHost) return kInvalidValue;
-      *(uint64_t*)data = address;
-      break;
+      return kInvalidValue;  // it is no host memory
     case kPointerIsManaged:
       *(bool*)data = false;
       break;

@@ -110,10 +110,3 @@ API Result cuTensorMapEncodeIm2col(unsigned char* map, int type, unsigned rank, 
   map[kAtBits + 2] |= kIm2col >> 16;
   return kSuccess;
 }
-
-API Result cuTensorMapReplaceAddress(unsigned char* map, void* address) {
-  ENTER(cuTensorMapReplaceAddress);
-  if (map == NULL || (uintptr_t)address % 16 != 0) return kInvalidValue;
-  memcpy(map, &address, 8);
-  return kSuccess;
-}

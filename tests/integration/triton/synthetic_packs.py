@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import stub
 
 from opwright.triton.packs.workers import PROGRAM
-from opwright.triton.worker.packfile import Entry, digest_of, pack, read_pack
+from opwright.triton.worker.packfile import Entry, pack, read_pack
 
 WORKER = stub.ROOT / "src" / "opwright" / "triton"
 KERNELS = Path(__file__).parent / "kernels"
@@ -107,8 +107,3 @@ def raw_pack(rows: list[tuple[bytes, dict[str, Any] | bytes]], blobs: list[bytes
         hashlib.sha256(table).digest(),
     )
     return header + bytes(body[64:]) + table
-
-
-def file_under(entry: Entry, **place: Any) -> bytes:
-    """The digest of an entry, as if its record named another file, function, architecture or key."""
-    return digest_of({**entry.record, **place})

@@ -19,23 +19,32 @@ pytestmark = pytest.mark.compiler
 
 # ---- workers
 
+TWICE = "failed twice: "
+NEITHER = "answered with neither a result nor an error"
+# name -> what its program does, what the error says that the compile worker did
 FAKES = {
-    "dies at once": "sys.exit(3)",
-    "is killed": "read(); os.kill(os.getpid(), 9)",
-    "answers garbage": "read(); write('Traceback (most recent call last):')",
-    "prints a banner": "write('Welcome to Python'); read(); write(reply(error))",
-    "answers nothing": "read(); write('')",
-    "answers another request": "read(); write(json.dumps({'id': 99, 'ok': {}}))",
-    "answers a list": "read(); write('[1, 2]')",
-    "answers no id": "read(); write('{\"ok\": {}}')",
-    "answers neither": "write(json.dumps({'id': read()['id']}))",
-    "answers an empty error": "write(json.dumps({'id': read()['id'], 'error': {}}))",
+    "dies at once": ("sys.exit(3)", TWICE + "it ended with status 3"),
+    "is killed": ("read(); os.kill(os.getpid(), 9)", TWICE + "it was killed by signal 9"),
+    "answers garbage": ("read(); write('Traceback (most recent call last):')", TWICE + "no JSON at byte 0"),
+    "prints a banner": ("write('Welcome to Python'); read(); write(reply(error))", TWICE + "no JSON at byte 0"),
+    "answers nothing": ("read(); write('')", TWICE + "no JSON at byte 0"),
+    "answers another request": ("read(); write(json.dumps({'id': 99, 'ok': {}}))", TWICE + "it answered another request"),
+    "answers a list": ("read(); write('[1, 2]')", TWICE + "it answered another request"),
+    "answers no id": ("read(); write('{\"ok\": {}}')", TWICE + "it answered another request"),
+    "answers neither": ("write(json.dumps({'id': read()['id']}))", NEITHER),
+    "answers an empty error": ("write(json.dumps({'id': read()['id'], 'error': {}}))", NEITHER),
+    "closes its output": ("read(); os.close(1); time.sleep(30)", TWICE + "it closed its output"),
+    "is slow": ("read(); time.sleep(30)", TWICE + "it did not answer within 1 s"),
+    "answers in pieces and stops": (
+        "read(); sys.stdout.write('{\"id\": 1, '); sys.stdout.flush(); time.sleep(30)",
+        TWICE + "it did not answer within 1 s",
+    ),
+}  # fmt: skip
+EMPTY_DESCRIPTIONS = {
     "answers an empty description": "write(json.dumps({'id': read()['id'], 'ok': {}}))",
     "answers a description of nothing": "write(json.dumps({'id': read()['id'], 'ok': {'params': []}}))",
-    "closes its output": "read(); os.close(1); time.sleep(30)",
-    "is slow": "read(); time.sleep(30)",
-    "answers in pieces and stops": "read(); sys.stdout.write('{\"id\": 1, '); sys.stdout.flush(); time.sleep(30)",
-}  # fmt: skip
+}
+KERNELS = "<opwright>/tests/integration/triton/kernels/fault_kernels.py"
 FAKE = """
 import json, os, sys, time
 def read():
@@ -58,15 +67,36 @@ def fake_python(folder: Path, body: str, real: Path | None = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", FAKES)
-def test_a_worker_that_does_not_work(tmp_path: Path, name: str, snapshot: SnapshotAssertion) -> None:
-    fake = fake_python(tmp_path, FAKES[name])
+def said(what: str, place: str = KERNELS) -> str:
+    return f"""worker: `scaled` ({place}): the compile worker {what}
+
+  python  <tmp>/bin/python
+  worker  <worker>
+
+hint: name a Python that has Triton 3.5 to 3.9: OPWRIGHT_TRITON=python=/path/to/venv/bin/python"""
+
+
+def refusal_by(body: str, folder: Path) -> str:
+    """What a launch says that has this worker."""
+    fake = fake_python(folder, body)
     runtime.build(runtime.RUNNER)  # the first test to come would be timed with it
     start = time.monotonic()
-    texts, records = outcomes(fake, [launch("scaled", OUT, number(5), C)], tmp_path, triton_settings="timeout=1")
-    assert texts[0] == snapshot
+    texts, records = outcomes(fake, [launch("scaled", OUT, number(5), C)], folder, triton_settings="timeout=1")
     assert records == []
     assert time.monotonic() - start < 8
+    return texts[0]
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_a_worker_that_does_not_work(tmp_path: Path, name: str) -> None:
+    body, what = FAKES[name]
+    assert refusal_by(body, tmp_path) == said(what)
+
+
+@pytest.mark.parametrize("name", EMPTY_DESCRIPTIONS)
+def test_a_worker_that_describes_nothing(tmp_path: Path, name: str) -> None:
+    text = refusal_by(EMPTY_DESCRIPTIONS[name], tmp_path)
+    assert text == f"worker: `scaled` ({KERNELS}): the compile worker described another function: ``"
 
 
 PROXY = """
@@ -82,31 +112,42 @@ for line in sys.stdin:
     {after}
     write(json.dumps(answer))
 """
+# name -> what it changes before and after; what it writes is not the kernel that was asked for
 LIARS = {
     "writes nothing": ("", "request['do'] == 'compile' and os.unlink(out)"),
     "writes half": ("", "request['do'] == 'compile' and os.truncate(out, 2000)"),
-    "writes another kernel": (
-        "if request['do'] == 'compile': request['args'][2] = '=2'",
-        "",
-    ),
+    "writes another kernel": ("if request['do'] == 'compile': request['args'][2] = '=2'", ""),
     "writes another function": (
         "if request['do'] == 'compile': request['function'] = 'whole'; request['args'] = ['*fp32:16', 'i32']",
         "",
     ),
     "writes for another GPU": ("if request['do'] == 'compile': request['arch'] = 80", ""),
     "writes with other options": ("if request['do'] == 'compile': request['options'] = {'num_warps': 8}", ""),
-    "refuses without a word": ("", "request['do'] == 'compile' and (answer.pop('ok'), answer.update(error={'kind': 'compile'}))"),
-    "describes another function": ("if request['do'] == 'describe': request['function'] = 'whole'", ""),
 }  # fmt: skip
+WORDLESS = "request['do'] == 'compile' and (answer.pop('ok'), answer.update(error={'kind': 'compile'}))"
+OF_ANOTHER = "if request['do'] == 'describe': request['function'] = 'whole'"
+
+
+def proxy(folder: Path, python: Path, before: str = "", after: str = "") -> Path:
+    return fake_python(folder, PROXY.format(before=before or "pass", after=after or "pass"), python)
 
 
 @pytest.mark.parametrize("name", LIARS)
-def test_a_worker_that_lies(python: Path, tmp_path: Path, name: str, snapshot: SnapshotAssertion) -> None:
-    before, after = LIARS[name]
-    fake = fake_python(tmp_path, PROXY.format(before=before or "pass", after=after or "pass"), python)
+def test_a_worker_that_writes_something_else(python: Path, tmp_path: Path, name: str) -> None:
+    fake = proxy(tmp_path, python, *LIARS[name])
     texts, records = outcomes(fake, [launch("scaled", OUT, number(5), C)], tmp_path)
     assert records == []
-    assert texts[0] == snapshot
+    assert texts == [
+        f"""worker: `scaled` ({KERNELS}:8): the compile worker answered, but did not write this kernel
+
+  kernel  *fp32:16, i32, =1, i32
+  file    <tmp>/cache/opwright-store/triton/<digest>.opk"""
+    ]
+
+
+def test_a_worker_that_refuses_without_a_word(python: Path, tmp_path: Path) -> None:
+    texts, records = outcomes(proxy(tmp_path, python, after=WORDLESS), [launch("scaled", OUT, number(5), C)], tmp_path)
+    assert (texts, records) == ([said(NEITHER, f"{KERNELS}:8")], [])
 
 
 def test_a_worker_that_is_killed_once_is_started_again(python: Path, tmp_path: Path) -> None:
@@ -147,15 +188,8 @@ def test_a_cache_that_cannot_be_written(python: Path, tmp_path: Path, snapshot: 
     assert records == []
 
 
-@pytest.mark.parametrize("name", ["answers neither", "answers an empty error", "answers a description of nothing"])
-def test_a_worker_that_lies_is_named(tmp_path: Path, name: str) -> None:
-    fake = fake_python(tmp_path, FAKES[name])
-    texts, _ = outcomes(fake, [launch("scaled", OUT, number(5), C)], tmp_path)
-    assert texts[0].startswith("worker: `scaled`")
-
-
-def test_a_description_of_another_function_is_not_believed(python: Path, tmp_path: Path) -> None:
-    before, _ = LIARS["describes another function"]
-    fake = fake_python(tmp_path, PROXY.format(before=before, after="pass"), python)
-    texts, _ = outcomes(fake, [launch("scaled", OUT, number(5))], tmp_path)
-    assert texts[0].startswith("worker: `scaled`")
+@pytest.mark.parametrize("arguments", [(OUT, number(5), C), (OUT, number(5))], ids=["its own", "of the other"])
+def test_a_description_of_another_function_is_not_believed(python: Path, tmp_path: Path, arguments: tuple) -> None:
+    texts, records = outcomes(proxy(tmp_path, python, before=OF_ANOTHER), [launch("scaled", *arguments)], tmp_path)
+    assert texts == [f"worker: `scaled` ({KERNELS}): the compile worker described another function: `whole`"]
+    assert records == []

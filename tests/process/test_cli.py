@@ -268,7 +268,6 @@ def test_targets(command, tmp_path: Path) -> None:
     (tmp_path / "made-1.0-py3-none-any.whl").touch()
     for target, text in {
         "no_such_module": "there is no such module",
-        "": "a target is missing",
         "::thrice": "it names no module or file",
         ".": "there is no such file",
         "./nowhere.py": "there is no such file",
@@ -332,23 +331,6 @@ def test_explain(command, snapshot: SnapshotAssertion) -> None:
     assert every[0].startswith("OPW000  ")  # what an error without an entry of its own ends with
     assert "its message says" in command("explain", "OPW000").stdout
     assert command("explain", "OPW999").returncode == 2
-
-
-@pytest.mark.compiler
-def test_cache(command, tmp_path: Path) -> None:
-    folder = tmp_path / "own folder"
-    env = {"OPWRIGHT_CACHE_DIR": str(folder)}
-    assert command("cache", "dir", **env).stdout.strip() == str(folder / "opwright-store")
-    assert command("cache", "size", **env).stdout.strip() == "0.0 MiB"
-    library = Path(command("build", "good.py", **env).stdout.strip())
-    assert int(command("cache", "size", "--bytes", **env).stdout) > library.stat().st_size
-    command("cache", "prune", **env)
-    assert library.exists()
-    assert "Removed 1 build" in command("cache", "prune", "--days", "0", **env).stderr
-    assert not library.exists()
-    command("build", "good.py", **env)
-    assert "Removed 1 build" in command("cache", "clean", **env).stderr
-    assert not library.exists()
 
 
 def test_doctor(command) -> None:

@@ -235,11 +235,21 @@ def test_a_size_without_a_unit_is_refused(
 def test_the_cache_commands(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = make_project(cache / "work")
     entry = build(Store())
-    for verb, out in (("dir", f"{cache}/opwright-store\n"), ("size", f"{Store().size_bytes() / 2**20:.1f} MiB\n")):
-        assert not cache_command(verb, monkeypatch)
-        assert capsys.readouterr().out == out
+    size = Store().size_bytes()
+    assert size > entry.library.stat().st_size
+    for words, out in (
+        (["dir"], f"{cache}/opwright-store"),
+        (["size"], f"{size / 2**20:.1f} MiB"),
+        (["size", "--bytes"], f"{size}"),
+    ):
+        assert not cache_command(words[0], monkeypatch, *words[1:])
+        assert capsys.readouterr().out == f"{out}\n"
     assert not cache_command("prune", monkeypatch)
     assert entry.library.exists()
+    assert not cache_command("prune", monkeypatch, "--days", "0")
+    assert "Removed 1 build\n" in capsys.readouterr().err
+    assert not entry.library.exists()
+    entry = build(Store())
     assert not cache_command("clean", monkeypatch)
     assert "Removed 1 build\n" in capsys.readouterr().err
     assert data.exists()

@@ -11,6 +11,7 @@ import json
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,6 @@ def check_clusters() -> None:
     assert driver.launch(plain, grid=(16, 1, 1), attributes=[cluster(16)]) == 0
 
 
-@pytest.mark.parametrize("check", [check_refused_launches, check_clusters])
-def test_what_a_driver_refuses_is_refused(check: Any) -> None:
-    run_check(check, devices=2)
-
-
 # ---- images
 
 
@@ -148,14 +144,6 @@ def check_attributes() -> None:
     assert driver.cuFuncSetAttribute(function, 8, 232448) == 1, "less the static 96"
     assert driver.cuFuncSetAttribute(function, 8, 232448 - 96) == 0
     assert driver.cuFuncSetAttribute(function, 17, 3) == 1, "of a later CUDA"
-
-
-def test_attributes_of_a_function() -> None:
-    run_check(check_attributes)
-
-
-def test_images_are_checked() -> None:
-    run_check(check_images)
 
 
 def check_archs(expected: str, *cubins: str) -> None:
@@ -232,10 +220,6 @@ def check_devices() -> None:
     assert driver.cuMemFree_v2(memory) == 1
 
 
-def test_two_devices_of_different_architecture() -> None:
-    run_check(check_devices, devices=2, arch="90,80")
-
-
 def check_pointers(unified: str) -> None:
     driver = Driver()
     driver.start()
@@ -271,10 +255,6 @@ def check_capture() -> None:
     assert driver.cuModuleLoadData(ctypes.byref(module), make_cubin()) == 0
 
 
-def test_capture_forbids_loading() -> None:
-    run_check(check_capture)
-
-
 # ---- failures, counters, names
 
 
@@ -291,10 +271,6 @@ def check_failures() -> None:
     assert driver.stub_fail(None, 0, 0) == 0
     assert driver.launch(function) == 0
     assert driver.stub_fail(b"cuNothing", 1, 1) == -1
-
-
-def test_failures_on_demand() -> None:
-    run_check(check_failures, fail="cuModuleLoadData:2:209,cuLaunchKernelEx:1:700")
 
 
 def check_threads() -> None:
@@ -376,10 +352,6 @@ def check_no_device() -> None:
     assert driver.cuInit(0) == 100
 
 
-def test_no_device() -> None:
-    run_check(check_no_device, devices=0)
-
-
 # ---- tensor maps
 
 
@@ -455,8 +427,22 @@ def check_tensor_maps() -> None:
         assert encode(**change) == 1, change
 
 
-def test_tensor_maps_are_equal_where_their_arguments_are() -> None:
-    run_check(check_tensor_maps)
+CHECKS: dict[Callable[[], None], dict[str, Any]] = {
+    check_refused_launches: {"devices": 2},
+    check_clusters: {},
+    check_images: {},
+    check_attributes: {},
+    check_devices: {"devices": 2, "arch": "90,80"},
+    check_capture: {},
+    check_failures: {"fail": "cuModuleLoadData:2:209,cuLaunchKernelEx:1:700"},
+    check_no_device: {"devices": 0},
+    check_tensor_maps: {},
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_the_stub(check: Callable[[], None]) -> None:
+    run_check(check, **CHECKS[check])
 
 
 if __name__ == "__main__":

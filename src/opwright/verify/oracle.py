@@ -6,7 +6,7 @@ results is off by one rounding. So an ill-conditioned element allows what it mus
 
 Float64 is not exact either: a reference may cancel, and a candidate in float64 is as good as the oracle. Where the
 two differ by more than is allowed, but by less than the oracle may err, the reference is computed once more, in twice
-the digits (`wide.py`). Where that cannot be done, the difference decides nothing.
+the digits (`higher_precision.py`). Where that cannot be done, the difference decides nothing.
 """
 
 from __future__ import annotations

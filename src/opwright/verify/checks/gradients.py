@@ -101,6 +101,7 @@ def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
         inputs, call = as_function_of_tensors(target, case, torch.float64)
         # Of every element if they are few, else along random directions: a call or two for each.
         is_large = sum(t.numel() for t in inputs) > _MAX_ELEMENTS
+        outputs: Sequence[torch.Tensor] = ()
         try:
             outputs = call(*inputs) if inputs else ()
             if not outputs or not all(bool(t.isfinite().all()) for t in (*inputs, *outputs)):

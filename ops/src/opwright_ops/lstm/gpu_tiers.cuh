@@ -41,16 +41,16 @@ Plan single_plan(int64_t H, int64_t B, opwright::Device device) {
   return {.blocks = 1, .parts = static_cast<int>(B), .tiles = 1, .slices = 1, .is_single = true};
 }
 // Clusters of so many blocks that a GPU takes at once. One lies within 16 multiprocessors or 18; an
-// H100 takes 30 of 4 blocks, 15 of 8 and 7 of 16.
+// H100, with 132, takes 30 of 4 blocks, 15 of 8 and 7 of 16.
 inline int64_t clusters_within(int64_t multiprocessors, int64_t blocks) {
   const int64_t within = multiprocessors / 16 * (16 / blocks),
                 all = (multiprocessors - 12) / blocks;
-  return within < all ? within : all;
+  return within <= 1 || within < all ? within : all < 1 ? 1 : all;
 }
 template <typename T>
 Plan near_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
   constexpr int64_t kMostBytes = 1024, kMostSlices = 4;  // of h of an entry
-  if (!has_plans<T>(B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
+  if (!has_plans<T>(B, device) || H < 1 || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, (is_exact ? kNearExactSets : kNearSets) * kUnits), eights = up(B, 8);
   const int64_t fit = clusters_within(device.multiprocessors, blocks);
   if (fit < 1) return {};
@@ -61,7 +61,7 @@ Plan near_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
 template <typename T>
 Plan far_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
   constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;
-  if (!has_plans<T>(B, device) || H * int64_t{sizeof(T)} > kMostBytes) return {};
+  if (!has_plans<T>(B, device) || H < 1 || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks,
                 eights = up(B, 8);
   if (fit < 1) return {};

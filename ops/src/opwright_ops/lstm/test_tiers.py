@@ -44,6 +44,7 @@ H200 = {"major": 9, "multi_processor_count": 132}
         ({"major": 9, "multi_processor_count": 60}, 1024, 8, bf16, {}, "step"),
         ({"major": 9, "multi_processor_count": 14}, 128, 8, bf16, {}, "grid"),
         ({"major": 9, "multi_processor_count": 14}, 64, 8, bf16, {}, "cluster"),
+        ({"major": 9, "multi_processor_count": 16}, 256, 8, bf16, {}, "cluster"),
         ({"major": 8, "multi_processor_count": 108}, 128, 8, bf16, {}, "step"),
     ],
 )

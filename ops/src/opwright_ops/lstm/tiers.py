@@ -76,4 +76,5 @@ def lstm_tier(
 
 def _clusters_within(multiprocessors: int, blocks: int) -> int:
     """Returns how many clusters of so many blocks are taken at once."""
-    return min(multiprocessors // 16 * (16 // blocks), (multiprocessors - 12) // blocks) if blocks <= 16 else 0
+    within = multiprocessors // 16 * (16 // blocks)
+    return min(within, max((multiprocessors - 12) // blocks, 1))

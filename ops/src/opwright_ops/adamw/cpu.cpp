@@ -27,16 +27,10 @@ C* fetch(T* from, int64_t count, C* buffer) {
   }
 }
 
-// Rounds values into a tensor, unless they lie there; by random bits if there are.
+// Rounds values into a tensor, unless they lie there.
 template <typename C, typename T>
-void put(T* to, const C* values, int64_t count, const uint16_t* bits) {
+void put(T* to, const C* values, int64_t count) {
   if constexpr (!kSame<T, C>) {
-    if constexpr (kSame<T, bfloat16>) {
-      if (bits) {
-        for (int64_t i = 0; i < count; ++i) to[i].bits = round_by(values[i], bits[i]);
-        return;
-      }
-    }
     constexpr int64_t kLanes = opwright::kLanes<bfloat16>;
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
@@ -65,9 +59,9 @@ void update(C* __restrict p, const C* __restrict g, C* __restrict m, C* __restri
 
 template <typename T, typename S>
 void step_block(const Entry<T, S>& e, int64_t begin, int64_t count, const Options& o,
-                const Factors<compute_t<T>>& f, const Noise& noise) {
+                const Factors<compute_t<T>>& f, const RandomBits& random) {
   using C = compute_t<T>;
-  constexpr bool kHasNoise = kSame<T, bfloat16> || kSame<S, bfloat16>;
+  constexpr bool kHasRandom = kSame<T, bfloat16> || kSame<S, bfloat16>;
   C buffers[5][kBlock];
   C* p = fetch(e.param + begin, count, buffers[0]);
   C* g = fetch(e.grad + begin, count, buffers[1]);
@@ -78,23 +72,30 @@ void step_block(const Entry<T, S>& e, int64_t begin, int64_t count, const Option
     update<true>(p, g, m, v, most, count, f);
   else
     update<false>(p, g, m, v, most, count, f);
-  const bool is_random = kHasNoise && o.stochastic_rounding;
-  uint16_t bits[kHasNoise ? kBlock : 1];
-  // A block begins with a pair.
-  const auto draw = [&](Stream stream) {
-    if constexpr (kHasNoise) {
-      for (int64_t i = 0; is_random && i < (count + 1) / 2; ++i) {
-        const uint32_t word = noise.word(noise.of_pair(begin / 2 + i), stream);
-        bits[2 * i] = static_cast<uint16_t>(word),
-                 bits[2 * i + 1] = static_cast<uint16_t>(word >> 16);
+  // `begin` is even, so a pair is never split between blocks.
+  uint32_t of_pairs[kHasRandom ? kBlock / 2 : 1];
+  for (int64_t i = 0; kHasRandom && o.stochastic_rounding && i < (count + 1) / 2; ++i) {
+    of_pairs[i] = random.of_pair(begin / 2 + i);
+  }
+  const auto leave = [&]<typename P>(P* to, const C* values, Draw draw) {
+    if constexpr (kSame<P, bfloat16>) {
+      if (o.stochastic_rounding) {
+        uint16_t bits[kBlock];
+        for (int64_t i = 0; i < (count + 1) / 2; ++i) {
+          const uint32_t word = random.word(of_pairs[i], draw);
+          bits[2 * i] = static_cast<uint16_t>(word);
+          bits[2 * i + 1] = static_cast<uint16_t>(word >> 16);
+        }
+        for (int64_t i = 0; i < count; ++i) to[begin + i].bits = round_by(values[i], bits[i]);
+        return;
       }
     }
-    return is_random ? bits : nullptr;
+    put(to + begin, values, count);
   };
-  put(e.param + begin, p, count, draw(kParam));
-  put(e.exp_avg + begin, m, count, draw(kExpAvg));
-  put(e.exp_avg_sq + begin, v, count, draw(kExpAvgSq));
-  if (most) put(e.most + begin, most, count, draw(kMost));
+  leave(e.param, p, kParam);
+  leave(e.exp_avg, m, kExpAvg);
+  leave(e.exp_avg_sq, v, kExpAvgSq);
+  if (most) leave(e.most, most, kMost);
 }
 
 template <typename T, typename S>
@@ -126,12 +127,12 @@ void step_all(const Lists<T, S>& lists, const View<const float, 0>& rate, const 
           const uint32_t count = static_cast<uint32_t>(static_cast<int64_t>(t));
           const uint32_t place = static_cast<uint32_t>(o.first + i);
           const uint64_t seed = static_cast<uint64_t>(o.seed);
-          const Noise noise(seed, count, place);
+          const RandomBits random(seed, count, place);
           for (; chunk < end && chunk < starts[i + 1]; ++chunk) {
             const int64_t first = (chunk - starts[i]) * kChunk;
             const int64_t last = e.count < first + kChunk ? e.count : first + kChunk;
             for (int64_t at = first; at < last; at += kBlock) {
-              step_block(e, at, last - at < kBlock ? last - at : kBlock, o, f, noise);
+              step_block(e, at, last - at < kBlock ? last - at : kBlock, o, f, random);
             }
           }
         }

@@ -40,14 +40,14 @@ inline constexpr int kWidth = kPackWidth<T> > kPackWidth<S> ? kPackWidth<T> : kP
 // The random bits of N elements; those of an odd place are the second of a pair.
 template <int N>
 struct Bits {
-  const Noise* noise;  // null where values are rounded to nearest
+  const RandomBits* source;  // null where values are rounded to nearest
   uint32_t of_pairs[(N + 1) / 2];
   bool is_odd;
 
-  __device__ OPWRIGHT_INLINE Bits(const Noise* noise, int64_t at)
-      : noise(noise), is_odd(N == 1 && at % 2) {
+  __device__ OPWRIGHT_INLINE Bits(const RandomBits* source, int64_t at)
+      : source(source), is_odd(N == 1 && at % 2) {
     OPWRIGHT_UNROLL
-    for (int i = 0; noise && i < (N + 1) / 2; ++i) of_pairs[i] = noise->of_pair(at / 2 + i);
+    for (int i = 0; source && i < (N + 1) / 2; ++i) of_pairs[i] = source->of_pair(at / 2 + i);
   }
 };
 
@@ -74,14 +74,14 @@ struct Packs {
       for (int j = 0; j < kWidth; ++j) values[i * kWidth + j] = part[j];
     }
   }
-  // Rounds to nearest, or by the bits of a stream.
+  // Rounds to nearest, or by random bits.
   __device__ OPWRIGHT_INLINE void pack(const compute_t<T> (&values)[N], const Bits<N>& random,
-                                       Stream stream) {
+                                       Draw draw) {
     if constexpr (kSame<T, bfloat16>) {
-      if (random.noise) {
+      if (random.source) {
         OPWRIGHT_UNROLL
         for (int i = 0; i < N; i += 2) {
-          const uint32_t word = random.noise->word(random.of_pairs[i / 2], stream);
+          const uint32_t word = random.source->word(random.of_pairs[i / 2], draw);
           (*this)[i].bits = round_by(values[i], random.is_odd ? word >> 16 : word & 0xffffu);
           if (i + 1 < N) (*this)[i + 1].bits = round_by(values[i + 1], word >> 16);
         }
@@ -133,7 +133,7 @@ struct Elements {
 
   // Computes, rounds and stores.
   __device__ OPWRIGHT_INLINE void step(const Entry<T, S>& e, int64_t at,
-                                       const Factors<compute_t<T>>& f, const Noise* noise) {
+                                       const Factors<compute_t<T>>& f, const RandomBits* source) {
     using C = compute_t<T>;
     C p[N], g[N], m[N], v[N], most[N];
     params.unpack(p), grads.unpack(g), exp_avgs.unpack(m), exp_avg_sqs.unpack(v);
@@ -151,7 +151,7 @@ struct Elements {
       }
       p[i] = p[i] * f.decay - f.size * ratio<T>(m[i], square * f.correction2, f.eps);
     }
-    const Bits<N> random(noise, at);
+    const Bits<N> random(source, at);
     params.pack(p, random, kParam);
     exp_avgs.pack(m, random, kExpAvg);
     exp_avg_sqs.pack(v, random, kExpAvgSq);
@@ -168,7 +168,7 @@ struct Elements {
 template <typename T, typename S>
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ Batch<T, S> p) {
   constexpr int N = kWidth<T, S>;
-  constexpr bool kHasNoise = kSame<T, bfloat16> || kSame<S, bfloat16>;
+  constexpr bool kHasRandom = kSame<T, bfloat16> || kSame<S, bfloat16>;
   opwright::let_next_start();  // waits for the kernel in front, too
   int tensor = 0;
   for (int end = p.tensors; end - tensor > 1;) {  // the tensor of this block is in tensor..end
@@ -191,13 +191,13 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
     f = shared;
     if (e.step) count = static_cast<uint32_t>(*e.step);
   }
-  const bool is_random = kHasNoise && p.options.stochastic_rounding;
-  Noise noise;
+  const bool is_random = kHasRandom && p.options.stochastic_rounding;
+  RandomBits source;
   if (is_random) {
-    noise = Noise(static_cast<uint64_t>(p.options.seed), count,
-                  static_cast<uint32_t>(p.options.first + tensor));
+    source = RandomBits(static_cast<uint64_t>(p.options.seed), count,
+                        static_cast<uint32_t>(p.options.first + tensor));
   }
-  const Noise* const random = is_random ? &noise : nullptr;
+  const RandomBits* const random = is_random ? &source : nullptr;
   const int64_t block = blockIdx.x - p.first_block[tensor];
   const int64_t step = kThreads * N, behind = (block + 1) * p.rounds * step;
   const int64_t end = behind < e.count ? behind : e.count;

@@ -20,26 +20,26 @@ OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t mix(uint32_t word) {
   return word ^ (word >> 16);
 }
 
-// What is rounded at random, each with bits of its own.
-enum Stream { kParam, kExpAvg, kExpAvgSq, kMost, kStreams };
+// The tensors that are rounded stochastically; each has bits of its own.
+enum Draw { kParam, kExpAvg, kExpAvgSq, kMost, kDraws };
 
-// The random bits of one tensor in one step: 16 for each element and stream, in words of two
+// The random bits of one tensor in one step: 16 for each element and tensor, in words of two
 // elements that follow each other.
-struct Noise {
-  uint32_t key, streams[kStreams];
+struct RandomBits {
+  uint32_t key, keys[kDraws];
 
-  Noise() = default;
-  OPWRIGHT_HOST_DEVICE Noise(uint64_t seed, uint32_t step, uint32_t tensor) {
+  RandomBits() = default;
+  OPWRIGHT_HOST_DEVICE RandomBits(uint64_t seed, uint32_t step, uint32_t tensor) {
     const uint32_t high = static_cast<uint32_t>(seed >> 32);
     key = mix(mix(mix(mix(static_cast<uint32_t>(seed)) ^ high) ^ tensor) ^ step);
-    for (uint32_t stream = 0; stream < kStreams; ++stream) streams[stream] = mix(key + 1 + stream);
+    for (uint32_t draw = 0; draw < kDraws; ++draw) keys[draw] = mix(key + 1 + draw);
   }
   // What the words of a pair have in common.
   OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t of_pair(int64_t pair) const {
     return mix(static_cast<uint32_t>(pair) ^ key) ^ static_cast<uint32_t>(pair >> 32);
   }
-  OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t word(uint32_t of_pair, Stream stream) const {
-    return mix(of_pair ^ streams[stream]);
+  OPWRIGHT_HOST_DEVICE OPWRIGHT_INLINE uint32_t word(uint32_t of_pair, Draw draw) const {
+    return mix(of_pair ^ keys[draw]);
   }
 };
 

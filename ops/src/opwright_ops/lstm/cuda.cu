@@ -51,8 +51,8 @@ Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision prec
   if (tier == Tier::step || (is_normalised && tier == Tier::grid)) return {};
   const bool is_exact = sizeof(T) == 4 && !rounds<T>(precision);
   const auto device = opwright::current_device();
-  // Bytes of h of an entry: more go faster through the cache, and so many where the slices of a
-  // cluster would not all be multiplied at once.
+  // Bytes of h of an entry: wider layers are faster through the second-level cache. So is a layer
+  // of exactly this width if a cluster would have more slices than its two teams take at once.
   constexpr int64_t kBestNear = 512, kBestSlices = 2;
   const int64_t bytes = H * int64_t{sizeof(T)};
   if (is_normalised && is_exact) return {};

@@ -13,18 +13,20 @@ __device__ inline int team_of_block() { return threadIdx.x / kThreads; }
 __device__ inline int thread_of_team() { return threadIdx.x % kThreads; }
 template <int kTeams>
 __device__ inline void wait_for_team() {
-  if constexpr (kTeams == 1)
+  if constexpr (kTeams == 1) {
     __syncthreads();
-  else
+  } else {
+    __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + team_of_block()), "n"(kThreads) : "memory");
+  }
 }
 constexpr int kUnits = 8;  // a set: two tiles of 16 rows, of two gates each
 
 // What a kernel of all steps is for, as bits. Fast: for cells without options, of certain widths.
 // Near: its blocks are a cluster. Exact: its products are those of float, not of the tensor cores.
-// Paired: two teams share the slices of a block, and one multiplies while the other waits.
+// Two teams share the slices of a block, and one multiplies while the other waits.
 // (nvcc takes no structures here.)
-constexpr int kNear = 1, kFast = 2, kNormalised = 4, kExact = 8, kPaired = 16;
+constexpr int kNear = 1, kFast = 2, kNormalised = 4, kExact = 8, kTwoTeams = 16;
 
 // What is written and read at once: elements that follow each other, of one entry of the batch.
 struct alignas(16) Chunk {

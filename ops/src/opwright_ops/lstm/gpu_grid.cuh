@@ -32,7 +32,7 @@ struct Grid {
   static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast,
                         kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
-  static constexpr int kTeams = KIND & kPaired ? 2 : 1;
+  static constexpr int kTeams = KIND & kTwoTeams ? 2 : 1;
   using Weights = Rows<T, kIsFast, kIsExact, 2 * SETS, MOST, HELD, kTeams>;
   static constexpr int kEntries = 8 * NT;
   // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8.
@@ -287,7 +287,7 @@ struct Grid {
 };
 
 template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
-__global__ void __launch_bounds__(kThreads*(KIND& kPaired ? 2 : 1), 1)
+__global__ void __launch_bounds__(kThreads*(KIND& kTwoTeams ? 2 : 1), 1)
     take_in_grid(GridSteps<T> steps) {
 #if __CUDA_ARCH__ >= 900
   Grid<T, KIND, SETS, NT, MOST, HELD>::take(steps);

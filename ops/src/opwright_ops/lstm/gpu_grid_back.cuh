@@ -33,7 +33,7 @@ struct Marked : InGlobal {
     if (chunk.word[0] == kNone) chunk.word[0] = 0x7fff7fffu;  // NaN as well
     store_chunk(to, chunk);
   }
-  // What was cleared before is so for all, before what follows.
+  // Makes earlier clears visible to all blocks before later writes.
   __device__ static void order() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -49,7 +49,7 @@ struct GridBack {
                         kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
   static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
-  static constexpr int kTeams = KIND & kPaired ? 2 : 1;
+  static constexpr int kTeams = KIND & kTwoTeams ? 2 : 1;
   using Weights = Rows<T, kIsFast, kIsExact, SETS * kRanks / 2, MOST, HELD, kTeams>;
   static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
   static constexpr int kSums = SETS * kRanks * NT * 32,
@@ -359,7 +359,7 @@ struct GridBack {
 };
 
 template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
-__global__ void __launch_bounds__(kThreads*(KIND& kPaired ? 2 : 1), 1)
+__global__ void __launch_bounds__(kThreads*(KIND& kTwoTeams ? 2 : 1), 1)
     sweep_in_grid(GridSweep<T> sweep) {
 #if __CUDA_ARCH__ >= 900
   GridBack<T, KIND, SETS, NT, MOST, HELD>::sweep(sweep);

@@ -97,8 +97,7 @@ struct Rows {
     more = static_cast<uint4*>(shared) + (kStaged * kWarps + warp * steps * TILES) * 32 + lane;
     seen = static_cast<float4*>(shared) +
            ((kStaged + steps * TILES) * kWarps + threadIdx.x / 32 * 2 * kMostTiles) * 32;
-    // A piece at a time, into memory of this thread: more would make this most of the kernel's
-    // code.
+    // A piece at a time, through shared memory: more would make this most of the kernel's code.
     const auto put = [&](uint4* to, int piece) {
       const int k = piece / TILES;
       uint32_t words[4] = {};

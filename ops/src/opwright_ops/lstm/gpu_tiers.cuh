@@ -2,6 +2,8 @@
 // one by one.
 #pragma once
 
+#include <algorithm>
+
 #include <opwright/launch.cuh>
 
 #include "gpu_grid.cuh"
@@ -40,12 +42,15 @@ Plan single_plan(int64_t H, int64_t B, opwright::Device device) {
     return {};
   return {.blocks = 1, .parts = static_cast<int>(B), .tiles = 1, .slices = 1, .is_single = true};
 }
-// Clusters of so many blocks that a GPU takes at once. One lies within 16 multiprocessors or 18; an
-// H100, with 132, takes 30 of 4 blocks, 15 of 8 and 7 of 16.
+// How many clusters of so many blocks a GPU runs at once. A cluster must lie within one GPC, which
+// has 16 or 18 multiprocessors; an H100, with 132 of them, runs 30 clusters of 4 blocks, 15 of 8
+// and 7 of 16.
 inline int64_t clusters_within(int64_t multiprocessors, int64_t blocks) {
-  const int64_t within = multiprocessors / 16 * (16 / blocks),
-                all = (multiprocessors - 12) / blocks;
-  return within <= 1 || within < all ? within : all < 1 ? 1 : all;
+  constexpr int64_t kBeside = 12;  // multiprocessors that clusters of 4 blocks and more leave over
+  const int64_t within = multiprocessors / 16 * (16 / blocks);
+  if (blocks < 4 || within == 0) return within;
+  const int64_t all = std::max((multiprocessors - kBeside) / blocks, int64_t{1});
+  return std::min(within, all);
 }
 template <typename T>
 Plan near_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
@@ -97,12 +102,13 @@ void for_kernels(const Use& use) {
       use.template operator()<kFast, kSets<T>, NT, 8 * MORE, 8 * MORE>();
       use.template operator()<0, kSets<T>, NT, 8 * MORE, 8 * MORE>();
       if constexpr (NT == 2) {
-        // Teams share the registers; the weights that these have no room for are read again.
-        constexpr int kPair = kFast | kPaired;
-        use.template operator()<kPair, kSets<T>, NT, MORE, 2 * MORE>();
-        use.template operator()<kPair, kSets<T>, NT, 2 * MORE, 2 * MORE>();
-        use.template operator()<kPair, kSets<T>, NT, 3 * MORE, 2 * MORE>();
-        use.template operator()<kPair, kSets<T>, NT, 4 * MORE, 3 * MORE - 2>();
+        // Two teams share the register file, so fewer steps of the weights are held: as many as fit
+        // without spills.
+        constexpr int kTeams = kFast | kTwoTeams;
+        use.template operator()<kTeams, kSets<T>, NT, MORE, 2 * MORE>();
+        use.template operator()<kTeams, kSets<T>, NT, 2 * MORE, 2 * MORE>();
+        use.template operator()<kTeams, kSets<T>, NT, 3 * MORE, 2 * MORE>();
+        use.template operator()<kTeams, kSets<T>, NT, 4 * MORE, 3 * MORE - 2>();
       }
     } else {
       use.template operator()<kFast, kSets<T>, NT, 4 * MORE, 8 * MORE>();
@@ -113,20 +119,20 @@ void for_kernels(const Use& use) {
       use.template operator()<kExact | kFast, kSets<T>, NT, 8 * MORE, kHeld>();
       use.template operator()<kExact, kSets<T>, NT, 8 * MORE, kHeld>();
       if constexpr (NT == 2) {
-        use.template operator()<kFast | kPaired, kSets<T>, NT, MORE, 2 * MORE>();
-        use.template operator()<kExact | kFast | kPaired, kSets<T>, NT, MORE, 2 * MORE>();
+        use.template operator()<kFast | kTwoTeams, kSets<T>, NT, MORE, 2 * MORE>();
+        use.template operator()<kExact | kFast | kTwoTeams, kSets<T>, NT, MORE, 2 * MORE>();
       }
     }
   };
   use.template operator()<kNear | kFast, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
-  use.template operator()<kNear | kFast | kPaired, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+  use.template operator()<kNear | kFast | kTwoTeams, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
   use.template operator()<kNear | kFast, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   use.template operator()<kNear, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   use.template operator()<kNear | kNormalised, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   if constexpr (!kIsNarrow<T>) {
     use.template operator()<kExact | kNear | kFast, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
-    constexpr int kExactPair = kExact | kNear | kFast | kPaired;
-    use.template operator()<kExactPair, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+    constexpr int kExactTeams = kExact | kNear | kFast | kTwoTeams;
+    use.template operator()<kExactTeams, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
     use.template
     operator()<kExact | kNear | kFast, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
     use.template operator()<kExact | kNear, kNearExactSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
@@ -267,8 +273,8 @@ bool run_at_once(const Launch<void (*)(Arguments)>& launch, const Arguments& arg
   return false;
 }
 
-// Runs launch_of(teams): with two teams where slices take turns, a kernel is for them and a block
-// has room for both; else with one.
+// Runs launch_of(teams): with two teams if there are several slices, a kernel for two teams exists
+// and both fit; otherwise with one.
 template <typename Arguments, typename LaunchOf>
 bool run_in_teams(const LaunchOf& launch_of, const Arguments& arguments, const Plan& plan,
                   int cluster, cudaStream_t stream) {

@@ -12,6 +12,7 @@ from opwright_ops.lstm.refusals import refuse
 _BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST = 512, 1024, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
 _BEST_SLICES = 2  # of 8 entries, of a cluster whose h has _BEST_CLUSTER bytes
+_BESIDE_CLUSTERS = 12  # multiprocessors that clusters of 4 blocks and more leave over
 _MOST_UNITS_SINGLE, _MOST_SINGLE = 64, 4  # where each entry has a block of its own; of those for a multiprocessor
 
 
@@ -58,6 +59,8 @@ def lstm_tier(
     is_single = hidden_size <= _MOST_UNITS_SINGLE and batch_size <= _MOST_SINGLE * gpu.multi_processor_count
     if is_single and not layer_norm:
         return "cluster"
+    if hidden_size < 1:
+        return "step"
     units = 16 if is_exact else 32  # of a block of a cluster
     clusters = _clusters_within(gpu.multi_processor_count, -(-hidden_size // units))
     widest = _WIDEST_CLUSTER if layer_norm else _BEST_CLUSTER
@@ -75,6 +78,6 @@ def lstm_tier(
 
 
 def _clusters_within(multiprocessors: int, blocks: int) -> int:
-    """Returns how many clusters of so many blocks are taken at once."""
+    """Returns how many clusters of so many blocks a GPU runs at once; `clusters_within` of gpu_tiers.cuh has the reason."""
     within = multiprocessors // 16 * (16 // blocks)
-    return min(within, max((multiprocessors - 12) // blocks, 1))
+    return within if blocks < 4 else min(within, max((multiprocessors - _BESIDE_CLUSTERS) // blocks, 1))

@@ -10,10 +10,12 @@ using opwright::Pack;
 using opwright::View;
 
 // Threads of a block: pairs of packs side by side, and time steps.
+// Eight blocks of a multiprocessor leave 64 registers to a thread, which its packs just fit in.
 constexpr int kMaxThreads = 128, kMinBlocks = 8;
 // Heads that a thread rotates with one read of the tables.
 constexpr int kHeads = 2;
-// Results of more bytes are written past the second-level cache, which they would only clear.
+// Results of more bytes are written as streamed: the second-level cache of an H100, of 50 MB, would
+// not hold them for who reads them next.
 constexpr int64_t kMostCached = int64_t{32} << 20;
 
 // Queries or keys as a thread walks them.
@@ -92,7 +94,7 @@ __device__ OPWRIGHT_INLINE void turn(S (&a)[N], S (&b)[N], const S (&c)[N], cons
   }
 }
 
-// Stores a pack, for later or (streamed) as what is not read again soon.
+// Stores a pack; what is streamed leaves the caches first.
 template <typename T, int N>
 __device__ OPWRIGHT_INLINE void store(T* at, Pack<T, N> pack, bool is_streamed) {
   if constexpr (N > 1) {
@@ -230,7 +232,9 @@ void rotate_all(const View<Q, 4>& q, const View<Q, 4>& k, const View<const float
   p.columns = p.pairs + (copied + 2 * width - 1) / (2 * width);
   if (p.columns == 0) return;
   p.chunks = (p.q.count + p.k.count + kHeads - 1) / kHeads;
-  p.is_streamed = (q.numel() + k.numel()) * int64_t{sizeof(T)} > kMostCached;
+  const int64_t rows = cos.size(0) * p.times * (p.q.count + p.k.count);
+  const int64_t written = p.is_in_place ? 2 * p.half : p.dim;
+  p.is_streamed = rows * written * int64_t{sizeof(T)} > kMostCached;
   const int side = p.columns < kMaxThreads ? static_cast<int>(p.columns) : kMaxThreads;
   const int deep = p.times < kMaxThreads / side ? static_cast<int>(p.times) : kMaxThreads / side;
   const int64_t tiles = (p.times + deep - 1) / deep, blocks = cos.size(0) * tiles * p.chunks;

@@ -267,9 +267,9 @@ def test_other_threads_run_meanwhile(direct: Watched, request: pytest.FixtureReq
             ticks += 1
             time.sleep(0)
 
+    sys.setswitchinterval(1000)  # before the thread waits for a turn, which ends when this interval has
     thread = threading.Thread(target=count)
     thread.start()
-    sys.setswitchinterval(1000)
     try:
         before = ticks
         while ticks == before and calls < 100:  # a busy machine may not run it at once

@@ -101,7 +101,7 @@ def test_an_index_axis_stays_whole() -> None:
 def test_torch_distributed_is_not_imported_before_a_program_does(run_python) -> None:
     """PyTorch itself, which the process has loaded, does not."""
     code = f"""
-import sys, torch
+import sys, torch, opwright_ops
 sys.path.append({str(Path(__file__).parent)!r})
 import sharded_operators as ops
 x = torch.randn(3, 2, requires_grad=True)

@@ -83,7 +83,9 @@ def transducer_loss_fused(
     arguments = {"f": f, "g": g, "weight": weight, "bias": bias, "targets": targets}
     for name, value in (arguments | {"logit_lengths": logit_lengths, "target_lengths": target_lengths}).items():
         if hasattr(value, "device_mesh"):  # a DTensor, whose module need not be loaded
-            hint = "`transducer_loss(linear(transducer_joint(f, g), weight, bias), ...)` takes them, also with shards"
+            hint = (
+                "`transducer_loss(linear(transducer_joint(f, g), weight, bias), ...)` takes DTensors, also sharded ones"
+            )
             refuse(TypeError, name, "must not be a DTensor", ("got", shown(value)), subject=_SUBJECT, hint=hint)
     check_targets(_SUBJECT, targets, logit_lengths, target_lengths)
     joint_lengths(_SUBJECT, f, g, logit_lengths, target_lengths)

@@ -53,6 +53,7 @@ Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision prec
   const auto device = opwright::current_device();
   // Bytes of h of an entry: wider layers are faster through the second-level cache. So is a layer
   // of exactly this width if a cluster would have more slices than its two teams take at once.
+  // (There are none for TF32.)
   constexpr int64_t kBestNear = 512, kBestSlices = 2;
   const int64_t bytes = H * int64_t{sizeof(T)};
   if (is_normalised && is_exact) return {};
@@ -60,7 +61,8 @@ Plan plan_for(int64_t steps, int64_t H, int64_t B, Tier tier, Fp32Precision prec
   const Plan single = is_normalised ? Plan{} : single_plan<T>(H, B, device);
   const Plan near = single.blocks ? single : near_plan<T>(H, B, device, is_exact);
   if (tier == Tier::cluster || is_normalised) return near;
-  const bool is_crowded = bytes == kBestNear && near.slices > kBestSlices && far.blocks;
+  const bool is_crowded =
+      (kIsNarrow<T> || is_exact) && bytes == kBestNear && near.slices > kBestSlices && far.blocks;
   return tier == Tier::auto_ && near.blocks && bytes <= kBestNear && !is_crowded ? near : far;
 }
 

@@ -111,9 +111,11 @@ struct Rows {
     };
     // Teams have the same pieces, and read half of them each.
     const int team = TEAMS > 1 ? team_of_block() : 0;
+    if constexpr (HELD < 2 * MOST) {
 #pragma unroll 1
-    for (int piece = HELD * TILES + team; piece < 2 * count * TILES; piece += TEAMS)
-      put(more + (piece - HELD * TILES) * 32, piece);
+      for (int piece = HELD * TILES + team; piece < 2 * count * TILES; piece += TEAMS)
+        put(more + (piece - HELD * TILES) * 32, piece);
+    }
 #pragma unroll
     for (int done = 0; done < HELD * TILES; done += kStaged) {
 #pragma unroll 1

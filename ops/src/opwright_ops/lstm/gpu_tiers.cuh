@@ -119,17 +119,18 @@ void for_kernels(const Use& use) {
       use.template operator()<kExact | kFast, kSets<T>, NT, 8 * MORE, kHeld>();
       use.template operator()<kExact, kSets<T>, NT, 8 * MORE, kHeld>();
       if constexpr (NT == 2) {
-        use.template operator()<kFast | kTwoTeams, kSets<T>, NT, MORE, 2 * MORE>();
         use.template operator()<kExact | kFast | kTwoTeams, kSets<T>, NT, MORE, 2 * MORE>();
       }
     }
   };
   use.template operator()<kNear | kFast, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
-  use.template operator()<kNear | kFast | kTwoTeams, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
   use.template operator()<kNear | kFast, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   use.template operator()<kNear, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
   use.template operator()<kNear | kNormalised, kNearSets, 1, 2 * MORE_NEAR, 4 * MORE_NEAR>();
-  if constexpr (!kIsNarrow<T>) {
+  if constexpr (kIsNarrow<T>) {
+    constexpr int kTeams = kNear | kFast | kTwoTeams;
+    use.template operator()<kTeams, kNearSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
+  } else {
     use.template operator()<kExact | kNear | kFast, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();
     constexpr int kExactTeams = kExact | kNear | kFast | kTwoTeams;
     use.template operator()<kExactTeams, kNearExactSets, 1, MORE_NEAR, 2 * MORE_NEAR>();

@@ -25,7 +25,7 @@ H200 = {"major": 9, "multi_processor_count": 132}
         (H200, 128, 256, f32, {}, "grid"),
         (H200, 120, 256, f32, {}, "cluster"),
         (H200, 128, 480, f32, {"fp32_precision": "tf32"}, "cluster"),
-        (H200, 128, 481, f32, {"fp32_precision": "tf32"}, "grid"),
+        (H200, 128, 481, f32, {"fp32_precision": "tf32"}, "cluster"),
         (H200, 0, 8, bf16, {}, "cluster"),
         (H200, 0, 600, bf16, {}, "step"),
         (H200, 0, 8, bf16, {"layer_norm": True}, "step"),

@@ -71,7 +71,8 @@ def lstm_tier(
     blocks = 2 * -(-hidden_size // (2 * units))
     at_once = gpu.multi_processor_count // blocks
     fits = hidden_size * size <= _WIDEST and at_once and -(-batch_size // (8 * at_once)) <= _MOST_ENTRIES // 8
-    is_crowded = hidden_size * size == _BEST_CLUSTER and batch_size > 8 * _BEST_SLICES * clusters
+    is_widest = hidden_size * size == _BEST_CLUSTER and (size == 2 or is_exact)
+    is_crowded = is_widest and batch_size > 8 * _BEST_SLICES * clusters
     if is_near and not (is_crowded and fits):
         return "cluster"
     return "grid" if fits else "step"

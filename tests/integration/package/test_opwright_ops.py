@@ -18,7 +18,7 @@ def test_nothing_is_wrong_with_it(wheel: Path, has_nvcc: bool) -> None:
     audit = audit_wheel(wheel)
     assert not audit.problems
     assert [r for r in audit.remarks if "Triton" not in r] == []
-    assert wheel.stat().st_size < 12e6  # all operators, for three GPUs and as PTX
+    assert wheel.stat().st_size < 13e6  # all operators, for three GPUs and as PTX
     if has_nvcc:
         assert dict(audit.facts)["  GPU code"] == "sm_80 sm_90 sm_100 compute_100"
 

@@ -122,8 +122,8 @@ def twice(ns):
     return twice
 
 
-# PyTorch itself computes sums and products for up to 64 dimensions, and simple functions for any number. A buffer of the
-# glue holds 64.
+# PyTorch itself computes sums and products for up to 64 dimensions, and simple functions for any number. A buffer of
+# the glue holds 64.
 @pytest.mark.parametrize("ndim", [8, 25, 64, 65, 70, 100, 300])
 def test_many_dimensions_and_more_than_a_kernel_can_have(twice, row_sums, entries, ndim):
     x = torch.arange(12.0).reshape(*[1] * (ndim - 3), 2, 2, 3)

@@ -152,7 +152,7 @@ static Result get_attribute(void* data, int attribute, uint64_t address) {
       *(uint64_t*)data = address;
       break;
     case kPointerHost:
-      return kInvalidValue;  // it is no host memory
+      return kInvalidValue;  // the memory is the device's
     case kPointerIsManaged:
       *(bool*)data = false;
       break;

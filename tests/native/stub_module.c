@@ -1,7 +1,7 @@
 // Modules, and the functions in them.
 //
-// A function belongs to the context that was current when its module was loaded. Handles of what
-// was unloaded stay allocated and are recognised as dead, so that their use is an error and no
+// A function belongs to the context that was current when its module was loaded. Handles of
+// unloaded modules stay allocated and are recognised as dead, so using one is an error, not a
 // crash.
 #include "stub_driver.h"
 

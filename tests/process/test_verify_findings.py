@@ -214,7 +214,7 @@ def test_results_of_16_bits_are_rounded_to_nearest(dtype: torch.dtype) -> None:
     assert judged(gelu, lambda x: gelu(x.float()).to(dtype), x).message == ""
     assert judged(gelu, gelu, x).message == ""  # rounds each intermediate result, up as often as down
     assert "nearer to 0" in judged(gelu, cut, x).message
-    assert "nearer to 0" in judged(gelu, cut, x.view(4, 1024)).message  # every row is off by as much
+    assert "nearer to 0" in judged(gelu, cut, x.view(4, 1024)).message  # each row has the same bias
     above = judged(gelu, lambda x: (gelu(x.float()).to(dtype).view(torch.int16) + 1).view(dtype), x)
     assert "farther from 0" in above.message
 

@@ -28,7 +28,10 @@ FAKES = {
     "answers garbage": ("read(); write('Traceback (most recent call last):')", TWICE + "no JSON at byte 0"),
     "prints a banner": ("write('Welcome to Python'); read(); write(reply(error))", TWICE + "no JSON at byte 0"),
     "answers nothing": ("read(); write('')", TWICE + "no JSON at byte 0"),
-    "answers another request": ("read(); write(json.dumps({'id': 99, 'ok': {}}))", TWICE + "it answered another request"),
+    "answers another request": (
+        "read(); write(json.dumps({'id': 99, 'ok': {}}))",
+        TWICE + "it answered another request",
+    ),
     "answers a list": ("read(); write('[1, 2]')", TWICE + "it answered another request"),
     "answers no id": ("read(); write('{\"ok\": {}}')", TWICE + "it answered another request"),
     "answers neither": ("write(json.dumps({'id': read()['id']}))", NEITHER),
@@ -189,7 +192,7 @@ def test_a_cache_that_cannot_be_written(python: Path, tmp_path: Path, snapshot: 
 
 
 @pytest.mark.parametrize("arguments", [(OUT, number(5), C), (OUT, number(5))], ids=["its own", "of the other"])
-def test_a_description_of_another_function_is_not_believed(python: Path, tmp_path: Path, arguments: tuple) -> None:
+def test_a_description_of_another_function_is_refused(python: Path, tmp_path: Path, arguments: tuple) -> None:
     texts, records = outcomes(proxy(tmp_path, python, before=OF_ANOTHER), [launch("scaled", *arguments)], tmp_path)
     assert texts == [f"worker: `scaled` ({KERNELS}): the compile worker described another function: `whole`"]
     assert records == []

@@ -102,8 +102,8 @@ void for_kernels(const Use& use) {
       use.template operator()<kFast, kSets<T>, NT, 8 * MORE, 8 * MORE>();
       use.template operator()<0, kSets<T>, NT, 8 * MORE, 8 * MORE>();
       if constexpr (NT == 2) {
-        // Two teams share the register file, so fewer steps of the weights are held: as many as fit
-        // without spills.
+        // Two teams share the register file, so fewer steps of the weights are held: more would
+        // spill.
         constexpr int kTeams = kFast | kTwoTeams;
         use.template operator()<kTeams, kSets<T>, NT, MORE, 2 * MORE>();
         use.template operator()<kTeams, kSets<T>, NT, 2 * MORE, 2 * MORE>();

@@ -79,6 +79,6 @@ def lstm_tier(
 
 
 def _clusters_within(multiprocessors: int, blocks: int) -> int:
-    """Returns how many clusters of so many blocks a GPU runs at once; `clusters_within` of gpu_tiers.cuh has the reason."""
+    """Returns how many clusters of so many blocks a GPU runs at once, as `clusters_within` of gpu_tiers.cuh does."""
     within = multiprocessors // 16 * (16 // blocks)
     return within if blocks < 4 else min(within, max((multiprocessors - _BESIDE_CLUSTERS) // blocks, 1))

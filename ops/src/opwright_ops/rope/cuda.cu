@@ -10,12 +10,12 @@ using opwright::Pack;
 using opwright::View;
 
 // Threads of a block: pairs of packs side by side, and time steps.
-// Eight blocks of a multiprocessor leave 64 registers to a thread, which its packs just fit in.
+// Eight blocks for each multiprocessor leave 64 registers to a thread: enough for its packs.
 constexpr int kMaxThreads = 128, kMinBlocks = 8;
 // Heads that a thread rotates with one read of the tables.
 constexpr int kHeads = 2;
-// Results of more bytes are written as streamed: the second-level cache of an H100, of 50 MB, would
-// not hold them for who reads them next.
+// Results of more bytes are written as streamed: the second-level cache of an H100 has 50 MB, and
+// would not hold them until they are read.
 constexpr int64_t kMostCached = int64_t{32} << 20;
 
 // Queries or keys as a thread walks them.

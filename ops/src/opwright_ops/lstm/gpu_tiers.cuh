@@ -2,8 +2,6 @@
 // one by one.
 #pragma once
 
-#include <algorithm>
-
 #include <opwright/launch.cuh>
 
 #include "gpu_grid.cuh"
@@ -42,22 +40,12 @@ Plan single_plan(int64_t H, int64_t B, opwright::Device device) {
     return {};
   return {.blocks = 1, .parts = static_cast<int>(B), .tiles = 1, .slices = 1, .is_single = true};
 }
-// How many clusters of so many blocks a GPU runs at once. A cluster must lie within one GPC, which
-// has 16 or 18 multiprocessors; an H100, with 132 of them, runs 30 clusters of 4 blocks, 15 of 8
-// and 7 of 16.
-inline int64_t clusters_within(int64_t multiprocessors, int64_t blocks) {
-  constexpr int64_t kBeside = 12;  // multiprocessors that clusters of 4 blocks and more leave over
-  const int64_t within = multiprocessors / 16 * (16 / blocks);
-  if (blocks < 4 || within == 0) return within;
-  const int64_t all = std::max((multiprocessors - kBeside) / blocks, int64_t{1});
-  return std::min(within, all);
-}
 template <typename T>
 Plan near_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
   constexpr int64_t kMostBytes = 1024, kMostSlices = 4;  // of h of an entry
   if (!has_plans<T>(B, device) || H < 1 || H * int64_t{sizeof(T)} > kMostBytes) return {};
   const int64_t blocks = up(H, (is_exact ? kNearExactSets : kNearSets) * kUnits), eights = up(B, 8);
-  const int64_t fit = clusters_within(device.multiprocessors, blocks);
+  const int64_t fit = opwright::clusters_within(device, blocks);
   if (fit < 1) return {};
   const int64_t each = up(eights, fit), slices = each < kMostSlices ? each : kMostSlices;
   return {true, static_cast<int>(blocks), static_cast<int>(up(eights, slices)),

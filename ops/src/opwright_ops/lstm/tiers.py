@@ -12,7 +12,7 @@ from opwright_ops.lstm.refusals import refuse
 _BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST = 512, 1024, 4096  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
 _BEST_SLICES = 2  # of 8 entries, of a cluster whose h has _BEST_CLUSTER bytes
-_BESIDE_CLUSTERS = 12  # multiprocessors that clusters of 4 blocks and more leave over
+_BESIDE_CLUSTERS = 12  # multiprocessors that clusters of more than 2 blocks leave over
 _MOST_UNITS_SINGLE, _MOST_SINGLE = 64, 4  # where each entry has a block of its own; of those for a multiprocessor
 
 
@@ -79,6 +79,8 @@ def lstm_tier(
 
 
 def _clusters_within(multiprocessors: int, blocks: int) -> int:
-    """Returns how many clusters of so many blocks a GPU runs at once, as `clusters_within` of gpu_tiers.cuh does."""
-    within = multiprocessors // 16 * (16 // blocks)
-    return within if blocks < 4 else min(within, max((multiprocessors - _BESIDE_CLUSTERS) // blocks, 1))
+    """Returns how many clusters of so many blocks a GPU runs at once, as `clusters_within` of launch.cuh does."""
+    if blocks <= 2:
+        return multiprocessors // blocks
+    in_gpcs = multiprocessors // 16 * (16 // blocks)
+    return min(in_gpcs, max((multiprocessors - _BESIDE_CLUSTERS) // blocks, 1))

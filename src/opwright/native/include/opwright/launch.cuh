@@ -32,6 +32,18 @@ inline Device current_device() {
   return device;
 }
 
+// How many clusters of so many blocks run at once where each block takes a multiprocessor. A
+// cluster must lie within one GPC, which has 16 or 18 multiprocessors; an H100, with 132 of them,
+// runs 30 clusters of 4 blocks, 15 of 8 and 7 of 16.
+inline int64_t clusters_within(const Device& device, int64_t blocks) {
+  if (blocks <= 2) return device.multiprocessors / blocks;
+  constexpr int64_t kBeside = 12;  // multiprocessors that larger clusters leave over
+  const int64_t in_gpcs = device.multiprocessors / 16 * (16 / blocks);
+  if (in_gpcs == 0) return 0;
+  const int64_t all = (device.multiprocessors - kBeside) / blocks;
+  return all < 1 ? 1 : all < in_gpcs ? all : in_gpcs;
+}
+
 // In a kernel launched with launch_behind, before it touches memory: waits until the kernel in
 // front is done and its writes can be seen. No work where launches do not overlap.
 //

@@ -64,16 +64,11 @@ class Ahead {
   __device__ Ahead(void* memory, int threads, int thread)
       : packs_(static_cast<Pack<T, N>*>(memory) + thread), threads_(threads) {}
 
-  // Starts to copy a row of one of the tensors.
-  __device__ OPWRIGHT_INLINE void copy(int tensor, const T* row, const Slice<T, kPacks>& part) {
-    OPWRIGHT_UNROLL
-    for (int k = 0; k < kPacks; ++k) {
-      if (part.first + k * part.step >= part.n) continue;
-      const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(at(tensor, k)));
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
-                   "l"(row + part.first + k * part.step)
-                   : "memory");
-    }
+  // Starts to copy a pack of a row of one of the tensors.
+  __device__ OPWRIGHT_INLINE void copy(int tensor, const T* row, int k, int32_t column) {
+    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(at(tensor, k)));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(row + column)
+                 : "memory");
   }
   // After the copies of a row.
   __device__ OPWRIGHT_INLINE void next() {
@@ -106,7 +101,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   constexpr bool kIsLayer = kNorm == Norm::layer;
   constexpr int kKinds = kIsLayer ? 2 : 1;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
-  __shared__ S slots[Group::slots(backward_threads(kPacks))];
+  __shared__ __align__(16) S slots[Group::slots(backward_threads(kPacks))];
   Quad<S>* sums = reinterpret_cast<Quad<S>*>(shared_bytes);
   Group team(slots, kIsCluster ? p.cluster : 1);
   const int threads = blockDim.x * blockDim.y;
@@ -148,10 +143,11 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   const auto start = [&](int64_t row) {
     if constexpr (Part::kIsHeld) {
       if (row < p.rows) {
-        const Part part(p.n, team);
-        ahead.copy(0, p.input.row(row), part);
-        ahead.copy(1, p.grad_output.row(row), part);
-        if (kNorm == Norm::add_rms) ahead.copy(2, p.grad_sum.row(row), part);
+        Part(p.n, team).each([&](int k, Index column) {
+          ahead.copy(0, p.input.row(row), k, column);
+          ahead.copy(1, p.grad_output.row(row), k, column);
+          if (kNorm == Norm::add_rms) ahead.copy(2, p.grad_sum.row(row), k, column);
+        });
       }
       ahead.next();
     }
@@ -244,6 +240,8 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
     if (!Part::kIsHeld && p.moments && team.id() == 0) {
       p.moments[2 * row] = mean, p.moments[2 * row + 1] = scale;
     }
+    // A pack's place is free for a later row as soon as it has been read.
+    const int64_t later = row + ahead.kRows * teams;
     mine.each([&](int k, Index column) {
       S x[N], g[N], to_input[N];
       read(k, column, x, g);
@@ -262,6 +260,11 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
       }
       mine.stream(p.grad_input.row(row), column, to_input);
       if constexpr (Part::kIsHeld) {
+        if (later < p.rows) {
+          ahead.copy(0, p.input.row(later), k, column);
+          ahead.copy(1, p.grad_output.row(later), k, column);
+          if (kNorm == Norm::add_rms) ahead.copy(2, p.grad_sum.row(later), k, column);
+        }
         OPWRIGHT_UNROLL
         for (int j = 0; j < N; ++j) {
           weight_sums[k][j] += g[j] * x[j];
@@ -277,7 +280,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
         }
       }
     });
-    start(row + ahead.kRows * teams);
+    if constexpr (Part::kIsHeld) ahead.next();
   }
   if (!has_sums) return;
   if constexpr (Part::kIsHeld) {
@@ -404,7 +407,7 @@ void norm_backward(Backward<T, W> p, bool is_aligned, View<W, 1> grad_weight, Vi
     const size_t bytes = bytes_of(p.stages_weight);
     if (bytes > room) return false;
     const int64_t wanted = (p.rows + teams - 1) / teams;
-    int64_t groups = int64_t{device.multiprocessors} / cluster;
+    int64_t groups = opwright::clusters_within(device, cluster);
     // No more than share the rows evenly: a last round for a few would take as long as the others.
     const int64_t rounds = groups > 0 ? (wanted + groups - 1) / groups : wanted;
     groups = (wanted + rounds - 1) / rounds;
@@ -421,13 +424,15 @@ void norm_backward(Backward<T, W> p, bool is_aligned, View<W, 1> grad_weight, Vi
     }
     constexpr int kMost = backward_threads(kPacks);
     const int most_cluster = device.capability >= 90 ? kMaxCluster : 1;
-    for (int cluster = 1; cluster <= most_cluster; cluster *= 2) {
+    // With more than two blocks, two teams for each: they wait for each other longer.
+    for (const int cluster : {1, 2, kMaxCluster}) {
       const int64_t each = (packs + cluster - 1) / cluster;
-      if (each > int64_t{kPacks} * kMost) continue;
+      if (each > int64_t{kPacks} * kMost || cluster > most_cluster) continue;
       const int threads = whole_warps((each + kPacks - 1) / kPacks);
-      if (cluster == 1 ? start.template operator()<kPacks, kIsHeld, false>(1, threads,
-                                                                           teams_in(kMost, threads))
-                       : start.template operator()<kPacks, kIsHeld, true>(cluster, threads, 1))
+      const int teams = teams_in(kMost, threads);
+      if (cluster == 1 ? start.template operator()<kPacks, kIsHeld, false>(1, threads, teams)
+                       : start.template operator()<kPacks, kIsHeld, true>(
+                             cluster, threads, teams < kMaxClusterTeams ? teams : kMaxClusterTeams))
         return true;
     }
     return false;

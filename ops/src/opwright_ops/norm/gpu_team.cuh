@@ -24,7 +24,7 @@ inline constexpr int kMaxThreads = 1024;  // of a block
 inline constexpr int kMaxWarps = kMaxThreads / kWarp;
 inline constexpr int kMaxCluster = 8;
 // Teams of several warps in a block: each has a barrier of its own beside that of the block.
-inline constexpr int kMaxTeams = 15;
+inline constexpr int kMaxTeams = 15, kMaxClusterTeams = 4;
 
 // A weight or a bias: one value for each column, or none.
 template <typename W>
@@ -41,19 +41,57 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-// Writes to the same place in the shared memory of the block `rank` of the cluster.
-template <typename S>
-__device__ inline void store_in_block(S* at, uint32_t rank, S value) {
+// A barrier that is passed when this block has announced some bytes and they have come, from the
+// blocks of its cluster.
+struct Arrivals {
+  uint64_t word;
+
+  __device__ void prepare() {
 #if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(at));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-  if constexpr (sizeof(S) == 8)
-    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(there), "d"(value) : "memory");
-  else
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
+            address(this))
+        : "memory");
 #endif
-}
+  }
+  // Others may send before this.
+  __device__ void announce(int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(this)),
+                 "r"(bytes)
+                 : "memory");
+#endif
+  }
+  __device__ void wait(int phase) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t is_done = 0;
+    while (!is_done)
+      asm volatile(
+          "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+          "selp.u32 %0, 1, 0, p;}"
+          : "=r"(is_done)
+          : "r"(address(this)), "r"(phase)
+          : "memory");
+#endif
+  }
+  // Writes to the same place in the shared memory of the block `rank`, and counts there.
+  __device__ void send(void* to, uint64_t value, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %3; "
+        "mapa.shared::cluster.u32 counts, %1, %3; "
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [there], %2, [counts];}" ::
+            "r"(address(to)),
+        "r"(address(this)), "l"(value), "r"(rank)
+        : "memory");
+#endif
+  }
+
+ private:
+  __device__ static uint32_t address(const void* at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+  }
+};
 
 __device__ inline void wait_for_cluster() {
 #if __CUDA_ARCH__ >= 900
@@ -67,11 +105,18 @@ class Team {
  public:
   // Elements of shared memory that the teams of a block of so many threads need.
   OPWRIGHT_HOST_DEVICE static constexpr int slots(int threads) {
-    return 2 * kMaxSums * (kIsCluster ? kMaxCluster : 1) * (threads / kWarp);
+    return 2 * kMaxSums * (kIsCluster ? kMaxCluster : 1) * (threads / kWarp) +
+           (kIsCluster ? 2 * kMaxClusterTeams * int{sizeof(Arrivals) / sizeof(S)} : 0);
   }
 
+  // In a cluster, all its blocks wait for each other before the first sum. `slots`: at 16 bytes.
   __device__ Team(S* slots, int cluster) : cluster_(cluster) {
     rank_ = kIsCluster ? cluster_rank() : 0;
+    if constexpr (kIsCluster) {
+      arrivals_ = reinterpret_cast<Arrivals*>(slots) + 2 * threadIdx.y;
+      slots += 2 * kMaxClusterTeams * (sizeof(Arrivals) / sizeof(S));
+      if (threadIdx.x == 0) arrivals_[0].prepare(), arrivals_[1].prepare();
+    }
     slots_ = slots + threadIdx.y * (2 * kMaxSums * (blockDim.x / kWarp) * cluster);
   }
 
@@ -93,17 +138,32 @@ class Team {
     const int warps = blockDim.x / kWarp, all = warps * cluster_;
     if (all <= 1) return;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const auto at = [&](int i, int from) {
+      return kIsCluster ? from * kCount + i : i * all + from;
+    };
     // Two sets of slots in turn: who writes the next has passed the barrier behind this one's.
     S* slots = slots_ + parity_ * (kMaxSums * all);
     parity_ ^= 1;
     if constexpr (kIsCluster) {
+      static_assert(kCount * sizeof(S) % sizeof(uint64_t) == 0);
+      constexpr int kWords = kCount * sizeof(S) / sizeof(uint64_t), kPer = kCount / kWords;
+      struct alignas(8) Word {
+        S of[kPer];
+      };
+      Arrivals& arrivals = arrivals_[parity_];
+      if (threadIdx.x == 0) arrivals.announce(all * kCount * int{sizeof(S)});
       if (lane < cluster_) {
         OPWRIGHT_UNROLL
-        for (int i = 0; i < kCount; ++i) {
-          store_in_block(slots + i * all + rank_ * warps + warp, lane, values[i]);
+        for (int i = 0; i < kWords; ++i) {
+          Word word;
+          OPWRIGHT_UNROLL
+          for (int j = 0; j < kPer; ++j) word.of[j] = values[i * kPer + j];
+          arrivals.send(slots + (rank_ * warps + warp) * kCount + i * kPer,
+                        opwright::bit_cast<uint64_t>(word), lane);
         }
       }
-      wait_for_cluster();
+      arrivals.wait(phase_);
+      phase_ ^= parity_ ^ 1;
     } else {
       if (lane < kCount) {
         S value = values[0];
@@ -117,10 +177,10 @@ class Team {
     for (int i = 0; i < kCount; ++i) {
       S sum = 0;
       if (all <= kWarp / 2) {  // read by each lane: faster than shuffles
-        for (int from = 0; from < all; ++from) sum += slots[i * all + from];
+        for (int from = 0; from < all; ++from) sum += slots[at(i, from)];
         values[i] = sum;
       } else {
-        for (int from = lane; from < all; from += kWarp) sum += slots[i * all + from];
+        for (int from = lane; from < all; from += kWarp) sum += slots[at(i, from)];
         values[i] = opwright::warp_sum(sum);
       }
     }
@@ -128,7 +188,8 @@ class Team {
 
  private:
   S* slots_;
-  int cluster_, parity_ = 0;
+  Arrivals* arrivals_ = nullptr;
+  int cluster_, parity_ = 0, phase_ = 0;
   uint32_t rank_;
 };
 

@@ -72,6 +72,8 @@ def _error(found: list[Tensor], true: list[Tensor]) -> float:
 _SHAPES = [
     (1, 1, 16), (2, 3, 17), (21, 3, 33), (13, 600, 60), (9, 12, 64), (12, 5, 200), (7, 20, 256), (7, 33, 512), (6, 70, 520), (6, 16, 768),
     (5, 32, 1024), (5, 130, 1000), (4, 16, 1536), (4, 40, 2048),
+    # With TF32, blocks of 12 units.
+    (5, 3, 1025), (4, 40, 1100), (6, 64, 1536),
     # Two teams of warps share the slices of a batch.
     (12, 260, 128), (11, 250, 256), (11, 100, 512), (8, 90, 768), (9, 128, 1024), (10, 49, 1024),
 ]  # fmt: skip
@@ -116,13 +118,23 @@ _VARIANTS = [
 
 
 @pytest.mark.parametrize(("present", "options"), _VARIANTS)
-@pytest.mark.parametrize(("B", "H"), [(5, 40), (5, 72), (20, 256), (80, 512)])
-@pytest.mark.parametrize("tier", ["cluster", "grid"])
-def test_variants(tier: str, present: str, options: dict, B: int, H: int) -> None:
-    """In float16, whose roundings are small enough to tell a wrong variant, and against the steps one by one."""
-    given = _inputs(9, B, H, torch.float16, present)
+@pytest.mark.parametrize(
+    ("tier", "B", "H", "dtype"),
+    [
+        *(
+            (tier, B, H, torch.float16)
+            for B, H in ((5, 40), (5, 72), (20, 256), (80, 512))
+            for tier in ("cluster", "grid")
+        ),
+        ("grid", 20, 1100, torch.float32),
+    ],
+)
+def test_variants(tier: str, B: int, H: int, dtype: torch.dtype, present: str, options: dict) -> None:
+    """With factors of 11 bits, which is enough to tell a wrong variant, and against the steps one by one."""
+    given = _inputs(9, B, H, dtype, present)
+    options = {"fp32_precision": "tf32", **options}
     true = _results(given, torch.float64, **options)
-    allowed = max(2 * _error(_results(given, tier="step", **options), true), _TOLERANCE[torch.float16])
+    allowed = max(2 * _error(_results(given, tier="step", **options), true), _TOLERANCE[dtype])
     assert _error(_results(given, tier=tier, **options), true) < allowed
 
 
@@ -177,8 +189,12 @@ def test_what_is_not_finite_stays_with_its_entry(
 
 @pytest.mark.parametrize("dtype", [*_DTYPES, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    ("B", "H"), [(1, 16), (12, 512), (528, 64), (529, 64), (300, 512), (64, 1024), (65, 2048), (16, 2049), (8, 4096)]
-)
+    ("B", "H"),
+    [
+        (1, 16), (12, 512), (528, 64), (529, 64), (300, 512), (64, 1024), (5, 1100), (64, 1536), (65, 1536), (65, 2048),
+        (16, 2049), (8, 4096),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("fp32_precision", ["ieee", "tf32"])
 def test_the_tier_is_what_lstm_tier_says(dtype: torch.dtype, B: int, H: int, fp32_precision: str) -> None:
     given = _inputs(3, B, H, dtype)

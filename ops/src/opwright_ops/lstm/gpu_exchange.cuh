@@ -24,9 +24,10 @@ constexpr int kUnits = 8;  // a set: two tiles of 16 rows, of two gates each
 
 // What a kernel of all steps is for, as bits. Fast: for cells without options, of certain widths.
 // Near: its blocks are a cluster. Exact: its products are those of float, not of the tensor cores.
-// Two teams share the slices of a block, and one multiplies while the other waits.
+// Two teams share the slices of a block, and one multiplies while the other waits. Half more: a
+// block has half a set of units besides its sets.
 // (nvcc takes no structures here.)
-constexpr int kNear = 1, kFast = 2, kNormalised = 4, kExact = 8, kTwoTeams = 16;
+constexpr int kNear = 1, kFast = 2, kNormalised = 4, kExact = 8, kTwoTeams = 16, kHalfMore = 32;
 
 // What is written and read at once: elements that follow each other, of one entry of the batch.
 struct alignas(16) Chunk {

@@ -22,21 +22,26 @@ struct GridSteps {
   bool reverse;
 };
 
-// SETS times kUnits units for each block, 8 NT entries at a time; MOST and HELD are those of Rows.
-// Fast: without options, and as wide as all warps have groups (near: no wider). Near: the blocks of
-// a part are a cluster, and exchange h through shared memory; only they have layers that are
-// normalised.
+// SETS times kUnits units for each block, and perhaps half as many, 8 NT entries at a time; MOST
+// and HELD are those of Rows. Fast: without options, and as wide as all warps have groups (near: no
+// wider). Near: the blocks of a part are a cluster, and exchange h through shared memory; only they
+// have layers that are normalised.
 template <typename T, int KIND, int SETS, int NT, int MOST, int HELD>
 struct Grid {
   using E = compute_t<T>;
   static constexpr bool kIsNear = KIND & kNear, kIsFast = KIND & kFast,
                         kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
+  static constexpr bool kHasHalf = KIND & kHalfMore;
   static constexpr int kTeams = KIND & kTwoTeams ? 2 : 1;
-  using Weights = Rows<T, kIsFast, kIsExact, 2 * SETS, MOST, HELD, kTeams>;
+  // Of two tiles of rows a set has two gates of its units each; half a set has a tile of all gates.
+  static constexpr int kTiles = 2 * SETS + kHasHalf;
+  static constexpr int kWhole = SETS * kUnits, kBlockUnits = kWhole + (kHasHalf ? kUnits / 2 : 0);
+  using Weights = Rows<T, kIsFast, kIsExact, kTiles, MOST, HELD, kTeams>;
   static constexpr int kEntries = 8 * NT;
-  // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8.
-  static constexpr int kItems = 2 * SETS * NT;
+  // Sets of 32 cells, one for each warp: of 8 units, for every other entry of 8; then of 4 units,
+  // for 8 entries.
+  static constexpr int kItems = kTiles * NT, kWholeItems = 2 * SETS * NT;
   static_assert(kItems <= kWarps);
   static_assert(!kIsNormalised ||
                 (kIsNear && kTeams == 1 && kItems == kWarps && kEntries == Totals::kEntries));
@@ -72,7 +77,7 @@ struct Grid {
               warp = (kTeams > 1 ? thread_of_team() : threadIdx.x) / 32, lane = threadIdx.x % 32;
     const int groups = groups_for(R);
     const int chunks = (R + kPerChunk<T> - 1) / kPerChunk<T>;
-    const int unit_0 = blockIdx.x * SETS * kUnits, entry_0 = blockIdx.y * a.slices * kEntries;
+    const int unit_0 = blockIdx.x * kBlockUnits, entry_0 = blockIdx.y * a.slices * kEntries;
     const int per_step = groups * kEntries * 4, all = 2 * a.slices * per_step;
     Totals& totals = *reinterpret_cast<Totals*>(shared);
     NearSlice* near = reinterpret_cast<NearSlice*>(shared + (kIsNormalised ? sizeof(Totals) : 0));
@@ -116,8 +121,10 @@ struct Grid {
     Weights weights;
     weights.load(0, groups, chunks, all_h + a.slices * kItems * 32,
                  [&](int of_tile, int tile, int chunk, int word) {
-                   const int gate = tile % 2 * 2 + of_tile / 8,
-                             unit = unit_0 + tile / 2 * kUnits + of_tile % 8;
+                   const bool is_half = kHasHalf && tile == 2 * SETS;
+                   const int gate = is_half ? of_tile / 4 : tile % 2 * 2 + of_tile / 8,
+                             unit = unit_0 + (is_half ? kWhole + of_tile % 4
+                                                      : tile / 2 * kUnits + of_tile % 8);
                    return word_of<T, kIsExact>(word, [&](int e) {
                      const int column = chunk * kPerChunk<T> + e;
                      return unit < H && column < R ? a.weight_hh(gate * H + unit, column) : T(0.0f);
@@ -126,8 +133,12 @@ struct Grid {
 
     // This thread's cell of each slice.
     const bool has_cells = warp < kItems;
-    const int set = warp / (2 * NT), unit = unit_0 + set * kUnits + lane / 4;
-    const int in_slice = warp / 2 % NT * 8 + 2 * (lane % 4) + warp % 2,
+    const bool is_half = kHasHalf && warp >= kWholeItems;
+    const int set = warp / (2 * NT),
+              unit = unit_0 + (is_half ? kWhole + lane / 4 % 4 : set * kUnits + lane / 4);
+    const int in_slice =
+                  (is_half ? (warp - kWholeItems) * 8 + lane / 16 : warp / 2 % NT * 8 + warp % 2) +
+                  2 * (lane % 4),
               entry_of_0 = entry_0 + in_slice;
     const auto is_real = [&](int slice) {
       return has_cells && unit < H && entry_of_0 + slice * kEntries < B;
@@ -171,7 +182,7 @@ struct Grid {
       const bool is_last = step + 1 == a.count;
       const int64_t next = is_last ? a.after : t + direction;
       for (int slice = team; slice < a.slices; slice += kTeams, turn = (turn + 1) % kTurns) {
-        float found[2 * SETS][NT][4];
+        float found[kTiles][NT][4];
         if constexpr (kIsNear) {
           if (step > 0) near[slice].wait(step, a.count, bytes);
           weights.template multiply<NT>(buffer(step, slice), found, Near{});
@@ -188,6 +199,11 @@ struct Grid {
               sums.of[turn][warp][(s * NT + n) * 2 + i][lane] =
                   make_float4(found[2 * s][n][i], found[2 * s][n][2 + i], found[2 * s + 1][n][i],
                               found[2 * s + 1][n][2 + i]);
+        if constexpr (kHasHalf) {
+#pragma unroll
+          for (int n = 0; n < NT; ++n)
+            sums.of[turn][warp][kWholeItems + n][lane] = gates_of(found[2 * SETS][n]);
+        }
         wait_for_team<kTeams>();
         const bool is_round = slice + kTeams >= a.slices;
         if (has_cells) {
@@ -267,8 +283,19 @@ struct Grid {
     if (kIsNear) wait_for_cluster();  // none ends before what it sent has come
   }
 
-  // Lanes row * 4 + i have units `row` of one entry for each i; those of a chunk are put together,
-  // for all of them.
+  // Half a set: lanes below 16 have two gates of two entries, those above the other two; each gets
+  // the four gates of one entry.
+  __device__ static float4 gates_of(const float (&sums)[4]) {
+    const bool is_second = threadIdx.x & 16;
+    const float own[2] = {is_second ? sums[1] : sums[0], is_second ? sums[3] : sums[2]};
+    const float other[2] = {__shfl_xor_sync(~0u, is_second ? sums[0] : sums[1], 16),
+                            __shfl_xor_sync(~0u, is_second ? sums[2] : sums[3], 16)};
+    return is_second ? make_float4(other[0], own[0], other[1], own[1])
+                     : make_float4(own[0], other[0], own[1], other[1]);
+  }
+
+  // Lanes row * 4 + i have units `row` of one entry for each i, of half a set also lanes 16 + row *
+  // 4 + i; those of a chunk are put together, for all of them.
   __device__ static Chunk chunk_of(T value) {
     const uint32_t own = operand_bits<T, kIsExact>(value), lane = threadIdx.x % 32;
     Chunk out;

@@ -49,11 +49,14 @@ struct GridBack {
                         kIsNormalised = KIND & kNormalised;
   static constexpr bool kIsExact = KIND & kExact;
   static constexpr int kRanks = kIsNear ? 1 : 2;  // blocks that share the units of all of them
+  static constexpr bool kHasHalf = KIND & kHalfMore;
   static constexpr int kTeams = KIND & kTwoTeams ? 2 : 1;
-  using Weights = Rows<T, kIsFast, kIsExact, SETS * kRanks / 2, MOST, HELD, kTeams>;
-  static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS;
-  static constexpr int kSums = SETS * kRanks * NT * 32,
-                       kOwn = kSums / kRanks;            // of a cluster, of a block; pairs
+  static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS + (kHasHalf ? kUnits / 2 : 0);
+  // The units of a pair are no whole tiles of 16 where each block has half a set.
+  using Weights = Rows<T, kIsFast, kIsExact, kBlockUnits * kRanks / (kHasHalf ? 8 : 16), MOST, HELD,
+                       kTeams, kHasHalf>;
+  // Of a cluster, of a block; pairs, of two entries or, with half a set, of two units.
+  static constexpr int kSums = kBlockUnits * kRanks * kEntries / 2, kOwn = kSums / kRanks;
   static constexpr int kCells = kBlockUnits * kEntries;  // at most one for each thread
   static_assert(kCells <= kThreads && kSums <= kThreads);
   static_assert(!kIsNormalised ||
@@ -108,14 +111,14 @@ struct GridBack {
     Weights weights;
     const int from = rank * groups / kRanks, until = (rank + 1) * groups / kRanks;
     void* const room = near_chunks + (kIsNear ? a.slices * kBuffers * per_step : 0);
-    weights.load(from, until - from, 4 * groups, room,
-                 [&](int of_tile, int tile, int chunk, int word) {
-                   const int to = (blockIdx.x - rank) * kBlockUnits + tile * 16 + of_tile;
-                   return word_of<T, kIsExact>(word, [&](int e) {
-                     const int of = chunk * kUnitsOfChunk<T> + e / 4;
-                     return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
-                   });
-                 });
+    weights.load(
+        from, until - from, 4 * groups, room, [&](int of_tile, int tile, int chunk, int word) {
+          const int to = (blockIdx.x - rank) * kBlockUnits + tile * Weights::kRowsOfTile + of_tile;
+          return word_of<T, kIsExact>(word, [&](int e) {
+            const int of = chunk * kUnitsOfChunk<T> + e / 4;
+            return of < H && to < R ? a.weight_hh(e % 4 * H + of, to) : T(0.0f);
+          });
+        });
     const int steps = static_cast<int>(a.past.steps);
     const uint32_t bytes = chunks * kEntries * sizeof(Chunk);
     for (int i = threadIdx.x; kIsNear && kIsFast && i < a.slices * kBuffers * per_step;
@@ -136,7 +139,14 @@ struct GridBack {
       return has_cells && unit < H && entry_of_0 + slice * kEntries < B;
     };
     const int come_at =
-        (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
+        kHasHalf ? in_block / 2 * kEntries + in_slice
+                 : (in_block / 8 * NT + in_slice / 8) * 32 + in_block % 8 * 4 + in_slice % 8 / 2;
+    const bool is_second = (kHasHalf ? in_block : in_slice) % 2;  // of a pair
+    // Where the sums go that this thread adds.
+    const int of_pair = thread / 64 * 8 + lane % 4 * 2;  // the unit
+    const int to_rank = kHasHalf ? of_pair / kBlockUnits : thread / kOwn,
+              come_to = kHasHalf ? of_pair % kBlockUnits / 2 * kEntries + warp % 2 * 8 + lane / 4
+                                 : thread % kOwn;
     const int chunk = unit / kUnitsOfChunk<T>;
     const int give_to =
         has_cells && chunk < chunks ? (chunk / 4 * kEntries + in_slice) * 4 + chunk % 4 : -1;
@@ -186,7 +196,8 @@ struct GridBack {
     const auto multiply = [&](int step, int slice) {
       Slice& here = slices[slice];
       const int parity = step % 2;
-      float found[SETS * kRanks / 2][NT][4];
+      constexpr int kTiles = Weights::kTiles, kOfTile = Weights::template kSums<NT>;
+      float found[kTiles][kOfTile][4];
       if constexpr (kIsNear) {
         here.near.wait(step, steps + 1, bytes);
         weights.template multiply<NT>(buffer(step, slice), found, Near{});
@@ -196,12 +207,12 @@ struct GridBack {
       }
       wait_for_team<kTeams>();  // all have read the sums of before
 #pragma unroll
-      for (int tile = 0; tile < SETS * kRanks / 2; ++tile)
+      for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-        for (int n = 0; n < NT; ++n)
+        for (int n = 0; n < kOfTile; ++n)
 #pragma unroll
           for (int i = 0; i < 2; ++i)
-            partial.of[warp][((2 * tile + i) * NT + n) * 32 + lane] =
+            partial.of[warp][((2 * tile + i) * kOfTile + n) * 32 + lane] =
                 make_float2(found[tile][n][2 * i], found[tile][n][2 * i + 1]);
       wait_for_team<kTeams>();
       if (kIsNear) return;
@@ -213,7 +224,7 @@ struct GridBack {
         const float2 more = partial.of[w][thread];
         sum.x += more.x, sum.y += more.y;
       }
-      here.arrivals[parity].send(&here.come[parity][rank][thread % kOwn], sum, thread / kOwn);
+      here.arrivals[parity].send(&here.come[parity][rank][come_to], sum, to_rank);
     };
     // The cells of a slice.
     const auto finish = [&](int step, int slice) {
@@ -244,7 +255,7 @@ struct GridBack {
         for (int r = 0; r < (kIsNear ? kWarps : kRanks); ++r) {
           const float2 sum = kIsNear ? partial.of[r][come_at]
                                      : here.come[kIsNear ? 0 : parity][kIsNear ? 0 : r][come_at];
-          to_h += in_slice % 2 ? sum.y : sum.x;
+          to_h += is_second ? sum.y : sum.x;
         }
       }
       if (!has_cells) return;

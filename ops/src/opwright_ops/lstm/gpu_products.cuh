@@ -60,10 +60,17 @@ __device__ inline void multiply_tile(float (&sums)[4], const uint32_t (&a)[4], u
 // Part of a matrix in registers and shared memory, each warp with its columns, as the tensor cores
 // take it: TILES times 16 rows, columns in chunks, of which a lane has one of four that follow each
 // other (a group). A warp has at most MOST groups, or exactly if they are full; HELD of the steps,
-// two for each group, are in registers.
-template <typename T, bool kIsFull, bool kIsExact, int TILES, int MOST, int HELD, int TEAMS = 1>
+// two for each group, are in registers. Turned: the tensor cores take 16 entries as their rows, and
+// 8 rows of the matrix are a tile, one step for each group.
+template <typename T, bool kIsFull, bool kIsExact, int TILES, int MOST, int HELD, int TEAMS = 1,
+          bool kIsTurned = false>
 struct Rows {
-  static constexpr int kMostTiles = 2;  // of entries
+  static_assert(!(kIsTurned && kIsExact));
+  static constexpr int kTiles = TILES, kRowsOfTile = kIsTurned ? 8 : 16;
+  static constexpr int kSteps = kIsTurned ? 1 : 2;  // of a group
+  template <int NT>
+  static constexpr int kSums = kIsTurned ? 1 : NT;  // times four, of a tile
+  static constexpr int kMostTiles = 2;              // of entries
   uint32_t held[HELD][TILES][4];
   uint4* more;
   float4* seen;  // exact: chunks that all lanes of the warp multiply with; two groups take turns
@@ -71,9 +78,9 @@ struct Rows {
   bool is_beyond;    // whether the last of them has no chunk for this lane
 
   static __host__ __device__ int first_of(int warp, int groups) { return warp * groups / kWarps; }
-  // Steps of the tensor cores, two for each group, that are in shared memory.
+  // Steps that are in shared memory.
   static __host__ __device__ int steps_in_shared(int groups) {
-    const int steps = 2 * ((groups + kWarps - 1) / kWarps);
+    const int steps = kSteps * ((groups + kWarps - 1) / kWarps);
     return steps > HELD ? steps - HELD : 0;
   }
   static constexpr int kStaged =
@@ -101,19 +108,19 @@ struct Rows {
     const auto put = [&](uint4* to, int piece) {
       const int k = piece / TILES;
       uint32_t words[4] = {};
-      if (k / 2 < count) {
+      if (k / kSteps < count) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          words[i] = word(lane / 4 + (i & 1) * 8, piece % TILES, 4 * (first + k / 2) + lane % 4,
-                          2 * (k % 2) + i / 2);
+          words[i] = word(lane / 4 + (kIsTurned ? 0 : (i & 1) * 8), piece % TILES,
+                          4 * (first + k / kSteps) + lane % 4, kIsTurned ? i : 2 * (k % 2) + i / 2);
       }
       *to = make_uint4(words[0], words[1], words[2], words[3]);
     };
     // Teams have the same pieces, and read half of them each.
     const int team = TEAMS > 1 ? team_of_block() : 0;
-    if constexpr (HELD < 2 * MOST) {
+    if constexpr (HELD < kSteps * MOST) {
 #pragma unroll 1
-      for (int piece = HELD * TILES + team; piece < 2 * count * TILES; piece += TEAMS)
+      for (int piece = HELD * TILES + team; piece < kSteps * count * TILES; piece += TEAMS)
         put(more + (piece - HELD * TILES) * 32, piece);
     }
 #pragma unroll
@@ -132,16 +139,20 @@ struct Rows {
   }
 
   // sums = these rows times the chunks of 8 NT entries: chunk 4 j + i of entry b at from[(8 NT j +
-  // b) * 4 + i].
+  // b) * 4 + i]. Turned, a lane's sums are those of entries lane / 4 and 8 more, of two rows each.
   template <int NT, typename Exchange>
-  __device__ void multiply(const Chunk* from, float (&sums)[TILES][NT][4],
+  __device__ void multiply(const Chunk* from, float (&sums)[TILES][kSums<NT>][4],
                            const Exchange& exchange) const {
-    constexpr int kAhead = (kIsExact ? 8 : 16 / TEAMS) / NT,
+    static_assert(!kIsTurned || NT == 2);
+    constexpr int kAhead = (kIsExact     ? 8
+                            : TILES == 3 ? 12
+                                         : 16 / TEAMS) /
+                           NT,
                   kWindow = MOST < kAhead ? MOST : kAhead;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-      for (int n = 0; n < NT; ++n)
+      for (int n = 0; n < kSums<NT>; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[tile][n][i] = 0;
     if (!kIsFull && count == 0) return;
@@ -182,6 +193,19 @@ struct Rows {
 #pragma unroll
           for (int e = 0; e < 2; ++e) piece(2 * j + e, tile, a[tile][e]);
         products.add(turn, a);
+      } else if constexpr (kIsTurned) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          const Chunk &low = chunks[j % kWindow][0], &high = chunks[j % kWindow][NT - 1];
+          uint32_t b[4];
+          piece(j, tile, b);
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            multiply_tile<T>(
+                sums[tile][0],
+                {low.word[2 * e], high.word[2 * e], low.word[2 * e + 1], high.word[2 * e + 1]},
+                b[2 * e], b[2 * e + 1]);
+        }
       } else {
 #pragma unroll
         for (int e = 0; e < 2; ++e)

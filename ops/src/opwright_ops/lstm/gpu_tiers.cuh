@@ -12,11 +12,12 @@ namespace opwright_ops::gpu {
 
 // A launch that takes all steps: `parts` of the batch side by side, each in as many blocks as the
 // units need; of a part, `slices` of 8 `tiles` entries take turns. Near and exact: as of a kernel.
-// Single: each entry has a block of its own. No blocks: there is none.
+// Single: each entry has a block of its own. Half: a block has half a set of units more than
+// others. No blocks: there is none.
 struct Plan {
   bool is_near = false;
   int blocks = 0, parts = 0, tiles = 0, slices = 0;
-  bool is_exact = false, is_single = false;
+  bool is_exact = false, is_single = false, has_half = false;
 };
 
 // Sets of units of a block: what its registers and shared memory hold at the greatest width.
@@ -53,20 +54,24 @@ Plan near_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
 }
 template <typename T>
 Plan far_plan(int64_t H, int64_t B, opwright::Device device, bool is_exact) {
-  constexpr int64_t kMostBytes = 4096, kMostTiles = 2, kMostSlices = 4;
-  if (!has_plans<T>(B, device) || H < 1 || H * int64_t{sizeof(T)} > kMostBytes) return {};
-  const int64_t blocks = up(H, 2 * kSets<T> * kUnits) * 2, fit = device.multiprocessors / blocks,
+  constexpr int64_t kMostBytes = 4096, kMostBytesTf32 = 6144, kMostTiles = 2, kMostSlices = 4;
+  const int64_t bytes = H * int64_t{sizeof(T)};
+  const bool has_half = !kIsNarrow<T> && !is_exact && bytes > kMostBytes;
+  if (!has_plans<T>(B, device) || H < 1 || bytes > (has_half ? kMostBytesTf32 : kMostBytes))
+    return {};
+  const int64_t units = kSets<T> * kUnits + (has_half ? kUnits / 2 : 0);
+  const int64_t blocks = up(H, 2 * units) * 2, fit = device.multiprocessors / blocks,
                 eights = up(B, 8);
   if (fit < 1) return {};
-  const int64_t each = up(eights, fit), tiles = each < kMostTiles ? each : kMostTiles,
+  const int64_t each = up(eights, fit), tiles = each < kMostTiles && !has_half ? each : kMostTiles,
                 slices = up(each, tiles);
   if (slices > kMostSlices) return {};
-  return {false,
-          static_cast<int>(blocks),
-          static_cast<int>(up(eights, tiles * slices)),
-          static_cast<int>(tiles),
-          static_cast<int>(slices),
-          is_exact};
+  return {.blocks = static_cast<int>(blocks),
+          .parts = static_cast<int>(up(eights, tiles * slices)),
+          .tiles = static_cast<int>(tiles),
+          .slices = static_cast<int>(slices),
+          .is_exact = is_exact,
+          .has_half = has_half};
 }
 
 template <typename Kernel>
@@ -108,6 +113,8 @@ void for_kernels(const Use& use) {
       use.template operator()<kExact, kSets<T>, NT, 8 * MORE, kHeld>();
       if constexpr (NT == 2) {
         use.template operator()<kExact | kFast | kTwoTeams, kSets<T>, NT, MORE, 2 * MORE>();
+        use.template operator()<kHalfMore | kFast, kSets<T>, NT, 12 * MORE, 12>();
+        use.template operator()<kHalfMore, kSets<T>, NT, 12 * MORE, 12>();
       }
     }
   };
@@ -138,8 +145,8 @@ auto forward_of(const Plan& plan, const Layer<T>& layer, int teams) {
   for_kernels<T, 1, 1>([&]<int KIND, int SETS, int NT, int MOST, int HELD>() {
     using Steps = Grid<T, KIND, SETS, NT, MOST, HELD>;
     if (launch.kernel || plan.is_near != Steps::kIsNear || plan.is_exact != Steps::kIsExact ||
-        plan.tiles != NT || teams != Steps::kTeams || (Steps::kIsFast && !Steps::is_for(layer)) ||
-        Steps::kIsNormalised != layer.norm_c.defined())
+        plan.has_half != Steps::kHasHalf || plan.tiles != NT || teams != Steps::kTeams ||
+        (Steps::kIsFast && !Steps::is_for(layer)) || Steps::kIsNormalised != layer.norm_c.defined())
       return;
     launch = {take_in_grid<T, KIND, SETS, NT, MOST, HELD>,
               Steps::shared_bytes(plan.slices, layer.R), Steps::kTeams * kThreads};
@@ -152,8 +159,8 @@ auto backward_of(const Plan& plan, const Layer<T>& layer, int teams) {
   for_kernels<T, 2, 4>([&]<int KIND, int SETS, int NT, int MOST, int HELD>() {
     using Steps = GridBack<T, KIND, SETS, NT, MOST, HELD>;
     if (launch.kernel || plan.is_near != Steps::kIsNear || plan.is_exact != Steps::kIsExact ||
-        plan.tiles != NT || teams != Steps::kTeams || (Steps::kIsFast && !Steps::is_for(layer)) ||
-        Steps::kIsNormalised != layer.norm_c.defined())
+        plan.has_half != Steps::kHasHalf || plan.tiles != NT || teams != Steps::kTeams ||
+        (Steps::kIsFast && !Steps::is_for(layer)) || Steps::kIsNormalised != layer.norm_c.defined())
       return;
     launch = {sweep_in_grid<T, KIND, SETS, NT, MOST, HELD>,
               Steps::shared_bytes(plan.slices, layer.H), Steps::kTeams * kThreads};

@@ -9,7 +9,7 @@ import torch
 from opwright_ops.lstm.refusals import refuse
 
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
-_BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST = 512, 1024, 4096  # bytes of h of one entry
+_BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST, _WIDEST_TF32 = 512, 1024, 4096, 6144  # bytes of h of one entry
 _MOST_ENTRIES = 64  # for a block of threads
 _BEST_SLICES = 2  # of 8 entries, of a cluster whose h has _BEST_CLUSTER bytes
 _BESIDE_CLUSTERS = 12  # multiprocessors that clusters of more than 2 blocks leave over
@@ -67,10 +67,12 @@ def lstm_tier(
     is_near = not (is_exact and layer_norm) and hidden_size * size <= widest and clusters > 0
     if layer_norm:
         return "cluster" if is_near else "step"
-    units = 8 if size == 4 else 16
+    has_half = size == 4 and not is_exact and hidden_size * size > _WIDEST
+    units = 16 if size == 2 else 12 if has_half else 8
     blocks = 2 * -(-hidden_size // (2 * units))
     at_once = gpu.multi_processor_count // blocks
-    fits = hidden_size * size <= _WIDEST and at_once and -(-batch_size // (8 * at_once)) <= _MOST_ENTRIES // 8
+    widest = _WIDEST_TF32 if has_half else _WIDEST
+    fits = hidden_size * size <= widest and at_once and -(-batch_size // (8 * at_once)) <= _MOST_ENTRIES // 8
     is_widest = hidden_size * size == _BEST_CLUSTER and (size == 2 or is_exact)
     is_crowded = is_widest and batch_size > 8 * _BEST_SLICES * clusters
     if is_near and not (is_crowded and fits):

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from opwright import _torch
 from opwright._torch import get_decompositions, tree_leaves, tree_map
 from opwright.contract.memory import overlaps_itself
+from opwright.verify import spatial_formulas
 from opwright.verify.modes import Mode
 from opwright.verify.tensors import tensors_of
 
@@ -41,8 +42,7 @@ _STEPS = get_decompositions(
         "huber_loss_backward lerp log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 mish mish_backward "
         "mse_loss mse_loss_backward native_batch_norm _native_batch_norm_legit native_batch_norm_backward "
         "native_group_norm native_group_norm_backward native_layer_norm_backward sigmoid_backward silu_backward "
-        "smooth_l1_loss smooth_l1_loss_backward softplus_backward tanh_backward upsample_bicubic2d upsample_bilinear2d "
-        "upsample_linear1d upsample_trilinear3d"
+        "smooth_l1_loss smooth_l1_loss_backward softplus_backward tanh_backward"
     )
 )
 
@@ -68,7 +68,8 @@ def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.log(torch.exp(torch.logcumsumexp(x, dim) - largest)) + largest
 
 
-_STEPS_IN_SINGLE[_aten.logcumsumexp.default] = _logcumsumexp
+_STEPS_IN_SINGLE |= {_aten.logcumsumexp.default: _logcumsumexp, **spatial_formulas.INTERPOLATIONS}
+_STEPS |= spatial_formulas.STEPS
 _HALF_ROOT, _TANH = math.sqrt(0.5), (math.sqrt(2 / math.pi), 0.044715)
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from opwright import _torch
 from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, packets
 from opwright.verify.modes import Mode
+from opwright.verify.spatial_formulas import terms_of_convolution
 from opwright.verify.tensors import copy_of, tensors_of
 
 _TINY = torch.finfo(torch.float64).smallest_normal
@@ -437,6 +438,12 @@ def _terms_of_scattered_sum(func: Any, args: Any, kwargs: Any) -> tuple[int | No
     return at, 1 + (counts.max().item() if counts.numel() else 0)
 
 
+def _terms_of_spread(func: Any, args: Any, kwargs: Any) -> tuple[int, float]:
+    """Counts the terms of the fullest element of a gradient that goes back to where its elements were taken."""
+    counts = func(torch.ones_like(args[0]), *args[1:], **kwargs)
+    return 0, counts.max().item() if counts.numel() else 0
+
+
 _BIASED_PRODUCTS = packets("addmm baddbmm")  # what is added comes first
 _CUMULATIVE, _POOLS = packets("cumsum cumprod"), packets("avg_pool2d avg_pool3d")
 _SUMS = _POOLS | packets(
@@ -463,6 +470,11 @@ _FLUSHING = packets(
 _SCALING = packets("mul div pow")  # of two factors; a square is a power
 _LONG_PRODUCTS = packets("prod cumprod")
 _TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")
+_SPREADING = packets(
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward reflection_pad1d_backward "
+    "reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward "
+    "replication_pad3d_backward col2im unfold_backward max_pool2d_with_indices_backward"
+)
 _NORMALIZATIONS = packets("_softmax _log_softmax logsumexp logcumsumexp native_layer_norm")
 _PRODUCTS = MATRIX_PRODUCTS | {_ATEN.convolution}
 _TERMS: dict[Any, _CountTerms] = {
@@ -471,7 +483,8 @@ _TERMS: dict[Any, _CountTerms] = {
     **dict.fromkeys(SCATTERED_SUMS, _terms_of_scattered_sum),
     **dict.fromkeys(_TRANSFORMS, lambda func, args, kwargs: (0, math.log2(max(args[0].numel(), 2)) ** 2)),
     **dict.fromkeys(_NORMALIZATIONS, lambda func, args, kwargs: (None, args[0].shape[-1] if args[0].ndim else 1)),
-    _ATEN.convolution: lambda func, args, kwargs: (1, args[1][0].numel()),
+    _ATEN.convolution: lambda func, args, kwargs: (1, terms_of_convolution(args)),
+    **dict.fromkeys(_SPREADING, _terms_of_spread),
 }
 _EXACT = packets(
     "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "

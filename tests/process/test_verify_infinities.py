@@ -76,3 +76,17 @@ def test_a_row_that_is_masked_as_a_whole() -> None:
 
     contract = "(x: Float[Tensor, '*b 7']) -> Float[Tensor, '*b']"
     assert failures(candidate, lambda x: torch.logsumexp(x, -1), contract)
+
+
+def test_a_nan_alone_in_its_row() -> None:
+    """Beside an infinity, which was in the same row, it might have come from that."""
+
+    def largest(x: Tensor) -> Tensor:
+        found = torch.full(x.shape[:-1], -math.inf)
+        for column in x.unbind(-1):
+            found = torch.where(column > found, column, found)
+        return found
+
+    samples = [(torch.randn(5, 33),)]
+    record = verify(largest, reference=lambda x: x.amax(-1), samples=samples, checks=["numerics"])
+    assert "with one NaN" in record.failures[0].case

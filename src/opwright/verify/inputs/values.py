@@ -199,6 +199,11 @@ def _other_values(
             # A NaN of the reference may come from its formula: infinity less infinity; and so may a zero.
             if accepts(changed, is_finite=False, is_number=True, is_real=True) and is_limit(changed, at):
                 yield changed
+        # Alone in its row: beside an infinity, a NaN of the result may come from that.
+        middle = (case.values[at].shape[-1] if case.values[at].ndim else 1) // 2
+        single = _with_in_first_row(case.values[at], slice(middle, middle + 1), math.nan)
+        changed = _with(case, f"a row of argument {at} with one NaN", {at: single})
+        yield from _first(accepts, [changed], is_finite=False, is_real=True)
     kinds = (("special values", _FINITE), ("values of all sizes", _SIZES), (_INFINITIES, _NOT_FINITE))
     for label, special in kinds:
         for part, numbers in _parts(case.values[free[0]], special):
@@ -241,10 +246,14 @@ def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
     That is -inf. What is right for +inf may depend on the formula: inf - inf * x, say, is (1 - x) * inf.
     """
     width = tensor.shape[-1] if tensor.ndim else 1
-    for what, first in (("-inf last", width - 1), ("all -inf", 0)):
-        drawn = tensor.detach().double().reshape(-1, width).clone()
-        drawn[0, first:] = -math.inf
-        yield what, drawn.view(tensor.shape)
+    yield "-inf last", _with_in_first_row(tensor, slice(width - 1, None), -math.inf)
+    yield "all -inf", _with_in_first_row(tensor, slice(None), -math.inf)
+
+
+def _with_in_first_row(tensor: torch.Tensor, where: slice, number: float) -> torch.Tensor:
+    changed = tensor.detach().double().reshape(-1, tensor.shape[-1] if tensor.ndim else 1).clone()
+    changed[0, where] = number
+    return changed.view(tensor.shape)
 
 
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)

@@ -46,11 +46,20 @@ def test_the_reference_passes_in_every_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("candidate", "text"), [(ignores_eps, "eps="), (ignores_strides, "transposed"), (fails_on_odd_sizes, "f32[")]
-)
+    ("candidate", "text"),
+    [
+        (ignores_eps, "eps="), (ignores_strides, "transposed"), (fails_on_odd_sizes, "f32["),
+    ],
+)  # fmt: skip
 def test_what_is_wrong_on_some_inputs_is_found(candidate, text: str) -> None:
     (failure,) = verify(candidate, quick=True).failures
     assert text in failure.case
+
+
+def test_lists_have_other_lengths() -> None:
+    contract = "(xs: list[Float[Tensor, '*b n']]) -> Float[Tensor, '*b n']"
+    (failure,) = verify(lambda xs: sum(xs[:4]), contract, sum, quick=True).failures
+    assert "lists of 5" in failure.case
 
 
 def test_domains_hold() -> None:

@@ -176,3 +176,38 @@ def test_numbers_are_negative_zero_and_extreme(ns, formula: str, is_right: bool)
         return torch.where(x > 0, x, slope * x)
 
     assert (failure_of(leaky, "boundaries") == "") == is_right
+
+
+STRIDED = """
+#include <opwright/kernel.h>
+template <typename T>
+void scaled(opwright::View<const T, 2> x, opwright::View<const T, 1> w, double by, opwright::View<T, 2> output) {
+  const bool is_dense = x.stride(1) == 1;
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < x.size(1); ++j) {
+      const T value = WITHOUT;
+      output(i, j) = (w.defined() ? x(i, j) * w(j) : value) * T(BY);
+    }
+}
+OPWRIGHT_KERNEL(scaled, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("without", "by", "case"),
+    [
+        ("x(i, j)", "by", ""),
+        ("x(i, j)", "(is_dense ? by : 0.5)", "by=0.48"),
+        ("x.data()[i * x.stride(0) + j]", "by", "without w, "),
+    ],
+)
+def test_strides_meet_other_options_and_what_is_absent(ns, without: str, by: str, case: str) -> None:
+    @opwright.operator(f"{ns}::scaled", cpu=STRIDED.replace("WITHOUT", without).replace("BY", by))
+    def scaled(
+        x: Float[Tensor, "*batch n"], w: Float[Tensor, "n"] | None = None, by: float = 0.5
+    ) -> Float[Tensor, "*batch n"]:
+        return (x if w is None else x * w) * by
+
+    record = opwright.verify(scaled, checks=["numerics"])
+    assert record.passed == (not case)
+    assert record.passed or case in record.failures[0].case

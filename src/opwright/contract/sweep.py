@@ -41,6 +41,9 @@ LONG = {"default": 16_411, "full": 65_601}
 
 EFFORTS = ("default", "full")
 
+_STRIDED = ("transposed", "sliced")  # of LAYOUTS, those of which no axis is contiguous in the other
+_LENGTHS = (1, 5)  # of lists, beside the usual one
+
 # Makes a tensor of a shape and dtype.
 Fill = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -272,11 +275,20 @@ class Sweep:
             yield self.make("multiples of a half", dtype, base, batch, first, filled=halves)
         for label, sizes, shape in self._empty(base, batch):
             yield self.make(label, dtype, sizes, shape, first)
-        for parameter in self.contract.tensors:
-            if parameter.optional:
-                yield self.make(f"without {parameter.name}", dtype, base, batch, first, absent={parameter.name})
         for layout in LAYOUTS:
             yield self.make(layout, dtype, base, batch, first, layout=layout)
+        # A path for strides may ignore an option, or what is absent. One batch axis is passed on with its stride;
+        # several that cannot be joined are copied.
+        strided = LAYOUTS if is_full else _STRIDED[place % len(_STRIDED) :][:1]
+        for layout, options in itertools.product(strided, others):
+            yield self.make(layout, dtype, base, (7,), options, layout=layout)
+        for name in [p.name for p in self.contract.tensors if p.optional]:
+            yield self.make(f"without {name}", dtype, base, batch, first, absent={name})
+            for layout in strided:
+                yield self.make(f"without {name}, {layout}", dtype, base, (7,), first, absent={name}, layout=layout)
+        if not place and any(p.kind == "tensors" for p in self.contract.tensors):
+            for length in _LENGTHS:
+                yield self.make(f"lists of {length}", dtype, base, batch, first, length=length)
         names = [p.name for p in self.contract.tensors]
         if len(names) > 1:
             for i, name in enumerate(names):
@@ -288,7 +300,6 @@ class Sweep:
                 mixed = self._mixed_layouts(shift)
                 yield self.make("mixed layouts", dtype, base, batch, first, layout=mixed)
         if self.variadics:
-            # One batch axis is passed on with its stride; several that cannot be joined are copied.
             for layout in LAYOUTS if is_full or not place else LAYOUTS[place % 2 :: 2]:
                 yield self.make(f"{layout}, one batch axis", dtype, base, (7,), first, layout=layout)
 

@@ -45,10 +45,15 @@ def test_the_reference_passes_in_every_dtype() -> None:
     assert all(f"{dtype}[" in cases for dtype in ("f16", "bf16", "f32", "f64"))
 
 
+def has_another_default(x: Tensor, weight: Tensor, *, eps: float = 1e-6) -> Tensor:
+    return rms_norm(x, weight, eps=eps)
+
+
 @pytest.mark.parametrize(
     ("candidate", "text"),
     [
         (ignores_eps, "eps="), (ignores_strides, "transposed"), (fails_on_odd_sizes, "f32["),
+        (has_another_default, "defaults left out"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_on_some_inputs_is_found(candidate, text: str) -> None:

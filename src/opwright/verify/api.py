@@ -15,11 +15,12 @@ from opwright.backends.exports import may_export
 from opwright.backends.sources import tell_misnamed, tell_where
 from opwright.contract import domains
 from opwright.contract.annotations import Mutates
-from opwright.contract.contract import Contract
+from opwright.contract.contract import MISSING, Contract
 from opwright.contract.declaration import Declaration, read_contract
 from opwright.contract.declared import Labelled
 from opwright.contract.dtypes import family_names
 from opwright.contract.likely import find_likely, remarks_on
+from opwright.contract.sweep import Case
 from opwright.dispatch.operator import operator_of
 from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
@@ -255,7 +256,27 @@ def _make_samples(text: str, target: Any, reference: Any, samples: Any, effort: 
     kept = set(map(id, taken))
     refused = [case for case in cases if id(case) not in kept and contract.find_outside(case.values) is None]
     note = describe_refused(name, refused, len(taken), refusal_of(call, refused[0])) if refused else ""
-    return [Labelled(case.label, *contract.split_arguments(case.values)) for case in taken], note
+    samples = [Labelled(case.label, *contract.split_arguments(case.values)) for case in taken]
+    return [*_with_defaults(contract, taken), *samples], note
+
+
+_MOST_WITH_DEFAULTS = 6  # calls: of the first dtype, in all sizes of numbers
+
+
+def _with_defaults(contract: Contract, cases: Sequence[Case]) -> list[Labelled]:
+    """Returns calls that leave out all options with a default: a candidate may have others than the reference."""
+    optional = {p.name: p.default for p in contract.parameters if not p.is_tensor and p.default is not MISSING}
+    required = [p.name for p in contract.parameters if not p.keyword_only]
+    while required and required[-1] in optional:
+        required.pop()
+    found = []
+    for case in cases:
+        is_usual = case.label == "base" or case.label.startswith("values around")
+        if optional and is_usual and all(case.options[name] == default for name, default in optional.items()):
+            args, kwargs = contract.split_arguments(case.values)
+            kept = {name: value for name, value in kwargs.items() if name not in optional}
+            found.append(Labelled(f"{case.label}, defaults left out", args[: len(required)], kept))
+    return found[:_MOST_WITH_DEFAULTS]
 
 
 def _parse(text: str, name: str) -> Contract:

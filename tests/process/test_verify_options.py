@@ -211,3 +211,42 @@ def test_strides_meet_other_options_and_what_is_absent(ns, without: str, by: str
     record = opwright.verify(scaled, checks=["numerics"])
     assert record.passed == (not case)
     assert record.passed or case in record.failures[0].case
+
+
+def test_a_kernel_need_not_refuse_what_gives_an_empty_output(ns) -> None:
+    """It is not called for one."""
+
+    @opwright.operator(f"{ns}::counts", cpu="""
+    #include <opwright/kernel.h>
+    void counts(opwright::View<const int64_t, 1> x, int64_t bins, opwright::View<int64_t, 1> output) {
+      opwright::check(bins > 0, "`bins` must be positive");
+      for (int64_t i = 0; i < bins; ++i) output(i) = 0;
+      for (int64_t i = 0; i < x.size(0); ++i) output((x(i) % bins + bins) % bins) += 1;
+    }
+    OPWRIGHT_KERNEL(counts)""")  # fmt: skip
+    def counts(x: Int64[Tensor, "n"], bins: int = 16) -> Int64[Tensor, "bins"]:
+        return torch.bincount(x % bins, minlength=bins)
+
+    assert not failure_of(counts, "boundaries")
+
+
+def test_labels_that_a_loss_leaves_out(ns) -> None:
+    """-100, which lies beyond labels that are refused."""
+
+    @opwright.operator(f"{ns}::likelihood", cpu="""
+    #include <opwright/kernel.h>
+    template <typename T>
+    void likelihood(opwright::View<const T, 2> x, opwright::View<const int64_t, 1> y, opwright::View<T, 0> output) {
+      double sum = 0;
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        opwright::check(y(i) == -100 || (y(i) >= 0 && y(i) < x.size(1)), "a label is out of bounds");
+        if (y(i) != -100) sum -= double(x(i, y(i)));
+      }
+      output() = T(sum / double(x.size(0)));
+    }
+    OPWRIGHT_KERNEL(likelihood, float)""")  # fmt: skip
+    def likelihood(x: Float[Tensor, "n c"], y: Int64[Tensor, "n"]) -> Float[Tensor, ""]:
+        return torch.nn.functional.nll_loss(x, y)
+
+    record = opwright.verify(likelihood, checks=["boundaries"])
+    assert any("-100 among them" in failure.case for failure in record.failures)

@@ -164,6 +164,10 @@ def _index_cases(target: Target) -> Iterator[Case]:
             for value in (found.above, found.below, *(n for n in (2**32, -(2**32)) if info.min < n < info.max)):
                 if value is not None and not takes(value):
                     yield filled(_one(count, value), sizes, f"with {value}")
+        if is_index and found.below is not None and parameter.domain is None and takes(_IGNORED):
+            values = next(_spread_over(found, count))
+            values[::3] = _IGNORED
+            yield filled(values, sizes, f"with {_IGNORED} among them")
         axis = next((name for name, size in sizes.items() if size == found.high + 1), None)
         if is_index and axis is not None and axis not in _axis_names(parameter):
             long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
@@ -174,6 +178,9 @@ def _index_cases(target: Target) -> Iterator[Case]:
                 case = filled(values, long, f"over {_TABLE_ROWS} rows")
                 if target.accepts(case):
                     yield case
+
+
+_IGNORED = -100  # a target that PyTorch's losses leave out, unless they are told otherwise
 
 
 def _one(count: int, value: int) -> torch.Tensor:

@@ -219,6 +219,11 @@ def import_dynamo() -> None:
     importlib.import_module("torch._dynamo")
 
 
+def is_of_compiler(error: Exception) -> bool:
+    """Returns whether torch.compile raises an error of its own, and not one of what it compiles."""
+    return type(error).__module__ == "torch._dynamo.exc"
+
+
 def import_optests() -> ModuleType:
     """Imports what opcheck does, and returns it; the flags of torch.backends can be set as before.
 

@@ -207,7 +207,7 @@ def _fails_alike(error: Exception, function: Callable[..., Any], arguments: Sequ
     try:
         (torch.compile(function, fullgraph=True, dynamic=True, backend=backend) if backend else function)(*arguments)
     except Exception as other:
-        return type(other) is type(error)
+        return type(other) is type(error) or (_torch.is_of_compiler(other) and _torch.is_of_compiler(error))
     return False
 
 

@@ -61,6 +61,23 @@ def test_autocast(ns, policy, dtype, entries):
             entry(low, high, z)
 
 
+@pytest.mark.parametrize("policy", ["promote", "lower", "float32", None])
+def test_autocast_under_vmap_through_the_reference(ns, policy):
+    """The reference computed in the dtype that it was given, and its products in that of the region."""
+
+    @operator(f"{ns}::product", autocast=policy)
+    def product(x: Float[Tensor, "*b n"], w: Float[Tensor, "n m"]) -> Float[Tensor, "*b m"]:
+        return x @ w
+
+    x, w = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype in (torch.bfloat16, torch.float32):
+            found = torch.vmap(product)(x.to(dtype), w.to(dtype))
+            torch.testing.assert_close(found[0], product(x[0].to(dtype), w[0].to(dtype)))
+            other = torch.vmap(torch.vmap(product, (None, 0)), (0, None))(x.to(dtype), w.to(dtype))
+            torch.testing.assert_close(other[0, 1], product(x[0].to(dtype), w[1].to(dtype)))
+
+
 MODULE = """
 from jaxtyping import Float
 from torch import Tensor

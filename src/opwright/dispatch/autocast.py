@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright._torch import tree_leaves
 from opwright.contract.contract import Contract
 from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
@@ -37,6 +38,23 @@ def autocast_kernel(
             return arguments.pass_to(registration.entry(), cast)
 
     return kernel
+
+
+def cast_for_region(declaration: Declaration, values: Sequence[Any]) -> Sequence[Any]:
+    """Returns arguments as the operator's policy has them in the region of autocast that is active."""
+    contract = declaration.contract
+    return _cast(contract, values, _target(contract, values, declaration.autocast, device_of(values)))
+
+
+def has_region(declaration: Declaration, values: Sequence[Any]) -> bool:
+    """Returns whether an operator has a policy, and autocast is active on the device of these arguments."""
+    device = device_of(values)
+    return declaration.autocast is not None and device in AUTOCAST_KEYS and torch.is_autocast_enabled(device)
+
+
+def device_of(values: Sequence[Any]) -> str:
+    """Returns the type of the device that the tensors are on; "" if there is none."""
+    return next((t.device.type for t in tree_leaves(list(values)) if isinstance(t, torch.Tensor)), "")
 
 
 def _target(contract: Contract, values: Sequence[Any], policy: str, device: str) -> torch.dtype | None:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright._torch import functorch, retrieve_current_functorch_interpreter
+from opwright._torch import functorch, retrieve_current_functorch_interpreter, tree_flatten, tree_unflatten
 from opwright.contract.contract import Contract, TensorType
 from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
+from opwright.dispatch.autocast import cast_for_region, device_of, has_region
 from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.reference import Reference
 from opwright.dispatch.registration import Registration
@@ -41,6 +42,23 @@ def vmap_kernel(
             outputs = [torch.stack(tuple(each)) for each in zip(*found, strict=True)]
         return pack([_torch.add_batch_dim(t, 0, level) for t in outputs])
 
+    def compute_without_autocast(values: Sequence[Any], interpreter: Any) -> Any:
+        """Vectorises the reference anew: a level of vmap restores what was active when it began, autocast as well."""
+        level = interpreter.level()
+        leaves, spec = tree_flatten(list(values))
+        pairs = [_torch.unwrap_batched(v, level) if isinstance(v, torch.Tensor) else (v, None) for v in leaves]
+        batched = {i: (tensor, dim) for i, (tensor, dim) in enumerate(pairs) if dim is not None}
+
+        def compute(*entries: torch.Tensor) -> Any:
+            given = dict(zip(batched, entries, strict=True))
+            filled = [given.get(i, value) for i, (value, _) in enumerate(pairs)]
+            return unpack(reference.compute(tree_unflatten(filled, spec)), contract)
+
+        tensors, dims = zip(*batched.values(), strict=True)
+        with interpreter.lower(), torch.autocast(device_of(values), enabled=False):
+            outputs = torch.vmap(compute, in_dims=dims, randomness=interpreter.randomness())(*tensors)
+        return pack([_torch.add_batch_dim(t, 0, level) for t in outputs])
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = arguments.normalize(*args, **kwargs)
         interpreter = retrieve_current_functorch_interpreter()
@@ -50,6 +68,8 @@ def vmap_kernel(
         if axis is None or declaration.random:
             try:
                 # Still batched: every operator of the reference applies its own rule.
+                if has_region(declaration, values):
+                    return compute_without_autocast(cast_for_region(declaration, values), interpreter)
                 return reference.compute(values)
             except Exception:  # whatever PyTorch raises where it has no rule
                 if declaration.random or contract.mutated or not interpreter.batch_size():

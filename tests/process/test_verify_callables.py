@@ -235,7 +235,7 @@ def test_samples_come_first_as_they_are() -> None:
 def test_derived_inputs_stay_where_the_reference_is_defined() -> None:
     """No negative number for a logarithm, no probability above 1; whole numbers are never changed."""
     for case in cases_of(torch.log, rows):
-        assert bool((case.values[0] > 0).all()) or case.label.endswith("infinities and NaN")
+        assert bool((case.values[0] > 0).all()) or case.label.endswith(("infinities and NaN", "one NaN"))
     probabilities = [(torch.rand(7, 5), torch.rand(7, 5))]
     for case in cases_of(F.binary_cross_entropy, probabilities):
         assert float(case.values[0].min()) >= 0

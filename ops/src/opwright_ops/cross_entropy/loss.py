@@ -46,7 +46,8 @@ def cross_entropy(
         z_loss: is multiplied by the square of the log-sum-exp of each row, and added.
         reduction: "mean" over the rows that are counted, their "sum", or "none": the loss of each row.
         inplace_backward: the backward writes the gradient into the memory of `logits`. Other backwards that need
-            them then raise PyTorch's error for tensors that were changed in place. Not under torch.func transforms.
+            them then raise PyTorch's error for tensors that were changed in place. Not with `create_graph=True`, nor
+            under torch.func transforms.
 
     Returns:
         a number, or `*batch` where nothing is reduced; of the type of `logits`, under autocast float32 for 16 bits.
@@ -56,6 +57,7 @@ def cross_entropy(
             assertion of the device, as in PyTorch.
         ValueError: `reduction` is unknown; `label_smoothing` is not from 0 to 1; `inplace_backward` is asked for a leaf
             or a view of one, whose values would be lost.
+        RuntimeError: the backward of `inplace_backward` runs with `create_graph=True`.
     """
     if reduction not in ("mean", "sum", "none"):
         rows = ("got", repr(reduction)), ("expected", '"mean", "sum" or "none"')
@@ -102,8 +104,15 @@ class _InPlaceBackward(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss):
+        if torch.is_grad_enabled():  # a second derivative follows, of logits that are overwritten here
+            refuse(
+                RuntimeError,
+                "inplace_backward=True",
+                "has no second derivative: the gradient overwrites `logits`",
+                hint="omit `inplace_backward`, or `create_graph=True`",
+                subject="cross_entropy",
+            )
         logits, target, normalizer = ctx.saved_tensors
         gradient = logits.detach()  # the same memory and version counter
         row_cross_entropy_gradient_(gradient, grad_loss, target, normalizer, **ctx.options)

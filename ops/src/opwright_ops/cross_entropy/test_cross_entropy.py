@@ -217,6 +217,15 @@ def test_a_backward_in_place_of_a_leaf_is_refused() -> None:
         cross_entropy(logits.requires_grad_(), target, inplace_backward=True)
 
 
+def test_a_second_derivative_of_a_backward_in_place_is_refused() -> None:
+    """Its first gradient would have been a constant, without an error."""
+    hidden, weight = torch.randn(6, 4), torch.randn(4, 5, requires_grad=True)
+    loss = cross_entropy(hidden @ weight, torch.tensor([0, 1, 2, 3, 4, 0]), inplace_backward=True)
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(loss, weight, create_graph=True)
+    torch.autograd.grad(loss, weight)  # nothing was overwritten
+
+
 @pytest.mark.parametrize("target", [-1, 5])
 def test_a_target_that_is_no_class_is_refused(target: int) -> None:
     logits, targets = torch.randn(3, 5, requires_grad=True), torch.tensor([0, target, 2])
